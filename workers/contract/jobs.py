@@ -1,0 +1,269 @@
+"""What crosses the wire: a job, the events of its run, its outcome; and what was measured.
+
+Everything is an immutable msgspec struct in MessagePack. Unknown fields are tolerated, a new field
+has a default, a type never changes: bytes recorded in ``tests/contract`` must decode for ever.
+This module knows no queue, no engine and no money.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, NewType, TypeAlias
+
+import msgspec
+
+RequestId = NewType("RequestId", str)
+"""``req_`` and 32 hexadecimal digits of a UUID of version 7, made by the gateway."""
+
+VERSION: Final = 1
+"""Of the wire format; it rises only when an old reader could not make sense of a new message."""
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Measured quantities, in the units of the price list; also the limits of a request.
+
+    The token counts are disjoint: an input token is either cached or not, never counted twice.
+    ``attributes`` select among conditional prices (``size``, ``quality``, ``resolution``).
+    """
+
+    requests: int = 0
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    images: int = 0
+    video_ms: int = 0
+    audio_ms: int = 0
+    characters: int = 0
+    steps: int = 0
+    gpu_us: int = 0
+    attributes: dict[str, str] = {}
+
+
+class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the time of one request went, in microseconds of a monotonic clock.
+
+    ``queue_us`` runs from enqueue to lease, ``load_us`` is waiting for weights to be loaded; the
+    four phases are this request's own share of a batch. ``first_token_us`` runs from enqueue to the
+    first token. ``total_us`` is the gateway's, from acceptance to settlement.
+    """
+
+    queue_us: int = 0
+    load_us: int = 0
+    preprocess_us: int = 0
+    transfer_us: int = 0
+    forward_us: int = 0
+    postprocess_us: int = 0
+    first_token_us: int = 0
+    total_us: int = 0
+    tokens: int = 0
+
+
+class BlobRef(msgspec.Struct, frozen=True):
+    """An input or output in the blob store: where, how long, and its SHA-256 in hexadecimal."""
+
+    key: str
+    bytes: int
+    sha256: str
+    content_type: str = "application/octet-stream"
+
+
+class Job(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is queued: one request, checked and held for, in terms that a worker understands."""
+
+    request_id: RequestId
+    account_id: str
+    model: str
+    task: str
+    input: dict[str, Any]
+    """The task's input as checked by the gateway; for ``text-generation`` see ``ChatInput``."""
+    limits: Usage = Usage()
+    """The most that may be used; the hold covers exactly this."""
+    stream: bool = False
+    """Whether somebody reads along: events are sent, and a cut stream counts as delivered."""
+    deadline_ms: int = 0
+    """Unix time in milliseconds; 0 is none."""
+    attachments: tuple[BlobRef, ...] = ()
+    traceparent: str | None = None
+    version: int = VERSION
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn. Content parts of the client's message are joined into plain text by the gateway."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    name: str | None = None
+
+
+class ChatInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Input of a ``text-generation`` job. The gateway always sets ``seed``.
+
+    With a seed, a second attempt after a crash repeats the first, so a stream can go on where it
+    broke off.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    max_tokens: int
+    """Of each choice."""
+    seed: int = 0
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 considers all tokens."""
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    response_format: dict[str, Any] | None = None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """One emitted token; ``top`` lists the likeliest at its place as (text, logprob)."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+
+
+class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One finished answer of a ``text-generation`` job."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+# --- Events: what a worker says while a job runs -------------------------------------------------
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """The worker has taken the job up; everything said by an earlier attempt is void."""
+
+    worker: str
+    attempt: int
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
+    """New text of one choice, coalesced over any number of tokens."""
+
+    index: int
+    text: str
+    count: int
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress", omit_defaults=True):
+    """Steps done of all steps, with the estimated time left in milliseconds if known."""
+
+    step: int
+    steps: int
+    eta_ms: int | None = None
+
+
+class Preview(msgspec.Struct, frozen=True, tag="preview"):
+    """A first look at an unfinished output, in the blob store."""
+
+    output: int
+    blob: BlobRef
+
+
+Event: TypeAlias = Started | Tokens | Progress | Preview
+
+
+class SentEvent(msgspec.Struct, frozen=True, array_like=True):
+    """An event in a mailbox frame. ``seq`` counts from 1 within one attempt, without gaps."""
+
+    request_id: RequestId
+    attempt: int
+    seq: int
+    event: Event
+
+
+# --- Outcomes: how a job ended -------------------------------------------------------------------
+
+FailureCode: TypeAlias = Literal[
+    "invalid_input",  # the engine found what the gateway could not: free, the client's to mend
+    "context_length_exceeded",
+    "unsupported_parameter",
+    "model_load_failed",
+    "out_of_memory",
+    "engine_error",
+    "worker_lost",  # three crashes: the job is poison
+    "upstream_error",
+    "upstream_rejected",
+    "upstream_timeout",
+    "upstream_unavailable",
+    "output_too_large",
+]
+
+
+class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True):
+    """The job ran to its end. ``output`` is small and JSON-like; anything large is a blob.
+
+    For ``text-generation`` it is ``{"choices": [Choice, ...]}``.
+    """
+
+    usage: Usage
+    timings: Timings = Timings()
+    output: dict[str, Any] = {}
+    blobs: tuple[BlobRef, ...] = ()
+    worker: str = ""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
+    """The job could not be done. ``message`` is for the client: no path, no secret, no traceback."""
+
+    code: FailureCode
+    message: str
+    param: str | None = None
+    """The input field at fault, where there is one."""
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+    worker: str = ""
+
+
+class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", omit_defaults=True):
+    """The job was stopped. What was produced counts only if it was delivered (a stream)."""
+
+    reason: Literal["client", "deadline", "operator"]
+    delivered: bool = False
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+    output: dict[str, Any] = {}
+    worker: str = ""
+
+
+Outcome: TypeAlias = Completed | Failed | Cancelled
+
+_encoder = msgspec.msgpack.Encoder()
+_job_decoder = msgspec.msgpack.Decoder(Job)
+_outcome_decoder = msgspec.msgpack.Decoder(Outcome)
+_frame_decoder = msgspec.msgpack.Decoder(tuple[SentEvent, ...])
+
+
+def encode(message: Job | Outcome | tuple[SentEvent, ...]) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_job(data: bytes) -> Job:
+    """Raise ``msgspec.ValidationError`` if the bytes are no job."""
+    return _job_decoder.decode(data)
+
+
+def decode_outcome(data: bytes) -> Outcome:
+    """Raise ``msgspec.ValidationError`` if the bytes are no outcome."""
+    return _outcome_decoder.decode(data)
+
+
+def decode_frame(data: bytes) -> tuple[SentEvent, ...]:
+    """Raise ``msgspec.ValidationError`` if the bytes are no frame of events."""
+    return _frame_decoder.decode(data)
