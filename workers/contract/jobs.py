@@ -220,7 +220,7 @@ class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
-    """The job could not be done. ``message`` is for the client: no path, no secret, no traceback."""
+    """The job could not be done. ``message`` is for the client: no path, secret or traceback."""
 
     code: FailureCode
     message: str

@@ -1,0 +1,72 @@
+"""What a worker must know of a catalog entry: which engine runs it, from where, with what options.
+
+Read from the same ``catalog.yaml`` that the gateway validates and prices; whatever else stands there
+(prices above all) is skipped unread. The gateway's checks are stricter and come first
+(``gateway/catalog``), so an error here means that a worker was given another file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+
+class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model that somebody else serves over HTTP."""
+
+    url: str
+    """Base address, such as ``https://api.example.com/v1``."""
+    dialect: str = "openai"
+    model: str | None = None
+    """Its name over there, where that differs from ours."""
+    credential: str | None = None
+    """Name of the environment variable with the key; never the key itself."""
+    connect_timeout_s: float = 5.0
+    first_byte_timeout_s: float = 60.0
+    idle_timeout_s: float = 60.0
+    concurrency: int = 64
+    """Requests in flight from one worker."""
+
+
+class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of a catalog entry that concerns a worker; exactly one of engine and upstream."""
+
+    name: str
+    task: str
+    engine: str | None = None
+    checkpoint: str | None = None
+    """Directory of the weights; a relative one starts at the catalog's own directory."""
+    options: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    upstream: UpstreamSpec | None = None
+
+    @property
+    def route(self) -> str:
+        """The engine that runs it: its name in the registry, or ``upstream``."""
+        return self.engine or "upstream"
+
+
+class _File(msgspec.Struct, frozen=True):
+    models: tuple[ModelSpec, ...]
+
+
+def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
+    """Read every entry of a catalog file, checkpoints made absolute.
+
+    Raise ``OSError`` if it cannot be read and ``ValueError`` if it is no catalog.
+    """
+    try:
+        document = yaml.safe_load(catalog.read_text())
+        specs = msgspec.convert(document, _File).models
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        raise ValueError(f"{catalog}: {error}") from error
+    root = catalog.resolve().parent
+    return tuple(
+        msgspec.structs.replace(spec, checkpoint=str(root / spec.checkpoint))
+        if spec.checkpoint is not None
+        else spec
+        for spec in specs
+    )

@@ -1,0 +1,96 @@
+"""What the step loop asks of an engine: estimate, admit, step, cancel, release; load and unload.
+
+All calls come from one thread, so an engine needs no lock. The loop times the phases and shares a
+step's time out among the requests in it; engines only say, by weights, how much of the step was whose.
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from workers.contract.jobs import Event, Failed, Job, Outcome, RequestId
+
+Phase: TypeAlias = Literal["preprocess", "transfer", "forward", "postprocess"]
+
+
+class PhaseClock(Protocol):
+    """Times the phases of the call in which it was handed over; phases do not nest."""
+
+    def phase(self, name: Phase) -> AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a job will take: device time, and bytes of device memory while it is admitted."""
+
+    device_us: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is no room now; ask again after something has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The job takes part in steps from now on."""
+
+
+Admission: TypeAlias = Admitted | Wait | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did.
+
+    ``weights``: how the step's time is shared out among the requests that took part, any positive
+    scale. ``outcomes``: the requests that ended in this step, their usage in the units of the price
+    list but for ``gpu_us`` and timings, which the loop fills in.
+    """
+
+    weights: Mapping[RequestId, float]
+    events: Sequence[tuple[RequestId, Event]] = field(default_factory=tuple)
+    outcomes: Sequence[tuple[RequestId, Outcome]] = field(default_factory=tuple)
+
+
+class Engine(Protocol):
+    """One loaded model.
+
+    Between ``admit`` and the outcome in a report a request belongs to the engine. An exception from
+    ``step`` is the engine's failure: the loop fails the requests in it and goes on with the others.
+    """
+
+    def load(self) -> None:
+        """Read weights and warm up; raise with a sentence for the operator if that cannot be."""
+        ...
+
+    def unload(self) -> None:
+        """Give the memory back. Called only when nothing is admitted."""
+        ...
+
+    def estimate(self, job: Job) -> Estimate:
+        """Say what the job will take, without taking anything."""
+        ...
+
+    def admit(self, job: Job, clock: PhaseClock) -> Admission:
+        """Check the input and make room. ``Failed`` is the client's fault and final."""
+        ...
+
+    def step(self, clock: PhaseClock) -> StepReport:
+        """Do one short piece of device work for the requests that are admitted."""
+        ...
+
+    def cancel(
+        self, request_id: RequestId, reason: Literal["client", "deadline", "operator"]
+    ) -> None:
+        """Let the next report end this request as ``Cancelled``, with what it used so far."""
+        ...
+
+    def release(self, request_id: RequestId) -> None:
+        """Drop whatever is still kept of a request that has ended."""
+        ...
