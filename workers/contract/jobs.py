@@ -176,7 +176,11 @@ class Preview(msgspec.Struct, frozen=True, tag="preview"):
     blob: BlobRef
 
 
-Event: TypeAlias = Started | Tokens | Progress | Preview
+class Settled(msgspec.Struct, frozen=True, tag="settled"):
+    """The request is closed and its charge committed: said by the gateway that settled it."""
+
+
+Event: TypeAlias = Started | Tokens | Progress | Preview | Settled
 
 
 class SentEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -261,7 +265,8 @@ def decode_job(data: bytes) -> Job:
 
 def decode_outcome(data: bytes) -> Outcome:
     """Raise ``msgspec.ValidationError`` if the bytes are no outcome."""
-    return _outcome_decoder.decode(data)
+    outcome: Outcome = _outcome_decoder.decode(data)
+    return outcome
 
 
 def decode_frame(data: bytes) -> tuple[SentEvent, ...]:

@@ -1,0 +1,179 @@
+"""Every error that a client can see, its stable code and its HTTP status; rendered in one place.
+
+    TollgateError
+    ├── InvalidRequest          400  invalid_request, unknown_parameter, unsupported_parameter, …
+    ├── Unauthorized            401  invalid_api_key, key_expired, key_revoked
+    ├── PaymentRequired         402  insufficient_credit, key_spend_limit
+    ├── Forbidden               403  missing_scope, account_suspended
+    ├── NotFound                404  model_not_found, request_not_found, not_found
+    ├── MethodNotAllowed        405  method_not_allowed
+    ├── Conflict                409  idempotency_conflict
+    ├── TooLarge                413  body_too_large
+    ├── RequestFailed      400, 424  what a worker reported of an accepted request
+    ├── TooManyRequests         429  rate_limit_exceeded, credit_in_use, queue_full
+    ├── InternalError           500  internal_error
+    └── Unavailable             503  upstream_not_configured, no_worker, queue_unavailable, …
+
+An error is raised where it is known and rendered by ``render`` in the dialect that was called. Codes
+never change once released. Once a request has been accepted its answer is never 5xx or 409: clients
+retry those by themselves, and a retry would be another order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+from workers.contract.jobs import Failed, FailureCode
+
+
+class TollgateError(Exception):
+    """What went wrong, the value that did it, and what would have been accepted."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        request_id: str | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.request_id = request_id
+        self.details = details or {}
+
+    @property
+    def http_status(self) -> int:
+        return self.status
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that belong to this error whatever the dialect."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        if self.request_id is not None:
+            headers["X-Request-Id"] = self.request_id
+        return headers
+
+
+class InvalidRequest(TollgateError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class Unauthorized(TollgateError):
+    status = 401
+    type = "authentication_error"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, "WWW-Authenticate": "Bearer"}
+
+
+class PaymentRequired(TollgateError):
+    status = 402
+    type = "insufficient_quota"
+
+
+class Forbidden(TollgateError):
+    status = 403
+    type = "permission_error"
+
+
+class NotFound(TollgateError):
+    status = 404
+    type = "invalid_request_error"
+
+
+class MethodNotAllowed(TollgateError):
+    status = 405
+    type = "invalid_request_error"
+
+
+class Conflict(TollgateError):
+    status = 409
+    type = "invalid_request_error"
+
+
+class TooLarge(TollgateError):
+    status = 413
+    type = "invalid_request_error"
+
+
+class TooManyRequests(TollgateError):
+    status = 429
+    type = "rate_limit_error"
+
+
+class InternalError(TollgateError):
+    status = 500
+
+
+class Unavailable(TollgateError):
+    status = 503
+
+
+FAILURE_STATUS: Final[dict[FailureCode, int]] = {
+    "invalid_input": 400,
+    "context_length_exceeded": 400,
+    "unsupported_parameter": 400,
+    "upstream_rejected": 400,
+    "model_load_failed": 424,
+    "out_of_memory": 424,
+    "engine_error": 424,
+    "worker_lost": 424,
+    "upstream_error": 424,
+    "upstream_timeout": 424,
+    "upstream_unavailable": 424,
+    "output_too_large": 424,
+}
+"""HTTP status of each way in which a worker fails; a test keeps it complete."""
+
+
+class RequestFailed(TollgateError):
+    """An accepted request that ended without an answer; nothing was charged for it."""
+
+    def __init__(
+        self, code: str, message: str, *, param: str | None = None, request_id: str | None = None
+    ) -> None:
+        super().__init__(code, message, param=param, request_id=request_id)
+        self._status = FAILURE_STATUS.get(code, 424)  # type: ignore[call-overload]  # any string may be looked up
+
+    @property
+    def http_status(self) -> int:
+        return self._status
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, "X-Should-Retry": "false"}
+
+
+def failure(failed: Failed, request_id: str) -> RequestFailed:
+    """Translate a worker's failure for the client."""
+    return RequestFailed(failed.code, failed.message, param=failed.param, request_id=request_id)
+
+
+def render_openai(error: TollgateError) -> dict[str, Any]:
+    """The error body that OpenAI's clients read; extra fields are ours and harmless to them."""
+    kind = error.type
+    if isinstance(error, RequestFailed) and error.http_status == 400:
+        kind = InvalidRequest.type
+    body: dict[str, Any] = {
+        "message": error.message,
+        "type": kind,
+        "param": error.param,
+        "code": error.code,
+    }
+    if error.request_id is not None:
+        body["request_id"] = error.request_id
+    body.update(error.details)
+    return {"error": body}

@@ -1,0 +1,74 @@
+"""The gateway's settings: environment variables → one frozen object, read once at start.
+
+Every setting is listed with its default in ``docs/settings.md``; a test keeps that page complete.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import AliasChoices, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Read from the environment, with the prefix ``TOLLGATE_`` but for the three service addresses."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOLLGATE_", frozen=True, extra="ignore", populate_by_name=True
+    )
+
+    home: Path = Path(".tollgate")
+    """State directory: database, queue, blobs, secrets."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+    catalog: Path = Path("catalog.yaml")
+
+    database_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("database_url", "DATABASE_URL")
+    )
+    """``sqlite:///…`` or ``postgresql://…``; without it a SQLite file in the home."""
+    redis_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("redis_url", "REDIS_URL")
+    )
+    """``redis://``, ``rediss://`` or ``unix://``; without it ``up`` starts an embedded server."""
+    blob_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("blob_url", "BLOB_URL")
+    )
+    """``file:///…`` or ``s3://…``; without it a directory in the home."""
+
+    namespace: str = "gq"
+    """Prefix of every Redis key, so that several installations can share one server."""
+    pepper: SecretStr | None = None
+    """Secret under which keys are hashed; without it a file in the home, made at the first start."""
+
+    body_bytes_max: int = 4 * 1024 * 1024
+    input_bytes_max: int = 48 * 1024
+    """Of one request's checked input; it travels through the queue."""
+    queue_max: int = 10_000
+    """Queued requests of one model."""
+    account_queue_max: int = 1_000
+    """Queued requests of one account for one model."""
+    wait_max_s: float = 60.0
+    """Estimated queueing time beyond which a waiting client is sent away with 429."""
+    async_wait_max_s: float = 900.0
+    """The same for ``POST /v1/requests``."""
+    timeout_s: float = 120.0
+    """Deadline of a request whose client waits, where the catalog entry names none."""
+    async_timeout_s: float = 900.0
+    """Deadline of a request made through ``POST /v1/requests``."""
+    output_retention_hours: float = 24.0
+    """How long an output can be fetched again."""
+    idempotency_retention_days: float = 7.0
+    sweep_interval_s: float = 5.0
+    shutdown_grace_s: float = 10.0
+    """How long a stopping gateway waits for open connections."""
+    log_level: str = "INFO"
+
+    @property
+    def sql_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.home.resolve() / 'tollgate.db'}"
+
+    @property
+    def blobs(self) -> str:
+        return self.blob_url or f"file://{self.home.resolve() / 'blobs'}"
