@@ -1,8 +1,8 @@
 """What the step loop asks of an engine: estimate, admit, step, cancel, release; load and unload.
 
 All calls come from one thread, so an engine needs no lock. The loop times the phases and shares a
-step's time out among the requests in it; engines only say, by weights, how much of the step was whose.
-Nothing here imports torch.
+step's time out among the requests in it; an engine only says, by weights, how much of the step was
+whose. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ Phase: TypeAlias = Literal["preprocess", "transfer", "forward", "postprocess"]
 
 
 class PhaseClock(Protocol):
-    """Times the phases of the call in which it was handed over; phases do not nest."""
+    """Times the phases of the call in which it was handed over; phases do not nest.
+
+    Time outside any phase counts as ``preprocess`` in ``admit`` and as ``forward`` in ``step``. A
+    device that works asynchronously is waited for before its phase ends.
+    """
 
     def phase(self, name: Phase) -> AbstractContextManager[None]: ...
 
@@ -50,7 +54,8 @@ class StepReport:
 
     ``weights``: how the step's time is shared out among the requests that took part, any positive
     scale. ``outcomes``: the requests that ended in this step, their usage in the units of the price
-    list but for ``gpu_us`` and timings, which the loop fills in.
+    list but for ``gpu_us`` and timings, which the loop fills in. Token events are reported for
+    every request, read along or not: the loop counts and times by them and forwards what is wanted.
     """
 
     weights: Mapping[RequestId, float]
@@ -62,7 +67,10 @@ class Engine(Protocol):
     """One loaded model.
 
     Between ``admit`` and the outcome in a report a request belongs to the engine. An exception from
-    ``step`` is the engine's failure: the loop fails the requests in it and goes on with the others.
+    ``step`` is the engine's failure: the loop fails all its requests and goes on with the other
+    engines. Only running out of memory (``MemoryError``, or torch's error of that name) costs just
+    the youngest request; the others must survive being stepped again. After an exception from
+    ``admit`` nothing of the request may remain.
     """
 
     def load(self) -> None:
@@ -88,9 +96,15 @@ class Engine(Protocol):
     def cancel(
         self, request_id: RequestId, reason: Literal["client", "deadline", "operator"]
     ) -> None:
-        """Let the next report end this request as ``Cancelled``, with what it used so far."""
+        """Let the next report end this request as ``Cancelled``, with what it used so far.
+
+        The loop ends it itself if that report does not.
+        """
         ...
 
     def release(self, request_id: RequestId) -> None:
-        """Drop whatever is still kept of a request that has ended."""
+        """Drop whatever is still kept of a request that was admitted and has ended.
+
+        Called once for each, also for one that the loop ended because the engine failed.
+        """
         ...

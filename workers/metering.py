@@ -1,0 +1,102 @@
+"""Measures where a step's time goes and shares it out, to the microsecond.
+
+Pure arithmetic over an injected clock; it knows neither engines nor requests. The invariant: what
+is shared out sums exactly to what was measured, so all shares together are the busy time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Final, get_args
+
+from workers.engines.protocol import Phase
+
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+_INDEX: Final = {name: index for index, name in enumerate(PHASES)}
+
+
+class Stopwatch:
+    """A ``PhaseClock`` over one call into an engine.
+
+    Time outside any phase belongs to the phase named at the start, so the phases always sum to the
+    duration of the call.
+    """
+
+    def __init__(self, now_us: Callable[[], int]) -> None:
+        self._now_us = now_us
+        self._spent = [0] * len(PHASES)
+        self._laps = tuple(_Lap(self, index) for index in range(len(PHASES)))
+        self._running = False
+        self._started_us = 0
+
+    def start(self) -> None:
+        self._spent = [0] * len(PHASES)
+        self._running = False
+        self._started_us = self._now_us()
+
+    def stop(self, *, rest: Phase) -> list[int]:
+        """Return the time of each of ``PHASES``; what no phase claimed is added to ``rest``."""
+        total = self._now_us() - self._started_us
+        self._spent[_INDEX[rest]] += total - sum(self._spent)
+        return self._spent
+
+    def phase(self, name: Phase) -> AbstractContextManager[None]:
+        return self._laps[_INDEX[name]]
+
+    def begin(self) -> int:
+        if self._running:
+            raise RuntimeError("phases do not nest")
+        self._running = True
+        return self._now_us()
+
+    def end(self, index: int, began_us: int) -> None:
+        self._running = False
+        self._spent[index] += self._now_us() - began_us
+
+
+class _Lap:
+    """One phase of a stopwatch; reused, because a step may be shorter than making an object."""
+
+    __slots__ = ("_began_us", "_index", "_watch")
+
+    def __init__(self, watch: Stopwatch, index: int) -> None:
+        self._watch = watch
+        self._index = index
+        self._began_us = 0
+
+    def __enter__(self) -> None:
+        self._began_us = self._watch.begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._watch.end(self._index, self._began_us)
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Share ``total`` out by weights in whole units, the largest remainders rounded up.
+
+    The shares sum to ``total``. Weights that are negative, not finite or all zero count as equal:
+    the time was spent, so somebody has to carry it.
+    """
+    count = len(weights)
+    if count == 1:
+        return [total]
+    whole = sum(weights)
+    if not 0.0 < whole < float("inf") or min(weights) < 0.0:
+        weights, whole = [1.0] * count, float(count)
+    exact = [total * weight / whole for weight in weights]
+    shares = [int(share) for share in exact]
+    missing = total - sum(shares)
+    if missing > 0:
+        largest = sorted(range(count), key=lambda index: shares[index] - exact[index])
+        for turn in range(missing):
+            shares[largest[turn % count]] += 1
+    elif missing < 0:  # a share that a float rounded up
+        shares[shares.index(max(shares))] += missing
+    return shares
