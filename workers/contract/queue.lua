@@ -1,0 +1,537 @@
+--[[
+Every atomic move of one model's queue. KEYS[1] is the model's prefix '<namespace>:{<model>}', whose
+braces keep all keys of a model in one slot of a cluster; ARGV[1] names the operation. Commands of
+Redis 6.2 only. The only clock is the server's. Every key has a time to live.
+
+  job:<id>         HASH    one job; once it has ended a short note of how, for latecomers
+  queue:<account>  ZSET    queued ids of an account by priority, then arrival
+  accounts         ZSET    accounts that may be served next, by virtual start tag
+  capped           SET     accounts with queued jobs that run as many as they may
+  finish           ZSET    virtual finish tag of each account
+  running          HASH    account -> jobs that run
+  leases           ZSET    running ids by the time (ms) at which their lease lapses
+  worker:<name>    SET     ids that a worker holds
+  answer:<name>    STRING  nonce and ids of a worker's last lease
+  delayed          ZSET    ids that wait for another try, by when it is due (ms)
+  deadlines        ZSET    ids by deadline (ms)
+  live             ZSET    ids that have not ended, by arrival (ms): its size is the demand
+  wake             ZSET    one marker, there when a worker should look
+  counters         HASH    queued, cost_us, sequence, virtual, pace, service_us
+  done             STREAM  how jobs ended
+
+An account with queued jobs is in exactly one of 'accounts' and 'capped', one without is in neither.
+A job is in exactly one of its account's queue, 'leases' and 'delayed', or it has ended.
+
+Fairness is start-time fair queueing: an account is served in the order of its start tag; serving a
+job moves the tag on by cost / weight, and a newcomer starts at the tag that was served last, so
+nobody saves up by being idle. Costs are whole microseconds, because sums of fractions drift.
+]]
+
+local LIVE_S = 7 * 24 * 3600
+local ENDED_S = 3600
+local ANSWER_S = 120
+local SCAN = 64
+local SMOOTHING = 0.1
+
+local call = redis.call
+local prefix = KEYS[1]
+local JOB, QUEUE = prefix .. ':job:', prefix .. ':queue:'
+local WORKER, ANSWER = prefix .. ':worker:', prefix .. ':answer:'
+local ACCOUNTS, CAPPED, FINISH = prefix .. ':accounts', prefix .. ':capped', prefix .. ':finish'
+local RUNNING, LEASES, DELAYED = prefix .. ':running', prefix .. ':leases', prefix .. ':delayed'
+local DEADLINES, LIVE, WAKE = prefix .. ':deadlines', prefix .. ':live', prefix .. ':wake'
+local COUNTERS, DONE = prefix .. ':counters', prefix .. ':done'
+
+local clock = call('TIME')
+local now_us = clock[1] * 1000000 + clock[2]
+local now = math.floor(now_us / 1000)
+
+-- What a script changes is gathered here and written once, by commit().
+local queued, cost_us, sequence, virtual, pace, service_us
+local depths, finishes, starts = {}, {}, {}
+local leased, lapsed, ended, touched = {}, {}, {}, {}
+local wake = false
+
+local function begin()
+  local c = call('HMGET', COUNTERS, 'queued', 'cost_us', 'sequence', 'virtual', 'pace', 'service_us')
+  queued, cost_us, sequence = tonumber(c[1] or 0), tonumber(c[2] or 0), tonumber(c[3] or 0)
+  virtual, pace, service_us = tonumber(c[4] or 0), tonumber(c[5] or 0), tonumber(c[6] or 0)
+end
+
+local function commit()
+  if queued <= 0 then queued, cost_us = 0, 0 end
+  call('HSET', COUNTERS, 'queued', queued, 'cost_us', cost_us, 'sequence', sequence,
+    'virtual', virtual, 'pace', pace, 'service_us', service_us)
+  touched[COUNTERS] = true
+  if #lapsed > 0 then call('ZREM', LEASES, unpack(lapsed)) end
+  if #leased > 0 then
+    call('ZADD', LEASES, unpack(leased))
+    touched[LEASES] = true
+  end
+  if #ended > 0 then
+    call('ZREM', LIVE, unpack(ended))
+    call('ZREM', DEADLINES, unpack(ended))
+  end
+  for account, tag in pairs(finishes) do
+    call('ZADD', FINISH, tag, account)
+    touched[FINISH] = true
+  end
+  for account, count in pairs(starts) do
+    if call('HINCRBY', RUNNING, account, count) <= 0 then call('HDEL', RUNNING, account) end
+    touched[RUNNING] = true
+  end
+  if wake and queued > 0 and call('EXISTS', ACCOUNTS) == 1 then
+    call('ZADD', WAKE, 0, '1')
+    touched[WAKE] = true
+  end
+  for name in pairs(touched) do call('EXPIRE', name, LIVE_S) end
+end
+
+local function read(id)
+  local f = call('HMGET', JOB .. id, 'state', 'account', 'score', 'cost_us', 'deadline_ms', 'attempt',
+    'crashes', 'retries', 'token', 'worker', 'cancel', 'enqueued_us', 'started_us', 'reply', 'moved')
+  if not f[1] then return nil end
+  return {
+    state = f[1], account = f[2], score = f[3], cost_us = tonumber(f[4]), deadline = tonumber(f[5]),
+    attempt = f[6], crashes = tonumber(f[7]), retries = tonumber(f[8]), token = f[9] or '',
+    worker = f[10] or '', cancel = f[11], enqueued_us = f[12], started_us = f[13] or '0',
+    reply = f[14], moved = f[15],
+  }
+end
+
+local function depth(account)
+  local n = depths[account]
+  if not n then
+    n = call('ZCARD', QUEUE .. account)
+    depths[account] = n
+  end
+  return n
+end
+
+local function enter(account)          -- make an account with queued jobs eligible
+  local tag = finishes[account] or tonumber(call('ZSCORE', FINISH, account) or 0)
+  call('ZADD', ACCOUNTS, math.max(virtual, tag), account)
+  touched[ACCOUNTS] = true
+  wake = true
+end
+
+local function leave(account)          -- its queue is empty
+  call('ZREM', ACCOUNTS, account)
+  call('SREM', CAPPED, account)
+end
+
+local function push(id, account, score, cost)
+  local n = depth(account)
+  call('ZADD', QUEUE .. account, score, id)
+  depths[account] = n + 1
+  touched[QUEUE .. account] = true
+  queued, cost_us = queued + 1, cost_us + cost
+  if n == 0 then enter(account) end
+  wake = true
+end
+
+local function pull(id, account, cost) -- take a job out of its account's queue
+  local n = depth(account)
+  if call('ZREM', QUEUE .. account, id) == 0 then return end
+  depths[account] = n - 1
+  queued, cost_us = queued - 1, cost_us - cost
+  if n == 1 then leave(account) end
+end
+
+local function settle(id, job, status, outcome, reason)
+  -- Without its payload an ended job is a few hundred bytes; kept whole they would fill the server.
+  call('DEL', JOB .. id)
+  call('HSET', JOB .. id, 'state', status, 'account', job.account, 'attempt', job.attempt,
+    'token', job.token, 'worker', job.worker, 'enqueued_us', job.enqueued_us,
+    'started_us', job.started_us, 'ended_us', now_us)
+  call('EXPIRE', JOB .. id, ENDED_S)
+  ended[#ended + 1] = id
+  call('XADD', DONE, '*', 'id', id, 'attempt', job.attempt, 'status', status,
+    'account', job.account, 'outcome', outcome, 'reason', reason or '')
+  touched[DONE] = true
+end
+
+local function stop(id, job)           -- settle a job that was cancelled or is past its deadline
+  settle(id, job, job.cancel == 'deadline' and 'expired' or 'cancelled', '', job.cancel)
+end
+
+local function hint(worker)            -- ask a worker to beat now; losing it costs only time
+  call('PUBLISH', string.match(prefix, '^(.-):{') .. ':control:' .. worker, '1')
+end
+
+local function release(id, job)        -- end a lease
+  lapsed[#lapsed + 1] = id
+  call('SREM', WORKER .. job.worker, id)
+  starts[job.account] = (starts[job.account] or 0) - 1
+  if call('SREM', CAPPED, job.account) == 1 then enter(job.account) end
+end
+
+local function requeue(id, job)        -- to its old place
+  call('HSET', JOB .. id, 'state', 'queued', 'crashes', job.crashes, 'token', job.token)
+  push(id, job.account, job.score, job.cost_us)
+end
+
+local function take_back(id, job, crashed, crashes_max, reason)
+  release(id, job)
+  if crashed then job.crashes = job.crashes + 1 end
+  if job.cancel then
+    stop(id, job)
+  elseif job.crashes >= crashes_max then
+    settle(id, job, 'dead', '', reason)
+  else
+    job.token = ''                     -- fences whoever still runs it
+    requeue(id, job)
+  end
+end
+
+local operations = {}
+
+-- queue_max, account_max, then for each entry: id, account, weight, priority, cost_us, deadline_ms,
+-- batch_key, reply, payload -> for each entry {status, depth, cost_us}
+function operations.enqueue()
+  local queue_max, account_max = tonumber(ARGV[2]), tonumber(ARGV[3])
+  local answers, arrivals, deadlines = {}, {}, {}
+  begin()
+  for i = 4, #ARGV, 9 do
+    local id, account, cost, deadline = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 4]), ARGV[i + 5]
+    local status = 'ok'
+    if call('EXISTS', JOB .. id) == 1 then status = 'duplicate'
+    elseif queued >= queue_max then status = 'queue_full'
+    elseif depth(account) >= account_max then status = 'account_full'
+    else
+      sequence = sequence + 1
+      local score = string.format('%.0f', tonumber(ARGV[i + 3]) * 1e13 + sequence)
+      call('HSET', JOB .. id, 'state', 'queued', 'account', account, 'weight', ARGV[i + 2],
+        'score', score, 'cost_us', cost, 'deadline_ms', deadline, 'batch_key', ARGV[i + 6],
+        'reply', ARGV[i + 7], 'payload', ARGV[i + 8], 'attempt', 0, 'crashes', 0, 'retries', 0,
+        'enqueued_us', now_us)
+      call('EXPIRE', JOB .. id, LIVE_S)
+      push(id, account, score, cost)
+      arrivals[#arrivals + 1] = now
+      arrivals[#arrivals + 1] = id
+      if deadline ~= '0' then
+        deadlines[#deadlines + 1] = deadline
+        deadlines[#deadlines + 1] = id
+      end
+    end
+    answers[#answers + 1] = {status, queued, cost_us}
+  end
+  if #arrivals > 0 then
+    call('ZADD', LIVE, unpack(arrivals))
+    touched[LIVE] = true
+    if #deadlines > 0 then
+      call('ZADD', DEADLINES, unpack(deadlines))
+      touched[DEADLINES] = true
+    end
+    commit()
+  end
+  return answers
+end
+
+local function describe(id)
+  local f = call('HMGET', JOB .. id, 'token', 'attempt', 'account', 'reply', 'payload',
+    'enqueued_us', 'started_us')
+  return {id, f[1], tonumber(f[2]), f[3], f[4], f[5], tonumber(f[7]) - tonumber(f[6])}
+end
+
+local function lease_again(worker, nonce, lease_ms)
+  -- The same request once more, after the client lost the answer: the same answer.
+  local answer = call('GET', ANSWER .. worker)
+  if not answer or string.sub(answer, 1, #nonce + 1) ~= nonce .. ' ' then return nil end
+  local taken = {}
+  for id in string.gmatch(string.sub(answer, #nonce + 2), '%S+') do
+    local f = call('HMGET', JOB .. id, 'state', 'token')
+    if f[1] == 'running' and string.sub(f[2], 1, #nonce + 1) == nonce .. ':' then
+      call('ZADD', LEASES, 'XX', now + lease_ms, id)
+      taken[#taken + 1] = describe(id)
+    end
+  end
+  return taken
+end
+
+-- The first of an account's next jobs that fits the batch, and whether the account has more.
+local function candidate(account, batch_key, look)
+  local waiting = call('ZRANGE', QUEUE .. account, 0, batch_key and math.max(look - 1, 1) or 1)
+  for i, id in ipairs(waiting) do
+    local key = call('HGET', JOB .. id, 'batch_key')
+    if not key or not batch_key or key == batch_key then return id, key, #waiting > 1 end
+    if i == look then break end
+  end
+  return nil
+end
+
+-- worker, count, lease_ms, account_cap, look_ahead, nonce
+-- -> for each job {id, token, attempt, account, reply, payload, queued_us}
+function operations.lease()
+  local worker, count, lease_ms = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+  local cap, look, nonce = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+  local taken = lease_again(worker, nonce, lease_ms)
+  if taken then return taken end
+  begin()
+  local ids, running, batch_key, skipped, rounds = {}, {}, nil, 0, 0
+  taken = {}
+  while #taken < count and rounds < count + SCAN do
+    rounds = rounds + 1
+    local head = call('ZRANGE', ACCOUNTS, skipped, skipped, 'WITHSCORES')
+    if not head[1] then break end
+    local account, tag = head[1], tonumber(head[2])
+    local runs = running[account] or tonumber(call('HGET', RUNNING, account) or 0)
+    running[account] = runs
+    if runs >= cap then
+      call('ZREM', ACCOUNTS, account)
+      call('SADD', CAPPED, account)
+      touched[CAPPED] = true
+    else
+      local id, key, more = candidate(account, batch_key, look)
+      if not id then
+        skipped = skipped + 1
+      elseif not key then              -- the job itself is gone: only its place was left
+        pull(id, account, 0)
+      else
+        local f = call('HMGET', JOB .. id, 'cost_us', 'weight', 'deadline_ms', 'attempt',
+          'account', 'reply', 'payload', 'enqueued_us')
+        local cost, deadline = tonumber(f[1]), tonumber(f[3])
+        if deadline ~= 0 and deadline <= now then
+          pull(id, account, cost)
+          settle(id, read(id), 'expired', '', 'deadline')
+        else
+          local attempt, token = tonumber(f[4]) + 1, nonce .. ':' .. (#taken + 1)
+          local tag_next = tag + cost / tonumber(f[2])
+          batch_key = key
+          call('ZREM', QUEUE .. account, id)
+          if depths[account] then depths[account] = depths[account] - 1 end
+          queued, cost_us = queued - 1, cost_us - cost
+          virtual = math.max(virtual, tag)
+          finishes[account] = tag_next
+          if more then call('ZADD', ACCOUNTS, tag_next, account)
+          else call('ZREM', ACCOUNTS, account) end
+          running[account] = runs + 1
+          starts[account] = (starts[account] or 0) + 1
+          call('HSET', JOB .. id, 'state', 'running', 'attempt', attempt, 'token', token,
+            'worker', worker, 'started_us', now_us, 'moved', '')
+          leased[#leased + 1] = now + lease_ms
+          leased[#leased + 1] = id
+          ids[#ids + 1] = id
+          taken[#taken + 1] = {id, token, attempt, account, f[6], f[7], now_us - tonumber(f[8])}
+        end
+      end
+    end
+  end
+  if #ids > 0 then
+    call('SADD', WORKER .. worker, unpack(ids))
+    touched[WORKER .. worker] = true
+    call('SET', ANSWER .. worker, nonce .. ' ' .. table.concat(ids, ' '), 'EX', ANSWER_S)
+  end
+  wake = true                          -- where work is left, the next worker is woken: a chain
+  commit()
+  return taken
+end
+
+-- lease_ms, then for each job: id, token -> {ids lost, {id, reason}*, {id, mailbox}*}
+function operations.heartbeat()
+  local until_ms, lost, cancelled, replies, kept = now + tonumber(ARGV[2]), {}, {}, {}, {}
+  for i = 3, #ARGV, 2 do
+    local id = ARGV[i]
+    local f = call('HMGET', JOB .. id, 'state', 'token', 'cancel', 'moved', 'reply')
+    if f[1] == 'running' and f[2] == ARGV[i + 1] then
+      kept[#kept + 1] = until_ms
+      kept[#kept + 1] = id
+      if f[3] then
+        cancelled[#cancelled + 1] = id
+        cancelled[#cancelled + 1] = f[3]
+      end
+      if f[4] == '1' then
+        replies[#replies + 1] = id
+        replies[#replies + 1] = f[5]
+      end
+    elseif f[1] then                   -- a job that the server forgot is not lost: see complete
+      lost[#lost + 1] = id
+    end
+  end
+  if #kept > 0 then call('ZADD', LEASES, 'XX', unpack(kept)) end
+  return {lost, cancelled, replies}
+end
+
+local function complete(retries_max, id, token, status, outcome, retry_ms)
+  local job = read(id)
+  if not job then
+    if status == 'ok' or status == 'cancelled' then
+      -- The server lost the job. Finished work is not thrown away, and the note that is left keeps
+      -- the job from being queued again.
+      job = {account = '', attempt = 0, token = token, worker = '', enqueued_us = 0, started_us = 0}
+      settle(id, job, status, outcome, '')
+    end
+    return 'unknown'
+  end
+  if job.token ~= token then return 'fenced' end
+  if job.state ~= 'running' then return 'already' end
+  release(id, job)
+  if status ~= 'retry' then
+    settle(id, job, status, outcome, job.cancel)
+    if status == 'ok' then
+      local took_us = now_us - tonumber(job.started_us)
+      local ratio = took_us / job.cost_us
+      pace = pace == 0 and ratio or pace + SMOOTHING * (ratio - pace)
+      service_us = service_us == 0 and took_us or service_us + SMOOTHING * (took_us - service_us)
+    end
+    return 'done'
+  end
+  if job.cancel then
+    stop(id, job)
+    return 'done'
+  end
+  if job.retries >= retries_max or (job.deadline ~= 0 and now + retry_ms >= job.deadline) then
+    settle(id, job, 'failed', outcome, 'retries')
+    return 'done'
+  end
+  call('HSET', JOB .. id, 'retries', job.retries + 1)
+  if retry_ms == 0 then
+    requeue(id, job)
+  else
+    call('HSET', JOB .. id, 'state', 'delayed')
+    call('ZADD', DELAYED, now + retry_ms, id)
+    touched[DELAYED] = true
+  end
+  return 'retrying'
+end
+
+-- retries_max, then for each job: id, token, status, outcome, retry_ms -> an answer for each
+function operations.complete()
+  local retries_max, answers = tonumber(ARGV[2]), {}
+  begin()
+  for i = 3, #ARGV, 5 do
+    answers[#answers + 1] = complete(retries_max, ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3],
+      tonumber(ARGV[i + 4]))
+  end
+  commit()
+  return answers
+end
+
+-- worker, crashed, crashes_max, limit -> number of jobs taken back, at most the limit
+function operations.release_worker()
+  local worker, crashed, crashes_max = ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
+  local limit, count = tonumber(ARGV[5]), 0
+  begin()
+  for _, id in ipairs(call('SMEMBERS', WORKER .. worker)) do
+    if count == limit then break end
+    local job = read(id)
+    call('SREM', WORKER .. worker, id)
+    if job and job.state == 'running' and job.worker == worker then
+      take_back(id, job, crashed, crashes_max, 'worker lost')
+      count = count + 1
+    end
+  end
+  call('DEL', ANSWER .. worker)
+  commit()
+  return count
+end
+
+-- id, reason -> what became of it
+function operations.cancel()
+  local id = ARGV[2]
+  local job = read(id)
+  if not job then return 'unknown' end
+  if job.state == 'running' then
+    call('HSETNX', JOB .. id, 'cancel', ARGV[3])
+    hint(job.worker)
+    return 'cancelling'
+  end
+  if job.state ~= 'queued' and job.state ~= 'delayed' then return 'ended' end
+  begin()
+  if job.state == 'queued' then pull(id, job.account, job.cost_us)
+  else call('ZREM', DELAYED, id) end
+  job.cancel = ARGV[3]
+  stop(id, job)
+  commit()
+  return 'cancelled'
+end
+
+-- limit, crashes_max -> {leases that lapsed, retries that came due, deadlines that passed}
+function operations.reap()
+  local limit, crashes_max, counts = tonumber(ARGV[2]), tonumber(ARGV[3]), {0, 0, 0}
+  begin()
+  for _, id in ipairs(call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, limit)) do
+    local job = read(id)
+    if job and job.state == 'running' then
+      take_back(id, job, true, crashes_max, 'lease lapsed')
+      counts[1] = counts[1] + 1
+    else
+      lapsed[#lapsed + 1] = id
+    end
+  end
+  for _, id in ipairs(call('ZRANGEBYSCORE', DELAYED, '-inf', now, 'LIMIT', 0, limit)) do
+    local job = read(id)
+    call('ZREM', DELAYED, id)
+    if job and job.state == 'delayed' then
+      requeue(id, job)
+      counts[2] = counts[2] + 1
+    end
+  end
+  for _, id in ipairs(call('ZRANGEBYSCORE', DEADLINES, '-inf', now, 'LIMIT', 0, limit)) do
+    local job = read(id)
+    call('ZREM', DEADLINES, id)
+    if job then
+      counts[3] = counts[3] + 1
+      if job.state == 'running' then
+        call('HSETNX', JOB .. id, 'cancel', 'deadline')
+        hint(job.worker)
+      elseif job.state == 'queued' or job.state == 'delayed' then
+        if job.state == 'queued' then pull(id, job.account, job.cost_us)
+        else call('ZREM', DELAYED, id) end
+        settle(id, job, 'expired', '', 'deadline')
+      end
+    end
+  end
+  call('ZREMRANGEBYSCORE', FINISH, '-inf', string.format('%.17g', virtual))
+  call('ZREMRANGEBYSCORE', LIVE, '-inf', now - LIVE_S * 1000)
+  if call('EXISTS', LEASES) == 0 and #leased == 0 then
+    -- Nothing runs. Should a job have been forgotten while it ran, its account is freed here.
+    call('DEL', RUNNING)
+    for _, account in ipairs(call('SMEMBERS', CAPPED)) do
+      call('SREM', CAPPED, account)
+      enter(account)
+    end
+  end
+  wake = true                          -- a worker may have died between the marker and its lease
+  commit()
+  return counts
+end
+
+-- id, mailbox -> 1 if the job has not ended
+function operations.set_reply()
+  local id = ARGV[2]
+  local f = call('HMGET', JOB .. id, 'state', 'worker')
+  if f[1] ~= 'queued' and f[1] ~= 'delayed' and f[1] ~= 'running' then return 0 end
+  call('HSET', JOB .. id, 'reply', ARGV[3], 'moved', '1')
+  if f[1] == 'running' then hint(f[2]) end
+  return 1
+end
+
+-- id -> {state, attempt, position, enqueued_ms, started_ms, ended_ms, worker, cancel} or nothing
+function operations.state()
+  local id = ARGV[2]
+  local f = call('HMGET', JOB .. id, 'state', 'attempt', 'account', 'enqueued_us', 'started_us',
+    'ended_us', 'worker', 'cancel')
+  if not f[1] then return false end
+  local position = 0
+  if f[1] == 'queued' then
+    -- Accounts take turns, so about as many of each other account come first as of its own.
+    local rank = call('ZRANK', QUEUE .. f[3], id) or 0
+    local total = tonumber(call('HGET', COUNTERS, 'queued') or 1)
+    position = math.min((rank + 1) * math.max(call('ZCARD', ACCOUNTS), 1), total)
+  end
+  return {f[1], tonumber(f[2]), position, math.floor(tonumber(f[4]) / 1000),
+    math.floor(tonumber(f[5] or 0) / 1000), math.floor(tonumber(f[6] or 0) / 1000), f[7] or '',
+    f[8] or ''}
+end
+
+-- -> {queued, cost_us, running, delayed, live, oldest_ms, pace, service_us}
+function operations.load()
+  begin()
+  local oldest = call('ZRANGE', LIVE, 0, 0, 'WITHSCORES')
+  return {queued, cost_us, call('ZCARD', LEASES), call('ZCARD', DELAYED), call('ZCARD', LIVE),
+    oldest[2] and math.max(now - tonumber(oldest[2]), 0) or 0, string.format('%.17g', pace),
+    math.floor(service_us)}
+end
+
+return operations[ARGV[1]]()
