@@ -16,7 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -32,13 +32,11 @@ from workers.contract.jobs import (
     Tokens,
     Usage,
 )
-from workers.engines.protocol import Admitted, Engine, StepReport, Wait
+from workers.engines.protocol import Admitted, CancelReason, Engine, StepReport, Wait
 from workers.fairness import DeficitRoundRobin
 from workers.metering import PHASES, Stopwatch, apportion
 
 log = logging.getLogger(__name__)
-
-CancelReason: TypeAlias = Literal["client", "deadline", "operator"]
 
 QUANTUM_US: Final = 10_000
 """Of device time per round and unit of weight: about a decode step, so that turns stay short."""

@@ -17,8 +17,15 @@ from workers.contract.jobs import (
     Tokens,
     Usage,
 )
-from workers.engines.protocol import Admission, Admitted, Estimate, PhaseClock, StepReport, Wait
-from workers.steploop import CancelReason
+from workers.engines.protocol import (
+    Admission,
+    Admitted,
+    CancelReason,
+    Estimate,
+    PhaseClock,
+    StepReport,
+    Wait,
+)
 
 
 @dataclass

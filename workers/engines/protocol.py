@@ -15,6 +15,7 @@ from typing import Literal, Protocol, TypeAlias
 from workers.contract.jobs import Event, Failed, Job, Outcome, RequestId
 
 Phase: TypeAlias = Literal["preprocess", "transfer", "forward", "postprocess"]
+CancelReason: TypeAlias = Literal["client", "deadline", "operator"]
 
 
 class PhaseClock(Protocol):
@@ -93,9 +94,7 @@ class Engine(Protocol):
         """Do one short piece of device work for the requests that are admitted."""
         ...
 
-    def cancel(
-        self, request_id: RequestId, reason: Literal["client", "deadline", "operator"]
-    ) -> None:
+    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         """Let the next report end this request as ``Cancelled``, with what it used so far.
 
         The loop ends it itself if that report does not.

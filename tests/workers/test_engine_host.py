@@ -1,0 +1,257 @@
+"""The engine process under its host, with the echo engine; no queue takes part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from workers.contract.jobs import (
+    Cancelled,
+    Completed,
+    Event,
+    Failed,
+    Job,
+    Outcome,
+    RequestId,
+    Tokens,
+)
+from workers.contract.models import ModelSpec
+from workers.engine_host import EngineHost
+from workers.frames import Handed
+
+
+class Owner:
+    """Stands where the agent stands: remembers all that its host says."""
+
+    def __init__(self, *specs: ModelSpec, preload: bool = True) -> None:
+        self.events: dict[RequestId, list[Event]] = {}
+        self.outcomes: dict[RequestId, Outcome] = {}
+        self.crashes: list[str] = []
+        self.changed = asyncio.Event()
+        self.host = EngineHost(
+            specs,
+            worker="w1",
+            preload=preload,
+            threads=1,
+            report=self.hear,
+            crashed=self.crash,
+            changed=self.changed.set,
+        )
+
+    def hear(
+        self,
+        events: Sequence[tuple[RequestId, Event]],
+        outcomes: Sequence[tuple[RequestId, Outcome]],
+    ) -> None:
+        for request_id, event in events:
+            self.events.setdefault(request_id, []).append(event)
+        for request_id, outcome in outcomes:
+            assert request_id not in self.outcomes
+            self.outcomes[request_id] = outcome
+        self.changed.set()
+
+    async def crash(self, reason: str) -> None:
+        self.crashes.append(reason)
+        self.changed.set()
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def ends(self, request_id: RequestId) -> Outcome:
+        await self.until(lambda: request_id in self.outcomes)
+        return self.outcomes[request_id]
+
+
+@contextlib.asynccontextmanager
+async def hosted(*specs: ModelSpec, preload: bool = True) -> AsyncIterator[Owner]:
+    owner = Owner(*specs, preload=preload)
+    task = asyncio.create_task(owner.host.run())
+    try:
+        await owner.until(lambda: owner.host.ready)
+        yield owner
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def echo(name: str = "echo", **options: Any) -> ModelSpec:
+    return ModelSpec(
+        name, "text-generation", engine="echo", options={"unsafe_test_hooks": True, **options}
+    )
+
+
+def handed(number: int, text: str, *, model: str = "echo", stream: bool = False) -> Handed:
+    chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 1000}
+    job = Job(RequestId(f"req_{number:032x}"), "acc", model, "text-generation", chat, stream=stream)
+    return Handed(job, queue_us=5, leased_us=time.monotonic_ns() // 1000)
+
+
+async def test_a_job_is_answered_with_usage_and_timings() -> None:
+    async with hosted(echo()) as owner:
+        job = handed(1, "one two three", stream=True)
+        owner.host.submit([job])
+
+        outcome = await owner.ends(job.job.request_id)
+
+    assert isinstance(outcome, Completed)
+    assert outcome.output["choices"][0]["text"] == "one two three"
+    assert outcome.usage.input_tokens == outcome.usage.output_tokens == 3
+    assert outcome.usage.gpu_us == outcome.timings.preprocess_us + outcome.timings.forward_us
+    assert outcome.timings.queue_us == 5
+    assert outcome.timings.first_token_us > 5
+    assert outcome.timings.tokens == 3
+    assert outcome.worker == "w1"
+    assert owner.events[job.job.request_id] == [Tokens(0, "one two three", 3, finish_reason="stop")]
+
+
+async def test_a_cancelled_stream_ends_with_what_it_delivered() -> None:
+    async with hosted(echo(tokens_per_step=1, step_us=1000)) as owner:
+        job = handed(1, "word " * 900, stream=True)
+        owner.host.submit([job])
+        await owner.until(lambda: owner.events)
+        owner.host.cancel(job.job.request_id, "client")
+
+        outcome = await owner.ends(job.job.request_id)
+
+    assert isinstance(outcome, Cancelled)
+    assert outcome.delivered
+    said = owner.events[job.job.request_id]
+    assert outcome.usage.output_tokens == len(said) < 900
+
+
+async def test_a_killed_process_is_reported_once_and_replaced() -> None:
+    async with hosted(echo()) as owner:
+        owner.host.submit([handed(1, "!crash")])
+        await owner.until(lambda: owner.crashes and owner.host.ready)
+        again = handed(1, "fine now")
+        owner.host.submit([again])
+
+        outcome = await owner.ends(again.job.request_id)
+
+    assert owner.crashes == ["exit status -9"]
+    assert isinstance(outcome, Completed)
+
+
+async def test_a_process_that_hangs_is_killed() -> None:
+    async with hosted(echo(step_limit_s=0.5)) as owner:
+        owner.host.submit([handed(1, "!hang")])
+
+        await owner.until(lambda: owner.crashes)
+
+    assert "without progress" in owner.crashes[0]
+
+
+async def test_a_slow_load_is_no_hang() -> None:
+    async with hosted(echo(step_limit_s=0.2, load_us=1_000_000), preload=False) as owner:
+        job = handed(1, "hello")
+        owner.host.submit([job])
+
+        outcome = await owner.ends(job.job.request_id)
+
+    assert outcome.timings.load_us >= 1_000_000
+    assert not owner.crashes
+
+
+async def test_an_engine_that_cannot_be_made_is_a_problem_of_its_model_only() -> None:
+    async with hosted(echo("bad", step_us="much"), echo()) as owner:
+        job = handed(1, "hello")
+        owner.host.submit([job])
+
+        outcome = await owner.ends(job.job.request_id)
+
+    assert isinstance(outcome, Completed)
+    assert owner.host.problems.keys() == {"bad"}
+
+
+async def test_a_failing_engine_fails_its_requests_and_goes_on() -> None:
+    async with hosted(echo()) as owner:
+        failing, fine = handed(1, "!fail"), handed(2, "fine")
+        owner.host.submit([failing])
+        outcome = await owner.ends(failing.job.request_id)
+        owner.host.submit([fine])
+
+        assert isinstance(await owner.ends(fine.job.request_id), Completed)
+
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "engine_error"
+    assert "asked" not in outcome.message
+    assert not owner.crashes
+
+
+async def test_an_abandoned_job_is_heard_of_only_when_it_is_submitted_again() -> None:
+    async with hosted(echo(tokens_per_step=1, step_us=1000)) as owner:
+        first, second = handed(1, "old " * 900, stream=True), handed(1, "new", stream=True)
+        owner.host.submit([first])
+        await owner.until(lambda: owner.events)
+        owner.events.clear()
+        owner.host.abandon(first.job.request_id)
+        owner.host.submit([second])
+
+        outcome = await owner.ends(second.job.request_id)
+
+    assert isinstance(outcome, Completed)
+    assert outcome.output["choices"][0]["text"] == "new"
+    assert owner.events[second.job.request_id] == [Tokens(0, "new", 1, finish_reason="stop")]
+
+
+async def test_many_jobs_share_the_process(tmp_path: Path) -> None:
+    async with hosted(echo("a"), echo("b")) as owner:
+        jobs = [handed(n, f"text {n}", model="ab"[n % 2]) for n in range(500)]
+        owner.host.submit(jobs)
+
+        await owner.until(lambda: len(owner.outcomes) == 500)
+
+    gpu_us = sum(outcome.usage.gpu_us for outcome in owner.outcomes.values())
+    assert gpu_us == owner.host.busy_us
+
+
+def test_the_engine_process_dies_with_its_agent(tmp_path: Path) -> None:
+    agent = subprocess.Popen(
+        [sys.executable, "-c", _AGENT], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    assert agent.stdout is not None
+    engine_pid = int(agent.stdout.readline())
+
+    agent.kill()
+    agent.wait()
+    agent.stdout.close()
+
+    deadline = time.monotonic() + 30
+    while is_alive(engine_pid):
+        assert time.monotonic() < deadline, "the engine process outlived its agent"
+        time.sleep(0.02)
+
+
+_AGENT = """
+import asyncio
+from tests.workers.test_engine_host import echo, handed, hosted
+
+async def main():
+    async with hosted(echo()) as owner:
+        process = owner.host.pid
+        owner.host.submit([handed(1, "!hang")])
+        print(process, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")
+    return not state.exists() or state.read_text().split()[2] != "Z"

@@ -1,0 +1,248 @@
+"""The agent's side of the engine process: starts it, feeds it, watches it, starts it again.
+
+Knows no queue. When the process dies, for whatever reason, everything in it is lost, and the owner
+is told so before the next one starts. A process that has work but shows no progress is killed: only
+that is sure to give its device back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from workers.contract.jobs import Cancelled, Event, Outcome, RequestId
+from workers.contract.models import ModelSpec
+from workers.engines import registry
+from workers.engines.protocol import CancelReason
+from workers.frames import (
+    Admit,
+    Cancel,
+    Command,
+    Configure,
+    Handed,
+    Loaded,
+    Loading,
+    Ready,
+    Stepped,
+    pack,
+    report_unpacker,
+)
+from workers.host import Report
+
+log = logging.getLogger(__name__)
+
+BACKOFF_MIN_S: Final = 0.2
+BACKOFF_MAX_S: Final = 30.0
+STEADY_S: Final = 60.0
+"""A process that lived so long was well: the next backoff starts small again."""
+_WATCH_S: Final = 1.0
+_GOODBYE_S: Final = 2.0
+
+
+class EngineHost:
+    """One engine process for all models that run here, alive for as long as ``run`` is."""
+
+    def __init__(
+        self,
+        specs: Sequence[ModelSpec],
+        *,
+        worker: str,
+        preload: bool,
+        threads: int | None,
+        report: Report,
+        crashed: Callable[[str], Awaitable[None]],
+        changed: Callable[[], None],
+    ) -> None:
+        self.ready = False
+        self.problems: dict[str, str] = {}
+        """Models that could not be loaded, and why."""
+        self.busy_us = 0
+        self.pid: int | None = None
+        self._configure = Configure(worker=worker, models=tuple(specs), preload=preload)
+        self._serving = {spec.name: registry.serving(spec) for spec in specs}
+        self._threads = threads
+        self._report = report
+        self._crashed = crashed
+        self._changed = changed
+        self._transport: asyncio.WriteTransport | None = None
+        self._inside: dict[RequestId, str] = {}
+        self._abandoned: set[RequestId] = set()
+        self._parked: dict[RequestId, Handed] = {}
+        self._loading: str | None = None
+        self._heard_s = 0.0
+
+    # --- Host -------------------------------------------------------------------------------------
+
+    def submit(self, jobs: Sequence[Handed]) -> None:
+        if not self._inside:
+            self._heard_s = time.monotonic()
+        admitted = []
+        for handed in jobs:
+            request_id = handed.job.request_id
+            if request_id in self._inside:  # abandoned, and not out yet
+                self._parked[request_id] = handed
+            else:
+                self._inside[request_id] = handed.job.model
+                admitted.append(handed)
+        if admitted:
+            self._send(Admit(tuple(admitted)))
+
+    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
+        if self._parked.pop(request_id, None) is not None:
+            self._report((), ((request_id, Cancelled(reason=reason)),))
+        elif request_id in self._inside:
+            self._send(Cancel(request_id, reason))
+
+    def abandon(self, request_id: RequestId) -> None:
+        self._parked.pop(request_id, None)
+        if request_id in self._inside:
+            self._abandoned.add(request_id)
+            self._send(Cancel(request_id, "operator"))
+
+    def _send(self, command: Command) -> None:
+        if self._transport is not None:
+            self._transport.write(pack(command))
+
+    # --- The life of the process ------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep a process alive for ever; when cancelled, end it."""
+        backoff_s = BACKOFF_MIN_S
+        while True:
+            started_s = time.monotonic()
+            reason = await self._live_once()
+            log.error("engine process ended", extra={"reason": reason})
+            await self._crashed(reason)
+            if time.monotonic() - started_s > STEADY_S:
+                backoff_s = BACKOFF_MIN_S
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+
+    async def _live_once(self) -> str:
+        """Start a process and return why it ended."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "workers.engine_process", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr,
+                pass_fds=(theirs.fileno(),),
+                env=self._environment(),
+            )
+        self.pid = process.pid
+        log.info("engine process started", extra={"engine_pid": self.pid})
+        loop = asyncio.get_running_loop()
+        ours.setblocking(False)
+        transport, _ = await loop.create_unix_connection(lambda: _Link(self), sock=ours)
+        self._transport = transport
+        self._loading = self._configure.models[0].name
+        self._heard_s = time.monotonic()
+        self._send(self._configure)
+        watchdog = asyncio.create_task(self._watch(process))
+        try:
+            code = await process.wait()
+            return watchdog.result() if watchdog.done() else f"exit status {code}"
+        finally:
+            watchdog.cancel()
+            self._forget()
+            transport.close()
+            with contextlib.suppress(ProcessLookupError, TimeoutError):
+                # It ends by itself when it finds that nobody is there any more.
+                async with asyncio.timeout(_GOODBYE_S):
+                    await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    def _environment(self) -> dict[str, str]:
+        """Torch reads the number of its threads from there, before anything of ours runs."""
+        environment = dict(os.environ)
+        if self._threads is not None:
+            environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self._threads)
+        return environment
+
+    def _forget(self) -> None:
+        self.ready = False
+        self._transport = None
+        self._loading = None
+        self._inside.clear()
+        self._abandoned.clear()
+        self._parked.clear()
+        self._changed()
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> str:
+        """Kill the process when it has been silent for too long; return the reason."""
+        while True:
+            limit_s = self._silence_limit_s()
+            silent_s = time.monotonic() - self._heard_s
+            if limit_s is not None and silent_s > limit_s:
+                process.kill()
+                return f"killed after {silent_s:.1f} s without progress"
+            await asyncio.sleep(min(_WATCH_S, limit_s / 4) if limit_s is not None else _WATCH_S)
+
+    def _silence_limit_s(self) -> float | None:
+        if self._loading is not None:
+            return self._serving[self._loading].load_limit_s
+        if self._inside:
+            models = set(self._inside.values())
+            return max(self._serving[model].step_limit_s for model in models)
+        return None
+
+    # --- What the process says --------------------------------------------------------------------
+
+    def hear(self, message: Ready | Loading | Loaded | Stepped) -> None:
+        self._heard_s = time.monotonic()
+        match message:
+            case Stepped():
+                self._hear_step(message)
+            case Loading(model):
+                self._loading = model
+            case Loaded(model, problem):
+                self._loading = None if self.ready else self._loading
+                if problem is not None:
+                    log.error("model not loaded", extra={"model": model, "problem": problem})
+                    self.problems[model] = problem
+                else:
+                    self.problems.pop(model, None)
+                self._changed()
+            case Ready():
+                self.ready = True
+                self._loading = None
+                self._changed()
+
+    def _hear_step(self, step: Stepped) -> None:
+        self.busy_us = step.busy_us
+        events: Sequence[tuple[RequestId, Event]] = step.events
+        outcomes: Sequence[tuple[RequestId, Outcome]] = step.outcomes
+        if self._abandoned:
+            events = [pair for pair in events if pair[0] not in self._abandoned]
+        left = [request_id for request_id, _ in outcomes]
+        if self._abandoned:
+            outcomes = [pair for pair in outcomes if pair[0] not in self._abandoned]
+        for request_id in left:
+            del self._inside[request_id]
+            self._abandoned.discard(request_id)
+        if events or outcomes:
+            self._report(events, outcomes)
+        if self._parked:
+            for request_id in left:
+                if handed := self._parked.pop(request_id, None):
+                    self.submit((handed,))
+
+
+class _Link(asyncio.Protocol):
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self._unpacker = report_unpacker()
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._unpacker.feed(data):
+            self._host.hear(message)

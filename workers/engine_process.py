@@ -1,0 +1,151 @@
+"""The process that computes: one step loop over the engines of one device, fed by its agent.
+
+Started by the agent with one end of a socket, it ends with the agent: when that hangs up, and on
+Linux also by the kernel, so that an agent that was killed leaves nobody behind who holds the
+device. It knows no queue and no lease; if it dies, everything in it is the agent's to give back.
+Commands are read between steps, without blocking while there is work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Final
+
+from workers.engines import registry
+from workers.frames import (
+    Admit,
+    Cancel,
+    Command,
+    Configure,
+    Loaded,
+    Loading,
+    Ready,
+    Report,
+    Stepped,
+    command_unpacker,
+    pack,
+)
+from workers.logs import configure_logging
+from workers.steploop import DeviceLostError, StepLoop
+
+log = logging.getLogger(__name__)
+
+EXIT_DEVICE_LOST: Final = 3
+_READ_BYTES: Final = 1 << 18
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Connection:
+    """The engine process's end of the socket."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._unpacker = command_unpacker()
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        """Return the commands that have come, with ``wait`` at least one; raise at the end."""
+        commands: list[Command] = []
+        while True:
+            flags = 0 if wait and not commands else socket.MSG_DONTWAIT
+            try:
+                data = self._socket.recv(_READ_BYTES, flags)
+            except BlockingIOError:
+                return commands
+            if not data:
+                raise EOFError
+            commands += self._unpacker.feed(data)
+            if commands and len(data) < _READ_BYTES:
+                return commands
+
+    def send(self, report: Report) -> None:
+        self._socket.sendall(pack(report))
+
+
+def serve(connection: Connection) -> None:
+    """Run the loop until the agent hangs up. Raise ``DeviceLostError`` if the device is gone."""
+    configure, *rest = connection.receive(wait=True)
+    assert isinstance(configure, Configure)
+    loop = StepLoop(
+        worker=configure.worker,
+        now_us=lambda: time.monotonic_ns() // 1000,
+        unix_ms=lambda: time.time_ns() // 1_000_000,
+    )
+    for spec in configure.models:
+        try:
+            loop.add(spec.name, registry.create(spec), weight=registry.serving(spec).weight)
+        except Exception as error:
+            log.exception("engine could not be made", extra={"model": spec.name})
+            connection.send(Loaded(spec.name, f"{type(error).__name__}: {error}"))
+            continue
+        if configure.preload:
+            _load(loop, spec.name, connection)
+    connection.send(Ready())
+    _apply(loop, rest)
+    while True:
+        _apply(loop, connection.receive(wait=loop.idle))
+        while model := loop.missing_model:
+            _load(loop, model, connection)
+        if not loop.idle:
+            report = loop.turn()
+            connection.send(Stepped(loop.busy_us, tuple(report.events), tuple(report.outcomes)))
+
+
+def _apply(loop: StepLoop, commands: list[Command]) -> None:
+    for command in commands:
+        match command:
+            case Admit(jobs):
+                for handed in jobs:
+                    loop.admit(handed.job, queue_us=handed.queue_us, leased_us=handed.leased_us)
+            case Cancel(request_id, reason):
+                loop.cancel(request_id, reason)
+
+
+def _load(loop: StepLoop, model: str, connection: Connection) -> None:
+    connection.send(Loading(model))
+    problem = loop.load(model)
+    gc.collect()
+    gc.freeze()  # weights live as long as the process; no collection need look at them again
+    connection.send(Loaded(model, problem))
+
+
+def _die_with_agent(connected: socket.socket) -> None:
+    """End this process when its agent does, even in the middle of a long step."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    hangup = select.poll()
+    hangup.register(connected, 0)
+
+    def wait() -> None:
+        hangup.poll()
+        os._exit(0)
+
+    threading.Thread(target=wait, name="hangup", daemon=True).start()
+
+
+def main() -> None:
+    # The agent decides when this process ends; a Ctrl-C goes to the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    configure_logging(os.environ.get("TOLLGATE_LOG_LEVEL", "INFO"))
+    connected = socket.socket(fileno=int(sys.argv[1]))
+    _die_with_agent(connected)
+    try:
+        serve(Connection(connected))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except DeviceLostError as error:
+        log.critical("device lost: %s", error)
+        os._exit(EXIT_DEVICE_LOST)  # an ordinary exit would wait for a device that is gone
+
+
+if __name__ == "__main__":
+    main()

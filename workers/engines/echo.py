@@ -1,0 +1,157 @@
+"""An instant engine that answers with the last user message. For tests and benchmarks only.
+
+It computes nothing and is in no default catalog; what it shows is everything around an engine. A
+token is a word. With ``unsafe_test_hooks`` a message may ask for what engines do at their worst:
+``!crash`` kills the process, ``!hang`` does not come back from the step, ``!fail`` raises.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from workers.contract.jobs import (
+    Cancelled,
+    ChatInput,
+    Choice,
+    Completed,
+    Event,
+    Failed,
+    FinishReason,
+    Job,
+    Outcome,
+    RequestId,
+    Tokens,
+    Usage,
+)
+from workers.contract.models import ModelSpec
+from workers.engines.protocol import (
+    Admission,
+    Admitted,
+    CancelReason,
+    Estimate,
+    PhaseClock,
+    StepReport,
+    Wait,
+)
+
+_WORD: Final = re.compile(r"\S+\s*")
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Of the catalog entry; what every engine has in common is in ``registry.Serving``."""
+
+    requests_max: int = 256
+    """Admitted at a time."""
+    tokens_per_step: int = 0
+    """Of each choice; 0 says everything at once."""
+    step_us: int = 0
+    """How long a step pretends to compute."""
+    load_us: int = 0
+    unsafe_test_hooks: bool = False
+
+
+@dataclass(slots=True)
+class _Echo:
+    words: list[str]
+    limit: int
+    input_tokens: int
+    choices: int
+    command: str | None = None
+    said: int = 0
+    cancelled: CancelReason | None = None
+
+    def usage(self) -> Usage:
+        return Usage(
+            requests=1, input_tokens=self.input_tokens, output_tokens=self.said * self.choices
+        )
+
+    def output(self, finish_reason: FinishReason) -> dict[str, list[Choice]]:
+        text = "".join(self.words[: self.said])
+        return {"choices": [Choice(i, text, finish_reason) for i in range(self.choices)]}
+
+
+class EchoEngine:
+    def __init__(self, spec: ModelSpec) -> None:
+        self._options = msgspec.convert(spec.options, Options)
+        self._echoes: dict[RequestId, _Echo] = {}
+
+    def load(self) -> None:
+        time.sleep(self._options.load_us / 1e6)
+
+    def unload(self) -> None:
+        self._echoes.clear()
+
+    def estimate(self, job: Job) -> Estimate:
+        return Estimate(device_us=self._options.step_us, bytes=0)
+
+    def admit(self, job: Job, clock: PhaseClock) -> Admission:
+        if len(self._echoes) >= self._options.requests_max:
+            return Wait()
+        try:
+            chat = msgspec.convert(job.input, ChatInput)
+        except msgspec.ValidationError as error:
+            return Failed(code="invalid_input", message=f"The input is not a chat: {error}")
+        asked = next((m.content for m in reversed(chat.messages) if m.role == "user"), "")
+        words = _WORD.findall(asked)
+        self._echoes[job.request_id] = _Echo(
+            words=words,
+            limit=min(len(words), chat.max_tokens),
+            input_tokens=sum(len(message.content.split()) for message in chat.messages),
+            choices=chat.n,
+            command=asked if self._options.unsafe_test_hooks else None,
+        )
+        return Admitted()
+
+    def step(self, clock: PhaseClock) -> StepReport:
+        if self._options.step_us:
+            with clock.phase("forward"):
+                time.sleep(self._options.step_us / 1e6)
+        weights: dict[RequestId, float] = {}
+        events: list[tuple[RequestId, Event]] = []
+        outcomes: list[tuple[RequestId, Outcome]] = []
+        for request_id, echo in self._echoes.items():
+            if echo.cancelled is not None:
+                outcomes.append((request_id, _cancel(echo, echo.cancelled)))
+                continue
+            _obey(echo.command)
+            start = echo.said
+            echo.said = min(echo.limit, start + (self._options.tokens_per_step or echo.limit))
+            weights[request_id] = 1.0 + echo.said - start
+            finish_reason: FinishReason | None = None
+            if echo.said == echo.limit:
+                finish_reason = "stop" if echo.limit == len(echo.words) else "length"
+                outcomes.append(
+                    (request_id, Completed(echo.usage(), output=echo.output(finish_reason)))
+                )
+            text = "".join(echo.words[start : echo.said])
+            for index in range(echo.choices):
+                said = Tokens(index, text, echo.said - start, finish_reason=finish_reason)
+                events.append((request_id, said))
+        return StepReport(weights, events, outcomes)
+
+    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
+        self._echoes[request_id].cancelled = reason
+
+    def release(self, request_id: RequestId) -> None:
+        del self._echoes[request_id]
+
+
+def _cancel(echo: _Echo, reason: CancelReason) -> Cancelled:
+    return Cancelled(reason, usage=echo.usage(), output=echo.output("stop"))
+
+
+def _obey(command: str | None) -> None:
+    match command:
+        case "!crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "!hang":
+            time.sleep(3600)
+        case "!fail":
+            raise RuntimeError("asked to fail")

@@ -1,0 +1,74 @@
+"""Which engine runs a catalog entry; its module is imported only when it is asked for.
+
+So an agent, which asks only whether an engine could run, imports neither torch nor any engine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, cast
+
+import msgspec
+
+from workers.contract.models import ModelSpec
+from workers.engines.protocol import Engine
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """The options that every engine of ours has in common, whatever else its entry says."""
+
+    concurrency: int = 64
+    """Jobs leased at a time: those in a step and a few that wait for their place."""
+    weight: float = 1.0
+    """This model's part of the device while others compete for it."""
+    step_limit_s: float = 60.0
+    """A process that shows no progress for so long hangs, and is killed."""
+    load_limit_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where an engine is, and what must be installed for it."""
+
+    module: str
+    factory: str
+    packages: tuple[str, ...] = ()
+
+
+ENGINES: Final = {
+    "echo": Entry("workers.engines.echo", "EchoEngine"),
+    "llm": Entry(
+        "workers.engines.llm.engine",
+        "LlmEngine",
+        packages=("torch", "transformers", "safetensors", "tokenizers"),
+    ),
+}
+
+
+def obstacle(spec: ModelSpec) -> str | None:
+    """Say in a sentence why no engine process here could run this entry, if none could."""
+    entry = ENGINES.get(spec.engine or "")
+    if entry is None:
+        return f"this worker has no engine called {spec.engine!r}; it has {', '.join(ENGINES)}"
+    for package in entry.packages:
+        if importlib.util.find_spec(package) is None:
+            return f"the engine {spec.engine} needs {package}, which is not installed"
+    return None
+
+
+def serving(spec: ModelSpec) -> Serving:
+    """Raise ``ValueError`` if an option has the wrong type."""
+    try:
+        return msgspec.convert(spec.options, Serving)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the options of {spec.name}: {error}") from error
+
+
+def create(spec: ModelSpec) -> Engine:
+    """Make the engine of an entry, without loading it."""
+    entry = ENGINES[spec.engine or ""]
+    factory = getattr(importlib.import_module(entry.module), entry.factory)
+    return cast(Callable[[ModelSpec], Engine], factory)(spec)
