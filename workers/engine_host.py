@@ -42,6 +42,8 @@ BACKOFF_MIN_S: Final = 0.2
 BACKOFF_MAX_S: Final = 30.0
 STEADY_S: Final = 60.0
 """A process that lived so long was well: the next backoff starts small again."""
+FAILURES_MAX: Final = 5
+"""Short lives in a row after which its models count as unavailable."""
 _WATCH_S: Final = 1.0
 _GOODBYE_S: Final = 2.0
 
@@ -63,6 +65,7 @@ class EngineHost:
         self.ready = False
         self.problems: dict[str, str] = {}
         """Models that could not be loaded, and why."""
+        self.loaded: set[str] = set()
         self.busy_us = 0
         self.pid: int | None = None
         self._configure = Configure(worker=worker, models=tuple(specs), preload=preload)
@@ -77,6 +80,20 @@ class EngineHost:
         self._parked: dict[RequestId, Handed] = {}
         self._loading: str | None = None
         self._heard_s = 0.0
+        self._failures = 0
+        """Processes in a row that did not live long."""
+
+    @property
+    def available(self) -> bool:
+        """Whether jobs are worth accepting: it runs, or is just being replaced after a crash."""
+        return self.ready or 0 < self._failures < FAILURES_MAX
+
+    @property
+    def state(self) -> str:
+        """Why it is not available, in a sentence."""
+        if self._failures:
+            return f"its engine process has ended {self._failures} times in a row"
+        return "it is still being loaded"
 
     # --- Host -------------------------------------------------------------------------------------
 
@@ -114,16 +131,15 @@ class EngineHost:
 
     async def run(self) -> None:
         """Keep a process alive for ever; when cancelled, end it."""
-        backoff_s = BACKOFF_MIN_S
         while True:
             started_s = time.monotonic()
             reason = await self._live_once()
             log.error("engine process ended", extra={"reason": reason})
+            steady = time.monotonic() - started_s > STEADY_S
+            self._failures = 1 if steady else self._failures + 1
+            self._changed()
             await self._crashed(reason)
-            if time.monotonic() - started_s > STEADY_S:
-                backoff_s = BACKOFF_MIN_S
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+            await asyncio.sleep(min(BACKOFF_MIN_S * 2 ** (self._failures - 1), BACKOFF_MAX_S))
 
     async def _live_once(self) -> str:
         """Start a process and return why it ended."""
@@ -173,6 +189,7 @@ class EngineHost:
         self.ready = False
         self._transport = None
         self._loading = None
+        self.loaded.clear()
         self._inside.clear()
         self._abandoned.clear()
         self._parked.clear()
@@ -212,6 +229,7 @@ class EngineHost:
                     self.problems[model] = problem
                 else:
                     self.problems.pop(model, None)
+                    self.loaded.add(model)
                 self._changed()
             case Ready():
                 self.ready = True

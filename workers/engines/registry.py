@@ -56,6 +56,10 @@ def obstacle(spec: ModelSpec) -> str | None:
     for package in entry.packages:
         if importlib.util.find_spec(package) is None:
             return f"the engine {spec.engine} needs {package}, which is not installed"
+    try:
+        serving(spec)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -64,7 +68,7 @@ def serving(spec: ModelSpec) -> Serving:
     try:
         return msgspec.convert(spec.options, Serving)
     except msgspec.ValidationError as error:
-        raise ValueError(f"the options of {spec.name}: {error}") from error
+        raise ValueError(f"its options are wrong: {error}") from error
 
 
 def create(spec: ModelSpec) -> Engine:

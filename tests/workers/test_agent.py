@@ -1,0 +1,285 @@
+"""Jobs through a queue, an agent and its engine process, with the echo engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import cast
+
+from tests.workers.running import Gateway, echo
+from workers.contract.jobs import (
+    Cancelled,
+    Completed,
+    Failed,
+    RequestId,
+    Started,
+    Tokens,
+    decode_frame,
+)
+from workers.contract.queue import Entry
+from workers.contract.streams import EventLog, Workers
+
+
+async def test_a_job_comes_back_completed_with_usage_and_timings(gateway: Gateway) -> None:
+    async with gateway.worker() as worker:
+        request_id = await gateway.submit("one two three")
+
+        outcome = await gateway.outcome(request_id)
+
+    assert isinstance(outcome, Completed)
+    assert outcome.output["choices"][0]["text"] == "one two three"
+    assert outcome.usage.output_tokens == 3
+    assert outcome.timings.queue_us > 0
+    assert outcome.worker == worker.name
+
+
+async def test_events_come_before_the_end_in_order_and_can_be_replayed(gateway: Gateway) -> None:
+    words = "word " * 50
+    async with gateway.worker(echo(tokens_per_step=1)):
+        request_id = await gateway.submit(words, stream=True)
+
+        outcome = await gateway.outcome(request_id)
+        log = await EventLog(gateway.redis, namespace=gateway.namespace).replay(request_id)
+
+    await gateway.until(lambda: len(gateway.events.get(request_id, [])) == 51)
+    sent = gateway.events[request_id]
+    assert [event.seq for event in sent] == list(range(1, 52))
+    assert isinstance(sent[0].event, Started)
+    said = [event for event in gateway.said(request_id) if isinstance(event, Tokens)]
+    assert "".join(event.text for event in said) == words
+    assert isinstance(outcome, Completed)
+    assert [event for entry in log for event in decode_frame(entry.data)] == sent
+    assert len(log) < 30
+
+
+async def test_a_job_that_nobody_reads_along_says_nothing(gateway: Gateway) -> None:
+    async with gateway.worker():
+        request_id = await gateway.submit("quiet")
+        await gateway.outcome(request_id)
+
+        keys = await gateway.redis.keys(f"{gateway.namespace}:events:*")
+
+    assert request_id not in gateway.events
+    assert keys == []
+
+
+async def test_many_jobs_of_two_models_all_end_once(gateway: Gateway) -> None:
+    gateway.models = ("a", "b")
+    async with gateway.worker(echo("a"), echo("b")):
+        ids = [await gateway.submit(f"job {n}", model="ab"[n % 2]) for n in range(300)]
+
+        await gateway.until(lambda: len(gateway.deliveries) == 300)
+
+    assert {delivery[0].status for delivery in gateway.deliveries.values()} == {"ok"}
+    assert all(len(gateway.deliveries[request_id]) == 1 for request_id in ids)
+
+
+async def test_a_cancelled_stream_ends_with_what_it_delivered(gateway: Gateway) -> None:
+    async with gateway.worker(echo(tokens_per_step=1, step_us=2_000)):
+        request_id = await gateway.submit("word " * 5_000, stream=True)
+        await gateway.until(lambda: len(gateway.events.get(request_id, [])) > 3)
+
+        assert await gateway.queue().cancel(request_id) == "cancelling"
+        outcome = await gateway.outcome(request_id)
+
+    assert isinstance(outcome, Cancelled)
+    assert outcome.reason == "client"
+    assert outcome.delivered
+    assert 3 <= outcome.usage.output_tokens < 5_000
+
+
+async def test_a_job_past_its_deadline_is_cancelled(gateway: Gateway) -> None:
+    async with gateway.worker(echo(tokens_per_step=1, step_us=2_000)):
+        deadline_ms = int(time.time() * 1000) + 300
+        request_id = await gateway.submit("word " * 5_000, deadline_ms=deadline_ms)
+
+        outcome = await gateway.outcome(request_id)
+
+    assert isinstance(outcome, Cancelled)
+    assert outcome.reason == "deadline"
+    assert not outcome.delivered
+
+
+async def test_a_job_that_cannot_be_read_fails(gateway: Gateway) -> None:
+    async with gateway.worker():
+        entry = Entry(id="req_bad", account="acc", payload=b"no job", cost=1.0)
+        await gateway.queue().enqueue([entry], queue_max=10, account_max=10)
+
+        await gateway.until(lambda: "req_bad" in gateway.deliveries)
+        outcome = await gateway.outcome(RequestId("req_bad"))
+
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "invalid_input"
+
+
+async def test_a_worker_announces_what_it_serves_and_why_not_the_rest(gateway: Gateway) -> None:
+    catalog = [
+        echo(),
+        echo("wrong", concurrency="many"),
+        echo("broken", step_us="long"),
+        {"name": "strange", "task": "text-generation", "engine": "abacus"},
+        {
+            "name": "keyless",
+            "task": "text-generation",
+            "upstream": {"url": "http://localhost:9/v1", "credential": "NO_SUCH_KEY"},
+        },
+        {
+            "name": "foreign",
+            "task": "text-to-image",
+            "upstream": {"url": "http://localhost:9/v1", "dialect": "gmi"},
+        },
+    ]
+    async with gateway.worker(*catalog) as worker:
+        (said,) = await Workers(gateway.redis, namespace=gateway.namespace).list()
+
+    assert said.worker == worker.name
+    assert said.models == ("echo",)
+    assert said.loaded == ("echo",)
+    assert said.unavailable == {
+        "wrong": "its options are wrong: Expected `int`, got `str` - at `$.concurrency`",
+        "broken": "its engine could not be loaded; the worker's log says why",
+        "strange": "this worker has no engine called 'abacus'; it has echo, llm",
+        "keyless": "NO_SUCH_KEY is not set",
+        "foreign": "this worker has no adapter for the dialect 'gmi'; it has openai",
+    }
+
+
+async def test_a_killed_engine_process_costs_its_jobs_one_attempt(gateway: Gateway) -> None:
+    async with gateway.worker(echo(tokens_per_step=1, step_us=5_000)) as worker:
+        ids = [await gateway.submit("word " * 100, stream=True) for _ in range(5)]
+        await gateway.until(lambda: len(gateway.events) == 5)
+
+        os.kill(worker.engine_pid(), signal.SIGKILL)
+        outcomes = [await gateway.outcome(request_id) for request_id in ids]
+
+    assert all(isinstance(outcome, Completed) for outcome in outcomes)
+    for request_id in ids:
+        assert [delivery.attempt for delivery in gateway.deliveries[request_id]] == [2]
+        starts = [event for event in gateway.said(request_id) if isinstance(event, Started)]
+        assert [start.attempt for start in starts] == [1, 2]
+
+
+async def test_a_job_that_kills_its_process_three_times_is_poison(gateway: Gateway) -> None:
+    async with gateway.worker():
+        poison = await gateway.submit("!crash")
+
+        delivery = await gateway.delivery(poison)
+        fine = await gateway.submit("fine")
+
+        assert isinstance(await gateway.outcome(fine), Completed)
+    assert delivery.status == "dead"
+    assert delivery.attempt == 3
+
+
+async def test_a_process_that_hangs_is_killed_and_its_jobs_go_on(gateway: Gateway) -> None:
+    async with gateway.worker(echo(step_limit_s=0.5)):
+        hanging = await gateway.submit("!hang")
+
+        delivery = await gateway.delivery(hanging)
+
+    assert delivery.status == "dead"
+
+
+async def test_a_failing_engine_is_no_crash(gateway: Gateway) -> None:
+    async with gateway.worker():
+        outcome = await gateway.outcome(await gateway.submit("!fail"))
+
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "engine_error"
+
+
+async def test_the_jobs_of_a_killed_agent_are_taken_over_when_their_leases_lapse(
+    gateway: Gateway,
+) -> None:
+    catalog = echo(tokens_per_step=1, step_us=5_000)
+    async with gateway.worker(catalog) as first:
+        request_id = await gateway.submit("word " * 200, stream=True)
+        await gateway.until(lambda: request_id in gateway.events)
+        first.signal(signal.SIGKILL)
+        await first.ends()
+
+    async with gateway.worker(catalog):
+        await _lapse_leases(gateway)
+        outcome = await gateway.outcome(request_id)
+
+    assert isinstance(outcome, Completed)
+    assert gateway.deliveries[request_id][0].attempt == 2
+
+
+async def _lapse_leases(gateway: Gateway, model: str = "echo") -> None:
+    """Spare the test the 15 s for which a silent holder is trusted."""
+    leases = f"{gateway.namespace}:{{{model}}}:leases"
+    for request_id in cast(list[bytes], await gateway.redis.zrange(leases, 0, -1)):
+        await gateway.redis.zadd(leases, {request_id: 1})
+
+
+async def test_a_holder_whose_lease_was_lost_says_nothing_more(gateway: Gateway) -> None:
+    catalog = echo(tokens_per_step=1, step_us=10_000)
+    async with gateway.worker(catalog, name="one") as first:
+        request_id = await gateway.submit("word " * 300, stream=True)
+        await gateway.until(lambda: request_id in gateway.events)
+        first.signal(signal.SIGSTOP)
+        async with gateway.worker(catalog, name="two"):
+            await _lapse_leases(gateway)
+            await gateway.until(lambda: gateway.events[request_id][-1].attempt == 2)
+            first.signal(signal.SIGCONT)
+
+            outcome = await gateway.outcome(request_id)
+
+    assert isinstance(outcome, Completed)
+    assert len(gateway.deliveries[request_id]) == 1
+    assert gateway.deliveries[request_id][0].attempt == 2
+
+
+async def test_draining_finishes_what_runs_and_leases_no_more(gateway: Gateway) -> None:
+    async with gateway.worker(echo(tokens_per_step=1, step_us=5_000)) as worker:
+        running = await gateway.submit("word " * 100, stream=True)
+        await gateway.until(lambda: running in gateway.events)
+
+        worker.signal(signal.SIGTERM)
+        await _until_draining(gateway)
+        late = await gateway.submit("too late")
+        status = await worker.ends()
+
+    assert status == 0
+    assert isinstance(await gateway.outcome(running), Completed)
+    assert late not in gateway.deliveries
+    assert await Workers(gateway.redis, namespace=gateway.namespace).list() == ()
+
+
+async def _until_draining(gateway: Gateway) -> None:
+    workers = Workers(gateway.redis, namespace=gateway.namespace)
+    while any(not said.draining for said in await workers.list()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_what_does_not_end_in_time_is_given_back_without_blame(gateway: Gateway) -> None:
+    catalog = echo(tokens_per_step=1, step_us=5_000)
+    async with gateway.worker(catalog, drain_s=0.2) as worker:
+        request_id = await gateway.submit("word " * 2_000, stream=True)
+        await gateway.until(lambda: request_id in gateway.events)
+        worker.signal(signal.SIGTERM)
+        status = await worker.ends()
+
+    state = await gateway.queue().state(request_id)
+    crashes = await gateway.redis.hget(f"{gateway.namespace}:{{echo}}:job:{request_id}", "crashes")
+    assert status == 0
+    assert state is not None
+    assert state.state == "queued"
+    assert crashes == b"0"
+    assert request_id not in gateway.deliveries
+
+
+async def test_a_second_signal_ends_a_worker_at_once(gateway: Gateway) -> None:
+    catalog = echo(tokens_per_step=1, step_us=5_000)
+    async with gateway.worker(catalog, drain_s=3600) as worker:
+        request_id = await gateway.submit("word " * 100_000, stream=True)
+        await gateway.until(lambda: request_id in gateway.events)
+
+        worker.signal(signal.SIGTERM)
+        await _until_draining(gateway)
+        worker.signal(signal.SIGTERM)
+
+        assert await worker.ends() == 0

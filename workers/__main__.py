@@ -1,0 +1,138 @@
+"""The ``tollgate-worker`` command: read the catalog, serve what it can, drain on SIGTERM.
+
+Exit status: 0 after a drain, 1 if something broke, 2 if the command or its settings were wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import msgspec
+import uvloop
+from pydantic import ValidationError
+
+from workers.agent import Agent
+from workers.contract.models import ModelSpec, read_specs
+from workers.contract.redis import connect
+from workers.engines import registry
+from workers.engines.upstream import dialects
+from workers.logs import configure_logging
+from workers.settings import WorkerSettings
+
+EXAMPLE = """
+\b
+Example:
+  REDIS_URL=redis://localhost:6379 tollgate-worker --catalog catalog.yaml --device cuda:0
+"""
+
+
+@click.command(epilog=EXAMPLE, context_settings={"max_content_width": 100})
+@click.option("--catalog", type=click.Path(path_type=Path), help="Catalog file. [catalog.yaml]")
+@click.option("--redis-url", metavar="URL", help="Queue server. [REDIS_URL]")
+@click.option("--blob-url", metavar="URL", help="Store of large outputs. [BLOB_URL]")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="Serve this model; may be repeated. [all that this worker can serve]",
+)
+@click.option("--device", metavar="NAME", help="Device of the engines, such as cuda:0. [cpu]")
+@click.option("--threads", type=int, help="CPU threads of the engine process.")
+@click.option("--name", "worker_name", help="Name of this worker. [the host's name]")
+@click.option("--preload/--no-preload", default=None, help="Load weights at the start. [yes]")
+@click.option("--drain-s", type=float, help="Patience with running jobs after SIGTERM. [30]")
+@click.option("--log-level", help="DEBUG, INFO, WARNING or ERROR. [INFO]")
+def main(models: Sequence[str], **options: Any) -> None:
+    """Run models for a Tollgate gateway: lease jobs from its queue and compute them.
+
+    Every option can also be given in the environment, as TOLLGATE_ and its name.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        settings = WorkerSettings(**given)
+        specs = _choose(read_specs(settings.catalog), models)
+        serve, unavailable = sort_specs(specs, settings, os.environ)
+    except (OSError, ValueError) as error:
+        _refuse(error)
+    if settings.redis_url is None:
+        _refuse("no queue server is named: give --redis-url or set REDIS_URL")
+    configure_logging(settings.log_level)
+    os.environ["TOLLGATE_LOG_LEVEL"] = settings.log_level  # for the engine process
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_work(settings, settings.redis_url, serve, unavailable))
+
+
+def sort_specs(
+    specs: Sequence[ModelSpec], settings: WorkerSettings, environ: Mapping[str, str]
+) -> tuple[list[ModelSpec], dict[str, str]]:
+    """Part a catalog into what this worker serves and, by model, why it cannot serve the rest."""
+    serve, unavailable = [], {}
+    for spec in specs:
+        obstacle = (
+            registry.obstacle(spec) if spec.upstream is None else dialects.obstacle(spec, environ)
+        )
+        if obstacle is not None:
+            unavailable[spec.name] = obstacle
+        elif spec.upstream is None:
+            options = {"device": settings.device} | spec.options
+            serve.append(msgspec.structs.replace(spec, options=options))
+        else:
+            serve.append(spec)
+    return serve, unavailable
+
+
+async def _work(
+    settings: WorkerSettings,
+    redis_url: str,
+    specs: Sequence[ModelSpec],
+    unavailable: Mapping[str, str],
+) -> None:
+    # One connection per model waits for work; the rest is shared.
+    redis = connect(redis_url, max_connections=len(specs) + 8)
+    agent = Agent(
+        redis,
+        specs,
+        name=settings.worker_name,
+        namespace=settings.namespace,
+        unavailable=unavailable,
+        environ=os.environ,
+        device=settings.device,
+        threads=settings.threads,
+        preload=settings.preload,
+        drain_s=settings.drain_s,
+        ready=lambda worker: click.echo(f"worker ready {worker}"),
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, agent.end)
+    try:
+        await agent.run()
+    finally:
+        await redis.aclose()
+
+
+def _choose(specs: Sequence[ModelSpec], names: Sequence[str]) -> Sequence[ModelSpec]:
+    unknown = set(names) - {spec.name for spec in specs}
+    if unknown:
+        raise ValueError(f"the catalog has no model called {', '.join(sorted(unknown))}")
+    return [spec for spec in specs if spec.name in names] if names else specs
+
+
+def _refuse(error: object) -> NoReturn:
+    """One line, whatever was wrong."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        error = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    click.echo(f"tollgate-worker: {error}", err=True)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,432 @@
+"""The worker's agent: holds leases, renews them, hands jobs to their hosts, accounts for crashes.
+
+One per device, or one on the CPU. Everything here is asyncio and short: heartbeats share neither a
+thread nor an interpreter with a forward pass. It owns no tensor and knows no price. The invariant:
+a job that was leased is completed, given back or, if the agent itself dies, left to its lease; and
+what is still produced under a lost lease is never heard of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from workers.contract.jobs import Event, Failed, Job, Outcome, RequestId, decode_job
+from workers.contract.models import ModelSpec
+from workers.contract.queue import (
+    LEASE_COUNT_MAX,
+    LEASE_MS,
+    Lease,
+    Queue,
+    new_nonce,
+    wait_for_work,
+)
+from workers.contract.streams import Announcement, Workers, hints
+from workers.engine_host import EngineHost
+from workers.engines import registry
+from workers.engines.protocol import CancelReason
+from workers.engines.upstream.host import UpstreamHost
+from workers.frames import Handed
+from workers.host import Host
+from workers.outbox import Held, Outbox, insist
+
+log = logging.getLogger(__name__)
+
+WAIT_S: Final = 2.0
+"""Between two looks at a queue that has not called."""
+REAP_S: Final = 1.0
+ANNOUNCE_S: Final = 4.0
+HINT_PAUSE_S: Final = 0.02
+"""After a heartbeat; what is asked for meanwhile is answered by the next one, together."""
+RETRY_S: Final = 0.5
+GIVE_BACK_S: Final = 5.0
+"""For Redis to take back what is left at the end; otherwise the leases lapse by themselves."""
+
+_UNAVAILABLE: Final = (RedisError, OSError, TimeoutError)
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A model that this worker serves: its queue, its host, and the room that it has."""
+
+    model: str
+    queue: Queue
+    host: Host
+    capacity: int
+    running: int = 0
+    nonce: str | None = None
+    """Of a lease call whose answer has not arrived."""
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while jobs may be leased."""
+    leasing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held from the lease call until its jobs are with their host."""
+
+
+class Agent:
+    """Serves ``specs`` until it is told to end."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        specs: Sequence[ModelSpec],
+        *,
+        name: str,
+        namespace: str,
+        unavailable: Mapping[str, str],
+        environ: Mapping[str, str],
+        device: str,
+        threads: int | None,
+        preload: bool,
+        drain_s: float,
+        ready: Callable[[str], None],
+    ) -> None:
+        self.worker = f"{name}-{secrets.token_hex(3)}"
+        """Names this process for the time of its life, so that nobody inherits its leases."""
+        self._redis = redis
+        self._namespace = namespace
+        self._unavailable = dict(unavailable)
+        self._device = device
+        self._drain_s = drain_s
+        self._say_ready = ready
+        self._workers = Workers(redis, namespace=namespace)
+        self._held: dict[RequestId, Held] = {}
+        self._draining = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._hinted = asyncio.Event()
+        self._changed = asyncio.Event()
+
+        queues = {spec.name: Queue(redis, spec.name, namespace=namespace) for spec in specs}
+        self._outbox = Outbox(
+            redis, queues, namespace=namespace, worker=self.worker, done=self._done
+        )
+        local = [spec for spec in specs if spec.engine is not None]
+        self._engines = EngineHost(
+            local,
+            worker=self.worker,
+            preload=preload,
+            threads=threads,
+            report=self._hear,
+            crashed=self._give_back_crashed,
+            changed=self._change,
+        )
+        remote = [spec for spec in specs if spec.upstream is not None]
+        self._upstreams = UpstreamHost(
+            remote, worker=self.worker, environ=environ, report=self._hear
+        )
+        self._served = {
+            spec.name: Served(
+                spec.name, queues[spec.name], self._engines, registry.serving(spec).concurrency
+            )
+            for spec in local
+        } | {
+            spec.name: Served(
+                spec.name, queues[spec.name], self._upstreams, spec.upstream.concurrency
+            )
+            for spec in remote
+            if spec.upstream is not None
+        }
+
+    def end(self) -> None:
+        """Take nothing new, finish what runs, then end; asked again, give the rest back now."""
+        if self._draining.is_set():
+            self._stopping.set()
+        self._draining.set()
+
+    async def run(self) -> None:
+        """Serve until drained. Raises only what nobody expected."""
+        async with asyncio.TaskGroup() as group:
+            start = group.create_task
+            others = [
+                start(self._upstreams.run()),
+                start(self._outbox.run()),
+                start(self._beat()),
+                start(self._listen()),
+                start(self._reap()),
+                start(self._announce()),
+            ]
+            if self._engine_models:
+                others.append(start(self._engines.run()))
+            serving = {model: start(self._serve(served)) for model, served in self._served.items()}
+            self._change()
+            await self._draining.wait()
+            await self._drain(serving)
+            for task in others:
+                task.cancel()
+
+    # --- Leasing ----------------------------------------------------------------------------------
+
+    async def _serve(self, served: Served) -> None:
+        """Lease jobs of one model as long as there is room, and wait for more."""
+        while True:
+            await served.open.wait()
+            try:
+                async with served.leasing:
+                    more = served.open.is_set() and await self._lease(served)
+                if not more:
+                    await wait_for_work(
+                        self._redis, (served.model,), WAIT_S, namespace=self._namespace
+                    )
+            except _UNAVAILABLE as error:
+                log.warning("no lease", extra={"error": type(error).__name__})
+                await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
+
+    async def _lease(self, served: Served) -> bool:
+        """Take what fits and hand it over; say whether there may be more at once."""
+        wanted = min(served.capacity - served.running, LEASE_COUNT_MAX)
+        served.nonce = served.nonce or new_nonce()
+        leases = await served.queue.lease(self.worker, wanted, nonce=served.nonce)
+        served.nonce = None
+        if leases:
+            leased_us = time.monotonic_ns() // 1000
+            accepted = [
+                Handed(job, queue_us=lease.queued_us, leased_us=leased_us)
+                for lease in leases
+                if (job := self._accept(served, lease)) is not None
+            ]
+            if accepted:
+                served.host.submit(accepted)
+            self._reopen(served)
+        return len(leases) == wanted
+
+    def _accept(self, served: Served, lease: Lease) -> Job | None:
+        """Note a lease as held; return its job if it has to be run for that."""
+        request_id = RequestId(lease.id)
+        readable = True
+        try:
+            job = decode_job(lease.payload)
+        except msgspec.DecodeError:
+            readable = False
+            job = Job(request_id, lease.account, served.model, task="", input={})
+        known = self._held.get(request_id)
+        if known is not None and _can_go_on(known, lease):
+            known.token, known.attempt, known.reply = lease.token, lease.attempt, lease.reply
+            return None
+        if known is not None:
+            self._lose(known)
+        held = Held(job, served.model, lease.token, lease.attempt, lease.reply)
+        self._held[request_id] = held
+        served.running += 1
+        if not readable or job.model != served.model:
+            log.error("job cannot be read", extra={"request_id": request_id})
+            failure = Failed(code="invalid_input", message="The job could not be read.")
+            self._hear((), ((request_id, failure),))
+            return None
+        return job
+
+    def _reopen(self, served: Served) -> None:
+        """Open or close a model for leasing, whatever has changed."""
+        ready = served.host is self._upstreams or (
+            self._engines.ready and served.model not in self._engines.problems
+        )
+        if ready and served.running < served.capacity and not self._draining.is_set():
+            served.open.set()
+        else:
+            served.open.clear()
+
+    def _change(self) -> None:
+        for served in self._served.values():
+            self._reopen(served)
+        self._changed.set()
+
+    # --- What hosts report ------------------------------------------------------------------------
+
+    def _hear(
+        self,
+        events: Sequence[tuple[RequestId, Event]],
+        outcomes: Sequence[tuple[RequestId, Outcome]],
+    ) -> None:
+        for request_id, event in events:
+            held = self._held.get(request_id)
+            if held is not None and not held.ended:
+                self._outbox.say(held, event)
+        for request_id, outcome in outcomes:
+            held = self._held.get(request_id)
+            if held is not None and not held.ended:
+                self._outbox.end(held, outcome)
+                self._make_room(held)
+
+    def _make_room(self, held: Held) -> None:
+        served = self._served[held.model]
+        served.running -= 1
+        if not served.open.is_set():
+            self._reopen(served)
+
+    def _done(self, held: Held) -> None:
+        """The queue knows how a job ended."""
+        if self._held.get(held.job.request_id) is held:
+            del self._held[held.job.request_id]
+        if not self._held:
+            self._idle.set()
+
+    def _lose(self, held: Held) -> None:
+        """Somebody else has the job now: stop, and say nothing more about it."""
+        del self._held[held.job.request_id]
+        if not held.ended:
+            self._served[held.model].host.abandon(held.job.request_id)
+            self._make_room(held)
+
+    # --- Leases, cancels and the queue's upkeep ---------------------------------------------------
+
+    async def _beat(self) -> None:
+        """Renew all leases every third of their length, and whenever a hint asks for news."""
+        while True:
+            try:
+                async with asyncio.timeout(LEASE_MS / 3000):
+                    await self._hinted.wait()
+            except TimeoutError:
+                pass
+            self._hinted.clear()
+            try:
+                await self._beat_once()
+                await asyncio.sleep(HINT_PAUSE_S)
+            except _UNAVAILABLE as error:
+                log.warning("no heartbeat", extra={"error": type(error).__name__})
+                self._hinted.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _beat_once(self) -> None:
+        by_model: dict[str, list[tuple[str, str]]] = {}
+        for request_id, held in self._held.items():
+            by_model.setdefault(held.model, []).append((request_id, held.token))
+        for model, pairs in by_model.items():
+            news = await self._served[model].queue.heartbeat(pairs)
+            if not (news.lost or news.cancelled or news.replies):
+                continue
+            tokens = dict(pairs)
+            for held in self._still_held(news.lost, tokens):
+                log.warning("lease lost", extra={"request_id": held.job.request_id})
+                self._lose(held)
+            for held in self._still_held(news.replies, tokens):
+                held.reply = news.replies[held.job.request_id]
+            for held in self._still_held(news.cancelled, tokens):
+                reason = cast(CancelReason, news.cancelled[held.job.request_id])
+                self._served[model].host.cancel(held.job.request_id, reason)
+
+    def _still_held(self, ids: Iterable[str], tokens: Mapping[str, str]) -> list[Held]:
+        """Of these jobs, those that still run under the lease that the heartbeat asked about."""
+        found = [self._held.get(RequestId(request_id)) for request_id in ids]
+        return [
+            held
+            for held in found
+            if held and not held.ended and held.token == tokens[held.job.request_id]
+        ]
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async for _ in hints(self._redis, self.worker, namespace=self._namespace):
+                    self._hinted.set()
+            except _UNAVAILABLE as error:
+                log.warning("no hints", extra={"error": type(error).__name__})
+                await asyncio.sleep(RETRY_S)
+
+    async def _reap(self) -> None:
+        while True:
+            for served in self._served.values():
+                try:
+                    await served.queue.reap()
+                except _UNAVAILABLE as error:
+                    log.warning("not reaped", extra={"error": type(error).__name__})
+                    break
+            await asyncio.sleep(REAP_S)
+
+    async def _announce(self) -> None:
+        """Say what is served here and what is not, again and again, and at once after a change."""
+        said = False
+        while True:
+            self._changed.clear()
+            await insist("announcing", lambda: self._workers.announce(self._announcement()))
+            if not said and (self._engines.ready or not self._engine_models):
+                said = True
+                self._say_ready(self.worker)
+            try:
+                async with asyncio.timeout(ANNOUNCE_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    def _announcement(self) -> Announcement:
+        unavailable = dict(self._unavailable)
+        if not self._engines.available:
+            unavailable |= dict.fromkeys(self._engine_models, self._engines.state)
+        for model in self._engines.problems:
+            unavailable[model] = "its engine could not be loaded; the worker's log says why"
+        return Announcement(
+            worker=self.worker,
+            models=tuple(model for model in self._served if model not in unavailable),
+            loaded=tuple(self._engines.loaded),
+            unavailable=unavailable,
+            device=self._device,
+            running=len(self._held),
+            draining=self._draining.is_set(),
+        )
+
+    # --- Ends -------------------------------------------------------------------------------------
+
+    @property
+    def _engine_models(self) -> list[str]:
+        return [model for model, served in self._served.items() if served.host is self._engines]
+
+    async def _give_back_crashed(self, reason: str) -> None:
+        """The engine process died: what was in it goes back to its place, one attempt poorer."""
+        await self._outbox.flushed()
+        for model in self._engine_models:
+            served = self._served[model]
+            async with served.leasing:
+                for held in list(self._held.values()):
+                    if held.model == model and not held.ended:
+                        del self._held[held.job.request_id]
+                served.running = 0
+                release = functools.partial(served.queue.release_worker, self.worker, crashed=True)
+                await insist("giving back", release)
+        if not self._held:
+            self._idle.set()
+
+    async def _drain(self, serving: Mapping[str, asyncio.Task[None]]) -> None:
+        """Lease no more, let what runs come to its end for a while, then give back the rest."""
+        log.info("draining", extra={"running": len(self._held)})
+        self._change()
+        for model, task in serving.items():
+            async with self._served[model].leasing:
+                task.cancel()
+        if self._held:
+            self._idle.clear()
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._stopping)]
+            await asyncio.wait(waits, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        try:
+            async with asyncio.timeout(GIVE_BACK_S):
+                await self._give_back()
+        except _UNAVAILABLE as error:
+            log.warning("not given back", extra={"error": type(error).__name__})
+
+    async def _give_back(self) -> None:
+        for held in list(self._held.values()):
+            if not held.ended:
+                self._lose(held)
+        await self._outbox.flushed()
+        for served in self._served.values():
+            await served.queue.release_worker(self.worker, crashed=False)
+        await self._workers.withdraw(self.worker)
+
+
+def _can_go_on(held: Held, lease: Lease) -> bool:
+    """Whether a job that was leased to us again, while we run it, need not begin again.
+
+    That is so after the queue was wiped and filled again. Readers of a stream expect each attempt
+    to say everything from its beginning.
+    """
+    return held.ended or not held.job.stream or held.attempt == lease.attempt

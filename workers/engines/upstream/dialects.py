@@ -1,0 +1,64 @@
+"""How to talk to an upstream: one module per dialect, all with the same two questions.
+
+A dialect knows the wire format of somebody else's service; it knows no queue, lease or price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol, TypeAlias
+
+from workers.contract.jobs import Completed, Event, Failed, Job, Usage
+from workers.contract.models import ModelSpec
+from workers.engines.protocol import PhaseClock
+from workers.engines.upstream.openai import OpenAI
+
+Say: TypeAlias = Callable[[Event], None]
+
+
+class Call(Protocol):
+    """One job at an upstream. Cancelling ``run`` ends it there as well, by hanging up."""
+
+    async def run(self, clock: PhaseClock) -> Completed | Failed:
+        """Have the job done. Phases: ``transfer`` until the answer begins, then ``forward``."""
+        ...
+
+    def so_far(self) -> tuple[Usage, dict[str, Any]]:
+        """What has been used and said up to now, for a job that is cancelled."""
+        ...
+
+
+class Dialect(Protocol):
+    def call(self, job: Job, say: Say) -> Call:
+        """Prepare a job; ``say`` takes the events of its answer."""
+        ...
+
+    def close(self) -> Awaitable[None]: ...
+
+
+DIALECTS: Final = {"openai": OpenAI}
+
+
+def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:
+    """Say in a sentence why this worker cannot reach the upstream of an entry, if so."""
+    assert spec.upstream is not None
+    if spec.upstream.dialect not in DIALECTS:
+        return (
+            f"this worker has no adapter for the dialect {spec.upstream.dialect!r}; "
+            f"it has {', '.join(DIALECTS)}"
+        )
+    credential = spec.upstream.credential
+    if credential is not None and not environ.get(credential):
+        return f"{credential} is not set"
+    try:
+        DIALECTS[spec.upstream.dialect].read_options(spec)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def connect(spec: ModelSpec, environ: Mapping[str, str]) -> Dialect:
+    """Make the client of an entry that has no obstacle."""
+    assert spec.upstream is not None
+    credential = spec.upstream.credential
+    return DIALECTS[spec.upstream.dialect](spec, environ[credential] if credential else None)

@@ -1,0 +1,162 @@
+"""Runs the jobs of upstream models as tasks of the agent: limits, cancels, deadlines, timings.
+
+Knows no queue and no wire format. Every job ends in one outcome, unless it is abandoned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from workers.contract.jobs import (
+    Cancelled,
+    Event,
+    Failed,
+    Job,
+    Outcome,
+    RequestId,
+    Timings,
+    Tokens,
+)
+from workers.contract.models import ModelSpec
+from workers.engines.protocol import CancelReason
+from workers.engines.upstream.dialects import Call, Dialect, connect
+from workers.frames import Handed
+from workers.host import Report
+from workers.metering import Stopwatch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    handed: Handed
+    watch: Stopwatch
+    call: Call | None = None
+    task: asyncio.Task[None] | None = None
+    cancelled: CancelReason | None = None
+    first_token_us: int = 0
+    tokens: int = 0
+
+    @property
+    def job(self) -> Job:
+        return self.handed.job
+
+
+class UpstreamHost:
+    """One for all upstream models of a worker."""
+
+    def __init__(
+        self,
+        specs: Sequence[ModelSpec],
+        *,
+        worker: str,
+        environ: Mapping[str, str],
+        report: Report,
+    ) -> None:
+        self._worker = worker
+        self._report = report
+        self._dialects: dict[str, Dialect] = {spec.name: connect(spec, environ) for spec in specs}
+        self._tasks = asyncio.TaskGroup()
+        self._runs: dict[RequestId, _Run] = {}
+
+    async def run(self) -> None:
+        """Own the tasks of all jobs, for ever; when cancelled, end them."""
+        try:
+            async with self._tasks:
+                await asyncio.Event().wait()
+        finally:
+            for dialect in self._dialects.values():
+                await dialect.close()
+
+    def submit(self, jobs: Sequence[Handed]) -> None:
+        for handed in jobs:
+            run = _Run(handed, Stopwatch(_now_us))
+            run.watch.start()
+            self._runs[run.job.request_id] = run
+            run.task = self._tasks.create_task(self._see_through(run))
+
+    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
+        run = self._runs.get(request_id)
+        if run is None or run.cancelled is not None or run.task is None:
+            return
+        run.cancelled = reason
+        run.task.cancel()
+        if run.call is None:  # a task that has not begun will not even notice that it is cancelled
+            self._end(run, Cancelled(reason=reason))
+
+    def abandon(self, request_id: RequestId) -> None:
+        run = self._runs.pop(request_id, None)
+        if run is not None and run.task is not None:
+            run.task.cancel()
+
+    async def _see_through(self, run: _Run) -> None:
+        """Run a job to its outcome; failures of any kind are its own."""
+        try:
+            outcome = await self._answer(run)
+        except asyncio.CancelledError:
+            if run.cancelled is None:  # abandoned, or everything ends
+                raise
+            outcome = _stop(run, run.cancelled)
+        except Exception as error:
+            log.exception("upstream call failed", extra={"request_id": run.job.request_id})
+            outcome = Failed(
+                code="upstream_error",
+                message=f"The call to the upstream failed ({type(error).__name__}).",
+            )
+        self._end(run, outcome)
+
+    async def _answer(self, run: _Run) -> Outcome:
+        left_s = run.job.deadline_ms / 1000 - time.time() if run.job.deadline_ms else None
+        dialect = self._dialects[run.job.model]
+        try:
+            async with asyncio.timeout(left_s) as timer:
+                run.call = dialect.call(run.job, lambda event: self._say(run, event))
+                return await run.call.run(run.watch)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            return _stop(run, "deadline")
+
+    def _say(self, run: _Run, event: Event) -> None:
+        if isinstance(event, Tokens):
+            if run.tokens == 0:
+                waited_us = _now_us() - run.handed.leased_us
+                run.first_token_us = run.handed.queue_us + waited_us
+            run.tokens += event.count
+        if run.job.stream and self._runs.get(run.job.request_id) is run:
+            self._report(((run.job.request_id, event),), ())
+
+    def _end(self, run: _Run, outcome: Outcome) -> None:
+        if self._runs.get(run.job.request_id) is not run:
+            return
+        del self._runs[run.job.request_id]
+        preprocess_us, transfer_us, forward_us, postprocess_us = run.watch.stop(rest="postprocess")
+        timings = Timings(
+            queue_us=run.handed.queue_us,
+            preprocess_us=preprocess_us,
+            transfer_us=transfer_us,
+            forward_us=forward_us,
+            postprocess_us=postprocess_us,
+            first_token_us=run.first_token_us,
+            tokens=run.tokens,
+        )
+        outcome = msgspec.structs.replace(outcome, timings=timings, worker=self._worker)
+        self._report((), ((run.job.request_id, outcome),))
+
+
+def _stop(run: _Run, reason: CancelReason) -> Cancelled:
+    if run.call is None:
+        return Cancelled(reason=reason)
+    usage, output = run.call.so_far()
+    delivered = run.job.stream and run.tokens > 0
+    return Cancelled(reason=reason, delivered=delivered, usage=usage, output=output)
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

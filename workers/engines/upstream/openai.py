@@ -1,0 +1,367 @@
+"""Chat completions of an OpenAI-compatible service (vLLM, SGLang, llama-server, OpenAI itself).
+
+The answer is always streamed from there, with usage, unless the entry says ``stream: false``: so a
+job can be cancelled by hanging up, and a silent upstream is noticed. A call is repeated only while
+nothing has been produced for it. Usage is what the upstream reports; the credential goes into one
+header and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any, Final, Literal
+
+import httpx
+import msgspec
+import tenacity
+
+from workers.contract.jobs import (
+    ChatInput,
+    Choice,
+    Completed,
+    Event,
+    Failed,
+    FinishReason,
+    Job,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+from workers.contract.models import ModelSpec
+from workers.engines.protocol import PhaseClock
+from workers.engines.upstream import wire
+from workers.engines.upstream.sse import TooLong, read_events, read_whole
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 3
+RETRY_AFTER_MAX_S: Final = 10.0
+RESPONSE_BYTES_MAX: Final = 16 * 1024 * 1024
+ERROR_BYTES_MAX: Final = 64 * 1024
+MESSAGE_CHARS_MAX: Final = 300
+"""Of an upstream's own words that are passed on."""
+BYTES_PER_TOKEN: Final = 4
+"""Of English text, roughly; only for an input that the upstream did not count."""
+GOODBYE_S: Final = 1.0
+"""For an answer that is complete to end, so that its connection can be used again."""
+
+_BUSY: Final = frozenset({429, 502, 503})
+"""Refused without having produced anything."""
+_BEFORE_THE_ANSWER: Final = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.ReadError,
+    httpx.WriteError,
+    httpx.RemoteProtocolError,
+)
+_PLAIN_FIELDS: Final = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "stop", "logprobs", "response_format"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
+)
+"""Sent under their own name where they differ from the default."""
+_DEFAULTS: Final = ChatInput(messages=(), max_tokens=0)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Of the catalog entry."""
+
+    stream: bool = True
+    omit: tuple[str, ...] = ()
+    """Fields of the request body that this upstream does not accept, such as ``seed``."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    usage: Literal["required", "estimated"] = "required"
+    """What to do about an answer without usage: fail, or count each chunk of text as one output
+    token and every four bytes of the messages as one input token."""
+
+
+class Busy(Exception):
+    """The upstream takes nothing more at present."""
+
+    def __init__(self, status: int, retry_after_s: float | None) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class OpenAI:
+    """The client of one catalog entry; its connections are shared by all of its jobs."""
+
+    def __init__(self, spec: ModelSpec, credential: str | None) -> None:
+        assert spec.upstream is not None
+        self.upstream = spec.upstream
+        self.model = spec.upstream.model or spec.name
+        self.options = self.read_options(spec)
+        self.credential = credential
+        self.url = f"{spec.upstream.url.rstrip('/')}/chat/completions"
+        headers = {"Content-Type": "application/json"}
+        if credential:
+            headers["Authorization"] = f"Bearer {credential}"
+        self.http = httpx.AsyncClient(
+            headers=headers,
+            follow_redirects=False,
+            limits=httpx.Limits(max_connections=spec.upstream.concurrency),
+            # A call times its reading itself, for it knows what it waits for.
+            timeout=httpx.Timeout(None, connect=spec.upstream.connect_timeout_s),
+        )
+
+    @staticmethod
+    def read_options(spec: ModelSpec) -> Options:
+        """Raise ``ValueError`` if they are wrong."""
+        try:
+            return msgspec.convert(spec.options, Options)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"its options are wrong: {error}") from error
+
+    def call(self, job: Job, say: Callable[[Event], None]) -> ChatCall:
+        """Raise ``msgspec.ValidationError`` if the job is no chat."""
+        return ChatCall(self, job, say)
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+
+class ChatCall:
+    """One chat completion."""
+
+    def __init__(self, client: OpenAI, job: Job, say: Callable[[Event], None]) -> None:
+        self._client = client
+        self._job = job
+        self._chat = msgspec.convert(job.input, ChatInput)
+        self._say = say
+        self._texts = [""] * self._chat.n
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in self._texts]
+        self._finished: list[FinishReason | None] = [None] * self._chat.n
+        self._chunks = 0
+        self._usage: wire.Usage | None = None
+        self._complete = False
+
+    async def run(self, clock: PhaseClock) -> Completed | Failed:
+        with clock.phase("preprocess"):
+            body = msgspec.json.encode(self._body())
+        failure = await self._exchange(body, clock)
+        if failure is not None:
+            return failure
+        usage = self._count(estimate=self._client.options.usage == "estimated")
+        if usage is None:
+            return _failed("The upstream reported no usage.")
+        return Completed(usage=usage, output=self._output())
+
+    def so_far(self) -> tuple[Usage, dict[str, Any]]:
+        return self._count(estimate=True) or Usage(), self._output()
+
+    async def _exchange(self, body: bytes, clock: PhaseClock) -> Failed | None:
+        """Send the request and read the answer; translate whatever goes wrong."""
+        upstream = self._client.upstream
+        try:
+            async with asyncio.timeout(upstream.first_byte_timeout_s) as timer:
+                with clock.phase("transfer"):
+                    response = await self._send(body)
+                async with aclosing(response):
+                    if response.status_code != httpx.codes.OK:
+                        return await self._refused(response)
+                    with clock.phase("forward"):
+                        return await self._read(response, timer)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            return Failed("upstream_unavailable", "The upstream cannot be reached.")
+        except Busy as busy:
+            return Failed("upstream_unavailable", f"The upstream is busy ({busy}).")
+        except TimeoutError:
+            if self._complete:
+                return None
+            return Failed(
+                "upstream_timeout",
+                f"The upstream did not begin to answer within {upstream.first_byte_timeout_s:g} s, "
+                f"or paused for more than {upstream.idle_timeout_s:g} s.",
+            )
+        except TooLong:
+            return Failed(
+                "output_too_large", f"The upstream sent more than {RESPONSE_BYTES_MAX} bytes."
+            )
+        except msgspec.DecodeError:
+            return _failed("The upstream sent what is no chat completion.")
+        except httpx.HTTPError:
+            return _failed("The upstream broke off its answer.")
+
+    # --- Asking -----------------------------------------------------------------------------------
+
+    def _body(self) -> dict[str, Any]:
+        chat, options = self._chat, self._client.options
+        body: dict[str, Any] = {
+            "model": self._client.model,
+            "messages": [
+                {"role": message.role, "content": message.content}
+                | ({"name": message.name} if message.name else {})
+                for message in chat.messages
+            ],
+            options.max_tokens_field: chat.max_tokens,
+            "seed": chat.seed,
+        }
+        for name in _PLAIN_FIELDS:
+            value = getattr(chat, name)
+            if value != getattr(_DEFAULTS, name):
+                body[name] = value
+        if chat.top_logprobs:
+            body["top_logprobs"] = chat.top_logprobs
+        if options.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        for name in options.omit:
+            body.pop(name, None)
+        return body
+
+    async def _send(self, body: bytes) -> httpx.Response:
+        """Return the beginning of an answer; try again while nothing has been produced."""
+        retrying = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(ATTEMPTS),
+            wait=_wait_s,
+            retry=tenacity.retry_if_exception_type((Busy, *_BEFORE_THE_ANSWER)),
+            reraise=True,
+        )
+        return await retrying(self._send_once, body)
+
+    async def _send_once(self, body: bytes) -> httpx.Response:
+        http = self._client.http
+        request = http.build_request("POST", self._client.url, content=body)
+        response = await http.send(request, stream=True)
+        if response.status_code in _BUSY:
+            await response.aclose()
+            raise Busy(response.status_code, _retry_after_s(response))
+        return response
+
+    # --- Reading ----------------------------------------------------------------------------------
+
+    async def _read(self, response: httpx.Response, timer: asyncio.Timeout) -> Failed | None:
+        if not self._client.options.stream:
+            body = await read_whole(response.aiter_bytes(), RESPONSE_BYTES_MAX)
+            return self._take(wire.decode_answer(body))
+        now_s = asyncio.get_running_loop().time
+        async for data in read_events(response.aiter_bytes(), RESPONSE_BYTES_MAX):
+            if data == b"[DONE]":
+                self._complete = True
+                timer.reschedule(now_s() + GOODBYE_S)
+            elif not self._complete:
+                timer.reschedule(now_s() + self._client.upstream.idle_timeout_s)
+                if failure := self._take(wire.decode_answer(data)):
+                    return failure
+        if not self._complete and None in self._finished:
+            return _failed("The upstream broke off its answer.")
+        return None
+
+    def _take(self, answer: wire.Answer) -> Failed | None:
+        if answer.error is not None:
+            return self._explain(answer.error, "upstream_error")
+        self._usage = answer.usage or self._usage
+        for choice in answer.choices:
+            if choice.index >= len(self._texts):
+                raise msgspec.ValidationError("a choice that was not asked for")
+            self._take_choice(choice)
+        return None
+
+    def _take_choice(self, choice: wire.Choice) -> None:
+        index = choice.index
+        part = choice.delta or choice.message
+        text = (part.content if part else None) or ""
+        logprobs = _logprobs(choice.logprobs) if self._chat.logprobs else None
+        finish_reason: FinishReason | None = None
+        if choice.finish_reason is not None:
+            finish_reason = "length" if choice.finish_reason == "length" else "stop"
+        if not text and not logprobs and finish_reason is None:
+            return
+        count = len(logprobs) if logprobs else int(bool(text))
+        self._chunks += count
+        self._texts[index] += text
+        self._logprobs[index] += logprobs or ()
+        self._finished[index] = finish_reason or self._finished[index]
+        self._say(Tokens(index, text, count, logprobs, finish_reason))
+
+    async def _refused(self, response: httpx.Response) -> Failed:
+        status = response.status_code
+        error = wire.decode_error(await read_whole(response.aiter_bytes(), ERROR_BYTES_MAX))
+        if status in (400, 413, 422):
+            return self._explain(error, "upstream_rejected")
+        log.error("upstream refused a call", extra={"model": self._job.model, "status": status})
+        if status in (401, 403):
+            return Failed(
+                "upstream_unavailable", "The upstream does not accept this server's credential."
+            )
+        return _failed(f"The upstream answered with status {status}.")
+
+    def _explain(
+        self, error: wire.Error, code: Literal["upstream_error", "upstream_rejected"]
+    ) -> Failed:
+        """Pass on what an upstream says about an error, without our credential, if it quotes it."""
+        message = error.message
+        if self._client.credential:
+            message = message.replace(self._client.credential, "***")
+        message = message[:MESSAGE_CHARS_MAX] or "It gave no reason."
+        if error.code == "context_length_exceeded":
+            return Failed("context_length_exceeded", message, "messages")
+        return Failed(code, f"The upstream refused the request: {message}", error.param)
+
+    # --- Accounts ---------------------------------------------------------------------------------
+
+    def _count(self, *, estimate: bool) -> Usage | None:
+        if self._usage is not None:
+            return Usage(
+                requests=1,
+                input_tokens=self._usage.prompt_tokens - self._usage.cached_tokens,
+                cached_input_tokens=self._usage.cached_tokens,
+                output_tokens=self._usage.completion_tokens,
+            )
+        if not estimate:
+            return None
+        said_bytes = sum(len(message.content.encode()) for message in self._chat.messages)
+        return Usage(
+            requests=1,
+            input_tokens=math.ceil(said_bytes / BYTES_PER_TOKEN),
+            output_tokens=self._chunks,
+        )
+
+    def _output(self) -> dict[str, Any]:
+        return {
+            "choices": [
+                Choice(
+                    index,
+                    text,
+                    self._finished[index] or "stop",
+                    tuple(self._logprobs[index]) if self._chat.logprobs else None,
+                )
+                for index, text in enumerate(self._texts)
+            ]
+        }
+
+
+def _logprobs(logprobs: wire.Logprobs | None) -> tuple[TokenLogprob, ...] | None:
+    if logprobs is None or logprobs.content is None:
+        return None
+    return tuple(
+        TokenLogprob(
+            token.token,
+            token.logprob,
+            tuple((top.token, top.logprob) for top in token.top_logprobs),
+        )
+        for token in logprobs.content
+    )
+
+
+def _failed(message: str) -> Failed:
+    return Failed("upstream_error", message)
+
+
+_backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5)
+
+
+def _wait_s(state: tenacity.RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome is not None else None
+    if isinstance(error, Busy) and error.retry_after_s is not None:
+        return min(error.retry_after_s, RETRY_AFTER_MAX_S)
+    return _backoff(state)
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    """Only in seconds; a date would need the upstream's clock."""
+    value = response.headers.get("Retry-After", "")
+    return float(value) if value.isdecimal() else None

@@ -1,0 +1,85 @@
+"""The part of OpenAI's chat completion format that is read back; all else is ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: Count | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """``prompt_tokens`` includes those that were cached."""
+
+    prompt_tokens: Count
+    completion_tokens: Count = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        details = self.prompt_tokens_details
+        return min(details.cached_tokens or 0, self.prompt_tokens) if details else 0
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    top_logprobs: tuple[TopLogprob, ...] = ()
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    content: tuple[Logprob, ...] | None = None
+
+
+class Text(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Of a chunk, with a ``delta``, or of a whole answer, with a ``message``."""
+
+    index: Count = 0
+    delta: Text | None = None
+    message: Text | None = None
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+
+
+class Error(msgspec.Struct, frozen=True):
+    message: str = ""
+    code: str | int | None = None
+    param: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A chunk, a whole answer, or an error, which some services send in the midst of a stream."""
+
+    choices: tuple[Choice, ...] = ()
+    usage: Usage | None = None
+    error: Error | None = None
+
+
+_decoder: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Raise ``msgspec.DecodeError`` if it is none."""
+    return _decoder.decode(data)
+
+
+def decode_error(body: bytes) -> Error:
+    """Read an error's body as well as it can be read."""
+    try:
+        return decode_answer(body).error or Error()
+    except msgspec.DecodeError:
+        return Error()
