@@ -14,9 +14,9 @@
     ├── InternalError           500  internal_error
     └── Unavailable             503  upstream_not_configured, no_worker, queue_unavailable, …
 
-An error is raised where it is known and rendered by ``render`` in the dialect that was called. Codes
-never change once released. Once a request has been accepted its answer is never 5xx or 409: clients
-retry those by themselves, and a retry would be another order.
+An error is raised where it is known and rendered once, in the dialect that was called. Codes never
+change once released. Once a request has been accepted its answer is never 5xx or 409: clients retry
+those by themselves, and a retry would be another order.
 """
 
 from __future__ import annotations

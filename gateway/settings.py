@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    """Read from the environment, with the prefix ``TOLLGATE_`` but for the three service addresses."""
+    """Read from the environment, prefixed ``TOLLGATE_`` but for the three service addresses."""
 
     model_config = SettingsConfigDict(
         env_prefix="TOLLGATE_", frozen=True, extra="ignore", populate_by_name=True
@@ -40,7 +40,7 @@ class Settings(BaseSettings):
     namespace: str = "gq"
     """Prefix of every Redis key, so that several installations can share one server."""
     pepper: SecretStr | None = None
-    """Secret under which keys are hashed; without it a file in the home, made at the first start."""
+    """Secret under which keys are hashed; without it a file in the home, made at first start."""
 
     body_bytes_max: int = 4 * 1024 * 1024
     input_bytes_max: int = 48 * 1024
@@ -64,6 +64,13 @@ class Settings(BaseSettings):
     shutdown_grace_s: float = 10.0
     """How long a stopping gateway waits for open connections."""
     log_level: str = "INFO"
+
+    @property
+    def queue_url(self) -> str:
+        """Raise ``ValueError`` where no queue server is named; only ``up`` brings its own."""
+        if self.redis_url is None:
+            raise ValueError("REDIS_URL is not set; `tollgate up` starts a queue server of its own")
+        return self.redis_url
 
     @property
     def sql_url(self) -> str:

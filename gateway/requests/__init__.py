@@ -1,1 +1,1 @@
-"""The life of a request: admitted, held for, queued, waited for, settled; and all its ways to end."""
+"""The life of a request: admitted, held for, queued, waited for, settled; and its ways to end."""

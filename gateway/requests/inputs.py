@@ -1,13 +1,13 @@
 """What a client may send for each task, and the most that it can use: pure, no I/O, no clock.
 
-``prepare`` checks an input against the catalog entry and bounds every quantity of it. The bounds are
-what the hold covers, so they must never be too low; too high only reserves more for a while.
+``prepare`` checks an input against the catalog entry and bounds every quantity of it. The bounds
+are what the hold covers, so they must never be too low; too high only reserves more for a while.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -25,9 +25,9 @@ TOKENS_PER_PROMPT: Final = 64
 
 
 SECONDS_PER_TOKEN: Final = 0.005
+SECONDS_PER_IMAGE: Final = 1.0
 PREFILL_SPEEDUP: Final = 16
-"""Only ratios between requests of one model matter: the queue's fairness is by cost, and prompts are
-read in parallel where answers are written one token at a time."""
+"""Prompts are read in parallel, answers are written one token at a time."""
 
 MAKES: Final[Mapping[str, Literal["image", "video", "audio"]]] = {
     "text-to-image": "image",
@@ -52,8 +52,6 @@ class Prepared:
 
     input: dict[str, Any]
     limits: Usage
-    cost_s: float
-    """Estimated device seconds, by which the queue is fair between accounts."""
     batch_key: str = ""
 
 
@@ -90,7 +88,7 @@ class ResponseFormat(BaseModel):
 
 
 class TextGeneration(BaseModel):
-    """Input of the task ``text-generation``: the sampling parameters of OpenAI's chat completions."""
+    """Input of the task ``text-generation``, named as in OpenAI's chat completions."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -137,12 +135,15 @@ def parse(task: str, value: Mapping[str, Any], *, prefix: str = "input") -> Inpu
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        raise invalid_field(error, prefix=prefix) from None
+        raise invalid_field(error.errors(include_url=False), prefix=prefix) from None
 
 
-def invalid_field(error: ValidationError, *, prefix: str = "") -> InvalidRequest:
-    """Say in one sentence which field was wrong, its value, and what would have been accepted."""
-    first = error.errors(include_url=False, include_context=False)[0]
+def invalid_field(errors: Sequence[Mapping[str, Any]], *, prefix: str = "") -> InvalidRequest:
+    """Say in one sentence which field was wrong, its value, and what would have been accepted.
+
+    ``errors`` are pydantic's; the first one that is not about an alternative of a union is told.
+    """
+    first = errors[0]
     place = ".".join(str(part) for part in (*([prefix] if prefix else []), *first["loc"]))
     if first["type"] == "extra_forbidden":
         return InvalidRequest("unknown_parameter", f"Unknown parameter: {place}.", param=place)
@@ -162,6 +163,14 @@ def prepare(entry: Entry, value: Input, *, prefix: str = "") -> Prepared:
     if isinstance(value, TextGeneration):
         return _prepare_text(entry, value, prefix=f"{prefix}." if prefix else "")
     return _prepare_media(entry, value, prefix=f"{prefix}." if prefix else "")
+
+
+def estimate_cost_s(limits: Usage) -> float:
+    """Estimate a request's device seconds. Only ratios between requests of one model matter: the
+    queue is fair between accounts by this cost."""
+    tokens = limits.input_tokens / PREFILL_SPEEDUP + limits.output_tokens
+    seconds = (limits.video_ms + limits.audio_ms) / 1000
+    return tokens * SECONDS_PER_TOKEN + limits.images * SECONDS_PER_IMAGE + seconds
 
 
 def _prepare_text(entry: Entry, value: TextGeneration, *, prefix: str) -> Prepared:
@@ -224,7 +233,6 @@ def _prepare_text(entry: Entry, value: TextGeneration, *, prefix: str) -> Prepar
     return Prepared(
         input=msgspec.to_builtins(chat),
         limits=Usage(requests=1, input_tokens=input_tokens, output_tokens=choices * max_tokens),
-        cost_s=(input_tokens / PREFILL_SPEEDUP + choices * max_tokens) * SECONDS_PER_TOKEN,
     )
 
 
@@ -275,7 +283,6 @@ def _prepare_media(entry: Entry, value: Media, *, prefix: str) -> Prepared:
             audio_ms=duration_ms if makes == "audio" else 0,
             characters=characters if makes == "audio" else 0,
         ),
-        cost_s=1.0,
     )
 
 

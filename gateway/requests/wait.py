@@ -18,13 +18,14 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from gateway.requests.order import Closed
 from workers.contract.jobs import RequestId, SentEvent, Settled, decode_frame
 from workers.contract.streams import Mailbox
 
 log = logging.getLogger(__name__)
 
 BUFFER_MAX: Final = 4096
-"""Events kept for a slow reader; beyond that it is told of a gap and reads the output at the end."""
+"""Events kept for a slow reader; beyond that it hears the rest from the final output."""
 
 
 class Waiter:
@@ -34,6 +35,8 @@ class Waiter:
         self._events: list[SentEvent] = []
         self._changed = asyncio.Event()
         self.settled = False
+        self.closed: Closed | None = None
+        """The end itself, where it was settled in this process."""
         self.lossy = False
 
     def push(self, event: SentEvent) -> None:
@@ -43,8 +46,9 @@ class Waiter:
         self._events.append(event)
         self._changed.set()
 
-    def settle(self) -> None:
+    def settle(self, closed: Closed | None) -> None:
         self.settled = True
+        self.closed = closed
         self._changed.set()
 
     async def next(self, timeout_s: float) -> list[SentEvent]:
@@ -90,11 +94,11 @@ class Waiters:
             for waiter in self._waiters.get(event.request_id, ()):
                 waiter.push(event)
 
-    def settle(self, request_id: RequestId) -> bool:
+    def settle(self, request_id: RequestId, closed: Closed | None = None) -> bool:
         """Wake everybody who waits for a settled request; say whether anybody did."""
         waiters = self._waiters.get(request_id, ())
         for waiter in waiters:
-            waiter.settle()
+            waiter.settle(closed)
         return bool(waiters)
 
 

@@ -1,0 +1,157 @@
+"""Keys: who calls. A key's secret is shown once; what is stored is its keyed hash.
+
+A key has scopes, may expire, may be revoked, and may be limited in requests, tokens and money. The
+money limit is a CHECK of its row, kept by the ledger's own transactions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from sqlalchemy import Connection, RowMapping, insert, or_, select, update
+
+from gateway.errors import Unauthorized
+from gateway.tables import accounts, keys
+
+SCOPES: Final = ("inference", "read", "admin")
+PREFIX_LENGTH: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """What is known of a key; never its secret."""
+
+    id: int
+    account_id: int
+    account: str
+    name: str
+    prefix: str
+    scopes: frozenset[str]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    spend_limit_nanos: int | None
+    spent_nanos: int
+    held_nanos: int
+
+
+def create_key(
+    connection: Connection,
+    account_id: int,
+    *,
+    pepper: bytes,
+    name: str = "",
+    scopes: Collection[str] = ("inference", "read"),
+    expires_at: datetime | None = None,
+    requests_per_minute: int | None = None,
+    tokens_per_minute: int | None = None,
+    spend_limit_nanos: int | None = None,
+) -> tuple[str, KeyInfo]:
+    """Make a key; return its secret, which is stored nowhere, and what is known of it.
+
+    Raise ``ValueError`` for an unknown scope or a limit that is not positive.
+    """
+    if unknown := set(scopes) - set(SCOPES):
+        raise ValueError(f"unknown scope {min(unknown)!r}; there are {', '.join(SCOPES)}")
+    for limit in (requests_per_minute, tokens_per_minute):
+        if limit is not None and limit < 1:
+            raise ValueError("a limit per minute must be at least 1")
+    if spend_limit_nanos is not None and spend_limit_nanos < 0:
+        raise ValueError("a spend limit cannot be negative")
+    secret = ("tga_" if "admin" in scopes else "tg_") + secrets.token_urlsafe(30)
+    id = connection.execute(
+        insert(keys)
+        .values(
+            account_id=account_id,
+            name=name,
+            prefix=secret[:PREFIX_LENGTH],
+            secret_hash=hash_secret(secret, pepper),
+            scopes=sorted(scopes),
+            created_at=datetime.now(UTC),
+            expires_at=expires_at,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+            spend_limit_nanos=spend_limit_nanos,
+        )
+        .returning(keys.c.id)
+    ).scalar_one()
+    row = connection.execute(_KEYS.where(keys.c.id == id)).mappings().one()
+    return secret, _info(row)
+
+
+def authenticate(connection: Connection, secret: str, pepper: bytes) -> KeyInfo:
+    """Find the key of a secret. Raise ``Unauthorized`` if it is unknown, revoked or expired."""
+    found = connection.execute(_KEYS.where(keys.c.secret_hash == hash_secret(secret, pepper)))
+    row = found.mappings().first()
+    if row is None:
+        raise Unauthorized("invalid_api_key", "This API key is not known here.")
+    key = _info(row)
+    if key.revoked_at is not None:
+        raise Unauthorized("key_revoked", f"The API key {key.prefix}… has been revoked.")
+    if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
+        raise Unauthorized("key_expired", f"The API key {key.prefix}… has expired.")
+    return key
+
+
+def list_keys(connection: Connection, account_id: int | None = None) -> list[KeyInfo]:
+    query = _KEYS.order_by(keys.c.id)
+    if account_id is not None:
+        query = query.where(keys.c.account_id == account_id)
+    return [_info(row) for row in connection.execute(query).mappings()]
+
+
+def revoke_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
+    """Revoke a key, at once and in every process; revoking it again changes nothing.
+
+    Raise ``LookupError`` unless exactly one key is meant.
+    """
+    condition = keys.c.prefix == prefix_or_id[:PREFIX_LENGTH]
+    if prefix_or_id.isdecimal():
+        condition = or_(condition, keys.c.id == int(prefix_or_id))
+    rows = connection.execute(_KEYS.where(condition)).mappings().all()
+    if len(rows) != 1:
+        number = "no key" if not rows else f"{len(rows)} keys"
+        raise LookupError(f"{number} found for {prefix_or_id[:PREFIX_LENGTH]!r}; see `key list`")
+    connection.execute(
+        update(keys)
+        .where(keys.c.id == rows[0]["id"], keys.c.revoked_at.is_(None))
+        .values(revoked_at=datetime.now(UTC))
+    )
+    return _info(connection.execute(_KEYS.where(keys.c.id == rows[0]["id"])).mappings().one())
+
+
+def hash_secret(secret: str, pepper: bytes) -> bytes:
+    """HMAC-SHA-256: secrets have 240 random bits, so no slow hash is needed."""
+    return hmac.digest(pepper, secret.encode(), hashlib.sha256)
+
+
+_KEYS: Final = select(keys, accounts.c.name.label("account")).join(
+    accounts, accounts.c.id == keys.c.account_id
+)
+
+
+def _info(row: RowMapping) -> KeyInfo:
+    return KeyInfo(
+        id=row["id"],
+        account_id=row["account_id"],
+        account=row["account"],
+        name=row["name"],
+        prefix=row["prefix"],
+        scopes=frozenset(row["scopes"]),
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+        requests_per_minute=row["requests_per_minute"],
+        tokens_per_minute=row["tokens_per_minute"],
+        spend_limit_nanos=row["spend_limit_nanos"],
+        spent_nanos=row["spent_nanos"],
+        held_nanos=row["held_nanos"],
+    )

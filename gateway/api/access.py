@@ -1,0 +1,75 @@
+"""Who is calling: the bearer key of a request, checked before its body is read.
+
+Every handler names the scope that it needs in its ``opt``. A key that spends money is read again
+inside the hold's own transaction, so what is remembered here for a few seconds can admit nothing
+that has been revoked; every other route asks the database.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+
+from gateway.accounts.keys import KeyInfo, authenticate
+from gateway.database import Database
+from gateway.errors import Forbidden, Unauthorized
+
+REMEMBER_S: Final = 10.0
+REMEMBER_MAX: Final = 10_000
+
+
+class Access:
+    """Finds the key of a secret; remembers it briefly for the routes that say so."""
+
+    def __init__(self, database: Database, *, pepper: bytes) -> None:
+        self._database = database
+        self._pepper = pepper
+        self._remembered: dict[str, tuple[float, KeyInfo]] = {}
+
+    async def key(self, secret: str, *, remembered: bool) -> KeyInfo:
+        """Raise ``Unauthorized`` if no valid key has this secret."""
+        now = time.monotonic()
+        if remembered:
+            known = self._remembered.get(secret)
+            if known is not None and now - known[0] < REMEMBER_S:
+                return known[1]
+        key = await self._database.read(
+            lambda connection: authenticate(connection, secret, self._pepper)
+        )
+        if len(self._remembered) >= REMEMBER_MAX:
+            self._remembered.clear()
+        self._remembered[secret] = (now, key)
+        return key
+
+
+async def require_key(
+    connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+) -> None:
+    """Litestar guard: authenticate, then check the scope in the route's ``opt``."""
+    scope: str | None = handler.opt.get("scope")
+    if scope is None:
+        return
+    kind, _, secret = connection.headers.get("authorization", "").partition(" ")
+    secret = secret.strip()
+    if kind.lower() != "bearer" or not secret:
+        raise Unauthorized(
+            "invalid_api_key",
+            "No API key was sent. Send it as 'Authorization: Bearer tg_…'.",
+        )
+    access: Access = connection.app.state.access
+    key = await access.key(secret, remembered=scope == "inference")
+    if scope not in key.scopes:
+        raise Forbidden(
+            "missing_scope",
+            f"This key has the scopes {', '.join(sorted(key.scopes))}; this call needs {scope}.",
+        )
+    connection.state.key = key
+
+
+def caller(connection: ASGIConnection[Any, Any, Any, Any]) -> KeyInfo:
+    """The key that ``require_key`` found."""
+    key: KeyInfo = connection.state.key
+    return key

@@ -1,0 +1,113 @@
+"""How bodies and headers of requests are read, and which error each mistake becomes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import (
+    HTTPException,
+    MethodNotAllowedException,
+    NotFoundException,
+    ValidationException,
+)
+from litestar.types import ExceptionHandlersMap
+from sqlalchemy.exc import DBAPIError
+
+from gateway.api.answers import json_response
+from gateway.errors import (
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    TollgateError,
+    TooLarge,
+    Unavailable,
+    render_openai,
+)
+from gateway.requests.inputs import invalid_field
+from gateway.requests.order import Idempotency
+
+log = logging.getLogger(__name__)
+
+IDEMPOTENCY_KEY_MAX: Final = 255
+
+
+async def idempotency(request: Request[Any, Any, Any]) -> Idempotency | None:
+    """Read ``Idempotency-Key`` and bind it to the body that came with it."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 1 <= len(key) <= IDEMPOTENCY_KEY_MAX or not key.isprintable():
+        raise InvalidRequest(
+            "invalid_value",
+            f"An Idempotency-Key has 1 to {IDEMPOTENCY_KEY_MAX} printable characters.",
+            param="Idempotency-Key",
+        )
+    return Idempotency.of(key, request.scope["path"], msgspec.json.decode(await request.body()))
+
+
+def _render(error: TollgateError) -> Response[bytes]:
+    return json_response(render_openai(error), status=error.http_status, headers=error.headers)
+
+
+def _ours(_: Request[Any, Any, Any], error: TollgateError) -> Response[bytes]:
+    return _render(error)
+
+
+def _invalid(_: Request[Any, Any, Any], error: ValidationException) -> Response[bytes]:
+    found = getattr(error.__cause__, "errors", None)
+    if isinstance(found, list) and found:
+        return _render(invalid_field(found))
+    extra = error.extra if isinstance(error.extra, list) else []
+    first = extra[0] if extra else {}
+    name = first.get("key") if isinstance(first, dict) else None
+    if name == "data":
+        return _render(InvalidRequest("invalid_json", "The body is empty; send a JSON object."))
+    message = first.get("message", error.detail) if isinstance(first, dict) else error.detail
+    return _render(
+        InvalidRequest("invalid_value", f"Invalid value for {name}: {message}.", param=name)
+    )
+
+
+def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    path = request.scope["path"]
+    method = request.scope["method"]
+    if isinstance(error, NotFoundException):
+        return _render(NotFound("not_found", f"There is nothing at {method} {path}; see /schema."))
+    if isinstance(error, MethodNotAllowedException):
+        return _render(MethodNotAllowed("method_not_allowed", f"{path} does not take {method}."))
+    if error.status_code == 413:
+        return _render(TooLarge("body_too_large", "The body is larger than this server accepts."))
+    if error.status_code < 500:
+        return _render(InvalidRequest("invalid_request", str(error.detail)))
+    return _unexpected(request, error)
+
+
+def _database(_: Request[Any, Any, Any], error: DBAPIError) -> Response[bytes]:
+    log.error("the database failed: %s", type(error.orig).__name__)
+    return _render(
+        Unavailable(
+            "database_unavailable",
+            "The ledger does not answer; nothing was charged. Try again.",
+            retry_after_s=2,
+        )
+    )
+
+
+def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    log.error(
+        "unexpected error at %s %s", request.scope["method"], request.scope["path"], exc_info=error
+    )
+    return _render(InternalError("internal_error", "Something went wrong here; it was logged."))
+
+
+EXCEPTION_HANDLERS: ExceptionHandlersMap = {
+    TollgateError: _ours,
+    ValidationException: _invalid,
+    HTTPException: _http,
+    DBAPIError: _database,
+    Exception: _unexpected,
+}

@@ -1,0 +1,189 @@
+"""The native API: any task of any model, asynchronous, resumable, itemised."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from litestar import Controller, Request, Response, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.response import Stream
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.access import caller
+from gateway.api.answers import encode_json, event_stream, json_response, request_headers
+from gateway.api.bodies import idempotency
+from gateway.api.views import quote_view, receipt_view, request_view
+from gateway.errors import InvalidRequest
+from gateway.requests.lifecycle import Requests
+
+KEEP_ALIVE_S: Final = 15.0
+
+Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
+
+
+class RequestBody(BaseModel):
+    """Body of ``POST /v1/requests``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "pocket-chat",
+                    "input": {"messages": [{"role": "user", "content": "What is a queue?"}]},
+                    "metadata": {"project": "demo"},
+                }
+            ]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    input: dict[str, Any]
+    webhook: Annotated[str, Field(max_length=2000)] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            Field(max_length=16),
+        ]
+        | None
+    ) = None
+
+
+class RequestsController(Controller):
+    path = "/v1"
+    tags: ClassVar[Sequence[str]] = ["Requests"]
+
+    @post(
+        "/requests",
+        status_code=202,
+        opt={"scope": "inference"},
+        operation_id="CreateRequest",
+        summary="Order anything that the catalog offers, to be fetched later",
+    )
+    async def create(
+        self, request: Request[Any, Any, Any], data: JSONBody[RequestBody]
+    ) -> Response[bytes]:
+        requests: Requests = request.app.state.requests
+        order = requests.order(
+            data.model,
+            data.input,
+            webhook=data.webhook,
+            metadata=data.metadata,
+            idempotency=await idempotency(request),
+        )
+        with await requests.submit(caller(request), order) as ticket:
+            found = await requests.find(caller(request).account_id, ticket.request_id)
+            return json_response(
+                request_view(found), status=202, headers=request_headers(ticket.request_id)
+            )
+
+    @get(
+        "/requests",
+        opt={"scope": "read"},
+        operation_id="ListRequests",
+        summary="List requests, newest first, in pages",
+    )
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        limit: FromQuery[int] = 20,
+        cursor: FromQuery[str | None] = None,
+        model: FromQuery[str | None] = None,
+        status: FromQuery[Status | None] = None,
+    ) -> Response[bytes]:
+        if not 1 <= limit <= 1000:
+            raise InvalidRequest(
+                "invalid_value", f"limit is {limit}; 1 to 1000 can be had.", param="limit"
+            )
+        requests: Requests = request.app.state.requests
+        page = await requests.list(
+            caller(request).account_id, limit=limit, cursor=cursor, model=model, status=status
+        )
+        return json_response(
+            {
+                "object": "list",
+                "data": [request_view(found) for found in page.items],
+                "has_more": page.next_cursor is not None,
+                "next_cursor": page.next_cursor,
+            }
+        )
+
+    @get(
+        "/requests/{request_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetRequest",
+        summary="Fetch a request and its output",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+    ) -> Response[bytes]:
+        requests: Requests = request.app.state.requests
+        found = await requests.find(caller(request).account_id, request_id)
+        return json_response(request_view(found), headers=request_headers(found.request_id))
+
+    @get(
+        "/requests/{request_id:str}/receipt",
+        opt={"scope": "read"},
+        operation_id="GetReceipt",
+        summary="Itemise what a request cost and where its time went",
+    )
+    async def receipt(
+        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+    ) -> Response[bytes]:
+        requests: Requests = request.app.state.requests
+        closed = await requests.receipt(caller(request).account_id, request_id)
+        return json_response(receipt_view(closed), headers=request_headers(closed.request_id))
+
+    @get(
+        "/requests/{request_id:str}/events",
+        opt={"scope": "read"},
+        operation_id="FollowRequest",
+        summary="Follow a request as server-sent events; resumable by Last-Event-ID",
+    )
+    async def events(self, request: Request[Any, Any, Any], request_id: FromPath[str]) -> Stream:
+        requests: Requests = request.app.state.requests
+        found = await requests.find(caller(request).account_id, request_id)
+        after = request.headers.get("last-event-id")
+        follower = requests.follow(found, after=after)
+        return event_stream(_server_sent(follower), headers=request_headers(found.request_id))
+
+    @post(
+        "/requests/{request_id:str}/cancel",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="CancelRequest",
+        summary="Stop a request; what was not delivered is free",
+    )
+    async def cancel(
+        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+    ) -> Response[bytes]:
+        requests: Requests = request.app.state.requests
+        account_id = caller(request).account_id
+        await requests.cancel(account_id, request_id)
+        return json_response(request_view(await requests.find(account_id, request_id)))
+
+    @post(
+        "/quote",
+        status_code=200,
+        opt={"scope": "read"},
+        operation_id="CreateQuote",
+        summary="Say the most that a request can cost, itemised, without running it",
+    )
+    async def quote(
+        self, request: Request[Any, Any, Any], data: JSONBody[dict[str, Any]]
+    ) -> Response[bytes]:
+        requests: Requests = request.app.state.requests
+        return json_response(quote_view(requests.quote(data)))
+
+
+async def _server_sent(
+    follower: AsyncIterator[tuple[str | None, str, Mapping[str, Any]]],
+) -> AsyncIterator[bytes]:
+    """Write (cursor, event name, data) as server-sent events; no name is a keep-alive."""
+    async for cursor, name, data in follower:
+        if not name:
+            yield b": keep-alive\n\n"
+            continue
+        head = f"id: {cursor}\n" if cursor else ""
+        yield f"{head}event: {name}\ndata: ".encode() + encode_json(data) + b"\n\n"

@@ -1,0 +1,107 @@
+"""The JSON of our own API: requests, receipts, quotes. Pure; amounts are decimal strings of USD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from gateway.pricing import Line, format_usd
+from gateway.requests.admit import Quoted
+from gateway.requests.order import Closed, Open
+
+
+def request_view(found: Open | Closed) -> dict[str, Any]:
+    view: dict[str, Any] = {
+        "id": found.request_id,
+        "object": "request",
+        "model": found.model,
+        "task": found.task,
+        "status": found.status,
+        "output": None,
+        "error": None,
+        "usage": None,
+        "cost": None,
+        "hold": format_usd(found.hold_nanos),
+        "created_at": timestamp(found.accepted_at),
+        "settled_at": None,
+        "metadata": dict(found.metadata),
+    }
+    if isinstance(found, Open):
+        view["queue_position"] = found.position
+        view["expires_at"] = timestamp(found.deadline_at)
+        return view
+    view["output"] = found.output
+    if found.error_code is not None:
+        view["error"] = {
+            "code": found.error_code,
+            "message": found.error_message,
+            "param": found.error_param,
+        }
+    view["usage"] = msgspec.to_builtins(found.usage)
+    view["cost"] = format_usd(found.cost_nanos)
+    view["settled_at"] = timestamp(found.settled_at)
+    return view
+
+
+def receipt_view(closed: Closed) -> dict[str, Any]:
+    timings = closed.timings
+    return {
+        "request_id": closed.request_id,
+        "object": "receipt",
+        "model": closed.model,
+        "task": closed.task,
+        "status": closed.status,
+        "outcome": closed.outcome,
+        "reason": closed.reason,
+        "price_id": closed.price_id,
+        "lines": line_views(closed.lines),
+        "cost": format_usd(closed.cost_nanos),
+        "hold": format_usd(closed.hold_nanos),
+        "released": format_usd(closed.hold_nanos - closed.cost_nanos),
+        "usage": msgspec.to_builtins(closed.usage),
+        "timings": {
+            "queue_us": timings.queue_us,
+            "load_us": timings.load_us,
+            "preprocess_us": timings.preprocess_us,
+            "transfer_us": timings.transfer_us,
+            "forward_us": timings.forward_us,
+            "postprocess_us": timings.postprocess_us,
+            "first_token_us": timings.first_token_us,
+            "total_us": timings.total_us,
+            "tokens": timings.tokens,
+        },
+        "accepted_at": timestamp(closed.accepted_at),
+        "settled_at": timestamp(closed.settled_at),
+    }
+
+
+def quote_view(quoted: Quoted) -> dict[str, Any]:
+    return {
+        "object": "quote",
+        "model": quoted.entry.name,
+        "task": quoted.task,
+        "price_id": quoted.price_id,
+        "max_cost": format_usd(quoted.bill.total_nanos),
+        "lines": line_views(quoted.bill.lines),
+    }
+
+
+def line_views(lines: Iterable[Line]) -> list[dict[str, Any]]:
+    return [
+        {
+            "unit": line.unit,
+            "quantity": line.quantity,
+            "price": format_usd(line.price_nanos),
+            "per": line.per,
+            "amount": format_usd(line.amount_nanos),
+        }
+        for line in lines
+    ]
+
+
+def timestamp(moment: datetime) -> str:
+    """RFC 3339 in UTC, to the microsecond."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

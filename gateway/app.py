@@ -1,0 +1,141 @@
+"""Where the parts of the gateway are wired together, and the only place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import uuid
+from collections.abc import AsyncIterator
+
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import ScalarRenderPlugin, SwaggerRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme, Tag
+
+from gateway.accounts.limits import RateLimits
+from gateway.accounts.pepper import read_pepper
+from gateway.api.access import Access, require_key
+from gateway.api.accounts import AccountController
+from gateway.api.admin import AdminController
+from gateway.api.bodies import EXCEPTION_HANDLERS
+from gateway.api.catalog import CatalogController
+from gateway.api.chat import ChatController
+from gateway.api.health import HealthController
+from gateway.api.requests import RequestsController
+from gateway.catalog.store import LiveCatalog
+from gateway.database import Database
+from gateway.requests.lifecycle import Requests
+from gateway.settings import Settings
+from workers.contract.redis import connect
+
+log = logging.getLogger(__name__)
+
+VERSION = "0.1.0"
+
+
+def create_app(settings: Settings) -> Litestar:
+    """Build the gateway. Nothing is opened before the application starts."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            database = Database(settings.sql_url)
+            stack.push_async_callback(database.close)
+            redis = connect(settings.queue_url)
+            stack.push_async_callback(redis.aclose)
+            live = await LiveCatalog.open(settings.catalog, database)
+            requests = Requests(
+                settings=settings,
+                database=database,
+                redis=redis,
+                live=live,
+                limits=RateLimits(redis, namespace=settings.namespace),
+                gateway=f"gw-{uuid.uuid4().hex[:12]}",
+            )
+            app.state.update(
+                {
+                    "settings": settings,
+                    "database": database,
+                    "live": live,
+                    "requests": requests,
+                    "access": Access(database, pepper=read_pepper(settings)),
+                }
+            )
+            await stack.enter_async_context(requests.running())
+            with reload_on_hangup(live):
+                yield
+
+    return Litestar(
+        route_handlers=[
+            ChatController,
+            RequestsController,
+            CatalogController,
+            AccountController,
+            AdminController,
+            HealthController,
+        ],
+        guards=[require_key],
+        lifespan=[lifespan],
+        exception_handlers=EXCEPTION_HANDLERS,
+        request_max_body_size=settings.body_bytes_max,
+        state=State({}),
+        logging_config=None,
+        openapi_config=OpenAPIConfig(
+            title="Tollgate",
+            version=VERSION,
+            description=(
+                "One request is quoted, held, executed, itemised and charged. Amounts are decimal "
+                "strings of USD; errors have OpenAI's body."
+            ),
+            path="/schema",
+            components=Components(
+                security_schemes={"key": SecurityScheme(type="http", scheme="bearer")}
+            ),
+            security=[{"key": []}],
+            tags=[
+                Tag("OpenAI", "What unmodified OpenAI clients call."),
+                Tag("Requests", "Every task of every model, asynchronously."),
+                Tag("Catalog", "Models, prices, availability."),
+                Tag("Account", "Balance, usage, keys."),
+                Tag("Operation", "Health, metrics, administration."),
+            ],
+            render_plugins=[ScalarRenderPlugin(), SwaggerRenderPlugin(path="/swagger")],
+        ),
+    )
+
+
+def create_app_from_environment() -> Litestar:
+    """Factory for ASGI servers that are started from the command line, such as granian."""
+    return create_app(Settings())
+
+
+@contextlib.contextmanager
+def reload_on_hangup(live: LiveCatalog) -> contextlib.AbstractContextManager[None]:
+    """Read the catalog again on SIGHUP, where the platform and the thread allow a handler."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def reload() -> None:
+        problems = await live.reload()
+        for problem in problems:
+            log.error("catalog not reloaded: %s", problem)
+        if not problems:
+            log.info("catalog reloaded")
+
+    def on_hangup() -> None:
+        task = loop.create_task(reload())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    installed = False
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError, AttributeError):
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+        installed = True
+    try:
+        yield
+    finally:
+        if installed:
+            loop.remove_signal_handler(signal.SIGHUP)

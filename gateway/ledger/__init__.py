@@ -1,0 +1,1 @@
+"""The ledger: holds, receipts and transfers; every movement of money goes through here."""

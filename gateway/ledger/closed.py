@@ -1,0 +1,89 @@
+"""A request at its end, as its receipt and its stored output have it, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from workers.contract.jobs import BlobRef, RequestId, Timings, Usage
+
+Status: TypeAlias = Literal["succeeded", "failed", "cancelled", "expired"]
+
+UNITS: Final = (
+    "requests",
+    "input_tokens",
+    "cached_input_tokens",
+    "output_tokens",
+    "images",
+    "video_ms",
+    "audio_ms",
+    "characters",
+    "steps",
+    "gpu_us",
+)
+"""Quantities of a usage, each a column of a receipt."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why a request gave no answer, for the client."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Output(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request gave: small JSON, and references to what is in the blob store."""
+
+    value: dict[str, Any] = {}
+    blobs: tuple[BlobRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A request at its end. ``output`` is None once the time for which it is kept is over."""
+
+    request_id: RequestId
+    account_id: int
+    model: str
+    task: str
+    status: Status
+    outcome: Literal["charged", "released"]
+    reason: str
+    cost_nanos: int
+    hold_nanos: int
+    price_id: int
+    usage: Usage
+    timings: Timings
+    accepted_at: datetime
+    settled_at: datetime
+    error: Problem | None = None
+    output: Output | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_closed(row: Mapping[str, Any]) -> Closed:
+    """Make a closed request of a row of receipts, with ``body`` from outputs if it is kept."""
+    return Closed(
+        request_id=RequestId(row["request_id"]),
+        account_id=row["account_id"],
+        model=row["model"],
+        task=row["task"],
+        status=row["status"],
+        outcome=row["outcome"],
+        reason=row["reason"],
+        cost_nanos=row["charge_nanos"],
+        hold_nanos=row["hold_nanos"],
+        price_id=row["price_id"],
+        usage=Usage(**{unit: row[unit] for unit in UNITS}, attributes=row["attributes"] or {}),
+        timings=msgspec.convert(row["timings"], Timings),
+        accepted_at=row["accepted_at"],
+        settled_at=row["settled_at"],
+        error=msgspec.convert(row["error"], Problem) if row["error"] else None,
+        output=msgspec.msgpack.decode(row["body"], type=Output) if row["body"] else None,
+        metadata=row["metadata"] or {},
+    )

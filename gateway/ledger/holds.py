@@ -1,0 +1,344 @@
+"""Holds: the quote of a request, reserved before it runs. Committed means accepted.
+
+``hold`` decides a whole batch in one transaction. Accounts are locked in id order; every decision
+is taken on rows read under that lock, and the table's CHECK would stop what this code got wrong.
+Idempotent by request id, so a batch whose commit is in doubt may be written again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy import (
+    Connection,
+    RowMapping,
+    bindparam,
+    delete,
+    insert,
+    select,
+    tuple_,
+    update,
+)
+
+from gateway.tables import accounts, holds, idempotency, keys, outputs, receipts
+from workers.contract.jobs import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRequest:
+    """What is to be accepted, and the amount that it takes."""
+
+    request_id: RequestId
+    account_id: int
+    key_id: int
+    model: str
+    task: str
+    price_id: int
+    hold_nanos: int
+    job: bytes
+    accepted_at: datetime
+    deadline_at: datetime
+    idempotency_key: str | None = None
+    body_sha256: bytes | None = None
+    metadata: Mapping[str, str] | None = None
+    webhook: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The same order was placed before; this is the request that it made then."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class InsufficientCredit:
+    available_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreditInUse:
+    """The account could cover it, were it not for its other holds."""
+
+    available_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpendLimit:
+    remaining_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyConflict:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRevoked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class KeyExpired:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AccountSuspended:
+    pass
+
+
+Refusal: TypeAlias = (
+    InsufficientCredit
+    | CreditInUse
+    | KeySpendLimit
+    | IdempotencyConflict
+    | KeyRevoked
+    | KeyExpired
+    | AccountSuspended
+)
+HoldAnswer: TypeAlias = Held | Replayed | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHold:
+    """An accepted request that has not ended, and the job that it is."""
+
+    request_id: RequestId
+    model: str
+    job: bytes
+
+
+_LOCK_ACCOUNTS: Final = (
+    select(
+        accounts.c.id,
+        accounts.c.status,
+        accounts.c.posted_nanos,
+        accounts.c.held_nanos,
+        accounts.c.credit_limit_nanos,
+        accounts.c.version,
+    )
+    .where(accounts.c.id.in_(bindparam("ids", expanding=True)))
+    .order_by(accounts.c.id)
+    .with_for_update()
+)
+_READ_KEYS: Final = select(
+    keys.c.id,
+    keys.c.revoked_at,
+    keys.c.expires_at,
+    keys.c.spend_limit_nanos,
+    keys.c.spent_nanos,
+    keys.c.held_nanos,
+).where(keys.c.id.in_(bindparam("ids", expanding=True)))
+_KNOWN: Final = (
+    select(holds.c.request_id)
+    .where(holds.c.request_id.in_(bindparam("ids", expanding=True)))
+    .union_all(
+        select(receipts.c.request_id).where(
+            receipts.c.request_id.in_(bindparam("ids", expanding=True))
+        )
+    )
+)
+_ADD_TO_ACCOUNT: Final = (
+    update(accounts)
+    .where(accounts.c.id == bindparam("account"))
+    .values(held_nanos=accounts.c.held_nanos + bindparam("amount"), version=accounts.c.version + 1)
+)
+_ADD_TO_KEY: Final = (
+    update(keys)
+    .where(keys.c.id == bindparam("key"))
+    .values(held_nanos=keys.c.held_nanos + bindparam("amount"))
+)
+_INSERT: Final = insert(holds)
+
+
+def hold(connection: Connection, requests: Sequence[HoldRequest]) -> list[HoldAnswer]:
+    """Decide requests in the order of their arrival and hold for those that are accepted."""
+    books = lock_accounts(connection, {request.account_id for request in requests})
+    known_keys = _rows(connection, _READ_KEYS, {request.key_id for request in requests})
+    known = set(
+        connection.execute(_KNOWN, {"ids": [request.request_id for request in requests]}).scalars()
+    )
+    orders = _known_orders(connection, requests)
+
+    account_sums: defaultdict[int, int] = defaultdict(int)
+    key_sums: defaultdict[int, int] = defaultdict(int)
+    accepted: list[HoldRequest] = []
+    answers: list[HoldAnswer] = []
+    for request in requests:
+        answer = _decide(
+            request,
+            account=books[request.account_id],
+            key=known_keys[request.key_id],
+            account_sum=account_sums[request.account_id],
+            key_sum=key_sums[request.key_id],
+            known=known,
+            orders=orders,
+        )
+        answers.append(answer)
+        if isinstance(answer, Held) and request.request_id not in known:
+            known.add(request.request_id)
+            account_sums[request.account_id] += request.hold_nanos
+            key_sums[request.key_id] += request.hold_nanos
+            accepted.append(request)
+            if request.idempotency_key is not None:
+                orders[request.account_id, request.idempotency_key] = (
+                    request.request_id,
+                    request.body_sha256,
+                )
+    if accepted:
+        _write(connection, accepted, account_sums, key_sums)
+    return answers
+
+
+def _decide(
+    request: HoldRequest,
+    *,
+    account: RowMapping,
+    key: RowMapping,
+    account_sum: int,
+    key_sum: int,
+    known: set[str],
+    orders: Mapping[tuple[int, str], tuple[str, bytes | None]],
+) -> HoldAnswer:
+    if request.request_id in known:
+        return Held(request.request_id)
+    if key["revoked_at"] is not None:
+        return KeyRevoked()
+    if key["expires_at"] is not None and key["expires_at"] <= request.accepted_at:
+        return KeyExpired()
+    if account["status"] != "active":
+        return AccountSuspended()
+    if request.idempotency_key is not None:
+        order = orders.get((request.account_id, request.idempotency_key))
+        if order is not None:
+            same = order[1] == request.body_sha256
+            return Replayed(RequestId(order[0])) if same else IdempotencyConflict()
+    total = account["posted_nanos"] + account["credit_limit_nanos"]
+    available = total - account["held_nanos"] - account_sum
+    if request.hold_nanos > total:
+        return InsufficientCredit(available)
+    if request.hold_nanos > available:
+        return CreditInUse(available)
+    if key["spend_limit_nanos"] is not None:
+        used = key["spent_nanos"] + key["held_nanos"] + key_sum
+        remaining = key["spend_limit_nanos"] - used
+        if request.hold_nanos > remaining:
+            return KeySpendLimit(remaining)
+    return Held(request.request_id)
+
+
+def _write(
+    connection: Connection,
+    accepted: Sequence[HoldRequest],
+    account_sums: Mapping[int, int],
+    key_sums: Mapping[int, int],
+) -> None:
+    to_accounts = [{"account": id, "amount": n} for id, n in sorted(account_sums.items()) if n]
+    if to_accounts:
+        connection.execute(_ADD_TO_ACCOUNT, to_accounts)
+    to_keys = [{"key": id, "amount": n} for id, n in sorted(key_sums.items()) if n]
+    if to_keys:
+        connection.execute(_ADD_TO_KEY, to_keys)
+    connection.execute(
+        _INSERT,
+        [
+            {
+                "request_id": request.request_id,
+                "account_id": request.account_id,
+                "key_id": request.key_id,
+                "model": request.model,
+                "task": request.task,
+                "price_id": request.price_id,
+                "hold_nanos": request.hold_nanos,
+                "job": request.job,
+                "metadata": request.metadata,
+                "webhook": request.webhook,
+                "accepted_at": request.accepted_at,
+                "deadline_at": request.deadline_at,
+            }
+            for request in accepted
+        ],
+    )
+    named = [request for request in accepted if request.idempotency_key is not None]
+    if named:
+        connection.execute(
+            insert(idempotency),
+            [
+                {
+                    "account_id": request.account_id,
+                    "key": request.idempotency_key,
+                    "request_id": request.request_id,
+                    "body_sha256": request.body_sha256,
+                    "created_at": request.accepted_at,
+                }
+                for request in named
+            ],
+        )
+
+
+def _known_orders(
+    connection: Connection, requests: Sequence[HoldRequest]
+) -> dict[tuple[int, str], tuple[str, bytes | None]]:
+    """Orders with a name of their own that were placed before: (account, key) → request, body."""
+    names = [
+        (request.account_id, request.idempotency_key)
+        for request in requests
+        if request.idempotency_key is not None
+    ]
+    if not names:
+        return {}
+    rows = connection.execute(
+        select(idempotency).where(tuple_(idempotency.c.account_id, idempotency.c.key).in_(names))
+    )
+    return {(row.account_id, row.key): (row.request_id, row.body_sha256) for row in rows}
+
+
+def lock_accounts(connection: Connection, ids: Iterable[int]) -> dict[int, RowMapping]:
+    """Lock accounts in id order, so that no two transactions wait for each other in a circle."""
+    return _rows(connection, _LOCK_ACCOUNTS, ids)
+
+
+def _rows(connection: Connection, query: Any, ids: Iterable[int]) -> dict[int, RowMapping]:
+    rows = connection.execute(query, {"ids": sorted(ids)}).mappings()
+    return {row["id"]: row for row in rows}
+
+
+def open_holds(
+    connection: Connection, *, accepted_before: datetime, after: str | None, limit: int
+) -> list[OpenHold]:
+    """Read open requests of a certain age, in the order of their ids, from one id on."""
+    query = (
+        select(holds.c.request_id, holds.c.model, holds.c.job)
+        .where(holds.c.accepted_at < accepted_before)
+        .order_by(holds.c.request_id)
+        .limit(limit)
+    )
+    if after is not None:
+        query = query.where(holds.c.request_id > after)
+    return [
+        OpenHold(RequestId(row.request_id), row.model, row.job) for row in connection.execute(query)
+    ]
+
+
+def overdue_holds(
+    connection: Connection, *, deadline_before: datetime, limit: int
+) -> list[RequestId]:
+    """Read which open requests are past their deadline."""
+    query = select(holds.c.request_id).where(holds.c.deadline_at < deadline_before).limit(limit)
+    return [RequestId(request_id) for request_id in connection.execute(query).scalars()]
+
+
+def forget_old(connection: Connection, *, now: datetime, keys_before: datetime) -> None:
+    """Delete outputs past their time and idempotency keys older than a moment."""
+    connection.execute(delete(outputs).where(outputs.c.expires_at < now))
+    connection.execute(delete(idempotency).where(idempotency.c.created_at < keys_before))

@@ -1,0 +1,24 @@
+"""Ids of requests: ``req_`` and a UUID of version 7, made by the gateway before anything else."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Final
+
+from workers.contract.jobs import RequestId
+
+_PATTERN: Final = re.compile(r"req_[0-9a-f]{32}")
+
+
+def new_request_id() -> RequestId:
+    """48 bits of Unix milliseconds, then random bits (RFC 9562): later ids sort later."""
+    value = time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10))
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return RequestId(f"req_{value:032x}")
+
+
+def is_request_id(text: str) -> bool:
+    return _PATTERN.fullmatch(text) is not None

@@ -1,0 +1,267 @@
+"""Settling: a hold becomes a receipt, and the money moves, in one transaction for a whole batch.
+
+The ``DELETE … RETURNING`` of the hold is what makes a charge happen exactly once: whoever gets the
+row settles it, everybody after gets nothing. The charge is computed here, from the price that the
+hold was accepted at and the measured usage, and it is never more than the hold.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select, update
+
+from gateway.ledger.closed import UNITS, Closed, Output, Problem, Status
+from gateway.ledger.holds import lock_accounts
+from gateway.ledger.prices import PriceCache, read_price
+from gateway.pricing import UnpricedUsage, charge, clip
+from gateway.tables import (
+    SYSTEM_ACCOUNTS,
+    accounts,
+    holds,
+    keys,
+    outputs,
+    receipts,
+    transfers,
+    webhook_deliveries,
+)
+from workers.contract.jobs import RequestId, Timings, Usage, decode_job
+
+NOTHING: Final = Usage()
+UNTIMED: Final = Timings()
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How a request ended; ``billable`` if what was used is to be paid for."""
+
+    request_id: RequestId
+    status: Status
+    reason: str
+    billable: bool
+    usage: Usage = NOTHING
+    timings: Timings = UNTIMED
+    output: Output | None = None
+    error: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A request that this call closed; ``clipped`` if it used more than its limits allow."""
+
+    closed: Closed
+    clipped: bool
+
+
+_ACCOUNTS_OF: Final = select(holds.c.account_id).where(
+    holds.c.request_id.in_(bindparam("ids", expanding=True))
+)
+_TAKE: Final = (
+    delete(holds).where(holds.c.request_id.in_(bindparam("ids", expanding=True))).returning(holds)
+)
+_POST_TO_ACCOUNT: Final = (
+    update(accounts)
+    .where(accounts.c.id == bindparam("account"))
+    .values(
+        posted_nanos=accounts.c.posted_nanos - bindparam("charged"),
+        held_nanos=accounts.c.held_nanos - bindparam("held"),
+        version=accounts.c.version + 1,
+    )
+)
+_POST_TO_KEY: Final = (
+    update(keys)
+    .where(keys.c.id == bindparam("key"))
+    .values(
+        spent_nanos=keys.c.spent_nanos + bindparam("charged"),
+        held_nanos=keys.c.held_nanos - bindparam("held"),
+    )
+)
+
+
+def settle(
+    connection: Connection,
+    settlements: Sequence[Settlement],
+    *,
+    now: datetime,
+    prices: PriceCache,
+    retention: timedelta,
+) -> list[Settled | None]:
+    """Close requests; None for each one that was closed before, also within this batch."""
+    ids = [settlement.request_id for settlement in settlements]
+    books = lock_accounts(connection, set(connection.execute(_ACCOUNTS_OF, {"ids": ids}).scalars()))
+    taken: dict[str, RowMapping] = {
+        row["request_id"]: row for row in connection.execute(_TAKE, {"ids": ids}).mappings()
+    }
+    answers: list[Settled | None] = []
+    ended: list[tuple[RowMapping, Settled]] = []
+    for settlement in settlements:
+        row = taken.pop(settlement.request_id, None)
+        if row is None:
+            answers.append(None)
+            continue
+        settled = _close(connection, row, settlement, now=now, prices=prices)
+        answers.append(settled)
+        ended.append((row, settled))
+    if ended:
+        charges = _post(connection, ended, books, now=now)
+        _write(connection, ended, charges, now=now, retention=retention)
+    return answers
+
+
+def _close(
+    connection: Connection,
+    row: RowMapping,
+    settlement: Settlement,
+    *,
+    now: datetime,
+    prices: PriceCache,
+) -> Settled:
+    """Decide what a request costs; nothing that its price does not cover is given away unseen."""
+    limits = decode_job(row["job"]).limits
+    usage, clipped = clip(settlement.usage, limits)
+    cost_nanos, status, reason, error = 0, settlement.status, settlement.reason, settlement.error
+    if settlement.billable:
+        try:
+            cost_nanos = charge(read_price(connection, row["price_id"], prices), usage).total_nanos
+        except (UnpricedUsage, ValueError) as problem:
+            status, reason = "failed", "unpriced_usage"
+            error = Problem("unpriced_usage", f"The usage could not be priced: {problem}.")
+    total_us = int((now - row["accepted_at"]) / timedelta(microseconds=1))
+    closed = Closed(
+        request_id=settlement.request_id,
+        account_id=row["account_id"],
+        model=row["model"],
+        task=row["task"],
+        status=status,
+        outcome="charged" if cost_nanos else "released",
+        reason=reason,
+        cost_nanos=min(cost_nanos, row["hold_nanos"]),
+        hold_nanos=row["hold_nanos"],
+        price_id=row["price_id"],
+        usage=usage,
+        timings=msgspec.structs.replace(settlement.timings, total_us=max(total_us, 0)),
+        accepted_at=row["accepted_at"],
+        settled_at=now,
+        error=error,
+        output=settlement.output if status != "failed" else None,
+        metadata=row["metadata"] or {},
+    )
+    return Settled(closed, clipped or cost_nanos > row["hold_nanos"])
+
+
+def _post(
+    connection: Connection,
+    ended: Sequence[tuple[RowMapping, Settled]],
+    books: Mapping[int, RowMapping],
+    *,
+    now: datetime,
+) -> dict[int, int]:
+    """Move the money: one transfer per account that was charged. Give account → transfer."""
+    charged: defaultdict[int, int] = defaultdict(int)
+    held: defaultdict[int, int] = defaultdict(int)
+    key_charged: defaultdict[int, int] = defaultdict(int)
+    key_held: defaultdict[int, int] = defaultdict(int)
+    first: dict[int, str] = {}
+    for row, settled in ended:
+        account, key, cost = row["account_id"], row["key_id"], settled.closed.cost_nanos
+        charged[account] += cost
+        held[account] += row["hold_nanos"]
+        key_charged[key] += cost
+        key_held[key] += row["hold_nanos"]
+        if cost:
+            first.setdefault(account, row["request_id"])
+    connection.execute(
+        _POST_TO_ACCOUNT,
+        [{"account": id, "charged": charged[id], "held": held[id]} for id in sorted(held)],
+    )
+    connection.execute(
+        _POST_TO_KEY,
+        [{"key": id, "charged": key_charged[id], "held": key_held[id]} for id in sorted(key_held)],
+    )
+    paying = sorted(first)
+    if not paying:
+        return {}
+    made = connection.execute(
+        insert(transfers).returning(transfers.c.id, sort_by_parameter_order=True),
+        [
+            {
+                "key": f"charge:{first[id]}",
+                "kind": "charge",
+                "from_account": id,
+                "to_account": SYSTEM_ACCOUNTS["revenue"],
+                "amount_nanos": charged[id],
+                "posted_after": books[id]["posted_nanos"] - charged[id],
+                "account_version": books[id]["version"] + 1,
+                "actor": "settler",
+                "reason": "",
+                "booked_at": now,
+            }
+            for id in paying
+        ],
+    )
+    return dict(zip(paying, made.scalars(), strict=True))
+
+
+def _write(
+    connection: Connection,
+    ended: Sequence[tuple[RowMapping, Settled]],
+    charges: Mapping[int, int],
+    *,
+    now: datetime,
+    retention: timedelta,
+) -> None:
+    connection.execute(
+        insert(receipts), [_receipt(row, settled.closed, charges) for row, settled in ended]
+    )
+    kept = [
+        {
+            "request_id": row["request_id"],
+            "body": msgspec.msgpack.encode(settled.closed.output),
+            "expires_at": now + retention,
+        }
+        for row, settled in ended
+        if settled.closed.output is not None and retention
+    ]
+    if kept:
+        connection.execute(insert(outputs), kept)
+    awaited = [
+        {
+            "request_id": row["request_id"],
+            "account_id": row["account_id"],
+            "url": row["webhook"],
+            "due_at": now,
+        }
+        for row, _ in ended
+        if row["webhook"]
+    ]
+    if awaited:
+        connection.execute(insert(webhook_deliveries), awaited)
+
+
+def _receipt(row: RowMapping, closed: Closed, charges: Mapping[int, int]) -> dict[str, Any]:
+    return {
+        "request_id": closed.request_id,
+        "account_id": closed.account_id,
+        "key_id": row["key_id"],
+        "model": closed.model,
+        "task": closed.task,
+        "price_id": closed.price_id,
+        "outcome": closed.outcome,
+        "status": closed.status,
+        "reason": closed.reason,
+        "hold_nanos": closed.hold_nanos,
+        "charge_nanos": closed.cost_nanos,
+        **{unit: getattr(closed.usage, unit) for unit in UNITS},
+        "attributes": closed.usage.attributes or None,
+        "timings": msgspec.to_builtins(closed.timings),
+        "metadata": row["metadata"],
+        "error": msgspec.to_builtins(closed.error) if closed.error else None,
+        "accepted_at": closed.accepted_at,
+        "settled_at": closed.settled_at,
+        "transfer_id": charges[closed.account_id] if closed.cost_nanos else None,
+    }

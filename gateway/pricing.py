@@ -1,0 +1,246 @@
+"""Prices, quotes and charges in nano-dollars: pure, exact, and the only place that rounds.
+
+A price is a sum of components, each an amount for so many units. ``charge`` applies it to measured
+usage, ``quote`` to the limits of a request; both are the same sum in rational arithmetic, rounded
+up once to the next nano-dollar. Knows no database, no catalog and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Final, Literal, TypeAlias, get_args
+
+from workers.contract.jobs import Usage
+
+NANOS_PER_USD: Final = 1_000_000_000
+NANOS_MAX: Final = 2**63 - 1
+
+Unit: TypeAlias = Literal[
+    "request",
+    "input_token",
+    "cached_input_token",
+    "output_token",
+    "image",
+    "video_second",
+    "audio_second",
+    "character",
+    "step",
+    "gpu_second",
+]
+UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
+
+_MEASURES: Final[Mapping[Unit, tuple[str, int]]] = {
+    # Which quantity of a usage a unit counts, and how many of those make one unit.
+    "request": ("requests", 1),
+    "input_token": ("input_tokens", 1),
+    "cached_input_token": ("cached_input_tokens", 1),
+    "output_token": ("output_tokens", 1),
+    "image": ("images", 1),
+    "video_second": ("video_ms", 1000),
+    "audio_second": ("audio_ms", 1000),
+    "character": ("characters", 1),
+    "step": ("steps", 1),
+    "gpu_second": ("gpu_us", 1_000_000),
+}
+
+FREE_UNITS: Final = frozenset({"request", "step", "gpu_second"})
+"""Measured for every request and priced only where a price says so; all other quantities of a usage
+must be covered, or the price does not fit the model."""
+
+UNBOUNDED_UNITS: Final = frozenset({"step", "gpu_second"})
+"""Measured without a limit, unless a request names one; a price on them needs that limit."""
+
+
+class UnpricedUsage(Exception):
+    """A usage holds quantities that its price does not cover: no price, no run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """``amount_nanos`` for every ``per`` units, where the usage's attributes match ``when``."""
+
+    unit: Unit
+    amount_nanos: int
+    per: int = 1
+    when: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """An immutable price. A charge is at least ``minimum_nanos``."""
+
+    components: tuple[Component, ...]
+    minimum_nanos: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a bill: ``quantity`` units at ``price_nanos`` for every ``per`` of them.
+
+    ``quantity`` is a decimal string, since seconds are measured in fractions.
+    """
+
+    unit: str
+    quantity: str
+    price_nanos: int
+    per: int
+    amount_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a usage costs; the lines' amounts sum exactly to the total."""
+
+    total_nanos: int
+    lines: tuple[Line, ...]
+
+
+def charge(price: Price, usage: Usage) -> Bill:
+    """Price a measured usage. Raise ``UnpricedUsage`` if a quantity is not covered."""
+    chosen: list[tuple[Component, Fraction]] = []
+    for unit in UNITS:
+        quantity = _quantity(usage, unit)
+        component = _component(price, unit, usage.attributes)
+        if component is not None and quantity:
+            chosen.append((component, quantity))
+        elif component is None and quantity and unit not in FREE_UNITS:
+            raise UnpricedUsage(f"{_decimal(quantity)} {unit} is covered by no component")
+    if not chosen and not price.minimum_nanos:
+        raise UnpricedUsage("no component of the price applies")
+    return _bill(chosen, price.minimum_nanos)
+
+
+def quote(price: Price, limits: Usage) -> Bill:
+    """Give the most that any usage within the limits can cost.
+
+    Where attributes are left open, the dearest component counts; an input token may turn out to be
+    cached or not, so it counts at the dearer of the two.
+    """
+    chosen: list[tuple[Component, Fraction]] = []
+    for unit in UNITS:
+        quantity = _quantity(limits, unit)
+        candidates = _open_components(price, unit, limits.attributes)
+        if candidates and not quantity and unit in UNBOUNDED_UNITS:
+            raise UnpricedUsage(f"{unit} is priced, but the request has no limit on it")
+        if not quantity or unit == "cached_input_token":
+            continue
+        if unit == "input_token":
+            candidates += _open_components(price, "cached_input_token", limits.attributes)
+            quantity += _quantity(limits, "cached_input_token")
+        if candidates:
+            chosen.append((max(candidates, key=_rate), quantity))
+        elif unit not in FREE_UNITS:
+            raise UnpricedUsage(f"{unit} is covered by no component")
+    if not chosen and not price.minimum_nanos:
+        raise UnpricedUsage("no component of the price applies")
+    return _bill(chosen, price.minimum_nanos)
+
+
+def clip(usage: Usage, limits: Usage) -> tuple[Usage, bool]:
+    """Cut a usage down to its limits, and say whether anything was cut.
+
+    Usage above a limit is our mistake, not the customer's bill. Device time and steps have no
+    limit unless one is named, and are then priced by nobody.
+    """
+    cached = min(usage.cached_input_tokens, limits.input_tokens + limits.cached_input_tokens)
+    fresh = min(usage.input_tokens, limits.input_tokens + limits.cached_input_tokens - cached)
+    clipped = Usage(
+        requests=min(usage.requests, limits.requests or 1),
+        input_tokens=fresh,
+        cached_input_tokens=cached,
+        output_tokens=min(usage.output_tokens, limits.output_tokens),
+        images=min(usage.images, limits.images),
+        video_ms=min(usage.video_ms, limits.video_ms),
+        audio_ms=min(usage.audio_ms, limits.audio_ms),
+        characters=min(usage.characters, limits.characters),
+        steps=min(usage.steps, limits.steps) if limits.steps else usage.steps,
+        gpu_us=min(usage.gpu_us, limits.gpu_us) if limits.gpu_us else usage.gpu_us,
+        attributes=usage.attributes,
+    )
+    return clipped, clipped != usage
+
+
+def format_usd(nanos: int) -> str:
+    """Write an amount as a decimal string of USD, without exponent or trailing zeros."""
+    whole, rest = divmod(abs(nanos), NANOS_PER_USD)
+    text = f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
+    return f"-{text}" if nanos < 0 else text
+
+
+def parse_usd(text: str) -> int:
+    """Read a decimal string of USD. Raise ``ValueError`` unless it is whole nano-dollars."""
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is no amount; write USD as a decimal, such as 0.035") from None
+    if not amount.is_finite():
+        raise ValueError(f"{text!r} is no amount")
+    nanos = amount * NANOS_PER_USD
+    if nanos != nanos.to_integral_value():
+        raise ValueError(f"{text!r} has more than 9 decimals; use `per` for a finer price")
+    if abs(nanos) > NANOS_MAX:
+        raise ValueError(f"{text!r} is too large")
+    return int(nanos)
+
+
+def _quantity(usage: Usage, unit: Unit) -> Fraction:
+    name, parts = _MEASURES[unit]
+    value: int = getattr(usage, name)
+    if value < 0:
+        raise ValueError(f"{name} is negative: {value}")
+    return Fraction(value, parts)
+
+
+def _rate(component: Component) -> Fraction:
+    return Fraction(component.amount_nanos, component.per)
+
+
+def _component(price: Price, unit: Unit, attributes: Mapping[str, str]) -> Component | None:
+    """The most specific component of a unit whose conditions all hold."""
+    matching = [
+        component
+        for component in price.components
+        if component.unit == unit
+        and all(attributes.get(name) == value for name, value in component.when.items())
+    ]
+    return max(matching, key=lambda component: len(component.when), default=None)
+
+
+def _open_components(price: Price, unit: Unit, attributes: Mapping[str, str]) -> list[Component]:
+    """Components of a unit that can come to apply, given what is already known."""
+    return [
+        component
+        for component in price.components
+        if component.unit == unit
+        and all(attributes.get(name, value) == value for name, value in component.when.items())
+    ]
+
+
+def _bill(chosen: Iterable[tuple[Component, Fraction]], minimum_nanos: int) -> Bill:
+    """Round once: each line is the rounded-up running total less the one before it."""
+    exact = Fraction(0)
+    total = 0
+    lines = []
+    for component, quantity in chosen:
+        exact += quantity * _rate(component)
+        amount = -(-exact.numerator // exact.denominator) - total
+        total += amount
+        lines.append(
+            Line(component.unit, _decimal(quantity), component.amount_nanos, component.per, amount)
+        )
+    if total < minimum_nanos:
+        lines.append(Line("minimum", "1", minimum_nanos, 1, minimum_nanos - total))
+        total = minimum_nanos
+    if total > NANOS_MAX:
+        raise ValueError(f"a bill of {total} nano-dollars is beyond what can be booked")
+    return Bill(total, tuple(lines))
+
+
+def _decimal(quantity: Fraction) -> str:
+    """Exact, because quantities are measured in decimal fractions of their unit."""
+    if quantity.denominator == 1:
+        return str(quantity.numerator)
+    return format(Decimal(quantity.numerator) / Decimal(quantity.denominator), "f")

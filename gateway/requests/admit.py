@@ -1,0 +1,223 @@
+"""Everything before a request is queued: price, limits, quote, hold. Committed means accepted.
+
+Refuses before anything is written where it can; whatever depends on money or on the key is decided
+inside the hold's transaction, where it is exact for any number of requests and gateways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gateway.accounts.keys import KeyInfo
+from gateway.accounts.limits import RateLimits
+from gateway.catalog.schema import Entry
+from gateway.catalog.store import LiveCatalog
+from gateway.errors import (
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    PaymentRequired,
+    TollgateError,
+    TooLarge,
+    TooManyRequests,
+    Unauthorized,
+)
+from gateway.ledger.group import GroupCommit
+from gateway.ledger.holds import (
+    AccountSuspended,
+    CreditInUse,
+    Held,
+    HoldAnswer,
+    HoldRequest,
+    IdempotencyConflict,
+    InsufficientCredit,
+    KeyExpired,
+    KeyRevoked,
+    KeySpendLimit,
+    Replayed,
+)
+from gateway.pricing import Bill, Price, format_usd, quote
+from gateway.requests.inputs import Prepared, parse, prepare
+from gateway.requests.order import Order
+from gateway.requests.watch import Watch
+from gateway.settings import Settings
+from workers.contract.jobs import Job, RequestId, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """What an order would cost at most, at the price in force now."""
+
+    entry: Entry
+    task: str
+    price_id: int
+    price: Price
+    prepared: Prepared
+    bill: Bill
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """An accepted request, or with ``replayed`` the one that the same order made before."""
+
+    request_id: RequestId
+    accepted_at: datetime
+    deadline_at: datetime
+    job: Job
+    payload: bytes
+    batch_key: str
+    replayed: bool
+
+
+class Admission:
+    def __init__(
+        self,
+        *,
+        live: LiveCatalog,
+        watch: Watch,
+        holds: GroupCommit[HoldRequest, HoldAnswer],
+        limits: RateLimits,
+        settings: Settings,
+    ) -> None:
+        self._live = live
+        self._watch = watch
+        self._holds = holds
+        self._limits = limits
+        self._settings = settings
+
+    def read_input(self, model: str, value: Mapping[str, Any]) -> Any:
+        """Check the shape of an input of the native API by the task of its model."""
+        return parse(self._entry(model).task, value)
+
+    def quote(self, order: Order, now: datetime) -> Quoted:
+        """Price an order without running it. Raise ``NotFound`` or ``InvalidRequest``."""
+        entry = self._entry(order.model)
+        task = order.task or entry.task
+        if task != entry.task and task not in entry.also:
+            raise InvalidRequest(
+                "task_not_supported",
+                f"{entry.name} does {entry.task}, not {task}.",
+                param="model",
+            )
+        _, price_id, price = self._live.priced(entry.name, now)
+        prepared = prepare(entry, order.input, prefix="" if order.task else "input")
+        return Quoted(entry, task, price_id, price, prepared, bill=quote(price, prepared.limits))
+
+    async def admit(self, key: KeyInfo, order: Order, request_id: RequestId) -> Admitted:
+        """Hold the quote of an order and accept it; raise the reason why not.
+
+        One committed transaction, shared with whatever else arrived in the same instant.
+        """
+        settings = self._settings
+        now = datetime.now(UTC)
+        quoted = self.quote(order, now)
+        entry, prepared = quoted.entry, quoted.prepared
+        self._watch.check(
+            entry,
+            waits=order.waits,
+            wait_max_s=settings.wait_max_s if order.waits else settings.async_wait_max_s,
+        )
+        await self._limits.take(key, prepared.limits)
+
+        timeout_s = settings.timeout_s if order.waits else settings.async_timeout_s
+        deadline_at = now + timedelta(seconds=entry.limits.timeout_s or timeout_s)
+        job = Job(
+            request_id=request_id,
+            account_id=str(key.account_id),
+            model=entry.name,
+            task=quoted.task,
+            input=prepared.input,
+            limits=prepared.limits,
+            stream=order.stream,
+            deadline_ms=int(deadline_at.timestamp() * 1000),
+        )
+        payload = encode(job)
+        if len(payload) > settings.input_bytes_max:
+            raise TooLarge(
+                "input_too_large",
+                f"The input is {len(payload)} bytes long; at most {settings.input_bytes_max} "
+                "are accepted.",
+            )
+        answer = await self._holds.submit(
+            HoldRequest(
+                request_id=request_id,
+                account_id=key.account_id,
+                key_id=key.id,
+                model=entry.name,
+                task=quoted.task,
+                price_id=quoted.price_id,
+                hold_nanos=quoted.bill.total_nanos,
+                limits=prepared.limits,
+                job=payload,
+                accepted_at=now,
+                deadline_at=deadline_at,
+                idempotency_key=order.idempotency.key if order.idempotency else None,
+                body_sha256=order.idempotency.body_sha256 if order.idempotency else None,
+                metadata=dict(order.metadata) if order.metadata else None,
+                webhook=order.webhook,
+            )
+        )
+        if not isinstance(answer, (Held, Replayed)):
+            raise refusal(answer, quoted.bill.total_nanos)
+        return Admitted(
+            request_id=answer.request_id,
+            accepted_at=now,
+            deadline_at=deadline_at,
+            job=job,
+            payload=payload,
+            batch_key=prepared.batch_key,
+            replayed=isinstance(answer, Replayed),
+        )
+
+    def _entry(self, model: str) -> Entry:
+        entry = self._live.entry(model)
+        if entry is None:
+            raise NotFound(
+                "model_not_found",
+                f"The model {model!r} does not exist; GET /v1/models lists those that do.",
+                param="model",
+            )
+        return entry
+
+
+def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
+    """Say why the ledger would not hold, in words that name both amounts."""
+    most = f"${format_usd(quote_nanos)}"
+    match answer:
+        case InsufficientCredit(available_nanos=available):
+            return PaymentRequired(
+                "insufficient_credit",
+                f"This request can cost up to {most}, but the account has "
+                f"${format_usd(available)}. Add credit, or ask for less (for text: a smaller "
+                "max_tokens).",
+            )
+        case CreditInUse(available_nanos=available):
+            return TooManyRequests(
+                "credit_in_use",
+                f"This request can cost up to {most}. The account could cover that, but requests "
+                f"that are still running hold its credit down to ${format_usd(available)}.",
+                retry_after_s=1,
+            )
+        case KeySpendLimit(remaining_nanos=remaining):
+            return PaymentRequired(
+                "key_spend_limit",
+                f"This request can cost up to {most}, but this key may spend only "
+                f"${format_usd(remaining)} more.",
+            )
+        case IdempotencyConflict():
+            return Conflict(
+                "idempotency_conflict",
+                "This Idempotency-Key was used before with another body.",
+                param="Idempotency-Key",
+            )
+        case KeyRevoked():
+            return Unauthorized("key_revoked", "This API key has been revoked.")
+        case KeyExpired():
+            return Unauthorized("key_expired", "This API key has expired.")
+        case AccountSuspended():
+            return Forbidden("account_suspended", "This account is suspended.")
+    raise AssertionError(f"a hold was answered by {answer!r}")

@@ -1,0 +1,356 @@
+"""The parts of a request's life in one process, wired and running; what the dialects call.
+
+``submit`` accepts and queues, a ``Ticket`` waits, ``find`` and ``cancel`` work for any request of
+the account on any gateway. Background tasks belong to ``running`` and end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from litestar import Request
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway import metrics
+from gateway.accounts.keys import KeyInfo
+from gateway.accounts.limits import RateLimits
+from gateway.catalog.store import LiveCatalog
+from gateway.database import Database
+from gateway.errors import NotFound, RequestFailed, TollgateError, TooManyRequests
+from gateway.ledger.group import GroupCommit
+from gateway.ledger.holds import HoldAnswer, HoldRequest, hold
+from gateway.ledger.ids import new_request_id
+from gateway.requests.admit import Admission, Admitted, Quoted
+from gateway.requests.dispatch import Dispatch
+from gateway.requests.lookup import Lookup, Page
+from gateway.requests.order import Closed, Idempotency, Open, Order
+from gateway.requests.settle import Settler
+from gateway.requests.sweep import Sweeper
+from gateway.requests.wait import Waiter, Waiters, read_mailbox
+from gateway.requests.watch import Watch
+from gateway.settings import Settings
+from workers.contract.jobs import RequestId, SentEvent
+from workers.contract.streams import Mailbox
+
+log = logging.getLogger(__name__)
+
+POLL_S = 2.0
+"""How often a waiting client's request is looked up in SQL, should its wake-up have been lost."""
+
+
+class Requests:
+    """Every request of this process, from order to receipt."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        database: Database,
+        redis: Redis,
+        live: LiveCatalog,
+        limits: RateLimits,
+        gateway: str,
+    ) -> None:
+        namespace = settings.namespace
+        self._settings = settings
+        self._redis = redis
+        self._live = live
+        self._mailbox = Mailbox(redis, gateway, namespace=namespace)
+        self._waiters = Waiters()
+        self.watch = Watch(redis, namespace=namespace)
+        self._holds: GroupCommit[HoldRequest, HoldAnswer] = GroupCommit(
+            lambda batch: database.write(lambda connection: hold(connection, batch))
+        )
+        self._dispatch = Dispatch(redis, self._mailbox.name, settings=settings)
+        self._admission = Admission(
+            live=live, watch=self.watch, holds=self._holds, limits=limits, settings=settings
+        )
+        self._settler = Settler(
+            database=database,
+            redis=redis,
+            live=live,
+            waiters=self._waiters,
+            gateway=gateway,
+            namespace=namespace,
+            retention_hours=settings.output_retention_hours,
+        )
+        self._lookup = Lookup(database, redis, namespace=namespace)
+        self._sweeper = Sweeper(
+            database=database, dispatch=self._dispatch, settler=self._settler, settings=settings
+        )
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the background tasks; an unexpected end of one of them ends the process."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(loop, name=name)
+                for name, loop in (
+                    ("watch", self.watch.run()),
+                    ("mailbox", read_mailbox(self._redis, self._mailbox, self._waiters)),
+                    ("settler", self._settler.run()),
+                    ("sweeper", self._sweeper.run()),
+                    ("prices", self._live.keep_fresh()),
+                )
+            ]
+            try:
+                yield
+            finally:
+                if self._leaving:
+                    await asyncio.wait(self._leaving, timeout=2.0)
+                for task in tasks:
+                    task.cancel()
+
+    def order(
+        self,
+        model: str,
+        value: Mapping[str, Any],
+        *,
+        webhook: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency: Idempotency | None = None,
+    ) -> Order:
+        """Make an order of the native API: nobody waits, everybody may follow."""
+        return Order(
+            model=model,
+            input=self._admission.read_input(model, value),
+            stream=True,
+            waits=False,
+            webhook=webhook,
+            metadata=metadata,
+            idempotency=idempotency,
+        )
+
+    def quote(self, order: Order) -> Quoted:
+        return self._admission.quote(order, datetime.now(UTC))
+
+    async def submit(self, key: KeyInfo, order: Order) -> Ticket:
+        """Accept an order and queue it, or raise the reason why not and leave nothing behind."""
+        request_id = new_request_id()
+        ticket = Ticket(self, key, order, request_id)
+        try:
+            admitted = await self._admission.admit(key, order, request_id)
+        except TollgateError as error:
+            ticket.close()
+            metrics.REFUSED.labels(error.code).inc()
+            raise
+        except BaseException:
+            ticket.close()
+            raise
+        ticket.attach(admitted)
+        if not admitted.replayed:
+            metrics.ACCEPTED.labels(order.model).inc()
+            await self._enqueue(ticket, admitted)
+        return ticket
+
+    async def _enqueue(self, ticket: Ticket, admitted: Admitted) -> None:
+        """Queue an accepted job. A full queue gives the hold back; a lost queue is the sweeper's."""
+        try:
+            entry = self._dispatch.entry(
+                admitted.job, admitted.payload, batch_key=admitted.batch_key
+            )
+            status = await self._dispatch.enqueue(admitted.job.model, entry)
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("%s is left to the sweeper: %s", admitted.request_id, type(error).__name__)
+            return
+        if status in ("queue_full", "account_full"):
+            ticket.close()
+            await self._settler.release(admitted.request_id, status="cancelled", reason=status)
+            raise TooManyRequests(
+                status,
+                "Too many requests are queued for this model"
+                + (" by this account." if status == "account_full" else "."),
+                retry_after_s=5,
+            )
+
+    async def find(self, account_id: int, request_id: str) -> Open | Closed:
+        """Look a request of the account up, open or closed. Raise ``NotFound``."""
+        return await self._lookup.find(account_id, request_id)
+
+    async def receipt(self, account_id: int, request_id: str) -> Closed:
+        found = await self._lookup.find(account_id, request_id)
+        if isinstance(found, Open):
+            raise NotFound(
+                "receipt_not_ready",
+                f"{request_id} is still {found.status}; its receipt is written when it ends.",
+            )
+        return found
+
+    async def list(
+        self,
+        account_id: int,
+        *,
+        limit: int,
+        cursor: str | None,
+        model: str | None,
+        status: str | None,
+    ) -> Page:
+        return await self._lookup.list(
+            account_id, limit=limit, cursor=cursor, model=model, status=status
+        )
+
+    async def cancel(self, account_id: int, request_id: str) -> None:
+        """Stop a request if it still runs; a closed one stays as it is. Raise ``NotFound``."""
+        found = await self._lookup.find(account_id, request_id)
+        if isinstance(found, Open):
+            await self._cancel(found.model, found.request_id)
+
+    async def _cancel(self, model: str, request_id: RequestId) -> None:
+        answer = await self._dispatch.cancel(model, request_id)
+        if answer == "unknown":
+            # The queue does not know it (any more): nothing runs, so the hold ends here.
+            await self._settler.release(request_id, status="cancelled", reason="client")
+
+    def leave(self, model: str, request_id: RequestId) -> None:
+        """Cancel in the background a request whose last client has gone."""
+        if request_id in self._waiters:
+            return
+
+        async def cancel() -> None:
+            try:
+                await self._cancel(model, request_id)
+            except (RedisError, OSError) as error:
+                log.warning("%s could not be cancelled: %s", request_id, type(error).__name__)
+
+        task = asyncio.create_task(cancel())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def observe(self) -> None:
+        """Bring the gauges up to date."""
+        metrics.WAITING.set(len(self._waiters))
+        metrics.WORKERS.set(len(self.watch.announcements))
+        for model, load in self.watch.loads.items():
+            metrics.QUEUE_DEPTH.labels(model).set(load.depth)
+
+
+class Ticket:
+    """One client's interest in one request, from before it is queued until it is closed.
+
+    Leaving the context while the request is still open means that the client has gone.
+    """
+
+    def __init__(
+        self, requests: Requests, key: KeyInfo, order: Order, request_id: RequestId
+    ) -> None:
+        self._requests = requests
+        self._key = key
+        self._order = order
+        self._watching = contextlib.ExitStack()
+        self._waiter = self._watch(request_id)
+        self.request_id = request_id
+        self.model = order.model
+        self.accepted_at = datetime.now(UTC)
+        self.deadline_at = self.accepted_at
+        self.replayed = False
+        self._closed: Closed | None = None
+
+    def _watch(self, request_id: RequestId) -> Waiter:
+        return self._watching.enter_context(self._requests._waiters.watch(request_id))
+
+    def attach(self, admitted: Admitted) -> None:
+        if admitted.request_id != self.request_id:
+            self._watching.close()
+            self._waiter = self._watch(admitted.request_id)
+        self.request_id = admitted.request_id
+        self.accepted_at = admitted.accepted_at
+        self.deadline_at = admitted.deadline_at
+        self.replayed = admitted.replayed
+
+    @property
+    def result(self) -> Closed:
+        """The closed request, once ``closed`` or ``events`` has come to its end."""
+        assert self._closed is not None
+        return self._closed
+
+    async def closed(self, request: Request[Any, Any, Any]) -> Closed:
+        """Wait for the end, or until the client disconnects (then raise ``RequestFailed``)."""
+        gone = asyncio.create_task(_disconnected(request))
+        try:
+            async for _ in self._news(POLL_S):
+                if gone.done():
+                    raise RequestFailed(
+                        "client_closed_request",
+                        "The client went away before the answer.",
+                        request_id=self.request_id,
+                    )
+        finally:
+            gone.cancel()
+        return self.result
+
+    async def events(self, keep_alive_s: float) -> AsyncIterator[SentEvent | None]:
+        """Give events as they come, None when nothing did for a while; end when closed."""
+        spoke = time.monotonic()
+        async for events in self._news(POLL_S):
+            for event in events:
+                yield event
+            now = time.monotonic()
+            if events:
+                spoke = now
+            elif now - spoke >= keep_alive_s:
+                spoke = now
+                yield None
+
+    async def _news(self, poll_s: float) -> AsyncIterator[list[SentEvent]]:
+        """Give batches of events, empty ones at intervals; end once the request is closed.
+
+        The wake-up of a request that another process settled may be lost, so SQL is asked now and
+        then; a replayed order is asked for at once, since it may have been closed long ago.
+        """
+        if self.replayed:
+            await self._look()
+        while self._closed is None:
+            events = await self._waiter.next(poll_s)
+            if self._waiter.closed is not None:
+                self._closed = self._waiter.closed
+            elif self._waiter.settled or not events:
+                await self._look()
+            yield events
+
+    async def _look(self) -> None:
+        found = await self._requests.find(self._key.account_id, self.request_id)
+        if isinstance(found, Closed):
+            self._closed = found
+
+    def close(self) -> None:
+        self._watching.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+        # An order with a name of its own is kept: whoever placed it will come back for it.
+        if self._closed is None and self._order.waits and self._order.idempotency is None:
+            self._requests.leave(self.model, self.request_id)
+
+
+async def _disconnected(request: Request[Any, Any, Any]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def raise_unless_succeeded(closed: Closed) -> None:
+    """Turn an unsuccessful end into the error that the client sees."""
+    if closed.status == "succeeded":
+        return
+    raise RequestFailed(
+        closed.error_code or closed.status,
+        closed.error_message or f"The request ended as {closed.status} ({closed.reason}).",
+        param=closed.error_param,
+        request_id=closed.request_id,
+    )

@@ -1,0 +1,87 @@
+"""What a dialect hands over, and what it gets back: a request in the product's own words."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.pricing import Line
+from gateway.requests.inputs import Input
+from workers.contract.jobs import BlobRef, RequestId, Timings, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """The client's own name for its order, and a digest of the body that it sent with it."""
+
+    key: str
+    body_sha256: bytes
+
+    @classmethod
+    def of(cls, key: str, path: str, body: Any) -> Idempotency:
+        """Bind a key to a body. The order of members in the body does not matter."""
+        canonical = msgspec.json.encode([path, body], order="sorted")
+        return cls(key, hashlib.sha256(canonical).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One request as a client placed it, its input checked in shape but not yet against limits."""
+
+    model: str
+    input: Input
+    task: str | None = None
+    """Given by a dialect that serves one task; otherwise the catalog entry's own."""
+    stream: bool = False
+    waits: bool = True
+    """Whether the client waits for the answer, so that a queue without a worker is no use to it."""
+    metadata: Mapping[str, str] | None = None
+    webhook: str | None = None
+    idempotency: Idempotency | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A request that is still held for; ``position`` counts the jobs ahead of a queued one."""
+
+    request_id: RequestId
+    model: str
+    task: str
+    status: Literal["queued", "running"]
+    hold_nanos: int
+    accepted_at: datetime
+    deadline_at: datetime
+    position: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A request at its end, as its receipt and its stored output have it."""
+
+    request_id: RequestId
+    model: str
+    task: str
+    status: Literal["succeeded", "failed", "cancelled", "expired"]
+    outcome: Literal["charged", "released"]
+    reason: str
+    cost_nanos: int
+    hold_nanos: int
+    price_id: int
+    usage: Usage
+    timings: Timings
+    lines: tuple[Line, ...]
+    accepted_at: datetime
+    settled_at: datetime
+    output: Mapping[str, Any] | None = None
+    """None once the time for which outputs are kept is over."""
+    blobs: tuple[BlobRef, ...] = ()
+    error_code: str | None = None
+    error_message: str | None = None
+    error_param: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
