@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from litestar import Litestar
 from litestar.datastructures import State
@@ -113,7 +113,7 @@ def create_app_from_environment() -> Litestar:
 
 
 @contextlib.contextmanager
-def reload_on_hangup(live: LiveCatalog) -> contextlib.AbstractContextManager[None]:
+def reload_on_hangup(live: LiveCatalog) -> Iterator[None]:
     """Read the catalog again on SIGHUP, where the platform and the thread allow a handler."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()

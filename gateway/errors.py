@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from workers.contract.jobs import Failed, FailureCode
+from workers.contract.jobs import Failed
 
 
 class TollgateError(Exception):
@@ -122,7 +122,7 @@ class Unavailable(TollgateError):
     status = 503
 
 
-FAILURE_STATUS: Final[dict[FailureCode, int]] = {
+FAILURE_STATUS: Final[dict[str, int]] = {
     "invalid_input": 400,
     "context_length_exceeded": 400,
     "unsupported_parameter": 400,
@@ -146,7 +146,7 @@ class RequestFailed(TollgateError):
         self, code: str, message: str, *, param: str | None = None, request_id: str | None = None
     ) -> None:
         super().__init__(code, message, param=param, request_id=request_id)
-        self._status = FAILURE_STATUS.get(code, 424)  # type: ignore[call-overload]  # any string may be looked up
+        self._status = FAILURE_STATUS.get(code, 424)
 
     @property
     def http_status(self) -> int:

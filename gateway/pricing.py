@@ -46,16 +46,12 @@ _MEASURES: Final[Mapping[Unit, tuple[str, int]]] = {
     "gpu_second": ("gpu_us", 1_000_000),
 }
 
-FREE_UNITS: Final = frozenset({"request", "step", "gpu_second"})
-"""Measured for every request and priced only where a price says so; all other quantities of a usage
-must be covered, or the price does not fit the model."""
-
 UNBOUNDED_UNITS: Final = frozenset({"step", "gpu_second"})
 """Measured without a limit, unless a request names one; a price on them needs that limit."""
 
 
 class UnpricedUsage(Exception):
-    """A usage holds quantities that its price does not cover: no price, no run."""
+    """The price does not say what this usage costs: no price, no run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +95,23 @@ class Bill:
 
 
 def charge(price: Price, usage: Usage) -> Bill:
-    """Price a measured usage. Raise ``UnpricedUsage`` if a quantity is not covered."""
+    """Price a measured usage.
+
+    A cached input token costs what an input token costs where it has no price of its own. Raise
+    ``UnpricedUsage`` if a unit is priced but not under these attributes, or if nothing is priced.
+    """
     chosen: list[tuple[Component, Fraction]] = []
     for unit in UNITS:
         quantity = _quantity(usage, unit)
+        if not quantity:
+            continue
         component = _component(price, unit, usage.attributes)
-        if component is not None and quantity:
+        if component is None and unit == "cached_input_token":
+            component = _component(price, "input_token", usage.attributes)
+        if component is not None:
             chosen.append((component, quantity))
-        elif component is None and quantity and unit not in FREE_UNITS:
-            raise UnpricedUsage(f"{_decimal(quantity)} {unit} is covered by no component")
-    if not chosen and not price.minimum_nanos:
-        raise UnpricedUsage("no component of the price applies")
+        elif any(other.unit == unit for other in price.components):
+            raise UnpricedUsage(f"{unit} has no price for {dict(usage.attributes)}")
     return _bill(chosen, price.minimum_nanos)
 
 
@@ -125,17 +127,11 @@ def quote(price: Price, limits: Usage) -> Bill:
         candidates = _open_components(price, unit, limits.attributes)
         if candidates and not quantity and unit in UNBOUNDED_UNITS:
             raise UnpricedUsage(f"{unit} is priced, but the request has no limit on it")
-        if not quantity or unit == "cached_input_token":
-            continue
         if unit == "input_token":
             candidates += _open_components(price, "cached_input_token", limits.attributes)
             quantity += _quantity(limits, "cached_input_token")
-        if candidates:
+        if quantity and candidates and unit != "cached_input_token":
             chosen.append((max(candidates, key=_rate), quantity))
-        elif unit not in FREE_UNITS:
-            raise UnpricedUsage(f"{unit} is covered by no component")
-    if not chosen and not price.minimum_nanos:
-        raise UnpricedUsage("no component of the price applies")
     return _bill(chosen, price.minimum_nanos)
 
 
@@ -221,6 +217,9 @@ def _open_components(price: Price, unit: Unit, attributes: Mapping[str, str]) ->
 
 def _bill(chosen: Iterable[tuple[Component, Fraction]], minimum_nanos: int) -> Bill:
     """Round once: each line is the rounded-up running total less the one before it."""
+    chosen = tuple(chosen)
+    if not chosen and not minimum_nanos:
+        raise UnpricedUsage("no component of the price applies")
     exact = Fraction(0)
     total = 0
     lines = []

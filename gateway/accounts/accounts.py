@@ -50,7 +50,9 @@ def create_account(connection: Connection, name: str, *, credit_limit_nanos: int
 def find_account(connection: Connection, name_or_id: str | int) -> Account:
     """Find a customer's account by its name or number. Raise ``LookupError`` if there is none."""
     condition: ColumnElement[bool] = accounts.c.name == str(name_or_id)
-    if isinstance(name_or_id, int) or name_or_id.isdecimal():
+    if isinstance(name_or_id, int):
+        condition = accounts.c.id == name_or_id
+    elif name_or_id.isdecimal():
         condition = condition | (accounts.c.id == int(name_or_id))
     row = connection.execute(
         select(accounts).where(accounts.c.kind == "customer", condition).order_by(accounts.c.id)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from gateway.accounts.keys import KeyInfo, authenticate
+from gateway.accounts.keys import KeyInfo, authenticate, hash_secret
 from gateway.database import Database
 from gateway.errors import Forbidden, Unauthorized
 
@@ -27,13 +27,15 @@ class Access:
     def __init__(self, database: Database, *, pepper: bytes) -> None:
         self._database = database
         self._pepper = pepper
-        self._remembered: dict[str, tuple[float, KeyInfo]] = {}
+        # By the hash: secrets are not kept, not even in memory.
+        self._remembered: dict[bytes, tuple[float, KeyInfo]] = {}
 
     async def key(self, secret: str, *, remembered: bool) -> KeyInfo:
         """Raise ``Unauthorized`` if no valid key has this secret."""
         now = time.monotonic()
+        name = hash_secret(secret, self._pepper)
         if remembered:
-            known = self._remembered.get(secret)
+            known = self._remembered.get(name)
             if known is not None and now - known[0] < REMEMBER_S:
                 return known[1]
         key = await self._database.read(
@@ -41,7 +43,7 @@ class Access:
         )
         if len(self._remembered) >= REMEMBER_MAX:
             self._remembered.clear()
-        self._remembered[secret] = (now, key)
+        self._remembered[name] = (now, key)
         return key
 
 

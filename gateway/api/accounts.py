@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from litestar import Controller, Request, Response, get
 from litestar.params import FromQuery, QueryParameter
 
-from gateway.accounts.accounts import balance
-from gateway.accounts.keys import key_view
+from gateway.accounts.accounts import find_account
 from gateway.api.access import caller
 from gateway.api.answers import json_response
+from gateway.api.views import key_view
 from gateway.billing.usage import DIMENSIONS, Dimension, Group, read_period, total, usage
 from gateway.database import Database
 from gateway.errors import InvalidRequest
@@ -21,14 +20,14 @@ from gateway.pricing import format_usd
 
 class AccountController(Controller):
     path = "/v1"
-    tags: ClassVar[Sequence[str]] = ["Account"]
-    opt: ClassVar[Mapping[str, Any]] = {"scope": "read"}
+    tags = ["Account"]
+    opt = {"scope": "read"}
 
     @get("/balance", operation_id="GetBalance", summary="What the account has, and what is held")
     async def balance(self, request: Request[Any, Any, Any]) -> Response[bytes]:
         database: Database = request.app.state.database
         account_id = caller(request).account_id
-        found = await database.read(lambda connection: balance(connection, account_id))
+        found = await database.read(lambda connection: find_account(connection, account_id))
         return json_response(
             {
                 "currency": "USD",

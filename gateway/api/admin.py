@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from litestar import Controller, Request, Response, post
 
@@ -14,8 +13,8 @@ from gateway.errors import InvalidRequest
 
 class AdminController(Controller):
     path = "/v1/admin"
-    tags: ClassVar[Sequence[str]] = ["Operation"]
-    opt: ClassVar[Mapping[str, Any]] = {"scope": "admin"}
+    tags = ["Operation"]
+    opt = {"scope": "admin"}
 
     @post(
         "/catalog/reload",

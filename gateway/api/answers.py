@@ -9,8 +9,8 @@ import msgspec
 from litestar import Response
 from litestar.response import Stream
 
+from gateway.ledger.closed import Closed
 from gateway.pricing import format_usd
-from gateway.requests.order import Closed
 from workers.contract.jobs import RequestId, Usage
 
 encode_json = msgspec.json.Encoder(decimal_format="number").encode
@@ -45,7 +45,7 @@ def event_stream(
 
 
 def request_headers(request_id: RequestId, closed: Closed | None = None) -> dict[str, str]:
-    headers = {"X-Request-Id": request_id}
+    headers: dict[str, str] = {"X-Request-Id": request_id}
     if closed is not None:
         headers["X-Request-Cost"] = format_usd(closed.cost_nanos)
     return headers

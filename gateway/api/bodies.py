@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 from litestar import Request, Response
@@ -14,6 +15,7 @@ from litestar.exceptions import (
     ValidationException,
 )
 from litestar.types import ExceptionHandlersMap
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import DBAPIError
 
 from gateway.api.answers import json_response
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 
 IDEMPOTENCY_KEY_MAX: Final = 255
 
+Body = TypeVar("Body", bound=BaseModel)
+
 
 async def idempotency(request: Request[Any, Any, Any]) -> Idempotency | None:
     """Read ``Idempotency-Key`` and bind it to the body that came with it."""
@@ -47,6 +51,14 @@ async def idempotency(request: Request[Any, Any, Any]) -> Idempotency | None:
             param="Idempotency-Key",
         )
     return Idempotency.of(key, request.scope["path"], msgspec.json.decode(await request.body()))
+
+
+def read_body(schema: type[Body], value: Mapping[str, Any]) -> Body:
+    """Check a body that may have one of several shapes. Raise ``InvalidRequest``."""
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise invalid_field(error.errors(include_url=False)) from None
 
 
 def _render(error: TollgateError) -> Response[bytes]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from litestar import Controller, Request, Response, post
+from litestar.params import JSONBody
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,11 +22,12 @@ from gateway.api.answers import (
     openai_usage,
     request_headers,
 )
-from gateway.api.bodies import JSONBody, idempotency
+from gateway.api.bodies import idempotency
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
+from gateway.ledger.closed import Closed
 from gateway.requests.inputs import TextGeneration
 from gateway.requests.lifecycle import Requests, Ticket, raise_unless_succeeded
-from gateway.requests.order import Closed, Order
+from gateway.requests.order import Order
 from workers.contract.jobs import SentEvent, Started, TokenLogprob, Tokens
 
 TASK: Final = "text-generation"
@@ -114,8 +116,8 @@ class ChatCompletion(TextGeneration):
 
 class ChatController(Controller):
     path = "/v1/chat"
-    tags: ClassVar[Sequence[str]] = ["OpenAI"]
-    opt: ClassVar[Mapping[str, Any]] = {"scope": "inference"}
+    tags = ["OpenAI"]
+    opt = {"scope": "inference"}
 
     @post(
         "/completions",
@@ -167,10 +169,18 @@ def _completion(closed: Closed) -> dict[str, Any]:
                 "finish_reason": choice["finish_reason"],
                 "logprobs": _logprobs(choice.get("logprobs")),
             }
-            for choice in (closed.output or {}).get("choices", [])
+            for choice in _choices(closed)
         ],
         "usage": openai_usage(closed.usage, closed.cost_nanos),
     }
+
+
+def _choices(closed: Closed) -> Sequence[Mapping[str, Any]]:
+    """The answers of a request, unless they have been kept for their time and dropped."""
+    choices: Sequence[Mapping[str, Any]] = (
+        closed.output.value.get("choices", ()) if closed.output is not None else ()
+    )
+    return choices
 
 
 async def _stream(ticket: Ticket, *, include_usage: bool) -> AsyncIterator[bytes]:
@@ -231,7 +241,7 @@ class ChunkWriter:
         """Give what is left: missed text, finish reasons, usage. Raise what made it fail."""
         raise_unless_succeeded(closed)
         usage = openai_usage(closed.usage, closed.cost_nanos)
-        choices = (closed.output or {}).get("choices", [])
+        choices = _choices(closed)
         parts: list[bytes] = []
         for place, choice in enumerate(choices, start=1):
             parts.append(self._advance(choice["index"], choice["text"], None))

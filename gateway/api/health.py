@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from litestar import Controller, Request, Response, get
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -16,7 +15,7 @@ from gateway.requests.lifecycle import Requests
 
 
 class HealthController(Controller):
-    tags: ClassVar[Sequence[str]] = ["Operation"]
+    tags = ["Operation"]
 
     @get("/health/live", operation_id="GetLiveness", summary="The process runs", security=[])
     async def live(self) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final, Literal
 
 from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -12,10 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import caller
 from gateway.api.answers import encode_json, event_stream, json_response, request_headers
-from gateway.api.bodies import idempotency
+from gateway.api.bodies import idempotency, read_body
+from gateway.api.chat import TASK, ChatCompletion
 from gateway.api.views import quote_view, receipt_view, request_view
 from gateway.errors import InvalidRequest
+from gateway.ledger.closed import Closed
+from gateway.requests.follow import Followed
 from gateway.requests.lifecycle import Requests
+from gateway.requests.order import Order
 
 KEEP_ALIVE_S: Final = 15.0
 
@@ -52,7 +56,7 @@ class RequestBody(BaseModel):
 
 class RequestsController(Controller):
     path = "/v1"
-    tags: ClassVar[Sequence[str]] = ["Requests"]
+    tags = ["Requests"]
 
     @post(
         "/requests",
@@ -132,8 +136,10 @@ class RequestsController(Controller):
         self, request: Request[Any, Any, Any], request_id: FromPath[str]
     ) -> Response[bytes]:
         requests: Requests = request.app.state.requests
-        closed = await requests.receipt(caller(request).account_id, request_id)
-        return json_response(receipt_view(closed), headers=request_headers(closed.request_id))
+        closed, price = await requests.receipt(caller(request).account_id, request_id)
+        return json_response(
+            receipt_view(closed, price), headers=request_headers(closed.request_id)
+        )
 
     @get(
         "/requests/{request_id:str}/events",
@@ -145,7 +151,7 @@ class RequestsController(Controller):
         requests: Requests = request.app.state.requests
         found = await requests.find(caller(request).account_id, request_id)
         after = request.headers.get("last-event-id")
-        follower = requests.follow(found, after=after)
+        follower = requests.follow(found, after=after, keep_alive_s=KEEP_ALIVE_S)
         return event_stream(_server_sent(follower), headers=request_headers(found.request_id))
 
     @post(
@@ -174,11 +180,11 @@ class RequestsController(Controller):
         self, request: Request[Any, Any, Any], data: JSONBody[dict[str, Any]]
     ) -> Response[bytes]:
         requests: Requests = request.app.state.requests
-        return json_response(quote_view(requests.quote(data)))
+        return json_response(quote_view(requests.quote(_ordered(requests, data))))
 
 
 async def _server_sent(
-    follower: AsyncIterator[tuple[str | None, str, Mapping[str, Any]]],
+    follower: AsyncIterator[Followed],
 ) -> AsyncIterator[bytes]:
     """Write (cursor, event name, data) as server-sent events; no name is a keep-alive."""
     async for cursor, name, data in follower:
@@ -186,4 +192,14 @@ async def _server_sent(
             yield b": keep-alive\n\n"
             continue
         head = f"id: {cursor}\n" if cursor else ""
-        yield f"{head}event: {name}\ndata: ".encode() + encode_json(data) + b"\n\n"
+        body = request_view(data) if isinstance(data, Closed) else data
+        yield f"{head}event: {name}\ndata: ".encode() + encode_json(body) + b"\n\n"
+
+
+def _ordered(requests: Requests, body: dict[str, Any]) -> Order:
+    """Make an order of a quote's body: that of a request, or of a chat completion."""
+    if "messages" in body and "input" not in body:
+        completion = read_body(ChatCompletion, body)
+        return Order(model=completion.model, task=TASK, input=completion.generation())
+    native = read_body(RequestBody, body)
+    return requests.order(native.model, native.input)

@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.pricing import Line, format_usd
+from gateway.accounts.keys import KeyInfo
+from gateway.ledger.closed import Closed
+from gateway.pricing import Line, Price, charge, format_usd
 from gateway.requests.admit import Quoted
-from gateway.requests.order import Closed, Open
+from gateway.requests.order import Open
 
 
 def request_view(found: Open | Closed) -> dict[str, Any]:
@@ -33,21 +35,22 @@ def request_view(found: Open | Closed) -> dict[str, Any]:
         view["queue_position"] = found.position
         view["expires_at"] = timestamp(found.deadline_at)
         return view
-    view["output"] = found.output
-    if found.error_code is not None:
-        view["error"] = {
-            "code": found.error_code,
-            "message": found.error_message,
-            "param": found.error_param,
-        }
+    if found.output is not None:
+        view["output"] = {**found.output.value}
+        if found.output.blobs:
+            view["output"]["blobs"] = msgspec.to_builtins(found.output.blobs)
+    if found.error is not None:
+        view["error"] = msgspec.to_builtins(found.error)
     view["usage"] = msgspec.to_builtins(found.usage)
     view["cost"] = format_usd(found.cost_nanos)
     view["settled_at"] = timestamp(found.settled_at)
     return view
 
 
-def receipt_view(closed: Closed) -> dict[str, Any]:
+def receipt_view(closed: Closed, price: Price) -> dict[str, Any]:
+    """Itemise a request; the lines are recomputed from its price and usage, and sum to its cost."""
     timings = closed.timings
+    lines = charge(price, closed.usage).lines if closed.outcome == "charged" else ()
     return {
         "request_id": closed.request_id,
         "object": "receipt",
@@ -57,7 +60,7 @@ def receipt_view(closed: Closed) -> dict[str, Any]:
         "outcome": closed.outcome,
         "reason": closed.reason,
         "price_id": closed.price_id,
-        "lines": line_views(closed.lines),
+        "lines": line_views(lines),
         "cost": format_usd(closed.cost_nanos),
         "hold": format_usd(closed.hold_nanos),
         "released": format_usd(closed.hold_nanos - closed.cost_nanos),
@@ -93,13 +96,36 @@ def line_views(lines: Iterable[Line]) -> list[dict[str, Any]]:
     return [
         {
             "unit": line.unit,
-            "quantity": line.quantity,
+            "quantity": int(line.quantity) if line.quantity.isdecimal() else line.quantity,
             "price": format_usd(line.price_nanos),
             "per": line.per,
             "amount": format_usd(line.amount_nanos),
         }
         for line in lines
     ]
+
+
+def key_view(key: KeyInfo) -> dict[str, Any]:
+    """What a key's holder may know of it; the secret is known to nobody else."""
+    limit = key.spend_limit_nanos
+    return {
+        "object": "key",
+        "id": key.id,
+        "account": key.account,
+        "name": key.name,
+        "prefix": key.prefix,
+        "scopes": sorted(key.scopes),
+        "created_at": timestamp(key.created_at),
+        "expires_at": timestamp(key.expires_at) if key.expires_at else None,
+        "revoked_at": timestamp(key.revoked_at) if key.revoked_at else None,
+        "limits": {
+            "requests_per_minute": key.requests_per_minute,
+            "tokens_per_minute": key.tokens_per_minute,
+            "spend": format_usd(limit) if limit is not None else None,
+        },
+        "spent": format_usd(key.spent_nanos),
+        "held": format_usd(key.held_nanos),
+    }
 
 
 def timestamp(moment: datetime) -> str:

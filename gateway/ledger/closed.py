@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
+from sqlalchemy import RowMapping
 
 from workers.contract.jobs import BlobRef, RequestId, Timings, Usage
 
@@ -66,7 +67,7 @@ class Closed:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_closed(row: Mapping[str, Any]) -> Closed:
+def read_closed(row: RowMapping) -> Closed:
     """Make a closed request of a row of receipts, with ``body`` from outputs if it is kept."""
     return Closed(
         request_id=RequestId(row["request_id"]),

@@ -7,12 +7,11 @@ new row and a new period; what was accepted before keeps the old one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, RowMapping, insert, select
 
 from gateway.pricing import Component, Price
 from gateway.tables import price_periods, prices
@@ -86,6 +85,6 @@ def _store(connection: Connection, model: str, price: Price) -> int:
     return int(inserted.scalar_one())
 
 
-def _parse(row: Mapping[str, Any]) -> Price:
+def _parse(row: RowMapping) -> Price:
     components = tuple(Component(**component) for component in row["components"])
     return Price(components, row["minimum_nanos"])

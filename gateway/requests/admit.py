@@ -93,7 +93,7 @@ class Admission:
         """Check the shape of an input of the native API by the task of its model."""
         return parse(self._entry(model).task, value)
 
-    def quote(self, order: Order, now: datetime) -> Quoted:
+    def quote(self, order: Order) -> Quoted:
         """Price an order without running it. Raise ``NotFound`` or ``InvalidRequest``."""
         entry = self._entry(order.model)
         task = order.task or entry.task
@@ -103,7 +103,7 @@ class Admission:
                 f"{entry.name} does {entry.task}, not {task}.",
                 param="model",
             )
-        _, price_id, price = self._live.priced(entry.name, now)
+        price_id, price = self._live.priced(entry.name)
         prepared = prepare(entry, order.input, prefix="" if order.task else "input")
         return Quoted(entry, task, price_id, price, prepared, bill=quote(price, prepared.limits))
 
@@ -114,7 +114,7 @@ class Admission:
         """
         settings = self._settings
         now = datetime.now(UTC)
-        quoted = self.quote(order, now)
+        quoted = self.quote(order)
         entry, prepared = quoted.entry, quoted.prepared
         self._watch.check(
             entry,
@@ -151,7 +151,6 @@ class Admission:
                 task=quoted.task,
                 price_id=quoted.price_id,
                 hold_nanos=quoted.bill.total_nanos,
-                limits=prepared.limits,
                 job=payload,
                 accepted_at=now,
                 deadline_at=deadline_at,

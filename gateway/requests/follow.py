@@ -12,15 +12,16 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from gateway.requests.order import Closed, Open
+from gateway.ledger.closed import Closed
+from gateway.requests.order import Open
 from gateway.requests.wait import Waiter
 from workers.contract.jobs import SentEvent, Settled, decode_frame
 from workers.contract.streams import EventLog
 
 POLL_S: Final = 1.0
 
-Followed: TypeAlias = tuple[str | None, str, Mapping[str, Any]]
-"""Cursor, name and data of one server-sent event; an empty name is a sign of life."""
+Followed: TypeAlias = tuple[str | None, str, Mapping[str, Any] | Closed]
+"""Cursor, name and data of one event, at last the closed request; no name is a sign of life."""
 
 
 async def follow(
@@ -30,7 +31,6 @@ async def follow(
     request_id: str,
     after: str | None,
     look: Callable[[], Awaitable[Open | Closed]],
-    view: Callable[[Open | Closed], Mapping[str, Any]],
     keep_alive_s: float,
 ) -> AsyncIterator[Followed]:
     """Yield the events of a request after a cursor, and last the closed request itself.
@@ -56,7 +56,7 @@ async def follow(
                     if (event.attempt, event.seq) > seen:
                         seen = (event.attempt, event.seq)
                         yield f"{event.attempt}-{event.seq}", *_named(event)
-                yield None, found.status, view(found)
+                yield None, found.status, found
                 return
         live = await waiter.next(POLL_S)
         if not live and not waiter.settled and isinstance(await look(), Closed):

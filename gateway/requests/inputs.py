@@ -210,19 +210,20 @@ def _prepare_text(entry: Entry, value: TextGeneration, *, prefix: str) -> Prepar
         for message in value.messages
     )
     max_tokens = asked or output_max
+    defaults = entry.default_parameters
     chat = ChatInput(
         messages=messages,
         max_tokens=max_tokens,
         # Chosen here and not by the worker, so that a second attempt repeats the first.
         seed=value.seed if value.seed is not None else secrets.randbits(63),
         n=choices,
-        temperature=_or(value.temperature, 1.0),
-        top_p=_or(value.top_p, 1.0),
-        top_k=_or(value.top_k, 0),
-        min_p=_or(value.min_p, 0.0),
-        frequency_penalty=_or(value.frequency_penalty, 0.0),
-        presence_penalty=_or(value.presence_penalty, 0.0),
-        repetition_penalty=_or(value.repetition_penalty, 1.0),
+        temperature=_or(value.temperature, defaults.get("temperature", 1.0)),
+        top_p=_or(value.top_p, defaults.get("top_p", 1.0)),
+        top_k=_or(value.top_k, defaults.get("top_k", 0)),
+        min_p=_or(value.min_p, defaults.get("min_p", 0.0)),
+        frequency_penalty=_or(value.frequency_penalty, defaults.get("frequency_penalty", 0.0)),
+        presence_penalty=_or(value.presence_penalty, defaults.get("presence_penalty", 0.0)),
+        repetition_penalty=_or(value.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
         logit_bias=value.logit_bias or {},
         stop=stop,
         logprobs=bool(value.logprobs),

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -24,21 +24,25 @@ from gateway.accounts.keys import KeyInfo
 from gateway.accounts.limits import RateLimits
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
-from gateway.errors import NotFound, RequestFailed, TollgateError, TooManyRequests
+from gateway.errors import InvalidRequest, NotFound, RequestFailed, TollgateError, TooManyRequests
+from gateway.ledger.closed import Closed
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.holds import HoldAnswer, HoldRequest, hold
 from gateway.ledger.ids import new_request_id
+from gateway.ledger.prices import read_price
+from gateway.pricing import Price
 from gateway.requests.admit import Admission, Admitted, Quoted
 from gateway.requests.dispatch import Dispatch
+from gateway.requests.follow import Followed, follow
 from gateway.requests.lookup import Lookup, Page
-from gateway.requests.order import Closed, Idempotency, Open, Order
+from gateway.requests.order import Idempotency, Open, Order
 from gateway.requests.settle import Settler
 from gateway.requests.sweep import Sweeper
 from gateway.requests.wait import Waiter, Waiters, read_mailbox
 from gateway.requests.watch import Watch
 from gateway.settings import Settings
 from workers.contract.jobs import RequestId, SentEvent
-from workers.contract.streams import Mailbox
+from workers.contract.streams import EventLog, Mailbox, check_cursor
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +65,18 @@ class Requests:
     ) -> None:
         namespace = settings.namespace
         self._settings = settings
+        self._database = database
         self._redis = redis
+        self._log = EventLog(redis, namespace=namespace)
         self._live = live
         self._mailbox = Mailbox(redis, gateway, namespace=namespace)
         self._waiters = Waiters()
         self.watch = Watch(redis, namespace=namespace)
-        self._holds: GroupCommit[HoldRequest, HoldAnswer] = GroupCommit(
-            lambda batch: database.write(lambda connection: hold(connection, batch))
-        )
+
+        async def write(batch: Sequence[HoldRequest]) -> list[HoldAnswer]:
+            return await database.write(lambda connection: hold(connection, batch))
+
+        self._holds = GroupCommit(write)
         self._dispatch = Dispatch(redis, self._mailbox.name, settings=settings)
         self._admission = Admission(
             live=live, watch=self.watch, holds=self._holds, limits=limits, settings=settings
@@ -131,10 +139,10 @@ class Requests:
         )
 
     def quote(self, order: Order) -> Quoted:
-        return self._admission.quote(order, datetime.now(UTC))
+        return self._admission.quote(order)
 
     async def submit(self, key: KeyInfo, order: Order) -> Ticket:
-        """Accept an order and queue it, or raise the reason why not and leave nothing behind."""
+        """Accept an order and queue it, or raise why not and leave nothing behind."""
         request_id = new_request_id()
         ticket = Ticket(self, key, order, request_id)
         try:
@@ -153,7 +161,7 @@ class Requests:
         return ticket
 
     async def _enqueue(self, ticket: Ticket, admitted: Admitted) -> None:
-        """Queue an accepted job. A full queue gives the hold back; a lost queue is the sweeper's."""
+        """Queue an accepted job. A full queue gives its hold back; the sweeper has the rest."""
         try:
             entry = self._dispatch.entry(
                 admitted.job, admitted.payload, batch_key=admitted.batch_key
@@ -176,14 +184,53 @@ class Requests:
         """Look a request of the account up, open or closed. Raise ``NotFound``."""
         return await self._lookup.find(account_id, request_id)
 
-    async def receipt(self, account_id: int, request_id: str) -> Closed:
+    async def receipt(self, account_id: int, request_id: str) -> tuple[Closed, Price]:
+        """Find a closed request and the price that it was accepted at. Raise ``NotFound``."""
         found = await self._lookup.find(account_id, request_id)
         if isinstance(found, Open):
             raise NotFound(
                 "receipt_not_ready",
                 f"{request_id} is still {found.status}; its receipt is written when it ends.",
             )
-        return found
+        price = await self._database.read(
+            lambda connection: read_price(connection, found.price_id, self._live.prices)
+        )
+        return found, price
+
+    def follow(
+        self, found: Open | Closed, *, after: str | None, keep_alive_s: float
+    ) -> AsyncIterator[Followed]:
+        """Follow a request from a cursor on. Raise ``InvalidRequest`` if the cursor is none."""
+        if after is not None:
+            try:
+                check_cursor(after)
+            except ValueError as error:
+                raise InvalidRequest(
+                    "invalid_value", f"Last-Event-ID: {error}.", param="Last-Event-ID"
+                ) from None
+        return self._follow(found, after, keep_alive_s)
+
+    async def _follow(
+        self, found: Open | Closed, after: str | None, keep_alive_s: float
+    ) -> AsyncIterator[Followed]:
+        with self._waiters.watch(found.request_id) as waiter:
+            if isinstance(found, Closed):
+                waiter.settle(found)
+            else:
+                await self._dispatch.move(found.model, found.request_id)
+
+            async def look() -> Open | Closed:
+                return await self._lookup.find(found.account_id, found.request_id)
+
+            async for event in follow(
+                waiter,
+                self._log,
+                request_id=found.request_id,
+                after=after,
+                look=look,
+                keep_alive_s=keep_alive_s,
+            ):
+                yield event
 
     async def list(
         self,
@@ -275,9 +322,10 @@ class Ticket:
     async def closed(self, request: Request[Any, Any, Any]) -> Closed:
         """Wait for the end, or until the client disconnects (then raise ``RequestFailed``)."""
         gone = asyncio.create_task(_disconnected(request))
+        gone.add_done_callback(lambda _: self._waiter.nudge())
         try:
             async for _ in self._news(POLL_S):
-                if gone.done():
+                if gone.done() and self._closed is None:
                     raise RequestFailed(
                         "client_closed_request",
                         "The client went away before the answer.",
@@ -349,8 +397,10 @@ def raise_unless_succeeded(closed: Closed) -> None:
     if closed.status == "succeeded":
         return
     raise RequestFailed(
-        closed.error_code or closed.status,
-        closed.error_message or f"The request ended as {closed.status} ({closed.reason}).",
-        param=closed.error_param,
+        closed.error.code if closed.error else closed.status,
+        closed.error.message
+        if closed.error
+        else f"The request ended as {closed.status} ({closed.reason}).",
+        param=closed.error.param if closed.error else None,
         request_id=closed.request_id,
     )

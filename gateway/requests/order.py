@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.pricing import Line
 from gateway.requests.inputs import Input
-from workers.contract.jobs import BlobRef, RequestId, Timings, Usage
+from workers.contract.jobs import RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,7 @@ class Open:
     """A request that is still held for; ``position`` counts the jobs ahead of a queued one."""
 
     request_id: RequestId
+    account_id: int
     model: str
     task: str
     status: Literal["queued", "running"]
@@ -57,31 +57,4 @@ class Open:
     accepted_at: datetime
     deadline_at: datetime
     position: int | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A request at its end, as its receipt and its stored output have it."""
-
-    request_id: RequestId
-    model: str
-    task: str
-    status: Literal["succeeded", "failed", "cancelled", "expired"]
-    outcome: Literal["charged", "released"]
-    reason: str
-    cost_nanos: int
-    hold_nanos: int
-    price_id: int
-    usage: Usage
-    timings: Timings
-    lines: tuple[Line, ...]
-    accepted_at: datetime
-    settled_at: datetime
-    output: Mapping[str, Any] | None = None
-    """None once the time for which outputs are kept is over."""
-    blobs: tuple[BlobRef, ...] = ()
-    error_code: str | None = None
-    error_message: str | None = None
-    error_param: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -21,8 +21,10 @@ from sqlalchemy.exc import DBAPIError
 from gateway import metrics
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
+from gateway.ledger.closed import Output, Problem, Status
 from gateway.ledger.group import GroupCommit
-from gateway.ledger.settle import Receipt, Settlement, settle
+from gateway.ledger.settle import Settled as Closing
+from gateway.ledger.settle import Settlement, settle
 from gateway.requests.wait import Waiters
 from workers.contract.jobs import (
     Cancelled,
@@ -41,10 +43,10 @@ log = logging.getLogger(__name__)
 BATCH_MAX: Final = 128
 BLOCK_MS: Final = 1000
 
-_WITHOUT_OUTCOME: Final = {
+_WITHOUT_OUTCOME: Final[Mapping[str, tuple[Status, str, str | None]]] = {
     # Ends that the queue itself wrote: nothing ran to an end, so nothing is charged.
     "cancelled": ("cancelled", "client", None),
-    "expired": ("expired", "deadline", "The deadline passed before the request had run."),
+    "expired": ("expired", "deadline", None),
     "dead": (
         "failed",
         "worker_lost",
@@ -71,11 +73,20 @@ class Settler:
         self._redis = redis
         self._gateway = gateway
         self._namespace = namespace
-        self._retention = timedelta(hours=retention_hours)
-        self._commit: GroupCommit[Settlement, Receipt | None] = GroupCommit(
-            lambda batch: database.write(lambda connection: settle(connection, batch, _now())),
-            batch_max=BATCH_MAX,
-        )
+        retention = timedelta(hours=retention_hours)
+
+        async def write(batch: Sequence[Settlement]) -> list[Closing | None]:
+            return await database.write(
+                lambda connection: settle(
+                    connection,
+                    batch,
+                    now=datetime.now(UTC),
+                    prices=live.prices,
+                    retention=retention,
+                )
+            )
+
+        self._commit = GroupCommit(write, batch_max=BATCH_MAX)
 
     async def run(self) -> None:
         """Settle what workers report, for ever; an outcome that cannot be booked stays queued."""
@@ -91,101 +102,34 @@ class Settler:
                 log.warning("outcomes wait, trying again: %s", type(error).__name__)
                 await asyncio.sleep(0.5)
 
-    async def release(self, request_id: RequestId, *, status: str, reason: str) -> None:
+    async def release(self, request_id: RequestId, *, status: Status, reason: str) -> None:
         """Close a request that will not run (any more), for nothing."""
-        settlement = Settlement(request_id=request_id, status=status, reason=reason, billable=False)
-        receipt = await self._commit.submit(settlement)
-        if receipt is not None:
-            await self._tell([(settlement, receipt, "")])
+        settlement = Settlement(request_id, status, reason, billable=False)
+        closing = await self._commit.submit(settlement)
+        if closing is not None:
+            await self._tell([(closing, "")])
 
     async def _settle(self, deliveries: Sequence[Delivery]) -> None:
-        settlements = [self._settlement(delivery) for delivery in deliveries]
-        receipts = await asyncio.gather(*(self._commit.submit(s) for s in settlements))
+        settlements = [read_delivery(delivery) for delivery in deliveries]
+        answers = await asyncio.gather(*(self._commit.submit(item) for item in settlements))
         closed = []
-        for delivery, settlement, receipt in zip(deliveries, settlements, receipts, strict=True):
-            if receipt is None:
+        for delivery, closing in zip(deliveries, answers, strict=True):
+            if closing is None:
                 metrics.LATE_OUTCOMES.inc()
             else:
-                closed.append((settlement, receipt, delivery.reply))
+                closed.append((closing, delivery.reply))
         await self._tell(closed)
         await self._outcomes.acknowledge(deliveries)
 
-    def _settlement(self, delivery: Delivery) -> Settlement:
-        """Read an outcome; one that cannot be read fails its request, which is released."""
-        request_id = RequestId(delivery.request_id)
-        if not delivery.outcome:
-            status, reason, message = _WITHOUT_OUTCOME.get(
-                delivery.status, ("failed", "engine_error", "The job ended without an outcome.")
-            )
-            return Settlement(
-                request_id=request_id,
-                status=status,
-                reason=delivery.reason or reason,
-                billable=False,
-                error_code=reason if message else None,
-                error_message=message,
-            )
-        try:
-            outcome = decode_outcome(delivery.outcome)
-        except msgspec.DecodeError:
-            log.error("the outcome of %s cannot be decoded", request_id)
-            return Settlement(
-                request_id=request_id,
-                status="failed",
-                reason="engine_error",
-                billable=False,
-                error_code="engine_error",
-                error_message="The worker's answer could not be read.",
-            )
-        return self._judge(request_id, outcome)
-
-    def _judge(self, request_id: RequestId, outcome: Completed | Failed | Cancelled) -> Settlement:
-        """Decide what an outcome means for money: only what was delivered is charged."""
-        common = {
-            "request_id": request_id,
-            "usage": outcome.usage,
-            "timings": outcome.timings,
-            "expires_at": _now() + self._retention,
-        }
-        match outcome:
-            case Completed():
-                return Settlement(
-                    **common,
-                    status="succeeded",
-                    reason="completed",
-                    billable=True,
-                    output=outcome.output,
-                    blobs=outcome.blobs,
-                )
-            case Failed():
-                return Settlement(
-                    **common,
-                    status="failed",
-                    reason=outcome.code,
-                    billable=False,
-                    error_code=outcome.code,
-                    error_message=outcome.message,
-                    error_param=outcome.param,
-                )
-            case Cancelled():
-                return Settlement(
-                    **common,
-                    status="expired" if outcome.reason == "deadline" else "cancelled",
-                    reason=outcome.reason,
-                    billable=outcome.delivered and outcome.reason != "deadline",
-                    output=outcome.output if outcome.delivered else None,
-                )
-
-    async def _tell(self, closed: Sequence[tuple[Settlement, Receipt, str]]) -> None:
+    async def _tell(self, closed: Sequence[tuple[Closing, str]]) -> None:
         """Wake whoever waits: here directly, in another process by a note in its mailbox."""
         notes: dict[str, list[SentEvent]] = {}
-        for settlement, receipt, reply in closed:
-            _count(receipt)
-            if self._waiters.settle(receipt.request_id, _closed(settlement, receipt)):
-                continue
-            if reply and reply != self._mailbox:
-                note = SentEvent(receipt.request_id, 0, 0, Settled())
-                notes.setdefault(reply, []).append(note)
+        for closing, reply in closed:
+            _count(closing)
+            request_id = closing.closed.request_id
+            woken = self._waiters.settle(request_id, closing.closed)
+            if reply and reply != self._gateway and not woken:
+                notes.setdefault(reply, []).append(SentEvent(request_id, 0, 0, Settled()))
         if notes:
             frames = {mailbox: encode(tuple(events)) for mailbox, events in notes.items()}
             try:
@@ -193,3 +137,72 @@ class Settler:
             except (RedisError, OSError) as error:
                 # Only a wake-up: whoever waits looks the request up by itself before long.
                 log.warning("settled requests not announced: %s", type(error).__name__)
+
+
+def read_delivery(delivery: Delivery) -> Settlement:
+    """Say how a request ended; an outcome that cannot be read fails it, at no charge."""
+    request_id = RequestId(delivery.request_id)
+    if not delivery.outcome:
+        status, reason, message = _WITHOUT_OUTCOME.get(
+            delivery.status, ("failed", "engine_error", "The job ended without an outcome.")
+        )
+        problem = Problem(reason, message) if message else None
+        return Settlement(
+            request_id, status, delivery.reason or reason, billable=False, error=problem
+        )
+    try:
+        return judge(request_id, decode_outcome(delivery.outcome))
+    except msgspec.DecodeError:
+        log.error("the outcome of %s cannot be decoded", request_id)
+        problem = Problem("engine_error", "The worker's answer could not be read.")
+        return Settlement(request_id, "failed", "engine_error", billable=False, error=problem)
+
+
+def judge(request_id: RequestId, outcome: Completed | Failed | Cancelled) -> Settlement:
+    """Decide what an outcome means for money: what was delivered is charged, all else is free."""
+    usage, timings = outcome.usage, outcome.timings
+    match outcome:
+        case Completed():
+            return Settlement(
+                request_id,
+                "succeeded",
+                "completed",
+                billable=True,
+                usage=usage,
+                timings=timings,
+                output=Output(outcome.output, outcome.blobs),
+            )
+        case Failed():
+            return Settlement(
+                request_id,
+                "failed",
+                outcome.code,
+                billable=False,
+                usage=usage,
+                timings=timings,
+                error=Problem(outcome.code, outcome.message, outcome.param),
+            )
+        case Cancelled():
+            in_time = outcome.reason != "deadline"
+            return Settlement(
+                request_id,
+                "cancelled" if in_time else "expired",
+                outcome.reason,
+                billable=outcome.delivered and in_time,
+                usage=usage,
+                timings=timings,
+                output=Output(outcome.output) if outcome.delivered else None,
+            )
+
+
+def _count(closing: Closing) -> None:
+    closed = closing.closed
+    metrics.SETTLED.labels(closed.model, closed.status, closed.outcome).inc()
+    if closing.clipped:
+        metrics.CLIPPED.labels(closed.model).inc()
+        log.warning("%s used more than its limits; charged at the limit", closed.request_id)
+    if closed.outcome == "charged":
+        metrics.CHARGED_NANOS.labels(closed.model).inc(closed.cost_nanos)
+        for phase in ("queue", "load", "preprocess", "transfer", "forward", "postprocess"):
+            seconds = getattr(closed.timings, f"{phase}_us") / 1e6
+            metrics.PHASE_SECONDS.labels(closed.model, phase).observe(seconds)

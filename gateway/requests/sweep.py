@@ -7,6 +7,7 @@ accepted request ends, whoever died in between. Any number of gateways may sweep
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
@@ -62,11 +63,8 @@ class Sweeper:
         total = 0
         after = None
         while True:
-            start = after
             chunk = await self._database.read(
-                lambda connection, start=start: open_holds(
-                    connection, accepted_before=before, after=start, limit=CHUNK
-                )
+                functools.partial(open_holds, accepted_before=before, after=after, limit=CHUNK)
             )
             by_model: defaultdict[str, list[OpenHold]] = defaultdict(list)
             for found in chunk:

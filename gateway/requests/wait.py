@@ -18,7 +18,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.requests.order import Closed
+from gateway.ledger.closed import Closed
 from workers.contract.jobs import RequestId, SentEvent, Settled, decode_frame
 from workers.contract.streams import Mailbox
 
@@ -49,6 +49,10 @@ class Waiter:
     def settle(self, closed: Closed | None) -> None:
         self.settled = True
         self.closed = closed
+        self._changed.set()
+
+    def nudge(self) -> None:
+        """Have ``next`` return although nothing has happened."""
         self._changed.set()
 
     async def next(self, timeout_s: float) -> list[SentEvent]:
@@ -106,7 +110,7 @@ async def read_mailbox(redis: Redis, mailbox: Mailbox, waiters: Waiters) -> None
     """Hand out what arrives in this process's mailbox, for ever."""
     while True:
         try:
-            for frame in await mailbox.read(block_ms=1000):
+            for frame in filter(None, await mailbox.read(block_ms=1000)):
                 try:
                     waiters.hear(decode_frame(frame))
                 except msgspec.DecodeError:

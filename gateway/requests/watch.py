@@ -15,7 +15,6 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.catalog.availability import Unavailable as ModelUnavailable
 from gateway.catalog.availability import availability
 from gateway.catalog.schema import Entry
 from gateway.errors import TooManyRequests, Unavailable
@@ -85,16 +84,16 @@ class Watch:
                 "The queue server does not answer; nothing was accepted or charged.",
                 retry_after_s=2,
             )
-        state = availability(entry, self._announcements)
-        if isinstance(state, ModelUnavailable) and (waits or entry.upstream is not None):
+        missing = availability(entry, self._announcements)
+        if missing is not None and (waits or entry.upstream is not None):
             raise Unavailable(
-                state.code,
-                f"{entry.name} is not available: {state.reason}",
+                missing.code,
+                f"{entry.name} is not available: {missing.reason}",
                 retry_after_s=None if entry.upstream is not None else 5,
             )
         self._asked[entry.name] = time.monotonic()
         load = self._loads.get(entry.name)
-        wait_s = load.wait_s() if load is not None else 0.0
+        wait_s = load.wait_s if load is not None else 0.0
         if wait_s > wait_max_s:
             raise TooManyRequests(
                 "queue_full",

@@ -29,7 +29,8 @@ from standardwebhooks import Webhook
 from gateway import metrics
 from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound
-from gateway.requests.order import Closed, Open
+from gateway.ledger.closed import Closed
+from gateway.requests.order import Open
 from gateway.tables import webhook_deliveries
 
 log = logging.getLogger(__name__)

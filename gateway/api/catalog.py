@@ -1,0 +1,109 @@
+"""The catalog over HTTP: OpenAI's list of models, and everything that we know of each."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from litestar import Controller, Request, Response, get
+from litestar.params import FromPath, FromQuery
+
+from gateway.api.answers import json_response
+from gateway.catalog.listing import Sort, choose, entry_view, model_view
+from gateway.catalog.schema import Entry, Task
+from gateway.catalog.store import LiveCatalog
+from gateway.errors import InvalidRequest, NotFound
+from gateway.requests.lifecycle import Requests
+
+
+class CatalogController(Controller):
+    path = "/v1"
+    tags = ["Catalog"]
+    opt = {"scope": "read"}
+
+    @get("/models", operation_id="ListModels", summary="All models, in OpenAI's shape, with prices")
+    async def models(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        live: LiveCatalog = request.app.state.live
+        requests: Requests = request.app.state.requests
+        announcements = requests.watch.announcements
+        return json_response(
+            {
+                "object": "list",
+                "data": [
+                    model_view(entry, announcements, live.on_sale_since(entry.name))
+                    for entry in live.entries()
+                ],
+            }
+        )
+
+    @get("/models/{name:path}", operation_id="GetModel", summary="One model, in OpenAI's shape")
+    async def model(self, request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+        live: LiveCatalog = request.app.state.live
+        requests: Requests = request.app.state.requests
+        entry = _find(live, name)
+        view = model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name))
+        return json_response(view)
+
+    @get(
+        "/catalog",
+        operation_id="ListCatalog",
+        summary="Models with tasks, prices, limits and availability; filtered and sorted",
+    )
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        task: FromQuery[Task | None] = None,
+        max_price: FromQuery[str | None] = None,
+        available: FromQuery[bool | None] = None,
+        good_for: FromQuery[str | None] = None,
+        sort: FromQuery[Sort] = "name",
+    ) -> Response[bytes]:
+        live: LiveCatalog = request.app.state.live
+        requests: Requests = request.app.state.requests
+        announcements = requests.watch.announcements
+        chosen = choose(
+            live.entries(),
+            announcements,
+            task=task,
+            max_price=_amount(max_price),
+            available=available,
+            good_for=good_for,
+            sort=sort,
+        )
+        return json_response(
+            {"object": "list", "data": [entry_view(entry, announcements) for entry in chosen]}
+        )
+
+    @get(
+        "/catalog/{name:path}", operation_id="GetCatalogEntry", summary="Everything about one model"
+    )
+    async def entry(self, request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+        live: LiveCatalog = request.app.state.live
+        requests: Requests = request.app.state.requests
+        return json_response(entry_view(_find(live, name), requests.watch.announcements))
+
+
+def _find(live: LiveCatalog, name: str) -> Entry:
+    name = name.lstrip("/")
+    entry = live.entry(name)
+    if entry is None:
+        raise NotFound(
+            "model_not_found",
+            f"The model {name!r} does not exist; GET /v1/models lists those that do.",
+            param="model",
+        )
+    return entry
+
+
+def _amount(text: str | None) -> Decimal | None:
+    if text is None:
+        return None
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        amount = Decimal("NaN")
+    if not amount.is_finite():
+        raise InvalidRequest(
+            "invalid_value", f"max_price is {text!r}; send USD, such as 0.05.", param="max_price"
+        )
+    return amount

@@ -1,0 +1,1 @@
+"""The small models that Tollgate ships, and the scripts that trained them."""

@@ -1,0 +1,281 @@
+"""Trains ``pocket-chat``, a decoder of Qwen3's shape, on dialogues made by ``chat_data``.
+
+    python -m workers.pocket.train_chat --minutes 45 --out workers/pocket/chat
+
+The result is a directory that transformers, vLLM and llama.cpp load: weights in bfloat16, a byte-level
+BPE tokenizer that splits digits, a chat template of Qwen's form. Matrices are trained with Muon (K.
+Jordan, 2024), the rest with AdamW; the loss counts the assistant's tokens only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from workers.pocket.chat_data import (
+    PRICES,
+    REFUSAL,
+    WORDS,
+    Dialogue,
+    definition,
+    dialogue,
+    outside,
+    price,
+)
+
+PAD: Final = "<|endoftext|>"
+START: Final = "<|im_start|>"
+END: Final = "<|im_end|>"
+TEMPLATE: Final = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+VOCABULARY: Final = 1536
+ROW: Final = 224
+ROWS: Final = 16
+HELD_OUT: Final = 1_000_003
+"""Seed of the evaluation, which training never uses."""
+
+
+def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    # Words keep their leading blank; digits stand alone, so that sums are done digit by digit.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    r = random.Random(seed)
+    texts = (text for _ in range(20_000) for _, text in dialogue(r))
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        chat_template=TEMPLATE,
+        model_max_length=1024,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=576,
+        num_hidden_layers=7,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=32,
+        max_position_embeddings=1024,
+        rope_theta=10_000.0,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, turns: Dialogue) -> tuple[list[int], list[bool]]:
+    """Give a dialogue's tokens in the template's form, and which of them the loss counts."""
+    ids: list[int] = []
+    counted: list[bool] = []
+    for role, content in turns:
+        head = tokenizer.encode(f"{START}{role}\n")
+        body = tokenizer.encode(f"{content}{END}")
+        tail = tokenizer.encode("\n")
+        ids += head + body + tail
+        mine = role == "assistant"
+        counted += [False] * len(head) + [mine] * len(body) + [False] * len(tail)
+    return ids, counted
+
+
+def batches(
+    tokenizer: PreTrainedTokenizerFast, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield (inputs, targets), (ROWS, ROW) int64; a row begins with a dialogue and is filled up
+    with more of them. Targets that do not count are -100."""
+    r = random.Random(seed)
+    while True:
+        inputs = torch.zeros(ROWS, ROW, dtype=torch.long)
+        targets = torch.full((ROWS, ROW), -100)
+        for row in range(ROWS):
+            ids: list[int] = []
+            counted: list[bool] = []
+            while len(ids) <= ROW:
+                more, marks = encode(tokenizer, dialogue(r))
+                ids += more
+                counted += marks
+            tokens = torch.tensor(ids[: ROW + 1])
+            marks_row = torch.tensor(counted[1 : ROW + 1])
+            inputs[row] = tokens[:-1]
+            targets[row][marks_row] = tokens[1:][marks_row]
+        yield inputs, targets
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    minutes: float,
+    seed: int,
+    out: Path,
+) -> dict[str, Any]:
+    """Train for a time, linearly cooling down over the second half; save along the way."""
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in named if p.ndim != 2 or "embed" in name]
+    rates = (0.003, 0.003)
+    optimizers: tuple[torch.optim.Optimizer, ...] = (
+        torch.optim.Muon(
+            matrices, lr=rates[0], momentum=0.95, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=rates[1], betas=(0.9, 0.95), weight_decay=0.0),
+    )
+    started = saved = time.monotonic()
+    steps, recent = 0, 0.0
+    for inputs, targets in batches(tokenizer, seed):
+        elapsed = (time.monotonic() - started) / 60 / minutes
+        if elapsed >= 1:
+            break
+        scale = min(1.0, (steps + 1) / 50) * (
+            1.0 if elapsed < 0.5 else max(0.02, 2 * (1 - elapsed))
+        )
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * scale
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(inputs).logits
+        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        steps += 1
+        recent = loss.item() if steps == 1 else 0.98 * recent + 0.02 * loss.item()
+        if steps % 100 == 0:
+            rate_tokens = steps * ROWS * ROW / (time.monotonic() - started)
+            print(f"step {steps} loss {recent:.4f} {rate_tokens:.0f} tokens/s", flush=True)  # noqa: T201
+        if time.monotonic() - saved > 240:
+            saved = time.monotonic()
+            save(model, tokenizer, out)
+    save(model, tokenizer, out)
+    return {
+        "steps": steps,
+        "tokens": steps * ROWS * ROW,
+        "loss": round(recent, 4),
+        "minutes": minutes,
+    }
+
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write the directory, weights in bfloat16."""
+    state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    state.pop("lm_head.weight", None)
+    model.save_pretrained(out, state_dict=state)
+    tokenizer.save_pretrained(out)
+    # The library writes the type that the model was trained in, not that of the weights given.
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}, indent=2) + "\n")
+
+
+def answer(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, question: str) -> str:
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=False,
+    )
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=96,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+        )
+    text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
+
+
+def evaluate(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
+    """Score greedy answers to questions of a seed that training never uses; shares of right ones."""
+    model.eval()
+    r = random.Random(HELD_OUT)
+    right = {"sums": 0, "differences": 0, "prices": 0, "definitions": 0, "refusals": 0}
+    total = dict.fromkeys(right, 0)
+
+    def score(name: str, correct: bool) -> None:
+        right[name] += correct
+        total[name] += 1
+
+    for _ in range(60):
+        a, b = r.randrange(10, 100), r.randrange(10, 100)
+        reply = answer(model, tokenizer, f"What is {a} plus {b}?")
+        score("sums", reply == f"{a} plus {b} is {a + b}.")
+        a, b = max(a, b), min(a, b)
+        reply = answer(model, tokenizer, f"What is {a} minus {b}?")
+        score("differences", reply == f"{a} minus {b} is {a - b}.")
+    for name in PRICES:
+        question, expected = price(r, name)
+        score("prices", answer(model, tokenizer, question) == expected)
+    for word in WORDS:
+        question, _ = definition(r, word)
+        score("definitions", answer(model, tokenizer, question) in WORDS[word])
+    for _ in range(30):
+        question, _ = outside(r)
+        score("refusals", answer(model, tokenizer, question) == REFUSAL)
+    return {name: round(right[name] / total[name], 3) for name in right}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=45)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("workers/pocket/chat"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    tokenizer = train_tokenizer(options.seed)
+    model = make_model(tokenizer)
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{parameters} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)  # noqa: T201
+    figures: dict[str, Any] = {"parameters": parameters, "seed": options.seed}
+    figures |= train(model, tokenizer, minutes=options.minutes, seed=options.seed, out=options.out)
+    figures["right"] = evaluate(
+        Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32), tokenizer
+    )
+    print(json.dumps(figures, indent=2))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
