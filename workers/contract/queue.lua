@@ -147,7 +147,7 @@ local function settle(id, job, status, outcome, reason)
   call('EXPIRE', JOB .. id, ENDED_S)
   ended[#ended + 1] = id
   call('XADD', DONE, '*', 'id', id, 'attempt', job.attempt, 'status', status,
-    'account', job.account, 'outcome', outcome, 'reason', reason or '')
+    'account', job.account, 'reply', job.reply or '', 'outcome', outcome, 'reason', reason or '')
   touched[DONE] = true
 end
 

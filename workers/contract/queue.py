@@ -25,6 +25,8 @@ from workers.contract.redis import BLOCK_MAX_S
 
 NAMESPACE: Final = "gq"
 """Default prefix of all keys."""
+LIVE_S: Final = 7 * 24 * 3600
+"""Time to live of a key after it was last of use; no job may be queued for longer."""
 LEASE_MS: Final = 15_000
 """A lease lapses after this; renew it at a third, so that two beats may be lost."""
 LEASE_COUNT_MAX: Final = 256
@@ -318,6 +320,16 @@ class Queue:
             worker=answer[6].decode(),
             cancel=answer[7].decode(),
         )
+
+    async def missing(self, ids: Sequence[str]) -> list[str]:
+        """Which of these jobs the server does not know (any more); one round trip."""
+        if not ids:
+            return []
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for id in ids:
+                pipeline.exists(f"{self._prefix}:job:{id}")
+            known = await pipeline.execute()
+        return [id for id, found in zip(ids, known, strict=True) if not found]
 
     async def load(self) -> Load:
         """How busy the model is now."""

@@ -6,14 +6,19 @@ Its read timeout cuts off blocking reads: here the timeout is longer than the lo
 (``BLOCK_MAX_S``) and short enough to notice a dead server. Its pool refuses the 101st caller: here
 callers queue for a connection, with a bound. The protocol is pinned to RESP2, which every server
 from Redis 6.2 on speaks and which needs no handshake.
+
+And one thing that it does on Python 3.11: see ``_CancellableWrites``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections.abc import Iterable
 from typing import Any, Final
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Connection, Redis
+from redis.exceptions import ConnectionError, TimeoutError
 
 BLOCK_MAX_S: Final = 2.0
 """No blocking command may wait longer: a longer wait cannot be told from a dead server."""
@@ -42,7 +47,41 @@ def connect(url: str, *, max_connections: int = 32) -> Redis:
     if not url.startswith("unix://"):
         options["socket_keepalive"] = True
         options["socket_keepalive_options"] = _keepalive()
-    return Redis.from_pool(BlockingConnectionPool.from_url(url, **options))
+    pool = BlockingConnectionPool.from_url(url, **options)
+    kind = pool.connection_class
+    pool.connection_class = type(kind.__name__, (_CancellableWrites, kind), {})
+    return Redis.from_pool(pool)
+
+
+class _CancellableWrites(Connection):
+    """Times a write without ``asyncio.wait_for``, which redis-py uses for it.
+
+    Before Python 3.12 that swallows a cancellation which arrives while the write completes, and the
+    cancelled task goes on: measured for one in three tasks that did nothing but write, and for one
+    in some hundred that wait for work. It also makes a task for every command, a quarter of a
+    command's CPU time.
+    """
+
+    async def send_packed_command(
+        self, command: bytes | str | Iterable[bytes], check_health: bool = True
+    ) -> None:
+        if not self.is_connected:
+            await self.connect_check_health(check_health=False)
+        writer = self._writer
+        assert writer is not None
+        if isinstance(command, str):
+            command = command.encode()
+        try:
+            async with asyncio.timeout(self.socket_timeout):
+                writer.writelines([command] if isinstance(command, bytes) else command)
+                await writer.drain()
+        except OSError as error:
+            await self.disconnect(nowait=True)
+            kind = TimeoutError if isinstance(error, asyncio.TimeoutError) else ConnectionError
+            raise kind(f"writing to the queue server: {error}") from error
+        except BaseException:
+            await self.disconnect(nowait=True)
+            raise
 
 
 def _keepalive() -> dict[int, int]:
