@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from workers.contract.jobs import (
     Event,
@@ -29,7 +30,7 @@ from workers.contract.jobs import (
 from workers.contract.queue import Entry, Queue
 from workers.contract.streams import Delivery, Mailbox, Outcomes
 
-PATIENCE_S = 45
+PATIENCE_S = 40
 """Of a test that waits for what must happen."""
 
 
@@ -143,7 +144,7 @@ class Gateway:
         outcomes = Outcomes(self.redis, self.models, namespace=self.namespace)
         while True:
             outcomes.models = tuple(self.models)
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(RedisError, OSError):
                 deliveries = await outcomes.read("gw1", block_ms=500)
                 async with self.changed:
                     for delivery in deliveries:
@@ -156,7 +157,7 @@ class Gateway:
 
     async def _read_mailbox(self) -> None:
         while True:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(RedisError, OSError):
                 frames = await self.mailbox.read(block_ms=500)
                 async with self.changed:
                     for frame in frames:
