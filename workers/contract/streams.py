@@ -212,8 +212,8 @@ class Delivery(msgspec.Struct, frozen=True):
 class Outcomes:
     """The ``done`` streams of several models, shared among the settlers of all gateways.
 
-    One outcome goes to one settler, and to another one if it is not acknowledged in time. ``models``
-    may be replaced at any time.
+    One outcome goes to one settler, and to another one if it is not acknowledged in time.
+    ``models`` may be replaced at any time.
     """
 
     def __init__(
