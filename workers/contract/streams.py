@@ -8,6 +8,7 @@ again. Every key has a time to live.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
@@ -31,6 +32,7 @@ ANNOUNCEMENT_S: Final = 15
 CLAIM_MS: Final = 10_000
 """Outcomes taken and not acknowledged for this long are given to somebody else."""
 
+_CURSOR: Final = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
 _REFRESH_S: Final = 1.0
 _GROUP: Final = "ledger"
 
@@ -187,8 +189,7 @@ class EventLog:
 
 def check_cursor(cursor: str) -> str:
     """Return a cursor as it is; raise ``ValueError`` if it is not ``<attempt>-<seq>``."""
-    attempt, separator, seq = cursor.partition("-")
-    if not (separator and attempt.isdecimal() and seq.isdecimal() and len(cursor) <= 32):
+    if not _CURSOR.fullmatch(cursor):
         raise ValueError(f"{cursor!r} is no event id; one looks like 1-42")
     return cursor
 

@@ -1,0 +1,127 @@
+"""The blob store, in a directory and in memory; of S3 only what needs no server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from workers.contract.blobs import (
+    BlobDamaged,
+    BlobMissing,
+    Blobs,
+    BlobTooLarge,
+    BlobUnavailable,
+    blob_key,
+)
+from workers.contract.jobs import BlobRef
+
+
+@pytest.fixture(params=["directory", "memory"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    return Blobs((tmp_path / "a place").as_uri() if request.param == "directory" else "memory:///")
+
+
+async def test_what_is_written_is_read_again(blobs: Blobs) -> None:
+    key = blob_key("acc_1", "req_1", "c0ffee:1", 0)
+
+    ref = await blobs.put(key, b"an image", content_type="image/png")
+
+    assert (ref.key, ref.bytes, ref.content_type) == ("acc_1/req_1/c0ffee-1/0", 8, "image/png")
+    assert ref.sha256 == hashlib.sha256(b"an image").hexdigest()
+    assert await blobs.get(ref) == b"an image"
+
+
+async def test_an_empty_and_a_large_blob_survive(blobs: Blobs) -> None:
+    large = os.urandom(5_000_000)
+
+    refs = [await blobs.put(f"a/r/n/{n}", data) for n, data in enumerate((b"", large))]
+
+    assert [await blobs.get(ref) for ref in refs] == [b"", large]
+    pieces = [piece async for piece in blobs.stream(refs[1])]
+    assert b"".join(pieces) == large
+
+
+async def test_a_blob_that_is_gone_is_missing(blobs: Blobs) -> None:
+    ref = await blobs.put("a/r/n/0", b"soon gone")
+    await blobs.put("a/r/n/1", b"as well")
+    await blobs.put("a/other/n/0", b"stays")
+
+    deleted = await blobs.delete_request("a", "r")
+
+    assert deleted == 2
+    assert await blobs.delete_request("a", "r") == 0
+    with pytest.raises(BlobMissing):
+        await blobs.get(ref)
+    stays = msgspec.structs.replace(ref, key="a/other/n/0", bytes=5)
+    with pytest.raises(BlobDamaged):
+        await blobs.get(stays)
+
+
+async def test_a_blob_that_was_changed_is_never_returned(blobs: Blobs) -> None:
+    ref = await blobs.put("a/r/n/0", b"what was written")
+    await blobs.put("a/r/n/0", b"what was meddled")
+
+    with pytest.raises(BlobDamaged, match="SHA-256"):
+        await blobs.get(ref)
+
+
+async def test_attempts_write_beside_each_other(blobs: Blobs) -> None:
+    stale, winner = (blob_key("a", "r", nonce, 0) for nonce in ("old:1", "new:1"))
+
+    refs = await asyncio.gather(blobs.put(stale, b"stale"), blobs.put(winner, b"winner"))
+
+    assert [await blobs.get(ref) for ref in refs] == [b"stale", b"winner"]
+
+
+async def test_a_blob_over_the_bound_is_not_written(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path.as_uri(), bytes_max=10)
+
+    with pytest.raises(BlobTooLarge, match="11 bytes"):
+        await blobs.put("a/r/n/0", b"eleven byte")
+
+    with pytest.raises(BlobMissing):
+        await blobs.get(BlobRef("a/r/n/0", 11, ""))
+
+
+async def test_a_store_that_fails_is_unavailable(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path.as_uri())
+    (tmp_path / "a").write_text("a file where a directory must be")
+
+    with pytest.raises(BlobUnavailable):
+        await blobs.put("a/r/n/0", b"lost")
+
+
+@pytest.mark.parametrize("part", ["", "..", ".", "a/b", "a\\b", "ä", "x" * 129, "a b"])
+def test_a_key_cannot_lead_elsewhere(part: str) -> None:
+    with pytest.raises(ValueError, match="part of a blob's key"):
+        blob_key("acc", part, "n", 0)
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "/a/directory", "http://host/x"])
+def test_another_kind_of_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="s3://bucket/prefix"):
+        Blobs(url)
+
+
+async def test_only_s3_signs_addresses(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "eu-central-1",
+        "AWS_ENDPOINT_URL": "https://s3.example.com",
+    }.items():
+        monkeypatch.setenv(name, value)
+    ref = await blobs.put("a/r/n/0", b"x")
+
+    address = await Blobs("s3://bucket/prefix").sign(ref, valid_s=60)
+
+    assert await blobs.sign(ref, valid_s=60) is None
+    assert address is not None
+    assert address.startswith("https://s3.example.com/bucket/prefix/a/r/n/0?")
+    assert "X-Amz-Expires=60" in address
+    assert "secret" not in address

@@ -1,0 +1,171 @@
+"""Where large inputs and outputs lie: one store for all processes, a directory or S3.
+
+A blob is written once, before the message that refers to it is sent, under a key that nobody else
+writes: ``<account>/<request>/<nonce>/<n>``. A worker whose lease was lost therefore cannot
+overwrite what its successor wrote, and all that a request left behind goes with its prefix. A
+reference carries size and SHA-256, and a blob that does not match its reference is never returned.
+Knows neither queue nor SQL, nor what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, MemoryStore, S3Store
+
+from workers.contract.jobs import BlobRef
+
+BYTES_MAX: Final = 256 * 1024 * 1024
+CHUNK_BYTES: Final = 1024 * 1024
+"""Of a streamed read; hashing so much takes about a millisecond."""
+
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
+
+
+class BlobError(Exception):
+    """A blob cannot be written or read.
+
+    ├── BlobTooLarge     over the store's bound; nothing was written
+    ├── BlobMissing      there is nothing under this key (any more)
+    ├── BlobDamaged      what is there is not what the reference says
+    └── BlobUnavailable  the store itself failed: try again
+    """
+
+
+class BlobTooLarge(BlobError):
+    pass
+
+
+class BlobMissing(BlobError):
+    pass
+
+
+class BlobDamaged(BlobError):
+    pass
+
+
+class BlobUnavailable(BlobError):
+    pass
+
+
+def blob_key(account: str, request_id: str, nonce: str, n: int) -> str:
+    """Name blob number ``n`` of one attempt at a request.
+
+    The nonce is a lease's token for an output, and fresh for an input. Raise ``ValueError`` if a
+    part could lead elsewhere.
+    """
+    parts = (account, request_id, nonce.replace(":", "-"), str(n))
+    for part in parts:
+        _check(part)
+    return "/".join(parts)
+
+
+class Blobs:
+    """The store at ``url``: ``file:///directory``, ``s3://bucket/prefix`` or, in one process only,
+    ``memory:///``.
+
+    S3 is configured by the usual ``AWS_…`` variables of the environment (``AWS_ENDPOINT_URL`` for
+    another vendor's). Raise ``ValueError`` if the address is of another kind.
+    """
+
+    def __init__(self, url: str, *, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._store: LocalStore | S3Store | MemoryStore
+        if url.startswith("file://"):
+            self._store = LocalStore.from_url(url, mkdir=True, automatic_cleanup=True)
+        elif url.startswith("s3://"):
+            self._store = S3Store.from_url(url)
+        elif url.startswith("memory://"):
+            self._store = MemoryStore()
+        else:
+            scheme = url.partition(":")[0]
+            raise ValueError(f"blobs in {scheme!r}: give file:///directory or s3://bucket/prefix")
+
+    async def put(
+        self, key: str, data: bytes, *, content_type: str = "application/octet-stream"
+    ) -> BlobRef:
+        """Write a blob; when this returns, every process can read it."""
+        if len(data) > self._bytes_max:
+            raise BlobTooLarge(f"{len(data)} bytes, and at most {self._bytes_max} are stored")
+        digest = await asyncio.to_thread(hashlib.sha256, data)
+        # A directory has no place for a content type; the reference carries it in any case.
+        plain = isinstance(self._store, LocalStore)
+        attributes = None if plain else {"Content-Type": content_type}
+        with _translated(key):
+            await obstore.put_async(self._store, key, data, attributes=attributes)
+        return BlobRef(key, len(data), digest.hexdigest(), content_type)
+
+    async def get(self, ref: BlobRef) -> bytes:
+        """Read a blob whole, and check it."""
+        return b"".join([chunk async for chunk in self.stream(ref)])
+
+    async def stream(self, ref: BlobRef) -> AsyncIterator[bytes]:
+        """Read a blob in pieces of about a megabyte; what is wrong with it shows at the end.
+
+        The size is checked before anything is yielded.
+        """
+        digest = hashlib.sha256()
+        with _translated(ref.key):
+            found = await obstore.get_async(self._store, ref.key)
+            if found.meta["size"] != ref.bytes:
+                raise BlobDamaged(f"{ref.key} has {found.meta['size']} bytes, not {ref.bytes}")
+            chunks = found.stream(min_chunk_size=CHUNK_BYTES)
+        while True:
+            with _translated(ref.key):
+                chunk = await anext(aiter(chunks), None)
+            if chunk is None:
+                break
+            data = bytes(chunk)
+            digest.update(data)
+            yield data
+        if digest.hexdigest() != ref.sha256:
+            raise BlobDamaged(f"{ref.key} is not what was written: its SHA-256 differs")
+
+    async def delete_request(self, account: str, request_id: str) -> int:
+        """Delete all that a request left in the store; return how many blobs that were."""
+        prefix = f"{_check(account)}/{_check(request_id)}/"
+        count = 0
+        with _translated(prefix):
+            async for batch in obstore.list(self._store, prefix):
+                # Another process may be deleting the same request.
+                for blob in batch:
+                    try:
+                        await obstore.delete_async(self._store, blob["path"])
+                        count += 1
+                    except FileNotFoundError:
+                        continue
+        return count
+
+    async def sign(self, ref: BlobRef, *, valid_s: int) -> str | None:
+        """Make an address under which anybody can read a blob; None if the store has no such."""
+        if not isinstance(self._store, S3Store):
+            return None
+        with _translated(ref.key):
+            return await obstore.sign_async(
+                self._store, "GET", ref.key, expires_in=timedelta(seconds=valid_s)
+            )
+
+
+def _check(part: str) -> str:
+    if not _SEGMENT.fullmatch(part):
+        raise ValueError(f"{part!r} cannot be part of a blob's key")
+    return part
+
+
+@contextmanager
+def _translated(key: str) -> Iterator[None]:
+    """Turn the errors of the store into ours. Its messages can name hosts, so they stay inside."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BlobMissing(f"there is no blob {key}") from error
+    except (BaseError, OSError) as error:
+        raise BlobUnavailable(f"{key}: {type(error).__name__}") from error
