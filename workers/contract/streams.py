@@ -22,6 +22,8 @@ from workers.contract.redis import BLOCK_MAX_S
 
 MAILBOX_S: Final = 60
 """A gateway that has not read for this long is gone, and so is its mailbox."""
+MAILBOX_REFRESH_S: Final = 1.0
+"""How often a reader makes sure that its mailbox exists, and drops what it has read."""
 MAILBOX_FRAMES: Final = 2000
 """Frames kept for a gateway that reads too slowly; it sees the gap in ``SentEvent.seq``."""
 EVENTS_S: Final = 900
@@ -33,7 +35,6 @@ CLAIM_MS: Final = 10_000
 """Outcomes taken and not acknowledged for this long are given to somebody else."""
 
 _CURSOR: Final = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
-_REFRESH_S: Final = 1.0
 _GROUP: Final = "ledger"
 
 
@@ -99,8 +100,16 @@ class Mailbox:
     lost it.
     """
 
-    def __init__(self, redis: Redis, name: str, *, namespace: str = NAMESPACE) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        name: str,
+        *,
+        namespace: str = NAMESPACE,
+        refresh_s: float = MAILBOX_REFRESH_S,
+    ) -> None:
         self.name = name
+        self._refresh_s = refresh_s
         self._redis = redis
         self._key = _mailbox_key(namespace, name)
         self._last = ""
@@ -113,7 +122,7 @@ class Mailbox:
             pipeline.expire(self._key, MAILBOX_S)
             first, _ = await pipeline.execute()
         self._last = first.decode()
-        self._refresh_at = time.monotonic() + _REFRESH_S
+        self._refresh_at = time.monotonic() + self._refresh_s
 
     async def read(self, *, block_ms: int = 1000, count: int = 500) -> list[bytes]:
         """Wait for frames, at most ``block_ms``."""
@@ -145,7 +154,7 @@ class Mailbox:
             pipeline.xtrim(self._key, minid=self._last, approximate=True)
             kept, _ = await pipeline.execute()
         if kept:
-            self._refresh_at = time.monotonic() + _REFRESH_S
+            self._refresh_at = time.monotonic() + self._refresh_s
         else:
             await self.open()
 

@@ -1,0 +1,117 @@
+"""Whose turn it is: shares by cost and weight, priorities, caps, batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import cycle
+
+from tests.contract.making import entry, fill, finished, ids
+from workers.contract.queue import Queue
+
+
+async def serve(queue: Queue, count: int) -> list[str]:
+    """Lease one by one and say whose job each was; each is completed before the next."""
+    order = []
+    for _ in range(count):
+        [lease] = await queue.lease("w", 1)
+        await queue.complete(finished([lease]))
+        order.append(lease.account)
+    return order
+
+
+async def test_accounts_share_by_weight_however_many_jobs_they_send(queue: Queue) -> None:
+    await fill(queue, *(entry(f"a{n}", "a", cost=3.0) for n in range(500)))
+    await serve(queue, 10)
+    await fill(queue, *(entry(f"b{n}", "b", cost=3.0) for n in range(100)))
+    await fill(queue, *(entry(f"c{n}", "c", cost=3.0, weight=3.0) for n in range(100)))
+
+    order = await serve(queue, 100)
+
+    assert Counter(order) == {"a": 20, "b": 20, "c": 60}
+    for start in range(0, 100, 5):
+        assert Counter(order[start : start + 5]) == {"a": 1, "b": 1, "c": 3}
+
+
+async def test_shares_are_of_device_time_not_of_jobs(queue: Queue) -> None:
+    await fill(queue, *(entry(f"long{n}", "long", cost=4.0) for n in range(50)))
+    await fill(queue, *(entry(f"short{n}", "short", cost=0.5) for n in range(50)))
+
+    assert Counter(await serve(queue, 45)) == {"long": 5, "short": 40}
+
+
+async def test_shares_hold_for_batches_too(queue: Queue) -> None:
+    for account, weight in (("a", 1.0), ("b", 1.0), ("c", 3.0)):
+        await fill(queue, *(entry(f"{account}{n}", account, weight=weight) for n in range(60)))
+
+    leases = await queue.lease("w", 50)
+
+    assert Counter(lease.account for lease in leases) == {"a": 10, "b": 10, "c": 30}
+
+
+async def test_nobody_saves_up_by_being_idle(queue: Queue) -> None:
+    await fill(queue, entry("b0", "b"))
+    await fill(queue, *(entry(f"a{n}", "a") for n in range(100)))
+    await serve(queue, 50)
+    await fill(queue, *(entry(f"b{n}", "b") for n in range(1, 50)))
+
+    assert Counter(await serve(queue, 20)) == {"a": 10, "b": 10}
+
+
+async def test_priorities_order_the_jobs_of_one_account_only(queue: Queue) -> None:
+    await fill(
+        queue,
+        entry("low", "a", priority=2),
+        entry("first", "a", priority=1),
+        entry("second", "a", priority=1),
+        entry("urgent", "a", priority=0),
+        entry("other", "b", priority=2),
+    )
+
+    assert ids(await queue.lease("w", 5)) == ["urgent", "other", "first", "second", "low"]
+
+
+async def test_an_account_at_its_cap_waits_for_one_of_its_own(queue: Queue) -> None:
+    await fill(queue, *(entry(f"a{n}", "a") for n in range(6)), entry("b0", "b"))
+
+    leases = await queue.lease("w", 10, account_cap=3)
+    none = await queue.lease("w", 10, account_cap=3)
+    await queue.complete(finished(leases[:1]))
+    one = await queue.lease("w", 10, account_cap=3)
+
+    assert Counter(lease.account for lease in leases) == {"a": 3, "b": 1}
+    assert (none, ids(one)) == ([], ["a3"])
+
+
+async def test_a_job_that_returns_to_a_capped_account_can_be_leased_again(queue: Queue) -> None:
+    await fill(queue, entry("a0"), entry("a1"))
+    await queue.lease("w1", 1, account_cap=1)
+    assert await queue.lease("w2", 1, account_cap=1) == []
+
+    await queue.release_worker("w1", crashed=True)
+
+    assert ids(await queue.lease("w2", 2, account_cap=1)) == ["a0"]
+
+
+async def test_a_batch_is_of_one_kind_and_still_fair(queue: Queue) -> None:
+    kinds = cycle(["512", "1024"])
+    for n in range(16):
+        kind = next(kinds)
+        await fill(queue, *(entry(f"{a}{n}", a, batch_key=kind) for a in ("a", "b")))
+
+    batches = [await queue.lease("w", 8) for _ in range(4)]
+
+    assert [len(batch) for batch in batches] == [8, 8, 8, 8]
+    for batch in batches:
+        assert len({int(lease.id[1:]) % 2 for lease in batch}) == 1
+        assert Counter(lease.account for lease in batch) == {"a": 4, "b": 4}
+
+
+async def test_the_look_ahead_is_bounded(queue: Queue) -> None:
+    others = (entry(f"other{n}", batch_key="y") for n in range(3))
+    await fill(queue, entry("x0", batch_key="x"), *others, entry("x1", batch_key="x"))
+
+    near = await queue.lease("w", 2, look_ahead=3)
+    await queue.release_worker("w", crashed=False)
+    far = await queue.lease("w", 2, look_ahead=4)
+
+    assert (ids(near), ids(far)) == (["x0"], ["x0", "x1"])

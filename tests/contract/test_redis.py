@@ -1,0 +1,54 @@
+"""The client: what redis-py does by default to a queue, and here does not do."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError
+
+from tests.contract.proxy import lossy_proxy
+from workers.contract.redis import BLOCK_MAX_S, connect
+
+
+async def test_a_write_whose_answer_was_lost_is_not_repeated(
+    server_url: str, client: Redis, namespace: str
+) -> None:
+    async with lossy_proxy(server_url) as (proxy, url):
+        remote = connect(url)
+        await remote.ping()
+        proxy.lose = 1
+
+        with pytest.raises(ConnectionError):
+            await remote.incr(namespace)
+
+        assert await client.get(namespace) == b"1"
+        assert await remote.incr(namespace) == 2
+        await remote.aclose()
+    await client.delete(namespace)
+
+
+async def test_the_longest_blocking_read_ends_without_an_error(
+    client: Redis, namespace: str
+) -> None:
+    assert await client.bzpopmin([namespace], BLOCK_MAX_S) is None
+
+
+async def test_callers_queue_for_a_connection(server_url: str) -> None:
+    client = connect(server_url, max_connections=4)
+
+    answers = await asyncio.gather(*(client.ping() for _ in range(300)))
+
+    assert all(answers)
+    await client.aclose()
+
+
+async def test_a_server_that_is_away_is_an_error_at_once(tmp_path: Path) -> None:
+    client = connect(f"unix://{tmp_path}/nobody")
+
+    with pytest.raises(ConnectionError):
+        await client.ping()
+
+    await client.aclose()
