@@ -237,11 +237,18 @@ async def _wait_until_ready(settings: Settings, redis_url: str, children: list[C
     redis = connect(redis_url, max_connections=2)
     workers = Workers(redis, namespace=settings.namespace)
     deadline = time.monotonic() + READY_S
+    local = any(entry.engine for entry in load_catalog(settings.catalog).models)
+
+    async def serving() -> bool:
+        """A worker lives, and where there are models of ours it has loaded one."""
+        found = await workers.list()
+        return any(worker.models for worker in found) if local else bool(found)
+
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
             while True:
                 with contextlib.suppress(httpx.HTTPError, RedisError, OSError):
-                    if (await client.get(url)).is_success and await workers.list():
+                    if (await client.get(url)).is_success and await serving():
                         return
                 if time.monotonic() > deadline:
                     raise CannotStart(f"not ready after {READY_S:.0f} s; see the logs in the home")
