@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from redis.asyncio import Redis
@@ -217,7 +218,8 @@ async def test_killed_workers_cost_no_job_and_none_ends_twice(own_url: str) -> N
         assert set(settling.statuses) <= {"ok", "dead"}
         load = await queue.load()
         assert (load.depth, load.cost, load.running, load.delayed, load.live) == (0, 0.0, 0, 0, 0)
-        left = [key.decode().rpartition(":")[2] for key in await client.keys("kill:*")]
+        keys = cast(list[bytes], await client.keys("kill:*"))
+        left = [key.decode().rpartition(":")[2] for key in keys]
         assert {"leases", "running", "accounts", "capped", "live"}.isdisjoint(left)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import cast
 
 import pytest
 from redis.asyncio import Redis
@@ -349,7 +350,9 @@ async def test_an_ended_job_keeps_no_payload(queue: Queue, client: Redis, namesp
     await fill(queue, large)
     await queue.complete(finished(await queue.lease("w", 1)))
 
-    assert await client.memory_usage(f"{namespace}:{{{queue.model}}}:job:j1") < 1000
+    used = await client.memory_usage(f"{namespace}:{{{queue.model}}}:job:j1")
+    assert used is not None
+    assert used < 1000
 
 
 async def test_a_weight_must_be_positive(queue: Queue) -> None:
@@ -362,3 +365,45 @@ async def test_only_what_the_server_does_not_know_is_missing(queue: Queue) -> No
 
     assert await queue.missing(["j1", "j2"]) == ["j2"]
     assert await queue.missing([]) == []
+
+
+async def test_jobs_that_the_server_forgot_leave_nothing_behind(
+    queue: Queue, client: Redis, namespace: str
+) -> None:
+    await fill(queue, entry("running", "b"), entry("delayed", "c"))
+    leases = await queue.lease("w", 2, lease_ms=1)
+    await queue.complete([Completion("delayed", leases[1].token, "retry", retry_ms=1)])
+    await fill(queue, entry("other", "b"))
+    assert await queue.lease("w", 1, account_cap=1) == []
+    await fill(queue, *(entry(name, deadline_ms=soon(60_000)) for name in ("queued", "later")))
+    prefix = f"{namespace}:{{{queue.model}}}"
+    await client.delete(*(f"{prefix}:job:{name}" for name in ("queued", "running", "delayed")))
+    await asyncio.sleep(0.005)
+
+    await queue.reap()
+    await queue.reap()
+    leases = await queue.lease("w", 10, account_cap=1)
+    await queue.complete(finished(leases))
+    given_back = await queue.release_worker("w", crashed=False)
+
+    assert (sorted(ids(leases)), given_back) == (["later", "other"], 0)
+    load = await queue.load()
+    assert (load.depth, load.cost, load.running, load.live) == (0, 0.0, 0, 0)
+    keys = cast(list[bytes], await client.keys(f"{prefix}:*"))
+    left = {key.decode().removeprefix(f"{prefix}:") for key in keys}
+    assert {name for name in left if not name.startswith(("job:", "answer:"))} <= {
+        *("counters", "done", "finish", "wake"),
+    }
+
+
+async def test_finish_tags_of_idle_accounts_are_dropped(
+    queue: Queue, client: Redis, namespace: str
+) -> None:
+    await fill(queue, *(entry(f"j{n}", f"account{n}") for n in range(50)))
+    await queue.complete(finished(await queue.lease("w", 50)))
+    await fill(queue, entry("last"), entry("very last"))
+    await queue.complete(finished(await queue.lease("w", 2)))
+
+    await queue.reap()
+
+    assert await client.zcard(f"{namespace}:{{{queue.model}}}:finish") == 1

@@ -50,7 +50,7 @@ local now = math.floor(now_us / 1000)
 local queued, cost_us, sequence, virtual, pace, service_us
 local depths, finishes, starts = {}, {}, {}
 local leased, lapsed, ended, touched = {}, {}, {}, {}
-local wake = false
+local wake, counted = false, false
 
 local function begin()
   local c = call('HMGET', COUNTERS, 'queued', 'cost_us', 'sequence', 'virtual', 'pace', 'service_us')
@@ -59,10 +59,12 @@ local function begin()
 end
 
 local function commit()
-  if queued <= 0 then queued, cost_us = 0, 0 end
-  call('HSET', COUNTERS, 'queued', queued, 'cost_us', cost_us, 'sequence', sequence,
-    'virtual', virtual, 'pace', pace, 'service_us', service_us)
-  touched[COUNTERS] = true
+  if counted then
+    if queued <= 0 then queued, cost_us = 0, 0 end
+    call('HSET', COUNTERS, 'queued', queued, 'cost_us', cost_us, 'sequence', sequence,
+      'virtual', virtual, 'pace', pace, 'service_us', service_us)
+    touched[COUNTERS] = true
+  end
   if #lapsed > 0 then call('ZREM', LEASES, unpack(lapsed)) end
   if #leased > 0 then
     call('ZADD', LEASES, unpack(leased))
@@ -125,7 +127,7 @@ local function push(id, account, score, cost)
   call('ZADD', QUEUE .. account, score, id)
   depths[account] = n + 1
   touched[QUEUE .. account] = true
-  queued, cost_us = queued + 1, cost_us + cost
+  queued, cost_us, counted = queued + 1, cost_us + cost, true
   if n == 0 then enter(account) end
   wake = true
 end
@@ -134,7 +136,7 @@ local function pull(id, account, cost) -- take a job out of its account's queue
   local n = depth(account)
   if call('ZREM', QUEUE .. account, id) == 0 then return end
   depths[account] = n - 1
-  queued, cost_us = queued - 1, cost_us - cost
+  queued, cost_us, counted = queued - 1, cost_us - cost, true
   if n == 1 then leave(account) end
 end
 
@@ -228,10 +230,14 @@ function operations.enqueue()
   return answers
 end
 
+local function waited(enqueued_us, started_us)  -- never negative, should the clock be set back
+  return math.max(started_us - tonumber(enqueued_us), 0)
+end
+
 local function describe(id)
   local f = call('HMGET', JOB .. id, 'token', 'attempt', 'account', 'reply', 'payload',
     'enqueued_us', 'started_us')
-  return {id, f[1], tonumber(f[2]), f[3], f[4], f[5], tonumber(f[7]) - tonumber(f[6])}
+  return {id, f[1], tonumber(f[2]), f[3], f[4], f[5], waited(f[6], tonumber(f[7]))}
 end
 
 local function lease_again(worker, nonce, lease_ms)
@@ -287,6 +293,7 @@ function operations.lease()
         skipped = skipped + 1
       elseif not key then              -- the job itself is gone: only its place was left
         pull(id, account, 0)
+        ended[#ended + 1] = id
       else
         local f = call('HMGET', JOB .. id, 'cost_us', 'weight', 'deadline_ms', 'attempt',
           'account', 'reply', 'payload', 'enqueued_us')
@@ -300,7 +307,7 @@ function operations.lease()
           batch_key = key
           call('ZREM', QUEUE .. account, id)
           if depths[account] then depths[account] = depths[account] - 1 end
-          queued, cost_us = queued - 1, cost_us - cost
+          queued, cost_us, counted = queued - 1, cost_us - cost, true
           virtual = math.max(virtual, tag)
           finishes[account] = tag_next
           if more then call('ZADD', ACCOUNTS, tag_next, account)
@@ -312,7 +319,7 @@ function operations.lease()
           leased[#leased + 1] = now + lease_ms
           leased[#leased + 1] = id
           ids[#ids + 1] = id
-          taken[#taken + 1] = {id, token, attempt, account, f[6], f[7], now_us - tonumber(f[8])}
+          taken[#taken + 1] = {id, token, attempt, account, f[6], f[7], waited(f[8], now_us)}
         end
       end
     end
@@ -369,10 +376,11 @@ local function complete(retries_max, id, token, status, outcome, retry_ms)
   if status ~= 'retry' then
     settle(id, job, status, outcome, job.cancel)
     if status == 'ok' then
-      local took_us = now_us - tonumber(job.started_us)
+      local took_us = math.max(now_us - tonumber(job.started_us), 1)
       local ratio = took_us / job.cost_us
       pace = pace == 0 and ratio or pace + SMOOTHING * (ratio - pace)
       service_us = service_us == 0 and took_us or service_us + SMOOTHING * (took_us - service_us)
+      counted = true
     end
     return 'done'
   end
@@ -457,6 +465,7 @@ function operations.reap()
       counts[1] = counts[1] + 1
     else
       lapsed[#lapsed + 1] = id
+      if not job then ended[#ended + 1] = id end
     end
   end
   for _, id in ipairs(call('ZRANGEBYSCORE', DELAYED, '-inf', now, 'LIMIT', 0, limit)) do
@@ -465,6 +474,8 @@ function operations.reap()
     if job and job.state == 'delayed' then
       requeue(id, job)
       counts[2] = counts[2] + 1
+    elseif not job then
+      ended[#ended + 1] = id
     end
   end
   for _, id in ipairs(call('ZRANGEBYSCORE', DEADLINES, '-inf', now, 'LIMIT', 0, limit)) do
@@ -495,6 +506,23 @@ function operations.reap()
   wake = true                          -- a worker may have died between the marker and its lease
   commit()
   return counts
+end
+
+-- idle_ms -> names of settlers that are long gone are taken out of the group, unless outcomes are
+-- still pending under them, and their number is returned
+function operations.forget_settlers()
+  local idle_ms, count = tonumber(ARGV[2]), 0
+  local found = redis.pcall('XINFO', 'CONSUMERS', DONE, 'ledger')
+  if found.err then return 0 end       -- there is no group (yet)
+  for _, pairs_of in ipairs(found) do
+    local about = {}
+    for i = 1, #pairs_of, 2 do about[pairs_of[i]] = pairs_of[i + 1] end
+    if about.pending == 0 and about.idle >= idle_ms then
+      call('XGROUP', 'DELCONSUMER', DONE, 'ledger', about.name)
+      count = count + 1
+    end
+  end
+  return count
 end
 
 -- id, mailbox -> 1 if the job has not ended

@@ -301,6 +301,11 @@ class Queue:
         lapsed, due, overdue = await self._call("reap", limit, CRASHES_MAX)
         return Reaped(lapsed=lapsed, due=due, overdue=overdue)
 
+    async def forget_settlers(self, idle_ms: int) -> int:
+        """Drop the names of settlers that are long gone and have nothing pending."""
+        count: int = await self._call("forget_settlers", idle_ms)
+        return count
+
     async def set_reply(self, id: str, mailbox: str) -> bool:
         """Send the events of a job to another mailbox from now on; False if it has ended."""
         return bool(await self._call("set_reply", id, mailbox))

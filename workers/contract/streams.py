@@ -17,7 +17,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from workers.contract.queue import LIVE_S, NAMESPACE, Terminal, prefix
+from workers.contract.queue import LIVE_S, NAMESPACE, Queue, Terminal, prefix
 from workers.contract.redis import BLOCK_MAX_S
 
 MAILBOX_S: Final = 60
@@ -36,6 +36,7 @@ CLAIM_MS: Final = 10_000
 
 _CURSOR: Final = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
 _GROUP: Final = "ledger"
+_FORGET_MS: Final = 3_600_000
 
 
 class LogEntry(msgspec.Struct, frozen=True):
@@ -239,6 +240,7 @@ class Outcomes:
         self._namespace = namespace
         self._claim_ms = claim_ms
         self._claim_at = 0.0
+        self._forget_at = 0.0
         self._cursors: dict[str, str] = {}
         self._ready: set[str] = set()
 
@@ -258,6 +260,7 @@ class Outcomes:
                 if claimed:
                     return claimed
                 self._claim_at = time.monotonic() + self._claim_ms / 2000
+                await self._forget_settlers()
             answer = await self._redis.xreadgroup(
                 _GROUP,
                 consumer,
@@ -292,18 +295,6 @@ class Outcomes:
                 pipeline.xdel(key, *entry_ids)
             await pipeline.execute()
 
-    async def leave(self, consumer: str) -> None:
-        """Take a consumer's name out of the groups, where nothing is pending under it."""
-        for model in self.models:
-            key = _done_key(self._namespace, model)
-            try:
-                pending = await self._redis.xpending_range(key, _GROUP, "-", "+", 1, consumer)
-                if not pending:
-                    await self._redis.xgroup_delconsumer(key, _GROUP, consumer)
-            except ResponseError as error:
-                if not str(error).startswith("NOGROUP"):
-                    raise
-
     async def _make_groups(self, models: Iterable[str]) -> None:
         for model in models:
             key = _done_key(self._namespace, model)
@@ -314,6 +305,14 @@ class Outcomes:
             if isinstance(created, Exception) and not str(created).startswith("BUSYGROUP"):
                 raise created
             self._ready.add(model)
+
+    async def _forget_settlers(self) -> None:
+        """Every process settles under its own name; one that was killed leaves that behind."""
+        if time.monotonic() >= self._forget_at:
+            self._forget_at = time.monotonic() + _FORGET_MS / 1000
+            for model in self.models:
+                queue = Queue(self._redis, model, namespace=self._namespace)
+                await queue.forget_settlers(_FORGET_MS)
 
     async def _claim(self, consumer: str, count: int) -> list[Delivery]:
         models = self.models
