@@ -232,7 +232,7 @@ class QueueMachine(RuleBasedStateMachine):
             pipeline.hmget(f"{prefix}:counters", "queued", "cost_us")
             pipeline.exists(f"{prefix}:wake")
             pipeline.xrange(f"{prefix}:done")
-            pipeline.keys(f"{prefix}:*")
+            pipeline.keys(f"{self.namespace}:*")
             found = iter(await pipeline.execute())
         for account in ACCOUNTS:
             assert _names(next(found)) == [job.id for job in model.waiting(account)]
@@ -255,6 +255,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert sorted(done) == sorted(model.done)
         assert len({id for id, *_ in done}) == len(done), "a job ended twice"
         keys = next(found)
+        assert all(key.decode().startswith(f"{prefix}:") for key in keys), "beyond the hash tag"
         async with client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.ttl(key)
@@ -300,7 +301,7 @@ def test_any_sequence_of_moves_does_what_the_model_does(
             # Its annotation asks for a class, its documentation for a callable.
             lambda: QueueMachine(runner, client),  # type: ignore[arg-type]
             settings=settings(
-                max_examples=60,
+                max_examples=50,
                 stateful_step_count=40,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
