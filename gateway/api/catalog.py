@@ -10,8 +10,9 @@ from litestar.params import FromPath, FromQuery
 
 from gateway.api.answers import json_response
 from gateway.catalog.listing import Sort, choose, entry_view, model_view
-from gateway.catalog.schema import Entry, Task
+from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
+from gateway.catalog.tasks import Task
 from gateway.errors import InvalidRequest, NotFound
 from gateway.requests.lifecycle import Requests
 

@@ -20,15 +20,17 @@ class Unavailable:
 
 def availability(entry: Entry, announcements: Sequence[Announcement]) -> Unavailable | None:
     """None if a worker serves the model and takes jobs."""
-    reasons = []
-    for worker in announcements:
-        if entry.name in worker.models and not worker.draining:
-            return None
-        if entry.name in worker.unavailable:
-            reasons.append(worker.unavailable[entry.name])
+    staying = [worker for worker in announcements if not worker.draining]
+    if any(entry.name in worker.models for worker in staying):
+        return None
+    said = [
+        worker.unavailable[entry.name] for worker in staying if entry.name in worker.unavailable
+    ]
     if entry.upstream is None:
-        return Unavailable("no_worker", reasons[0] if reasons else "no worker serves it now")
-    hint = "no worker serves it now"
+        return Unavailable("no_worker", said[0] if said else "no worker serves it now")
+    if said:
+        return Unavailable("upstream_not_configured", said[0])
+    needed = "no worker serves it now"
     if entry.upstream.credential is not None:
-        hint = f"set {entry.upstream.credential} in the worker's environment"
-    return Unavailable("upstream_not_configured", reasons[0] if reasons else hint)
+        needed += f"; it needs one with {entry.upstream.credential} in its environment"
+    return Unavailable("upstream_not_configured", needed)

@@ -8,29 +8,19 @@ from fractions import Fraction
 from typing import Any, Final, Literal, TypeAlias
 
 from gateway.catalog.availability import availability
-from gateway.catalog.schema import AUDIO_TASKS, IMAGE_TASKS, VIDEO_TASKS, Entry
-from gateway.pricing import NANOS_PER_USD, format_usd
+from gateway.catalog.schema import Entry, PriceLine
+from gateway.catalog.tasks import TASKS, Modality
+from gateway.pricing import NANOS_PER_USD, Unit, format_usd
 from workers.contract.streams import Announcement
 
 Sort: TypeAlias = Literal["name", "price", "-price"]
 
-_OPENROUTER_KEYS: Final = {
+_OPENROUTER_NAMES: Final[Mapping[Unit, str]] = {
     "input_token": "prompt",
     "output_token": "completion",
     "request": "request",
-    "image": "image_output",
+    "image": "image",
     "cached_input_token": "input_cache_read",
-}
-_READS: Final = {
-    "image-to-image": ("text", "image"),
-    "image-edit": ("text", "image"),
-    "image-relight": ("text", "image"),
-    "image-restyle": ("text", "image"),
-    "image-blend": ("text", "image"),
-    "image-to-video": ("text", "image"),
-    "video-upscale": ("video",),
-    "talking-head": ("text", "image"),
-    "voice-clone": ("text", "audio"),
 }
 _CHAT_PARAMETERS: Final = (
     "max_tokens",
@@ -63,7 +53,7 @@ def entry_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str,
         "reason": None if missing is None else missing.reason,
         "price": price_view(entry),
         "minimum": format_usd(entry.minimum) if entry.minimum else None,
-        "from_price": _decimal(from_price(entry)),
+        "from_price": decimal(from_price(entry)),
         "family": entry.family,
         "vendor": entry.vendor,
         "description": entry.description,
@@ -71,7 +61,7 @@ def entry_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str,
         "route": entry.engine or "upstream",
         "context": entry.limits.context_tokens,
         "limits": entry.limits.model_dump(exclude_none=True),
-        "default_parameters": dict(entry.default_parameters),
+        "default_parameters": entry.default_parameters.model_dump(exclude_none=True),
         "resolutions": list(entry.resolutions),
         "voices": list(entry.voices),
         "languages": list(entry.languages),
@@ -81,19 +71,23 @@ def entry_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str,
 
 def model_view(entry: Entry, announcements: Sequence[Announcement], created: int) -> dict[str, Any]:
     """One model in OpenAI's list; pricing and architecture as OpenRouter names them."""
-    writes = _writes(entry)
+    reads, makes = _modalities(entry)
+    missing = availability(entry, announcements)
     return {
         "id": entry.name,
         "object": "model",
         "created": created,
         "owned_by": entry.vendor or "tollgate",
+        "canonical_slug": entry.name,
         "name": entry.name,
         "description": entry.description,
         "context_length": entry.limits.context_tokens,
         "architecture": {
-            "input_modalities": list(_READS.get(entry.task, ("text",))),
-            "output_modalities": [writes],
-            "modality": f"{'+'.join(_READS.get(entry.task, ('text',)))}->{writes}",
+            "input_modalities": reads,
+            "output_modalities": makes,
+            "modality": f"{'+'.join(reads)}->{'+'.join(makes)}",
+            "tokenizer": None,
+            "instruct_type": None,
         },
         "pricing": _openrouter_pricing(entry),
         "top_provider": {
@@ -101,14 +95,20 @@ def model_view(entry: Entry, announcements: Sequence[Announcement], created: int
             "max_completion_tokens": entry.limits.output_tokens,
             "is_moderated": False,
         },
-        "supported_parameters": list(_CHAT_PARAMETERS) if writes == "text" else [],
-        "default_parameters": dict(entry.default_parameters),
-        "available": availability(entry, announcements) is None,
+        "per_request_limits": None,
+        "links": {"details": f"/v1/catalog/{entry.name}"},
+        "supported_parameters": list(_CHAT_PARAMETERS) if "text" in makes else [],
+        "supported_voices": list(entry.voices) or None,
+        "default_parameters": entry.default_parameters.model_dump(exclude_none=True),
+        "task": entry.task,
+        "available": missing is None,
+        "reason": None if missing is None else missing.reason,
         "price": price_view(entry),
     }
 
 
 def price_view(entry: Entry) -> list[dict[str, Any]]:
+    """The price itself, exact: amounts as decimal strings of USD without exponent."""
     return [
         {
             "unit": line.unit,
@@ -140,40 +140,45 @@ def choose(
         and (good_for is None or good_for in entry.good_for)
     ]
     if sort == "name":
-        return sorted(chosen, key=lambda entry: entry.name.lower())
-    return sorted(chosen, key=from_price, reverse=sort == "-price")
+        return sorted(chosen, key=_by_name)
+    # By name first: sorting is stable, so that equal prices stay in the order of their names.
+    return sorted(sorted(chosen, key=_by_name), key=from_price, reverse=sort == "-price")
 
 
 def from_price(entry: Entry) -> Fraction:
     """USD for a single one of what the entry's price names first, at its cheapest."""
     first = entry.price[0].unit
-    return min(
-        Fraction(line.amount, line.per * NANOS_PER_USD)
-        for line in entry.price
-        if line.unit == first
-    )
+    return min(_rate(line) for line in entry.price if line.unit == first)
+
+
+def decimal(value: Fraction) -> str:
+    """Write a number without exponent; 18 digits are enough for a nano-dollar per thousand
+    million, and a ratio that no decimal expresses is rounded there."""
+    scaled = round(value * 10**18)
+    text = f"{scaled // 10**18}.{scaled % 10**18:018d}"
+    return text.rstrip("0").rstrip(".")
 
 
 def _openrouter_pricing(entry: Entry) -> Mapping[str, str]:
-    """USD strings for single units, for what OpenRouter has a name; conditions are left out."""
-    pricing = {"prompt": "0", "completion": "0", "request": "0"}
+    """USD for single units, for what OpenRouter has a name; at its dearest, where that depends."""
+    dearest: dict[str, Fraction] = dict.fromkeys(("prompt", "completion", "request"), Fraction(0))
     for line in entry.price:
-        key = _OPENROUTER_KEYS.get(line.unit)
-        if key is not None and not line.when:
-            pricing[key] = _decimal(Fraction(line.amount, line.per * NANOS_PER_USD))
-    return pricing
+        name = _OPENROUTER_NAMES.get(line.unit)
+        if name is not None:
+            dearest[name] = max(dearest.get(name, Fraction(0)), _rate(line))
+    return {name: decimal(rate) for name, rate in dearest.items()}
 
 
-def _writes(entry: Entry) -> str:
-    if entry.task in IMAGE_TASKS:
-        return "image"
-    if entry.task in VIDEO_TASKS:
-        return "video"
-    return "audio" if entry.task in AUDIO_TASKS else "text"
+def _rate(line: PriceLine) -> Fraction:
+    return Fraction(line.amount, line.per * NANOS_PER_USD)
 
 
-def _decimal(value: Fraction) -> str:
-    """A decimal without exponent; 18 digits are enough for a nano-dollar per thousand million."""
-    number = Decimal(value.numerator) / Decimal(value.denominator)
-    text = format(round(number, 18), "f")
-    return (text.rstrip("0").rstrip(".") if "." in text else text) or "0"
+def _modalities(entry: Entry) -> tuple[list[Modality], list[Modality]]:
+    """What an entry reads and what it makes, over all its tasks."""
+    kinds = [TASKS[task] for task in (entry.task, *entry.also)]
+    reads = dict.fromkeys(read for kind in kinds for read in kind.reads)
+    return list(reads), list(dict.fromkeys(kind.makes for kind in kinds))
+
+
+def _by_name(entry: Entry) -> tuple[str, str]:
+    return entry.name.lower(), entry.name

@@ -1,37 +1,75 @@
 """Reads a catalog file: YAML in, a checked ``Catalog`` out, or every problem with its place.
 
-All problems are found at once, each with file, line, what was found and what would be accepted.
+All problems are found at once, each with file, line and column, what was found and what would be
+accepted.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from gateway.catalog.schema import Catalog, Entry, Limits, PriceLine, Upstream
+from gateway.catalog.document import Document, Flaw, Place, Unreadable
+from gateway.catalog.rules import Conflicts, repeated_names, route
+from gateway.catalog.schema import (
+    Catalog,
+    DefaultParameters,
+    Dialect,
+    Engine,
+    Entry,
+    Limits,
+    PriceLine,
+    Upstream,
+)
+from gateway.catalog.tasks import TASKS
 from gateway.pricing import UNITS
 
-Place: TypeAlias = tuple[str | int, ...]
+SHOWN_MAX: Final = 60
+
+_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    "models": Entry,
+    "price": PriceLine,
+    "limits": Limits,
+    "upstream": Upstream,
+    "default_parameters": DefaultParameters,
+}
+_ACCEPTED: Final[Mapping[str, str]] = {
+    "models": "a list of entries",
+    "name": 'the name that clients send, such as "acme/small-1.5"',
+    "task": f"one of {', '.join(TASKS)}",
+    "price": 'a list, such as [{unit: request, amount: "0.035"}]',
+    "unit": f"one of {', '.join(UNITS)}",
+    "amount": 'USD as a decimal string in quotes, such as "0.035"',
+    "url": 'an address, such as "https://api.example.com/v1"',
+    "engine": f"one of {', '.join(get_args(Engine))}",
+    "dialect": f"one of {', '.join(get_args(Dialect))}",
+}
+_PATTERNS: Final[Mapping[str, str]] = {
+    "name": "accepted are letters, digits and . _ : / -, a letter or digit first",
+    "url": "accepted is http:// or https:// and an address, without user or password",
+    "credential": "accepted is the name of an environment variable, such as ACME_API_KEY",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a catalog."""
+    """One thing wrong with a catalog; ``path`` leads to it, as in ``models[3].price[0].unit``."""
 
     file: str
     line: int
+    column: int
     path: str
     message: str
 
     def __str__(self) -> str:
         where = f" {self.path}:" if self.path else ""
-        return f"{self.file}:{self.line}:{where} {self.message}"
+        return f"{self.file}:{self.line}:{self.column}:{where} {self.message}"
 
 
 class CatalogError(Exception):
@@ -44,33 +82,23 @@ class CatalogError(Exception):
 
 def load_catalog(path: Path) -> Catalog:
     """Read and check a catalog file. Raise ``CatalogError``, or ``OSError`` if it is unreadable."""
-    text = path.read_text(encoding="utf-8")
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise CatalogError([Problem(str(path), line, "", f"no YAML: {error.problem}")]) from None
-    if node is None:
-        raise CatalogError([Problem(str(path), 1, "", "the file is empty; it needs `models:`")])
-    lines = _Lines(node)
-    problems = [
-        Problem(str(path), line, key, f"{key!r} is given twice")
-        for line, key in _duplicate_keys(node)
-    ]
-    document = yaml.safe_load(text)
+        document = Document(path.read_bytes().decode())
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise CatalogError([Problem(str(path), line, 1, "", "no UTF-8; save it as such")]) from None
+    except Unreadable as error:
+        raise CatalogError([_problem(path, error.flaw)]) from None
+    problems = [_problem(path, flaw) for flaw in document.repeated_keys]
     catalog = None
     try:
-        catalog = Catalog.model_validate(document)
+        catalog = Catalog.model_validate({} if document.value is None else document.value)
     except ValidationError as error:
-        problems += [
-            _problem(path, lines, found)
-            for found in error.errors(include_url=False)
-            # Said of a list whose only item is wrong itself, and that was said already.
-            if not (found["type"] == "too_short" and found["input"])
-        ]
-    problems += _duplicate_names(path, lines, document)
+        for place, message in (*_complaints(error), *_across(document.value)):
+            flaw = Flaw(document.position(place), message)
+            problems.append(_problem(path, flaw, _dotted(place)))
     if problems or catalog is None:
-        raise CatalogError(sorted(problems, key=lambda problem: problem.line))
+        raise CatalogError(_once_per_position(problems))
     return catalog
 
 
@@ -81,94 +109,91 @@ def check(path: Path) -> tuple[Problem, ...]:
     except CatalogError as error:
         return error.problems
     except OSError as error:
-        return (Problem(str(path), 1, "", f"cannot be read: {error.strerror}"),)
+        return (Problem(str(path), 1, 1, "", f"cannot be read: {error.strerror}"),)
     return ()
 
 
-class _Lines:
-    """Finds the line on which a place of the document stands."""
-
-    def __init__(self, root: yaml.Node) -> None:
-        self._root = root
-
-    def find(self, place: Place) -> int:
-        node, line = self._root, self._root.start_mark.line + 1
-        for part in place:
-            child = self._child(node, part)
-            if child is None:
-                break
-            line, node = child
-        return line
-
-    @staticmethod
-    def _child(node: yaml.Node, part: str | int) -> tuple[int, yaml.Node] | None:
-        if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            child = node.value[part]
-            return child.start_mark.line + 1, child
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == part:
-                    return key.start_mark.line + 1, value
-        return None
+def _problem(path: Path, flaw: Flaw, place: str = "") -> Problem:
+    return Problem(str(path), flaw.position.line, flaw.position.column, place, flaw.message)
 
 
-def _problem(path: Path, lines: _Lines, found: Any) -> Problem:
-    place: Place = tuple(found["loc"])
-    message = found["msg"].removeprefix("Value error, ")
-    if found["type"] == "extra_forbidden":
-        known = _known_fields(place)
-        near = difflib.get_close_matches(str(place[-1]), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"accepted are {', '.join(known)}"
-        message = f"unknown field {place[-1]!r}; {hint}"
-    elif found["type"] == "missing":
-        message = f"{place[-1]!r} is missing"
-        if place[-1] == "unit":
-            message += f"; one of {', '.join(UNITS)}"
-    elif found["type"] not in ("value_error", "assertion_error"):
-        message += f" (got {found['input']!r})"
-    return Problem(str(path), lines.find(place), _dotted(place), message)
+def _once_per_position(problems: Sequence[Problem]) -> list[Problem]:
+    """Say once what is written once, even if aliases make it part of many entries."""
+    distinct: dict[tuple[int, int, str], Problem] = {}
+    for problem in problems:
+        distinct.setdefault((problem.line, problem.column, problem.message), problem)
+    return [distinct[key] for key in sorted(distinct)]
 
 
-def _known_fields(place: Place) -> list[str]:
-    owner: type[BaseModel] = Catalog
-    if "price" in place:
-        owner = PriceLine
-    elif "upstream" in place[:-1]:
-        owner = Upstream
-    elif "limits" in place[:-1]:
-        owner = Limits
-    elif place[0] == "models" and len(place) > 1:
-        owner = Entry
-    return list(owner.model_fields)
-
-
-def _duplicate_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen and key.value != "<<":
-                yield key.start_mark.line + 1, key.value
-            seen.add(key.value)
-            yield from _duplicate_keys(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for child in node.value:
-            yield from _duplicate_keys(child)
-
-
-def _duplicate_names(path: Path, lines: _Lines, document: Any) -> list[Problem]:
+def _across(document: Any) -> Iterator[tuple[Place, str]]:
+    """Find what the schema cannot say of entries that are wrong in other ways as well."""
     models = document.get("models") if isinstance(document, dict) else None
-    seen: dict[str, int] = {}
-    problems = []
-    for index, entry in enumerate(models if isinstance(models, list) else []):
-        name = entry.get("name") if isinstance(entry, dict) else None
-        if not isinstance(name, str):
-            continue
-        line = lines.find(("models", index, "name"))
-        if name in seen:
-            message = f"{name!r} is on sale already, on line {seen[name]}; names must differ"
-            problems.append(Problem(str(path), line, _dotted(("models", index, "name")), message))
-        seen.setdefault(name, line)
-    return problems
+    entries = [
+        entry if isinstance(entry, dict) else {}
+        for entry in (models if isinstance(models, list) else [])
+    ]
+    yield from repeated_names([entry.get("name") for entry in entries])
+    for index, entry in enumerate(entries):
+        given = route(
+            engine=entry.get("engine") is not None, upstream=entry.get("upstream") is not None
+        )
+        for _, message in given if entry else ():
+            yield ("models", index), message
+
+
+def _complaints(error: ValidationError) -> Iterator[tuple[Place, str]]:
+    for found in error.errors(include_url=False):
+        place: Place = tuple(part for part in found["loc"] if part != "[key]")
+        conflicts = found.get("ctx", {}).get("error")
+        if isinstance(conflicts, Conflicts):
+            for inner, message in conflicts.found:
+                yield place + inner, message
+        # A list whose only item is wrong is also called too short, which helps nobody.
+        elif not (found["type"] == "too_short" and found["input"]):
+            yield place, _explain(found, place)
+
+
+def _explain(found: Mapping[str, Any], place: Place) -> str:
+    """Say what was found and what would be accepted."""
+    kind, value, name = found["type"], found["input"], _last_name(place)
+    message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    if kind == "value_error":
+        return message
+    if kind == "extra_forbidden":
+        section = next((part for part in reversed(place[:-1]) if isinstance(part, str)), "")
+        known = list(_SECTIONS.get(section, Catalog).model_fields)
+        return f"unknown field {name!r}; {_nearest(name, known)}"
+    if kind == "missing":
+        accepted = f"; accepted is {_ACCEPTED[name]}" if name in _ACCEPTED else ""
+        return f"{name!r} is missing{accepted}"
+    if kind == "literal_error":
+        options = re.findall(r"'([^']*)'", found["ctx"]["expected"])
+        if isinstance(value, str) and options:
+            return f"{_shown(value)} is not known; {_nearest(value, options)}"
+    if kind == "string_pattern_mismatch" and name in _PATTERNS:
+        return f"{_shown(value)} does not fit; {_PATTERNS[name]}"
+    if kind == "string_type" and not isinstance(value, (dict, list, type(None))):
+        return f"YAML reads {_shown(value)} here, which is no text; write it in quotes"
+    if kind == "tuple_type":
+        return f"{_shown(value)} stands here; accepted is {_ACCEPTED.get(name, 'a list')}"
+    if kind in ("model_type", "dict_type"):
+        return f"{_shown(value)} stands here; accepted are fields, each with a value"
+    return f"{message} (got {_shown(value)})"
+
+
+def _nearest(word: str, options: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, options, n=1)
+    accepted = f"accepted: {', '.join(options)}"
+    return f"did you mean {near[0]}? ({accepted})" if near else accepted
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 3] + "..."
+
+
+def _last_name(place: Place) -> str:
+    return next((part for part in reversed(place) if isinstance(part, str)), "")
 
 
 def _dotted(place: Place) -> str:

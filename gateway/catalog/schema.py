@@ -1,76 +1,68 @@
-"""What may stand in ``catalog.yaml``: every field, its type, and what must fit together.
+"""What may stand in ``catalog.yaml``: every field and its type.
 
-Strict on purpose: an unknown field, a price that does not cover what the task measures, or a route
-that leads nowhere is an error before anything is sold.
+Strict on purpose: an unknown field, a number where a text belongs, or fields that do not fit
+together (``rules``) are errors before anything is sold. A superset of what a worker reads of the
+same file (``workers/contract/models.py``).
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictInt,
     StringConstraints,
-    field_validator,
     model_validator,
 )
 
+from gateway.catalog import rules
+from gateway.catalog.tasks import Task
 from gateway.pricing import Component, Price, Unit, parse_usd
 
-Task: TypeAlias = Literal[
-    "text-generation",
-    "text-to-image",
-    "image-to-image",
-    "image-edit",
-    "image-relight",
-    "image-restyle",
-    "image-blend",
-    "text-to-video",
-    "image-to-video",
-    "video-upscale",
-    "talking-head",
-    "text-to-speech",
-    "voice-clone",
-    "text-to-music",
-]
 Engine: TypeAlias = Literal["llm", "echo"]
 Dialect: TypeAlias = Literal["openai", "gmi"]
+CONDITIONS: Final = ("size", "quality", "resolution")
+"""Attributes of what is made that a price may depend on."""
 
-IMAGE_TASKS: Final = frozenset(
-    {
-        "text-to-image",
-        "image-to-image",
-        "image-edit",
-        "image-relight",
-        "image-restyle",
-        "image-blend",
-    }
-)
-VIDEO_TASKS: Final = frozenset({"text-to-video", "image-to-video", "video-upscale", "talking-head"})
-AUDIO_TASKS: Final = frozenset({"text-to-speech", "voice-clone", "text-to-music"})
+_AMOUNT: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
+
+def _amount(value: Any) -> int:
+    if not isinstance(value, str):
+        raise ValueError(f'{value!r} is not in quotes; write a decimal string, such as "0.035"')
+    if not _AMOUNT.fullmatch(value):
+        raise ValueError(
+            f'{value!r} is no amount; write USD as digits with at most 9 decimals, such as "0.035" '
+            "(`per` makes finer prices)"
+        )
+    nanos = parse_usd(value)
+    if nanos == 0:
+        raise ValueError(f"{value!r} is nothing; whatever runs has a price, free use is a grant")
+    return nanos
+
+
+Amount: TypeAlias = Annotated[int, BeforeValidator(_amount)]
+"""USD as a decimal string in YAML; nano-dollars here."""
+Count: TypeAlias = Annotated[StrictInt, Field(ge=1, le=1_000_000_000)]
+Number: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Seconds: TypeAlias = Annotated[Number, Field(gt=0, le=86_400)]
+Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Name: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)
 ]
 Tag: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=40)]
 
 
-def _amount(value: Any) -> int:
-    if not isinstance(value, str):
-        raise ValueError(
-            f'write the amount as a quoted decimal string, such as "0.035" (got {value!r})'
-        )
-    nanos = parse_usd(value)
-    if nanos <= 0:
-        raise ValueError(f"{value!r} is not positive; nothing is sold for nothing")
-    return nanos
-
-
-Amount: TypeAlias = Annotated[int, BeforeValidator(_amount)]
-"""USD as a decimal string in YAML; nano-dollars here."""
+def _condition(name: str) -> str:
+    if name not in CONDITIONS:
+        raise ValueError(f"{name!r} is no condition; accepted: {', '.join(CONDITIONS)}")
+    return name
 
 
 class Strict(BaseModel):
@@ -82,33 +74,53 @@ class PriceLine(Strict):
 
     unit: Unit
     amount: Amount
-    per: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1
-    when: dict[Annotated[str, StringConstraints(pattern="^(size|quality|resolution)$")], str] = {}
+    per: Count = 1
+    when: dict[Annotated[str, AfterValidator(_condition)], Text] = {}
 
 
 class Limits(Strict):
     """Bounds on one request; what a hold covers follows from them."""
 
-    context_tokens: Annotated[int, Field(ge=1)] | None = None
-    output_tokens: Annotated[int, Field(ge=1)] | None = None
-    choices: Annotated[int, Field(ge=1, le=128)] | None = None
-    images: Annotated[int, Field(ge=1, le=100)] | None = None
-    seconds: Annotated[float, Field(gt=0, le=36_000)] | None = None
-    characters: Annotated[int, Field(ge=1)] | None = None
-    timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    context_tokens: Count | None = None
+    """Of prompt and answer together."""
+    output_tokens: Count | None = None
+    """Of each choice."""
+    choices: Annotated[StrictInt, Field(ge=1, le=128)] | None = None
+    template_tokens: Count | None = None
+    """What the chat template adds to a prompt once, where that is more than most templates do."""
+    images: Annotated[StrictInt, Field(ge=1, le=100)] | None = None
+    seconds: Seconds | None = None
+    """Of video or audio made."""
+    characters: Count | None = None
+    steps: Count | None = None
+    gpu_seconds: Seconds | None = None
+    timeout_s: Seconds | None = None
+
+
+class DefaultParameters(Strict):
+    """What a text model takes for a parameter that a request leaves out."""
+
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[StrictInt, Field(ge=0, le=1000)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None
 
 
 class Upstream(Strict):
     """A model that somebody else serves over HTTP; ``credential`` names a worker's variable."""
 
-    url: Annotated[str, StringConstraints(pattern=r"^https?://\S+$")]
+    # No user or password in the address: a credential stands in the environment only.
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@]+(/\S*)?$")]
     dialect: Dialect = "openai"
-    model: str | None = None
+    model: Text | None = None
     credential: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")] | None = None
-    connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
-    first_byte_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    idle_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    concurrency: Annotated[int, Field(ge=1, le=10_000)] = 64
+    connect_timeout_s: Seconds = 5.0
+    first_byte_timeout_s: Seconds = 60.0
+    idle_timeout_s: Seconds = 60.0
+    concurrency: Annotated[StrictInt, Field(ge=1, le=10_000)] = 64
 
 
 class Entry(Strict):
@@ -119,66 +131,30 @@ class Entry(Strict):
     also: tuple[Task, ...] = ()
     """Further tasks of the same model at the same price."""
     engine: Engine | None = None
-    checkpoint: str | None = None
+    checkpoint: Text | None = None
     options: dict[str, Any] = {}
+    """The engine's or the dialect's own; the worker checks them."""
     upstream: Upstream | None = None
     limits: Limits = Limits()
-    default_parameters: dict[str, float | int | str] = {}
-    """Taken where a request does not say; only what a request may say."""
+    default_parameters: DefaultParameters = DefaultParameters()
     price: Annotated[tuple[PriceLine, ...], Field(min_length=1)]
     minimum: Amount | None = None
     """The least that a charged request costs."""
 
-    family: str | None = None
-    description: str = ""
-    license: str | None = None
-    vendor: str | None = None
-    resolutions: tuple[str, ...] = ()
-    voices: tuple[str, ...] = ()
-    languages: tuple[str, ...] = ()
+    family: Text | None = None
+    description: Annotated[str, StringConstraints(max_length=1000)] = ""
+    license: Text | None = None
+    vendor: Text | None = None
+    resolutions: tuple[Tag, ...] = ()
+    voices: tuple[Tag, ...] = ()
+    languages: tuple[Tag, ...] = ()
     good_for: tuple[Tag, ...] = ()
-
-    @field_validator("price")
-    @classmethod
-    def _distinct(cls, lines: tuple[PriceLine, ...]) -> tuple[PriceLine, ...]:
-        seen = set()
-        for line in lines:
-            place = (line.unit, tuple(sorted(line.when.items())))
-            if place in seen:
-                raise ValueError(f"two prices for {line.unit} under the same conditions")
-            seen.add(place)
-        return lines
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if (self.engine is None) == (self.upstream is None):
-            raise ValueError("give exactly one of `engine` and `upstream`: a route needs one end")
-        if self.engine == "llm" and self.checkpoint is None:
-            raise ValueError("the engine llm needs a `checkpoint` directory")
-        if self.task == "text-generation" and self.limits.output_tokens is None:
-            raise ValueError("text-generation needs limits.output_tokens: a hold must have a bound")
-        self._price_covers_task()
+        if found := tuple(rules.conflicts(self)):
+            raise rules.Conflicts(found)
         return self
-
-    def _price_covers_task(self) -> None:
-        """Refuse a price that leaves a measured quantity unpaid, or that counts another task's."""
-        units = {line.unit for line in self.price}
-        whole = {line.unit for line in self.price if not line.when}
-        for task in (self.task, *self.also):
-            countable = {"request", *measured_units(task)}
-            if wrong := units - countable:
-                raise ValueError(
-                    f"a price per {min(wrong)} does not fit {task}; what counts there is "
-                    f"{', '.join(sorted(countable))}"
-                )
-            if "request" in whole:
-                continue
-            missing = [unit for unit in needed_units(task) if unit not in units]
-            if missing:
-                raise ValueError(
-                    f"{task} uses {missing[0]}s, which this price does not cover; price them, or "
-                    "the request"
-                )
 
     @property
     def selling_price(self) -> Price:
@@ -187,27 +163,17 @@ class Entry(Strict):
             self.minimum or 0,
         )
 
-
-def measured_units(task: Task) -> frozenset[Unit]:
-    """The units that running a task measures, besides the request itself."""
-    if task == "text-generation":
-        return frozenset({"input_token", "cached_input_token", "output_token"})
-    if task in IMAGE_TASKS:
-        return frozenset({"image"})
-    if task in VIDEO_TASKS:
-        return frozenset({"video_second"})
-    return frozenset({"audio_second", "character"})
-
-
-def needed_units(task: Task) -> tuple[Unit, ...]:
-    """The units that a price must cover unless it prices the request."""
-    if task == "text-generation":
-        return ("input_token", "output_token")
-    if task in IMAGE_TASKS:
-        return ("image",)
-    if task in VIDEO_TASKS:
-        return ("video_second",)
-    return ()
+    def at(self, price: Price) -> Entry:
+        """The same entry as it is sold at a price that is not, or not yet, the file's."""
+        if price == self.selling_price:
+            return self
+        lines = tuple(
+            PriceLine.model_construct(
+                unit=part.unit, amount=part.amount_nanos, per=part.per, when=dict(part.when)
+            )
+            for part in price.components
+        )
+        return self.model_copy(update={"price": lines, "minimum": price.minimum_nanos or None})
 
 
 class Catalog(Strict):
@@ -215,3 +181,9 @@ class Catalog(Strict):
 
     version: Literal[1] = 1
     models: Annotated[tuple[Entry, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if found := tuple(rules.repeated_names([entry.name for entry in self.models])):
+            raise rules.Conflicts(found)
+        return self

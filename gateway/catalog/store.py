@@ -1,40 +1,64 @@
-"""The catalog that this process sells from, and the prices in force, kept up with the database.
+"""The catalog that this process sells from, and the price of each model at any moment.
 
 A reload swaps the whole catalog at once or, if the file is wrong, keeps the old one. A changed
-price becomes a new price version; requests that were accepted before keep theirs.
+price becomes a new price version with a start a little ahead, so that every gateway knows it before
+it counts: the price that is chosen for a request is the one in force when it was accepted, in every
+process. Requests that were accepted before keep theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self, TypeAlias
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from gateway.catalog.loader import CatalogError, Problem, load_catalog
 from gateway.catalog.schema import Catalog, Entry
 from gateway.database import Database
 from gateway.errors import Unavailable
-from gateway.ledger.prices import PriceCache, in_force, put_in_force, read_price
+from gateway.ledger.prices import LIST, PriceCache, put_in_force, read_price
 from gateway.pricing import Price
+from gateway.tables import price_periods
 
 log = logging.getLogger(__name__)
 
-REFRESH_S: Final = 5.0
+REFRESH_S: Final = 1.0
+NOTICE_S: Final = 3.0
+"""From a price change to its start: time for every gateway to hear of it. One that has not read
+the periods for so long accepts nothing, since it might miss a change; clocks must agree well
+within this."""
+NOTICE_ALONE_S: Final = 0.5
+"""The same where this is the only gateway: time to commit the change."""
+ATTEMPTS: Final = 3
+
+
+class Period(NamedTuple):
+    """From a moment on, until the next period of the same model, a price is in force."""
+
+    starts_at: datetime
+    price_id: int
+
+
+Periods: TypeAlias = Mapping[str, tuple[Period, ...]]
+"""By model, oldest first."""
 
 
 class LiveCatalog:
     def __init__(self, path: Path, database: Database) -> None:
         self._path = path
         self._database = database
+        self._alone = database.engine.dialect.name == "sqlite"
+        self._reloading = asyncio.Lock()
         self._entries: Mapping[str, Entry] = {}
-        self._in_force: Mapping[str, int] = {}
-        self._since: dict[str, int] = {}
+        self._periods: Periods = {}
+        self._heard = -NOTICE_S
         self.prices: PriceCache = {}
         """Every price row that this process has read; rows never change."""
 
@@ -43,72 +67,121 @@ class LiveCatalog:
         """Read the catalog and put its prices in force. Raise ``CatalogError`` or ``OSError``."""
         live = cls(path, database)
         await live._put_on_sale(load_catalog(path))
+        # That may have taken longer than prices are known for.
+        await live.refresh()
         return live
 
     async def reload(self) -> tuple[Problem, ...]:
-        """Read the file again; on any problem change nothing and return what is wrong."""
-        try:
-            catalog = await asyncio.to_thread(load_catalog, self._path)
-        except CatalogError as error:
-            return error.problems
-        except OSError as error:
-            return (Problem(str(self._path), 1, "", f"cannot be read: {error.strerror}"),)
-        await self._put_on_sale(catalog)
-        return ()
-
-    async def _put_on_sale(self, catalog: Catalog) -> None:
-        def sync(connection: Connection) -> dict[str, int]:
-            now = datetime.now(UTC)
-            return {
-                entry.name: put_in_force(connection, entry.name, entry.selling_price, now)
-                for entry in catalog.models
-            }
-
-        price_ids = await self._database.write(sync)
-        await self._remember(price_ids)
-        now = int(datetime.now(UTC).timestamp())
-        self._since = {entry.name: self._since.get(entry.name, now) for entry in catalog.models}
-        self._entries = {entry.name: entry for entry in catalog.models}
+        """Read the file again; on any problem change nothing and return what is wrong. When this
+        returns, changed prices are in force."""
+        async with self._reloading:
+            try:
+                catalog = await asyncio.to_thread(load_catalog, self._path)
+            except CatalogError as error:
+                return error.problems
+            except OSError as error:
+                return (Problem(str(self._path), 1, 1, "", f"cannot be read: {error.strerror}"),)
+            await self._put_on_sale(catalog)
+            return ()
 
     async def keep_fresh(self) -> None:
-        """Take over, for ever, prices that other processes have put in force."""
+        """Take over, for ever, prices that other processes put in force."""
         while True:
             await asyncio.sleep(REFRESH_S)
             try:
-                await self._remember(
-                    await self._database.read(
-                        lambda connection: in_force(connection, datetime.now(UTC))
-                    )
-                )
-            except DBAPIError as error:
+                await self.refresh()
+            except SQLAlchemyError as error:
                 log.warning("prices not refreshed: %s", type(error).__name__)
 
-    async def _remember(self, price_ids: Mapping[str, int]) -> None:
-        unknown = [price_id for price_id in price_ids.values() if price_id not in self.prices]
-        if unknown:
-            await self._database.read(
-                lambda connection: [
-                    read_price(connection, price_id, self.prices) for price_id in unknown
-                ]
+    async def refresh(self) -> None:
+        """Read what has been put in force, by whomever."""
+        asked = time.monotonic()
+        self._take_over(await self._database.read(self._read), asked)
+
+    def priced(self, name: str, now: datetime) -> tuple[int, Price]:
+        """Give the price in force at a moment of a model that is on sale, and its id."""
+        if not self._alone and time.monotonic() - self._heard > NOTICE_S:
+            raise Unavailable(
+                "prices_unknown",
+                "The prices in force could not be read for some seconds; nothing is accepted.",
+                retry_after_s=2,
             )
-        self._in_force = price_ids
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._entries)
-
-    def entries(self) -> tuple[Entry, ...]:
-        return tuple(self._entries.values())
-
-    def on_sale_since(self, name: str) -> int:
-        """Unix time at which this process first offered a model."""
-        return self._since[name]
-
-    def entry(self, name: str) -> Entry | None:
-        return self._entries.get(name)
-
-    def priced(self, name: str) -> tuple[int, Price]:
-        """Give the price in force of a model that is on sale, and its id."""
-        price_id = self._in_force.get(name)
+        price_id = self._price_id(name, now)
         if price_id is None:
             raise Unavailable("no_price", f"{name} has no price in force; it is not for sale.")
         return price_id, self.prices[price_id]
+
+    def entry(self, name: str) -> Entry | None:
+        """An entry, at the price in force now."""
+        entry = self._entries.get(name)
+        return None if entry is None else self._at_price(entry, datetime.now(UTC))
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Whatever is on sale, at the prices in force now."""
+        now = datetime.now(UTC)
+        return tuple(self._at_price(entry, now) for entry in self._entries.values())
+
+    def names(self) -> tuple[str, ...]:
+        """The models on sale."""
+        return tuple(self._entries)
+
+    def names_ever(self) -> tuple[str, ...]:
+        """The models that are or were on sale: requests for these may still be running."""
+        return tuple({**self._entries, **self._periods})
+
+    def on_sale_since(self, name: str) -> int:
+        """Unix time of a model's first price."""
+        return int(self._periods[name][0].starts_at.timestamp())
+
+    async def _put_on_sale(self, catalog: Catalog) -> None:
+        notice = timedelta(seconds=NOTICE_ALONE_S if self._alone else NOTICE_S)
+
+        def write(connection: Connection) -> tuple[datetime, Periods]:
+            now = datetime.now(UTC)
+            sold = set(connection.execute(select(price_periods.c.model).distinct()).scalars())
+            # In one order everywhere, so that gateways that start together never deadlock.
+            for entry in sorted(catalog.models, key=lambda entry: entry.name):
+                starts_at = now + notice if entry.name in sold else now
+                put_in_force(connection, entry.name, entry.selling_price, starts_at)
+            return now, self._read(connection)
+
+        asked = time.monotonic()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                now, periods = await self._database.write(write)
+                break
+            except IntegrityError:
+                # Another gateway put the same price in force at the same moment.
+                if attempt == ATTEMPTS:
+                    raise
+        self._take_over(periods, asked)
+        pending = [periods[entry.name][-1].starts_at - now for entry in catalog.models]
+        await asyncio.sleep(max(min(max(pending), notice).total_seconds(), 0))
+        self._entries = {entry.name: entry for entry in catalog.models}
+
+    def _take_over(self, periods: Periods, asked: float) -> None:
+        """Periods are only ever added, so whoever read more of them read later."""
+        if sum(map(len, periods.values())) >= sum(map(len, self._periods.values())):
+            self._periods = periods
+        self._heard = max(self._heard, asked)
+
+    def _read(self, connection: Connection) -> Periods:
+        """Read every period, and those price rows that this process has not seen."""
+        periods: dict[str, tuple[Period, ...]] = {}
+        rows = connection.execute(
+            select(price_periods.c.model, price_periods.c.effective_from, price_periods.c.price_id)
+            .where(price_periods.c.account_id == LIST)
+            .order_by(price_periods.c.effective_from)
+        )
+        for model, starts_at, price_id in rows.all():
+            periods[model] = (*periods.get(model, ()), Period(starts_at, price_id))
+            read_price(connection, price_id, self.prices)
+        return periods
+
+    def _price_id(self, name: str, now: datetime) -> int | None:
+        periods = self._periods.get(name, ())
+        return next((each.price_id for each in reversed(periods) if each.starts_at <= now), None)
+
+    def _at_price(self, entry: Entry, now: datetime) -> Entry:
+        price_id = self._price_id(entry.name, now)
+        return entry if price_id is None else entry.at(self.prices[price_id])

@@ -93,7 +93,7 @@ class Admission:
         """Check the shape of an input of the native API by the task of its model."""
         return parse(self._entry(model).task, value)
 
-    def quote(self, order: Order) -> Quoted:
+    def quote(self, order: Order, now: datetime) -> Quoted:
         """Price an order without running it. Raise ``NotFound`` or ``InvalidRequest``."""
         entry = self._entry(order.model)
         task = order.task or entry.task
@@ -103,7 +103,7 @@ class Admission:
                 f"{entry.name} does {entry.task}, not {task}.",
                 param="model",
             )
-        price_id, price = self._live.priced(entry.name)
+        price_id, price = self._live.priced(entry.name, now)
         prepared = prepare(entry, order.input, prefix="" if order.task else "input")
         return Quoted(entry, task, price_id, price, prepared, bill=quote(price, prepared.limits))
 
@@ -114,7 +114,7 @@ class Admission:
         """
         settings = self._settings
         now = datetime.now(UTC)
-        quoted = self.quote(order)
+        quoted = self.quote(order, now)
         entry, prepared = quoted.entry, quoted.prepared
         self._watch.check(
             entry,

@@ -14,36 +14,21 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import Entry, Limits
+from gateway.catalog.tasks import TASKS
 from gateway.errors import InvalidRequest
 from workers.contract.jobs import ChatInput, ChatMessage, Usage
 
 TOKENS_PER_MESSAGE: Final = 16
 """Bound on what a chat template adds around one message (Llama 3, Qwen and Gemma need 4 to 8)."""
 TOKENS_PER_PROMPT: Final = 64
-"""Bound on what a chat template adds once: a default system prompt, a generation prompt."""
-
+"""Bound on what a chat template adds once: a default system prompt, a generation prompt. Where it
+is more, the catalog entry says so."""
 
 SECONDS_PER_TOKEN: Final = 0.005
 SECONDS_PER_IMAGE: Final = 1.0
 PREFILL_SPEEDUP: Final = 16
 """Prompts are read in parallel, answers are written one token at a time."""
-
-MAKES: Final[Mapping[str, Literal["image", "video", "audio"]]] = {
-    "text-to-image": "image",
-    "image-to-image": "image",
-    "image-edit": "image",
-    "image-relight": "image",
-    "image-restyle": "image",
-    "image-blend": "image",
-    "text-to-video": "video",
-    "image-to-video": "video",
-    "video-upscale": "video",
-    "talking-head": "video",
-    "text-to-speech": "audio",
-    "voice-clone": "audio",
-    "text-to-music": "audio",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +195,7 @@ def _prepare_text(entry: Entry, value: TextGeneration, *, prefix: str) -> Prepar
         for message in value.messages
     )
     max_tokens = asked or output_max
-    defaults = entry.default_parameters
+    defaults = entry.default_parameters.model_dump(exclude_none=True)
     chat = ChatInput(
         messages=messages,
         max_tokens=max_tokens,
@@ -230,21 +215,29 @@ def _prepare_text(entry: Entry, value: TextGeneration, *, prefix: str) -> Prepar
         top_logprobs=value.top_logprobs or 0,
         response_format=_response_format(value.response_format, prefix),
     )
-    input_tokens = _input_tokens_max(messages, limits.context_tokens)
     return Prepared(
         input=msgspec.to_builtins(chat),
-        limits=Usage(requests=1, input_tokens=input_tokens, output_tokens=choices * max_tokens),
+        limits=Usage(
+            requests=1,
+            input_tokens=_input_tokens_max(messages, limits),
+            output_tokens=choices * max_tokens,
+            gpu_us=_gpu_us_max(limits),
+        ),
     )
 
 
-def _input_tokens_max(messages: tuple[ChatMessage, ...], context_tokens: int | None) -> int:
+def _input_tokens_max(messages: tuple[ChatMessage, ...], limits: Limits) -> int:
     """Bound the prompt's tokens without a tokenizer: no byte-level vocabulary makes more than one
     token of a byte, and the template's own tokens are bounded per message."""
-    size = TOKENS_PER_PROMPT + sum(
+    size = (limits.template_tokens or TOKENS_PER_PROMPT) + sum(
         TOKENS_PER_MESSAGE + len(message.content.encode()) + len(message.name or "")
         for message in messages
     )
-    return min(size, context_tokens) if context_tokens else size
+    return min(size, limits.context_tokens) if limits.context_tokens else size
+
+
+def _gpu_us_max(limits: Limits) -> int:
+    return round((limits.gpu_seconds or 0) * 1_000_000)
 
 
 def _response_format(value: ResponseFormat | None, prefix: str) -> dict[str, Any] | None:
@@ -274,7 +267,7 @@ def _prepare_media(entry: Entry, value: Media, *, prefix: str) -> Prepared:
             f"{prefix}{field}", characters, f"{entry.name} reads {limits.characters} characters"
         )
     duration_ms = round((value.seconds or limits.seconds or 0) * 1000)
-    makes = MAKES.get(entry.task)
+    makes = TASKS[entry.task].makes
     return Prepared(
         input=value.model_dump(exclude_unset=True),
         limits=Usage(
@@ -283,6 +276,8 @@ def _prepare_media(entry: Entry, value: Media, *, prefix: str) -> Prepared:
             video_ms=duration_ms if makes == "video" else 0,
             audio_ms=duration_ms if makes == "audio" else 0,
             characters=characters if makes == "audio" else 0,
+            steps=limits.steps or 0,
+            gpu_us=_gpu_us_max(limits),
         ),
     )
 

@@ -139,7 +139,7 @@ class Requests:
         )
 
     def quote(self, order: Order) -> Quoted:
-        return self._admission.quote(order)
+        return self._admission.quote(order, datetime.now(UTC))
 
     async def submit(self, key: KeyInfo, order: Order) -> Ticket:
         """Accept an order and queue it, or raise why not and leave nothing behind."""

@@ -69,7 +69,7 @@ class Settler:
     ) -> None:
         self._live = live
         self._waiters = waiters
-        self._outcomes = Outcomes(redis, live.names(), namespace=namespace)
+        self._outcomes = Outcomes(redis, live.names_ever(), namespace=namespace)
         self._redis = redis
         self._gateway = gateway
         self._namespace = namespace
@@ -92,7 +92,7 @@ class Settler:
         """Settle what workers report, for ever; an outcome that cannot be booked stays queued."""
         while True:
             try:
-                self._outcomes.models = self._live.names()
+                self._outcomes.models = self._live.names_ever()
                 deliveries = await self._outcomes.read(
                     self._gateway, count=BATCH_MAX, block_ms=BLOCK_MS
                 )

@@ -1,0 +1,180 @@
+"""What must fit together in a catalog entry: route, limits and price. Pure.
+
+The invariant: what passes here can be quoted, and whatever running it measures has a price. Every
+conflict is found, each with its place in the entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from gateway.catalog.tasks import TASKS, Modality, Task
+from gateway.pricing import Unit
+
+if TYPE_CHECKING:
+    from gateway.catalog.schema import Entry, PriceLine
+
+Place: TypeAlias = tuple[str | int, ...]
+Conflict: TypeAlias = tuple[Place, str]
+
+_ENOUGH: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
+    # What must be priced for a task that makes this; each group suffices.
+    "text": (("request",), ("input_token", "output_token"), ("gpu_second",)),
+    "image": (("request",), ("image",), ("step",), ("gpu_second",)),
+    "video": (("request",), ("video_second",), ("step",), ("gpu_second",)),
+    "audio": (("request",), ("audio_second",), ("character",), ("step",), ("gpu_second",)),
+}
+_OPTIONAL: Final[Mapping[Modality, tuple[Unit, ...]]] = {"text": ("cached_input_token",)}
+
+_BOUND: Final[Mapping[Unit, str]] = {
+    # The limit without which a quantity has no upper bound, so that nothing could be held for it.
+    "video_second": "seconds",
+    "audio_second": "seconds",
+    "step": "steps",
+    "gpu_second": "gpu_seconds",
+}
+_LIMITS: Final[Mapping[Modality, tuple[str, ...]]] = {
+    "text": ("context_tokens", "output_tokens", "choices", "template_tokens"),
+    "image": ("images", "characters", "steps"),
+    "video": ("seconds", "characters", "steps"),
+    "audio": ("seconds", "characters", "steps"),
+}
+_LIMITS_OF_ALL: Final = ("gpu_seconds", "timeout_s")
+
+
+class Conflicts(ValueError):
+    """Everything in one entry that does not fit together."""
+
+    def __init__(self, found: Sequence[Conflict]) -> None:
+        super().__init__("; ".join(message for _, message in found))
+        self.found = tuple(found)
+
+
+def conflicts(entry: Entry) -> Iterator[Conflict]:
+    """Find what does not fit together in an entry whose fields are right by themselves."""
+    yield from route(engine=entry.engine is not None, upstream=entry.upstream is not None)
+    yield from _route_details(entry)
+    yield from _tasks(entry)
+    yield from _limits(entry)
+    yield from _coverage(entry)
+    yield from _conditions(entry.price)
+
+
+def route(*, engine: bool, upstream: bool) -> Iterator[Conflict]:
+    """A request must have one place to go to."""
+    if not engine and not upstream:
+        yield (), "it has no route; give `engine` (run here) or `upstream` (sent elsewhere)"
+    if engine and upstream:
+        yield (), "it has two routes; give either `engine` or `upstream`"
+
+
+def repeated_names(names: Sequence[object]) -> Iterator[Conflict]:
+    """Names are matched by case, so ``Veo3`` and ``veo3`` differ."""
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if not isinstance(name, str):
+            continue
+        if name in first:
+            message = f"{name!r} is taken already, by models[{first[name]}]; names must differ"
+            yield ("models", index, "name"), message
+        first.setdefault(name, index)
+
+
+def _route_details(entry: Entry) -> Iterator[Conflict]:
+    if entry.engine == "llm" and entry.checkpoint is None:
+        yield (), "the engine llm needs `checkpoint`: the directory of its weights"
+    if entry.upstream is None:
+        return
+    if entry.checkpoint is not None:
+        yield ("checkpoint",), "only an engine loads a checkpoint, not an upstream"
+    if entry.upstream.dialect == "gmi" and entry.upstream.credential is None:
+        yield (
+            ("upstream",),
+            "the dialect gmi needs `credential`: the name of the variable with its key",
+        )
+
+
+def _tasks(entry: Entry) -> Iterator[Conflict]:
+    seen = {entry.task}
+    for index, task in enumerate(entry.also):
+        if task in seen:
+            yield ("also", index), f"{task} is named already"
+        seen.add(task)
+
+
+def _limits(entry: Entry) -> Iterator[Conflict]:
+    made = {TASKS[task].makes for task in _all_tasks(entry)}
+    known = [*dict.fromkeys(name for kind in sorted(made) for name in _LIMITS[kind])]
+    for name in sorted(entry.limits.model_fields_set):
+        if name not in known and name not in _LIMITS_OF_ALL:
+            accepted = ", ".join([*known, *_LIMITS_OF_ALL])
+            yield ("limits", name), f"{entry.task} has no such limit; accepted: {accepted}"
+    output, context = entry.limits.output_tokens, entry.limits.context_tokens
+    if "text" in made and output is None:
+        yield ("limits",), "text-generation needs limits.output_tokens, or nothing bounds its price"
+    if output is not None and context is not None and output > context:
+        message = f"{output} is more than context_tokens ({context}), which counts the prompt too"
+        yield ("limits", "output_tokens"), message
+    if "text" not in made and entry.default_parameters.model_fields_set:
+        yield ("default_parameters",), "only text-generation takes these from the catalog"
+
+
+def _coverage(entry: Entry) -> Iterator[Conflict]:
+    """Refuse a price that leaves what is measured unpaid, or that counts what never is."""
+    units = {line.unit for line in entry.price}
+    for task in _all_tasks(entry):
+        makes = TASKS[task].makes
+        enough = _ENOUGH[makes]
+        countable = {unit for group in enough for unit in group} | {*_OPTIONAL.get(makes, ())}
+        for index, line in enumerate(entry.price):
+            if line.unit not in countable:
+                accepted = ", ".join(sorted(countable))
+                message = f"{task} is not counted in {line.unit}s; accepted: {accepted}"
+                yield ("price", index, "unit"), message
+        if not any(units.issuperset(group) for group in enough):
+            accepted = ", or ".join(" and ".join(group) for group in enough)
+            yield ("price",), f"this does not cover {task}; price its {accepted}"
+    for index, line in enumerate(entry.price):
+        limit = _BOUND.get(line.unit)
+        if limit and getattr(entry.limits, limit) is None:
+            message = f"a price per {line.unit} needs limits.{limit}, or nothing bounds it"
+            yield ("price", index, "unit"), message
+        if line.unit == "gpu_second" and entry.upstream is not None:
+            yield ("price", index, "unit"), "an upstream reports no GPU time; price what it reports"
+
+
+def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
+    """For every usage of a unit exactly one line must be the most specific that applies."""
+    seen: set[tuple[object, ...]] = set()
+    for index, line in enumerate(lines):
+        key = (line.unit, *sorted(line.when.items()))
+        if key in seen:
+            said = f" when {_said(line.when)}" if line.when else ""
+            yield ("price", index), f"{line.unit} has a price already{said}"
+        seen.add(key)
+    for index, line in enumerate(lines):
+        if line.when and (line.unit,) not in seen:
+            seen.add((line.unit,))
+            message = f"{line.unit} is priced only under conditions; add a line without `when`"
+            yield ("price", index, "when"), f"{message} for everything else"
+    for (_, one), (index, other) in combinations(enumerate(lines), 2):
+        both = {**one.when, **other.when}
+        if (
+            one.unit == other.unit
+            and one.when.keys() != other.when.keys()
+            and len(one.when) == len(other.when)
+            and all(both[name] == value for name, value in one.when.items())
+            and (one.unit, *sorted(both.items())) not in seen
+        ):
+            message = f"{_said(one.when)} and {_said(other.when)} can both apply; add a line for "
+            yield ("price", index, "when"), f"{message}both together"
+
+
+def _all_tasks(entry: Entry) -> tuple[Task, ...]:
+    return tuple(dict.fromkeys((entry.task, *entry.also)))
+
+
+def _said(when: Mapping[str, str]) -> str:
+    return " and ".join(f"{name}={value}" for name, value in sorted(when.items()))

@@ -1,0 +1,51 @@
+"""The tasks that a model can do: what each one reads and what it makes. A closed set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+Modality: TypeAlias = Literal["text", "image", "video", "audio"]
+Task: TypeAlias = Literal[
+    "text-generation",
+    "text-to-image",
+    "image-to-image",
+    "image-edit",
+    "image-relight",
+    "image-restyle",
+    "image-blend",
+    "text-to-video",
+    "image-to-video",
+    "video-upscale",
+    "talking-head",
+    "text-to-speech",
+    "voice-clone",
+    "text-to-music",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What goes into a task and what comes out of it."""
+
+    reads: tuple[Modality, ...]
+    makes: Modality
+
+
+TASKS: Final[Mapping[Task, Kind]] = {
+    "text-generation": Kind(("text",), "text"),
+    "text-to-image": Kind(("text",), "image"),
+    "image-to-image": Kind(("text", "image"), "image"),
+    "image-edit": Kind(("text", "image"), "image"),
+    "image-relight": Kind(("text", "image"), "image"),
+    "image-restyle": Kind(("text", "image"), "image"),
+    "image-blend": Kind(("text", "image"), "image"),
+    "text-to-video": Kind(("text",), "video"),
+    "image-to-video": Kind(("text", "image"), "video"),
+    "video-upscale": Kind(("video",), "video"),
+    "talking-head": Kind(("text", "image", "audio"), "video"),
+    "text-to-speech": Kind(("text",), "audio"),
+    "voice-clone": Kind(("text", "audio"), "audio"),
+    "text-to-music": Kind(("text",), "audio"),
+}

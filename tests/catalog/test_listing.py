@@ -1,0 +1,243 @@
+"""The JSON of the catalog, and who is available."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types import Model
+
+from gateway.catalog.availability import availability
+from gateway.catalog.listing import Sort, choose, decimal, entry_view, from_price, model_view
+from gateway.catalog.loader import load_catalog
+from gateway.catalog.schema import Entry
+from gateway.pricing import parse_usd
+from workers.contract.streams import Announcement
+
+CATALOG = load_catalog(Path(__file__).parents[2] / "catalog.yaml").models
+ENTRIES = {entry.name: entry for entry in CATALOG}
+LOCAL = Announcement("w1", models=("pocket-chat",), unavailable={"Veo3": "GMI_API_KEY is not set"})
+
+
+def names(**choice: Any) -> list[str]:
+    return [entry.name for entry in choose(CATALOG, [LOCAL], **choice)]
+
+
+def test_openais_client_reads_every_model() -> None:
+    for entry in CATALOG:
+        view = json.loads(json.dumps(model_view(entry, [LOCAL], 1_700_000_000)))
+
+        model = Model.model_validate(view)
+
+        assert model.id == entry.name
+        assert model.object == "model"
+        assert model.created == 1_700_000_000
+        assert model.owned_by == entry.vendor
+
+
+def test_prices_per_token_are_listed_as_openrouter_lists_them() -> None:
+    view = model_view(ENTRIES["pocket-chat"], [LOCAL], 0)
+
+    assert view["pricing"] == {
+        "prompt": "0.00000002",
+        "completion": "0.00000008",
+        "request": "0",
+        "input_cache_read": "0.000000005",
+    }
+    assert view["context_length"] == 1024
+    assert view["top_provider"]["max_completion_tokens"] == 512
+    assert view["architecture"]["modality"] == "text->text"
+    assert "temperature" in view["supported_parameters"]
+    assert view["available"] is True
+    assert view["reason"] is None
+
+
+def test_prices_per_request_are_listed_without_exponent() -> None:
+    view = model_view(ENTRIES["bria-fibo-relight"], [LOCAL], 0)
+
+    assert view["pricing"] == {"prompt": "0", "completion": "0", "request": "0.000001"}
+    assert view["price"] == [{"unit": "request", "amount": "0.000001", "per": 1, "when": None}]
+    assert view["supported_parameters"] == []
+
+
+def test_modalities_are_those_of_all_tasks_of_a_model() -> None:
+    architecture = model_view(ENTRIES["seedream-5.0-lite"], [], 0)["architecture"]
+
+    assert architecture["input_modalities"] == ["text", "image"]
+    assert architecture["output_modalities"] == ["image"]
+
+
+def test_a_price_that_depends_is_listed_at_its_dearest_for_openrouter_and_whole_for_us() -> None:
+    entry = Entry.model_validate(
+        {
+            "name": "painter",
+            "task": "text-to-image",
+            "engine": "echo",
+            "price": [
+                {"unit": "image", "amount": "0.02"},
+                {"unit": "image", "amount": "0.08", "when": {"quality": "high"}},
+                {"unit": "image", "amount": "0.01", "when": {"quality": "low"}},
+            ],
+        }
+    )
+
+    assert model_view(entry, [], 0)["pricing"]["image"] == "0.08"
+    assert entry_view(entry, [])["from_price"] == "0.01"
+    assert entry_view(entry, [])["price"][1] == {
+        "unit": "image",
+        "amount": "0.08",
+        "per": 1,
+        "when": {"quality": "high"},
+    }
+
+
+def test_an_entry_says_everything_about_a_model() -> None:
+    view = json.loads(json.dumps(entry_view(ENTRIES["seedream-4-0-250828"], [LOCAL])))
+
+    assert view["name"] == "seedream-4-0-250828"
+    assert view["task"] == "text-to-image"
+    assert view["also"] == ["image-edit"]
+    assert view["available"] is False
+    assert view["price"] == [{"unit": "request", "amount": "0.05", "per": 1, "when": None}]
+    assert view["from_price"] == "0.05"
+    assert view["family"] == "Seedream"
+    assert view["good_for"] == ["illustration", "editing"]
+    assert view["route"] == "upstream"
+
+
+def test_no_view_tells_where_an_upstream_is_or_what_its_variable_holds() -> None:
+    for entry in CATALOG:
+        text = json.dumps([entry_view(entry, [LOCAL]), model_view(entry, [LOCAL], 0)])
+
+        assert "gmicloud" not in text
+        assert "workers/pocket" not in text
+
+
+@given(
+    nanos=st.integers(1, 10**18 - 1),
+    per=st.integers(1, 10**9),
+    minimum=st.none() | st.integers(1, 10**18 - 1),
+)
+def test_listed_amounts_are_exact_and_plain(nanos: int, per: int, minimum: int | None) -> None:
+    def usd(amount: int) -> str:
+        return f"{amount // 10**9}.{amount % 10**9:09d}"
+
+    entry = Entry.model_validate(
+        {
+            "name": "m",
+            "task": "text-to-image",
+            "engine": "echo",
+            "price": [{"unit": "image", "amount": usd(nanos), "per": per}],
+            "minimum": usd(minimum) if minimum else None,
+        }
+    )
+    view = entry_view(entry, [])
+
+    assert parse_usd(view["price"][0]["amount"]) == nanos
+    assert view["minimum"] is None or parse_usd(view["minimum"]) == minimum
+    assert set(view["from_price"]) <= set("0123456789.")
+    assert abs(Fraction(view["from_price"]) - Fraction(nanos, per * 10**9)) <= Fraction(1, 10**18)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Fraction(0), "0"),
+        (Fraction(1, 3), "0.333333333333333333"),
+        (Fraction(1, 10**18), "0.000000000000000001"),
+        (Fraction(25), "25"),
+        (Fraction(10**9 * 100 + 1, 10**9), "100.000000001"),
+    ],
+)
+def test_decimals_have_no_exponent_and_no_idle_zeros(value: Fraction, text: str) -> None:
+    assert decimal(value) == text
+
+
+def test_entries_are_found_by_task_whether_it_is_their_first_or_not() -> None:
+    assert names(task="image-edit") == [
+        "bria-fibo-edit",
+        "reve-edit-fast-20251030",
+        "seedream-4-0-250828",
+    ]
+    assert names(task="text-generation") == ["pocket-chat"]
+
+
+def test_entries_are_found_by_what_they_are_good_for() -> None:
+    assert names(good_for="voice-cloning") == [
+        "minimax-audio-voice-clone-speech-2.6-hd",
+        "minimax-audio-voice-clone-speech-2.6-turbo",
+    ]
+    assert names(good_for="world peace") == []
+
+
+def test_a_highest_price_includes_what_costs_exactly_that() -> None:
+    assert names(task="text-to-speech", max_price=Decimal("0.06")) == [
+        "inworld-tts-1.5-mini",
+        "minimax-tts-speech-2.6-turbo",
+    ]
+    assert names(max_price=Decimal("0.000001")) == [
+        "bria-fibo-image-blend",
+        "bria-fibo-relight",
+        "bria-fibo-restyle",
+        "pocket-chat",
+    ]
+
+
+def test_entries_are_found_by_availability() -> None:
+    assert names(available=True) == ["pocket-chat"]
+    assert len(names(available=False)) == 23
+    assert len(names()) == 24
+
+
+@pytest.mark.parametrize("sort", ["price", "-price"])
+def test_entries_are_sorted_by_price_and_equal_prices_by_name(sort: Sort) -> None:
+    found = choose(CATALOG, [], sort=sort)
+    sign = -1 if sort == "-price" else 1
+
+    assert found == sorted(
+        CATALOG, key=lambda entry: (sign * from_price(entry), entry.name.lower())
+    )
+
+
+def test_a_model_is_available_once_a_worker_serves_it() -> None:
+    entry = ENTRIES["Veo3"]
+
+    assert availability(entry, [LOCAL, Announcement("w2", models=("Veo3",))]) is None
+
+
+def test_a_draining_worker_serves_nothing() -> None:
+    missing = availability(
+        ENTRIES["pocket-chat"], [Announcement("w", models=("pocket-chat",), draining=True)]
+    )
+
+    assert missing is not None
+    assert missing.code == "no_worker"
+    assert missing.reason == "no worker serves it now"
+
+
+def test_an_upstream_without_its_credential_is_not_configured_and_says_what_it_needs() -> None:
+    told = availability(ENTRIES["Veo3"], [LOCAL])
+    untold = availability(ENTRIES["Veo3"], [])
+
+    assert told is not None
+    assert told.code == "upstream_not_configured"
+    assert told.reason == "GMI_API_KEY is not set"
+    assert untold is not None
+    assert untold.code == "upstream_not_configured"
+    assert "GMI_API_KEY" in untold.reason
+
+
+def test_a_local_model_says_what_its_worker_says() -> None:
+    worker = Announcement("w", unavailable={"pocket-chat": "the engine llm needs torch"})
+
+    missing = availability(ENTRIES["pocket-chat"], [worker])
+
+    assert missing is not None
+    assert missing.code == "no_worker"
+    assert missing.reason == "the engine llm needs torch"

@@ -1,0 +1,363 @@
+"""What a wrong catalog is told: file, line, column, what was found and what would be accepted."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.catalog.loader import check, load_catalog
+from gateway.catalog.schema import DefaultParameters
+from gateway.requests.inputs import TextGeneration
+
+CATALOG = Path(__file__).parents[2] / "catalog.yaml"
+
+RIGHT = """\
+models:
+  - name: painter
+    task: text-to-image
+    engine: echo
+    price: [{unit: image, amount: "0.01"}]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "catalog.yaml"
+
+
+def problems(file: Path, text: str) -> list[str]:
+    """What is said of a catalog, without the name of the file."""
+    file.write_text(textwrap.dedent(text), encoding="utf-8")
+    said = [str(problem) for problem in check(file)]
+    assert all(line.startswith(f"{file}:") for line in said)
+    return [line.removeprefix(f"{file}:") for line in said]
+
+
+def test_a_right_catalog_has_no_problems(file: Path) -> None:
+    assert problems(file, RIGHT) == []
+    assert [entry.name for entry in load_catalog(file).models] == ["painter"]
+
+
+def test_an_unknown_field_is_told_with_the_nearest_known_one(file: Path) -> None:
+    said = problems(file, RIGHT + "    resolution: [512x512]\n")
+
+    assert len(said) == 1
+    assert said[0].startswith("6:5: models[0].resolution: unknown field 'resolution'; ")
+    assert "did you mean resolutions? (accepted: name, task, also," in said[0]
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("version: 1\nmodle: []", "models"),
+        ("    limits: {image: 3}", "images"),
+        ("    upstream: {url: 'http://x', dialekt: openai}", "dialect"),
+        ("    default_parameters: {temprature: 1}", "temperature"),
+    ],
+)
+def test_unknown_fields_are_told_in_every_section(file: Path, where: str, line: str) -> None:
+    said = problems(file, RIGHT + where + "\n")
+
+    assert [each for each in said if "unknown field" in each and f"did you mean {line}?" in each]
+
+
+def test_two_models_of_one_name_are_told(file: Path) -> None:
+    said = problems(file, RIGHT + RIGHT.removeprefix("models:\n"))
+
+    assert said == [
+        "6:5: models[1].name: 'painter' is taken already, by models[0]; names must differ"
+    ]
+
+
+def test_a_price_without_a_unit_is_told_with_all_units(file: Path) -> None:
+    said = problems(file, RIGHT.replace("unit: image, ", ""))
+
+    assert said == [
+        "5:13: models[0].price[0].unit: 'unit' is missing; accepted is one of request, "
+        "input_token, cached_input_token, output_token, image, video_second, audio_second, "
+        "character, step, gpu_second"
+    ]
+
+
+def test_an_unknown_unit_is_told_with_the_nearest_one(file: Path) -> None:
+    said = problems(file, RIGHT.replace("unit: image", "unit: imagse"))
+
+    assert said[0].startswith("5:14: models[0].price[0].unit: 'imagse' is not known; did you mean")
+    assert "did you mean image?" in said[0]
+
+
+def test_a_model_without_a_route_is_told(file: Path) -> None:
+    said = problems(file, RIGHT.replace("    engine: echo\n", ""))
+
+    assert said == [
+        "2:5: models[0]: it has no route; give `engine` (run here) or `upstream` (sent elsewhere)"
+    ]
+
+
+def test_a_model_with_two_routes_is_told(file: Path) -> None:
+    said = problems(file, RIGHT + "    upstream: {url: 'http://x'}\n")
+
+    assert said == ["2:5: models[0]: it has two routes; give either `engine` or `upstream`"]
+
+
+def test_a_missing_price_is_told_with_an_example(file: Path) -> None:
+    said = problems(file, RIGHT.replace('    price: [{unit: image, amount: "0.01"}]\n', ""))
+
+    assert said == [
+        "2:5: models[0].price: 'price' is missing; accepted is a list, such as "
+        '[{unit: request, amount: "0.035"}]'
+    ]
+
+
+@pytest.mark.parametrize("amount", ["0.01", "1", ".5", "1e-3", "true", "[1]", "null"])
+def test_an_amount_that_is_not_in_quotes_is_told(file: Path, amount: str) -> None:
+    said = problems(file, RIGHT.replace('"0.01"', amount))
+
+    assert len(said) == 1
+    assert said[0].startswith("5:27: models[0].price[0].amount: ")
+    assert "write " in said[0]
+    assert '"0.035"' in said[0]
+
+
+@pytest.mark.parametrize(
+    "amount",
+    [
+        "-1",
+        "1e-3",
+        "1_000",
+        " 1",
+        "1,5",
+        "",
+        "NaN",
+        "Infinity",
+        "1.",
+        ".5",
+        "0.0000000001",
+        "٣",
+        "1.0000000000000000000000000001",
+        "1E999999999",
+        "9999999999",
+    ],
+)
+def test_an_amount_that_is_no_plain_decimal_is_told(file: Path, amount: str) -> None:
+    said = problems(file, RIGHT.replace("0.01", amount))
+
+    assert said == [
+        f"5:27: models[0].price[0].amount: {amount!r} is no amount; write USD as digits with at "
+        'most 9 decimals, such as "0.035" (`per` makes finer prices)'
+    ]
+
+
+def test_nothing_is_sold_for_nothing(file: Path) -> None:
+    said = problems(file, RIGHT.replace("0.01", "0.000"))
+
+    assert said == [
+        "5:27: models[0].price[0].amount: '0.000' is nothing; whatever runs has a price, free use "
+        "is a grant"
+    ]
+
+
+@pytest.mark.parametrize("value", ["yes", "1", "1.5", "2026-03-10"])
+def test_what_yaml_takes_for_something_else_than_text_is_told(file: Path, value: str) -> None:
+    said = problems(file, RIGHT + f"    good_for: [drafts, {value}]\n")
+
+    assert len(said) == 1
+    assert said[0].startswith("6:24: models[0].good_for[1]: YAML reads ")
+    assert said[0].endswith("which is no text; write it in quotes")
+
+
+@pytest.mark.parametrize("number", ["true", "'3'", "3.0", "0", "-1", ".inf", "101"])
+def test_a_limit_that_is_no_sensible_count_is_told(file: Path, number: str) -> None:
+    said = problems(file, RIGHT + f"    limits: {{images: {number}}}\n")
+
+    assert len(said) == 1
+    assert said[0].startswith("6:14: models[0].limits.images: should be ")
+
+
+def test_a_credential_in_an_address_is_refused_and_not_repeated_elsewhere(file: Path) -> None:
+    text = RIGHT.replace("engine: echo", "upstream: {url: 'https://user:secret@example.com/v1'}")
+
+    said = problems(file, text)
+
+    assert len(said) == 1
+    assert said[0].startswith("4:16: models[0].upstream.url: ")
+    assert "without user or password" in said[0]
+
+
+def test_a_name_that_cannot_be_a_name_is_told_with_what_can(file: Path) -> None:
+    said = problems(file, RIGHT.replace("painter", "our painter"))
+
+    assert said == [
+        "2:5: models[0].name: 'our painter' does not fit; accepted are letters, digits and "
+        ". _ : / -, a letter or digit first"
+    ]
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_the_file(file: Path) -> None:
+    said = problems(
+        file,
+        """\
+        models:
+          - name: a
+            task: text-to-imgae
+            price: [{unit: image, amount: 0.5}]
+          - name: a
+            task: text-to-image
+            engine: lmm
+            price: [{amount: "1"}]
+            famly: Old Masters
+          - just a word
+        extra: 1
+        """,
+    )
+
+    assert [line.split(": ", 2)[:2] for line in said] == [
+        ["2:5", "models[0]"],
+        ["3:5", "models[0].task"],
+        ["4:27", "models[0].price[0].amount"],
+        ["5:5", "models[1].name"],
+        ["7:5", "models[1].engine"],
+        ["8:13", "models[1].price[0].unit"],
+        ["9:5", "models[1].famly"],
+        ["10:5", "models[2]"],
+        ["11:1", "extra"],
+    ]
+
+
+def test_a_key_that_is_given_twice_is_told_where_it_is_repeated(file: Path) -> None:
+    said = problems(file, RIGHT + "    family: A\n    family: B\n")
+
+    assert said == ["7:5: 'family' is given already, on line 6"]
+
+
+def test_what_is_merged_in_is_told_where_it_was_written_and_only_once(file: Path) -> None:
+    said = problems(
+        file,
+        """\
+        models:
+          - &painter
+            name: one
+            task: text-to-image
+            engine: echo
+            limits: {imagse: 2}
+            price: [{unit: image, amount: "1"}]
+          - <<: *painter
+            name: two
+          - <<: *painter
+            name: two
+        """,
+    )
+
+    assert len(said) == 2
+    assert said[0].startswith("6:14: models[0].limits.imagse: unknown field 'imagse'; ")
+    assert said[1].startswith("11:5: models[2].name: 'two' is taken already")
+
+
+def test_what_overrides_a_merged_value_is_told_where_it_stands(file: Path) -> None:
+    text = RIGHT.replace("- name", "- &p\n    name") + "  - <<: *p\n    name: b\n    family: 3\n"
+
+    said = problems(file, text)
+
+    assert said == [
+        "9:5: models[1].family: YAML reads 3 here, which is no text; write it in quotes"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "1:1: models: 'models' is missing; accepted is a list of entries"),
+        ("models: []", "1:1: models: Tuple should have at least 1 item"),
+        ("- a\n", "1:1: ['a'] stands here; accepted are fields, each with a value"),
+        ("models: {}", "1:1: models: {} stands here; accepted is a list of entries"),
+        ("models:\n  - name: a\n   task: b\n", "3:4: no YAML: "),
+        ("models: *nobody\n", "1:9: no YAML: found undefined alias 'nobody'"),
+        ("models: &m [*m]\n", "1:9: this value contains itself"),
+        ("models: !!python/object:os.system {}\n", "1:9: no YAML: could not determine a const"),
+        ("a: 1\n---\nb: 1\n", "2:1: no YAML: but found another document"),
+        ("models: [\n  {name: \x00}]\n", "2:10: no YAML: special characters are not allowed"),
+        ("models: 2026-02-31\n", "1:1: a value cannot be read: day is out of range"),
+        ("? [a]\n: b\n", "1:3: no YAML: found unhashable key"),
+        ("1: b\n", "1:1: "),
+        ("[" * 5000, "1:1: nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_catalog_at_all_is_told(file: Path, text: str, expected: str) -> None:
+    said = problems(file, text)
+
+    assert said[0].startswith(expected)
+
+
+def test_a_file_in_another_encoding_is_told(file: Path) -> None:
+    file.write_bytes(b"models:\n  - name: caf\xe9\n")
+
+    assert [str(problem) for problem in check(file)] == [f"{file}:2:1: no UTF-8; save it as such"]
+
+
+def test_a_file_that_cannot_be_read_is_told(file: Path) -> None:
+    (problem,) = check(file)
+
+    assert problem.message == "cannot be read: No such file or directory"
+    with pytest.raises(OSError, match="catalog"):
+        load_catalog(file)
+
+
+def test_default_parameters_are_what_a_request_may_say() -> None:
+    for name in DefaultParameters.model_fields:
+        for value in (-3, -2, -1, 0, 0.5, 1, 1.5, 2, 3, 1000, 1001):
+            body = {"messages": [{"role": "user", "content": ""}], name: value}
+
+            assert _accepts(DefaultParameters, {name: value}) == _accepts(TextGeneration, body)
+
+
+def _accepts(model: type[DefaultParameters] | type[TextGeneration], value: object) -> bool:
+    try:
+        model.model_validate(value)
+    except ValueError:
+        return False
+    return True
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.text(alphabet=st.sampled_from(list("ab:-[]{}&*<!?|>'\"#,%@ \n\t0\x00é")), max_size=60)
+)
+def test_no_text_makes_the_loader_stumble(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
+
+    lines = text.count("\n") + 1
+    assert all(1 <= problem.line <= lines for problem in check(file))
+
+
+LINES = CATALOG.read_text(encoding="utf-8").splitlines()
+WORDS = ("", "~", "0.5", "yes", "[]", "{}", "- x", "&a", "*gmi", "<<: *gmi", "name: Veo3", "unit")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    edits=st.lists(
+        st.tuples(
+            st.integers(0, 70), st.integers(0, 40), st.integers(0, 20), st.sampled_from(WORDS)
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_our_catalog_edited_at_random_loads_or_says_why_not(
+    file: Path, edits: list[tuple[int, int, int, str]]
+) -> None:
+    lines = LINES[:80]
+    for number, start, length, word in edits:
+        lines[number] = lines[number][:start] + word + lines[number][start + length :]
+    file.write_text("\n".join(lines), encoding="utf-8")
+
+    found = check(file)
+
+    if found:
+        assert all(1 <= problem.line <= len(lines) for problem in found)
+    else:
+        assert all(entry.price for entry in load_catalog(file).models)

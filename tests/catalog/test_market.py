@@ -1,0 +1,126 @@
+"""The catalog that we ship: every market model at its price, and our own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from gateway.catalog.loader import check, load_catalog
+from gateway.catalog.schema import Dialect, Engine, Entry, Upstream
+from gateway.pricing import charge, format_usd, parse_usd, quote
+from gateway.requests.inputs import Media, TextGeneration, parse, prepare
+from workers.contract.jobs import Usage
+from workers.contract.models import ModelSpec, UpstreamSpec, read_specs
+from workers.engines.registry import ENGINES
+from workers.engines.upstream.dialects import DIALECTS
+
+CATALOG = Path(__file__).parents[2] / "catalog.yaml"
+FACTS = yaml.safe_load((Path(__file__).parent / "market_prices.yaml").read_text())
+MARKET = FACTS["models"]
+
+
+@pytest.fixture(scope="module")
+def entries() -> dict[str, Entry]:
+    return {entry.name: entry for entry in load_catalog(CATALOG).models}
+
+
+def test_the_catalog_has_nothing_wrong() -> None:
+    assert check(CATALOG) == ()
+
+
+def test_there_are_twenty_three_market_models(entries: dict[str, Entry]) -> None:
+    sent_elsewhere = {name for name, entry in entries.items() if entry.upstream is not None}
+
+    assert len(MARKET) == 23
+    assert sent_elsewhere == {fact["name"] for fact in MARKET}
+
+
+@pytest.mark.parametrize("fact", MARKET, ids=lambda fact: fact["name"])
+def test_a_market_model_does_its_tasks_and_waits_for_a_credential(
+    entries: dict[str, Entry], fact: dict[str, Any]
+) -> None:
+    entry = entries[fact["name"]]
+
+    assert entry.task == fact["task"]
+    assert list(entry.also) == fact.get("also", [])
+    assert entry.upstream is not None
+    assert entry.upstream.dialect == "gmi"
+    assert entry.upstream.credential == "GMI_API_KEY"
+    assert entry.family
+    assert entry.vendor
+    assert entry.description
+    assert entry.good_for
+
+
+@pytest.mark.parametrize("fact", MARKET, ids=lambda fact: fact["name"])
+def test_a_market_model_is_quoted_and_charged_to_the_nano_dollar(
+    entries: dict[str, Entry], fact: dict[str, Any]
+) -> None:
+    entry = entries[fact["name"]]
+    given = parse(entry.task, {"prompt": "a lighthouse in fog"})
+    assert isinstance(given, Media)
+
+    prepared = prepare(entry, given)
+    most = quote(entry.selling_price, prepared.limits)
+    due = charge(entry.selling_price, Usage(requests=1, images=1, video_ms=5000, audio_ms=900))
+
+    assert FACTS["currency"] == "USD"
+    assert FACTS["unit"] == "request"
+    assert most.total_nanos == due.total_nanos == parse_usd(fact["price"])
+
+
+def test_the_prices_add_up_as_the_source_has_them(entries: dict[str, Entry]) -> None:
+    total = sum(
+        quote(entries[fact["name"]].selling_price, Usage(requests=1)).total_nanos for fact in MARKET
+    )
+
+    assert format_usd(total) == "2.169703"
+
+
+def test_names_are_matched_by_case(entries: dict[str, Entry]) -> None:
+    assert "Veo3" in entries
+    assert "veo3" not in entries
+
+
+def test_our_own_model_runs_here_at_its_price_per_token(entries: dict[str, Entry]) -> None:
+    entry = entries["pocket-chat"]
+    given = parse(
+        entry.task, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100}
+    )
+    assert isinstance(given, TextGeneration)
+
+    most = quote(entry.selling_price, prepare(entry, given).limits)
+
+    assert entry.engine == "llm"
+    assert (CATALOG.parent / str(entry.checkpoint) / "config.json").is_file()
+    assert entry.license == "Apache-2.0"
+    # 85 input tokens at most ($0.02 per million) and 100 output tokens ($0.08 per million).
+    assert most.total_nanos == 85 * 20 + 100 * 80
+
+
+def test_no_engine_for_tests_is_on_sale(entries: dict[str, Entry]) -> None:
+    assert {entry.engine for entry in entries.values()} == {None, "llm"}
+
+
+def test_a_worker_reads_the_same_routes_from_the_same_file(entries: dict[str, Entry]) -> None:
+    specs = {spec.name: spec for spec in read_specs(CATALOG)}
+
+    assert specs.keys() == entries.keys()
+    for name, spec in specs.items():
+        entry = entries[name]
+        assert (spec.task, spec.engine, spec.options) == (entry.task, entry.engine, entry.options)
+        assert spec.limits == entry.limits.model_dump(exclude_unset=True)
+        assert (spec.upstream is None) == (entry.upstream is None)
+        if spec.upstream is not None and entry.upstream is not None:
+            for field in UpstreamSpec.__struct_fields__:
+                assert getattr(spec.upstream, field) == getattr(entry.upstream, field)
+
+
+def test_the_gateway_checks_whatever_a_worker_reads() -> None:
+    assert set(ModelSpec.__struct_fields__) <= Entry.model_fields.keys()
+    assert set(UpstreamSpec.__struct_fields__) == Upstream.model_fields.keys()
+    assert set(get_args(Engine)) == ENGINES.keys()
+    assert set(get_args(Dialect)) >= DIALECTS.keys()

@@ -1,0 +1,267 @@
+"""What must fit together in an entry, and what that is worth: whatever passes can be billed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gateway.catalog.rules import Conflicts
+from gateway.catalog.schema import CONDITIONS, Entry
+from gateway.catalog.tasks import TASKS, Task
+from gateway.pricing import Unit, charge, clip, quote
+from gateway.requests.inputs import parse, prepare
+from workers.contract.jobs import Usage
+
+
+def entry(**fields: Any) -> dict[str, Any]:
+    """A video model that is right, but for the fields given."""
+    return {
+        "name": "film",
+        "task": "text-to-video",
+        "engine": "echo",
+        "limits": {"seconds": 8},
+        "price": [line("video_second")],
+    } | fields
+
+
+def line(unit: str, amount: str = "1", **when: str) -> dict[str, Any]:
+    return {"unit": unit, "amount": amount, "when": when}
+
+
+def conflicts(**fields: Any) -> list[tuple[str, str]]:
+    """Place and message of everything that does not fit together."""
+    try:
+        Entry.model_validate(entry(**fields))
+    except ValidationError as error:
+        (found,) = error.errors()
+        said = found["ctx"]["error"]
+        assert isinstance(said, Conflicts)
+        return [(".".join(map(str, place)), message) for place, message in said.found]
+    return []
+
+
+GMI: Final = {"url": "https://console.gmicloud.ai", "dialect": "gmi", "credential": "GMI_API_KEY"}
+
+
+def test_a_right_entry_has_no_conflicts() -> None:
+    assert conflicts() == []
+    assert conflicts(engine=None, upstream=GMI) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "message"),
+    [
+        ({"engine": "llm"}, "", "the engine llm needs `checkpoint`"),
+        ({"engine": None, "upstream": GMI, "checkpoint": "a"}, "checkpoint", "only an engine"),
+        (
+            {"engine": None, "upstream": {**GMI, "credential": None}},
+            "upstream",
+            "the dialect gmi needs `credential`",
+        ),
+        ({"also": ["text-to-video"]}, "also.0", "text-to-video is named already"),
+        (
+            {"also": ["image-to-video", "image-to-video"]},
+            "also.1",
+            "image-to-video is named already",
+        ),
+        (
+            {"limits": {"seconds": 8, "choices": 2}},
+            "limits.choices",
+            "text-to-video has no such limit; accepted: seconds, characters, steps, gpu_seconds,",
+        ),
+        ({"default_parameters": {"top_k": 1}}, "default_parameters", "only text-generation"),
+        ({"limits": {}}, "price.0.unit", "a price per video_second needs limits.seconds"),
+        ({"price": [line("step")]}, "price.0.unit", "a price per step needs limits.steps"),
+        (
+            {"price": [line("gpu_second")]},
+            "price.0.unit",
+            "a price per gpu_second needs limits.gpu_seconds",
+        ),
+        (
+            {
+                "engine": None,
+                "upstream": GMI,
+                "limits": {"gpu_seconds": 9},
+                "price": [line("gpu_second")],
+            },
+            "price.0.unit",
+            "an upstream reports no GPU time",
+        ),
+        (
+            {"price": [line("request"), line("image")]},
+            "price.1.unit",
+            "text-to-video is not counted in images; accepted: gpu_second, request, step, video",
+        ),
+        (
+            {
+                "task": "text-generation",
+                "limits": {"output_tokens": 9},
+                "price": [line("input_token")],
+            },
+            "price",
+            "this does not cover text-generation; price its request, or input_token and output_",
+        ),
+        (
+            {"task": "text-generation", "limits": {}, "price": [line("request")]},
+            "limits",
+            "text-generation needs limits.output_tokens, or nothing bounds its price",
+        ),
+        (
+            {
+                "task": "text-generation",
+                "limits": {"context_tokens": 8, "output_tokens": 9},
+                "price": [line("request")],
+            },
+            "limits.output_tokens",
+            "9 is more than context_tokens (8)",
+        ),
+        (
+            {"price": [line("video_second"), line("video_second", "2")]},
+            "price.1",
+            "video_second has a price already",
+        ),
+        (
+            {"price": [line("video_second"), *[line("video_second", resolution="720p")] * 2]},
+            "price.2",
+            "video_second has a price already when resolution=720p",
+        ),
+        (
+            {"price": [line("video_second", resolution="720p")]},
+            "price.0.when",
+            "video_second is priced only under conditions; add a line without `when`",
+        ),
+        (
+            {
+                "price": [
+                    line("video_second"),
+                    line("video_second", resolution="720p"),
+                    line("video_second", quality="high"),
+                ]
+            },
+            "price.2.when",
+            "resolution=720p and quality=high can both apply; add a line for both together",
+        ),
+    ],
+)
+def test_a_conflict_is_told_with_its_place(
+    fields: dict[str, Any], place: str, message: str
+) -> None:
+    (found,) = conflicts(**fields)
+
+    assert found[0] == place
+    assert found[1].startswith(message)
+
+
+def test_conditions_are_clear_once_a_line_names_both() -> None:
+    assert (
+        conflicts(
+            price=[
+                line("video_second"),
+                line("video_second", resolution="720p"),
+                line("video_second", quality="high"),
+                line("video_second", resolution="720p", quality="high"),
+            ]
+        )
+        == []
+    )
+
+
+def test_an_unknown_condition_is_told_with_the_known_ones() -> None:
+    with pytest.raises(
+        ValidationError, match="'siz' is no condition; accepted: size, quality, res"
+    ):
+        Entry.model_validate(entry(price=[line("video_second", siz="1")]))
+
+
+def test_every_conflict_is_told_at_once() -> None:
+    found = conflicts(engine="llm", limits={"images": 1}, price=[line("image")])
+
+    assert [place for place, _ in found] == ["", "limits.images", "price.0.unit", "price"]
+
+
+ATTRIBUTES = st.dictionaries(st.sampled_from(CONDITIONS), st.sampled_from(["a", "b"]))
+# Whatever ran has used something of all that it can use.
+QUANTITY = st.integers(1, 3000)
+COUNTED: Final[dict[str, list[Unit]]] = {
+    "text": ["request", "input_token", "cached_input_token", "output_token", "gpu_second"],
+    "image": ["request", "image", "step", "gpu_second"],
+    "video": ["request", "video_second", "step", "gpu_second"],
+    "audio": ["request", "audio_second", "character", "step", "gpu_second"],
+}
+
+
+@st.composite
+def price_lines(draw: st.DrawFn, units: list[Unit]) -> list[dict[str, Any]]:
+    chosen = draw(st.lists(st.sampled_from(units), min_size=1, max_size=4, unique=True))
+    lines = [
+        {
+            "unit": unit,
+            "amount": draw(st.sampled_from(["0.000000001", "0.02", "3", "0.3"])),
+            "per": draw(st.sampled_from([1, 3, 1000, 1_000_000])),
+            "when": when,
+        }
+        for unit in chosen
+        for when in [{}, *draw(st.lists(ATTRIBUTES, max_size=4))]
+    ]
+    return draw(st.permutations(lines))
+
+
+@given(
+    data=st.data(),
+    task=st.sampled_from(list(TASKS)),
+    usage=st.builds(
+        Usage,
+        requests=st.just(1),
+        input_tokens=QUANTITY,
+        cached_input_tokens=QUANTITY,
+        output_tokens=QUANTITY,
+        images=QUANTITY,
+        video_ms=QUANTITY,
+        audio_ms=QUANTITY,
+        characters=QUANTITY,
+        steps=QUANTITY,
+        gpu_us=QUANTITY,
+        attributes=ATTRIBUTES,
+    ),
+)
+def test_whatever_passes_can_be_quoted_and_billed_within_its_quote(
+    data: st.DataObject, task: Task, usage: Usage
+) -> None:
+    lines = data.draw(price_lines(COUNTED[TASKS[task].makes]))
+    text = TASKS[task].makes == "text"
+    limits: dict[str, float] = {"gpu_seconds": 0.002}
+    limits |= {"output_tokens": 20} if text else {}
+    limits |= {"steps": 30} if not text else {}
+    limits |= {"seconds": 2} if TASKS[task].makes in ("video", "audio") else {}
+    try:
+        model = Entry.model_validate(
+            {"name": "m", "task": task, "engine": "echo", "limits": limits, "price": lines}
+        )
+    except ValidationError:
+        assume(False)
+    given = {"messages": [{"role": "user", "content": "Hello"}]} if text else {"prompt": "Hello"}
+    prepared = prepare(model, parse(task, given))
+
+    most = quote(model.selling_price, prepared.limits)
+    due = charge(model.selling_price, clip(usage, prepared.limits)[0])
+
+    assert 0 < due.total_nanos <= most.total_nanos
+
+
+@given(lines=price_lines(["image"]), attributes=ATTRIBUTES, data=st.data())
+def test_the_order_of_price_lines_does_not_matter(
+    lines: list[dict[str, Any]], attributes: dict[str, str], data: st.DataObject
+) -> None:
+    fields = {"name": "m", "task": "text-to-image", "engine": "echo"}
+    try:
+        one = Entry.model_validate({**fields, "price": lines})
+    except ValidationError:
+        assume(False)
+    other = Entry.model_validate({**fields, "price": data.draw(st.permutations(lines))})
+    usage = Usage(requests=1, images=2, attributes=attributes)
+
+    assert charge(one.selling_price, usage) == charge(other.selling_price, usage)
