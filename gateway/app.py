@@ -14,6 +14,7 @@ from litestar.datastructures import State
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import ScalarRenderPlugin, SwaggerRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Tag
+from sqlalchemy.exc import DBAPIError
 
 from gateway.accounts.limits import RateLimits
 from gateway.accounts.pepper import read_pepper
@@ -119,7 +120,11 @@ def reload_on_hangup(live: LiveCatalog) -> Iterator[None]:
     tasks: set[asyncio.Task[None]] = set()
 
     async def reload() -> None:
-        problems = await live.reload()
+        try:
+            problems = await live.reload()
+        except DBAPIError as error:
+            log.error("catalog not reloaded: the database failed: %s", type(error.orig).__name__)
+            return
         for problem in problems:
             log.error("catalog not reloaded: %s", problem)
         if not problems:

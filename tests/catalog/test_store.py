@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from gateway.app import reload_on_hangup
 from gateway.catalog import store
 from gateway.catalog.loader import CatalogError
 from gateway.catalog.store import LiveCatalog
@@ -164,6 +167,33 @@ async def test_a_broken_file_changes_nothing_and_says_why(
     assert [problem.message for problem in missing] == ["cannot be read: No such file or directory"]
     assert live.names() == ("painter",)
     assert price_of(live, "painter") == "0.01"
+
+
+async def test_a_hangup_signal_reloads_and_a_broken_file_is_logged(
+    file: File,
+    sqlite_url: str,
+    connect: Connect,
+    short_notice: float,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file.sell(painter="0.01")
+    live = await LiveCatalog.open(file.path, connect(sqlite_url))
+
+    with reload_on_hangup(live):
+        file.sell(painter="nothing")
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(20):
+            while "catalog not reloaded" not in caplog.text:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.01)
+        assert price_of(live, "painter") == "0.01"
+
+        file.sell(painter="0.02")
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(20):
+            while price_of(live, "painter") != "0.02":  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.01)
+
+    assert f"{file.path}:5:27: models[0].price[0].amount: 'nothing' is no amount" in caplog.text
 
 
 async def test_a_model_that_is_taken_off_sale_can_still_be_settled(
