@@ -26,6 +26,7 @@ from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
 from gateway.api.health import HealthController
 from gateway.api.requests import RequestsController
+from gateway.api.views import request_view
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.requests.lifecycle import Requests
@@ -48,6 +49,7 @@ def create_app(settings: Settings) -> Litestar:
             redis = connect(settings.queue_url)
             stack.push_async_callback(redis.aclose)
             live = await LiveCatalog.open(settings.catalog, database)
+            pepper = read_pepper(settings)
             requests = Requests(
                 settings=settings,
                 database=database,
@@ -55,6 +57,8 @@ def create_app(settings: Settings) -> Litestar:
                 live=live,
                 limits=RateLimits(redis, namespace=settings.namespace),
                 gateway=f"gw-{uuid.uuid4().hex[:12]}",
+                pepper=pepper,
+                view=request_view,
             )
             app.state.update(
                 {
@@ -62,7 +66,8 @@ def create_app(settings: Settings) -> Litestar:
                     "database": database,
                     "live": live,
                     "requests": requests,
-                    "access": Access(database, pepper=read_pepper(settings)),
+                    "pepper": pepper,
+                    "access": Access(database, pepper=pepper),
                 }
             )
             await stack.enter_async_context(requests.running())

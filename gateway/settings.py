@@ -61,6 +61,8 @@ class Settings(BaseSettings):
     """How long an output can be fetched again."""
     idempotency_retention_days: float = 7.0
     sweep_interval_s: float = 5.0
+    webhook_private_addresses: bool = False
+    """Whether webhooks may go to private networks and without TLS; for tests and laptops."""
     shutdown_grace_s: float = 10.0
     """How long a stopping gateway waits for open connections."""
     log_level: str = "INFO"

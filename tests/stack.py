@@ -100,10 +100,11 @@ class Stack:
             "TOLLGATE_WEBHOOK_PRIVATE_ADDRESSES": "true",
         }
 
-    def start_gateway(self, name: str = "gateway") -> None:
+    def start_gateway(self, name: str = "gateway", *, failpoint: str | None = None) -> None:
         if not self.port:
             self.port = free_port()
-        self._start(name, "gateway", "serve")
+        more = {"TOLLGATE_FAILPOINT": failpoint} if failpoint else {}
+        self._start(name, "gateway", "serve", environment=more)
 
         def ready() -> bool:
             with contextlib.suppress(httpx.HTTPError):
@@ -115,11 +116,13 @@ class Stack:
     def start_worker(self, name: str = "worker") -> None:
         self._start(name, "workers", "--threads", "1")
 
-    def _start(self, name: str, module: str, *arguments: str) -> None:
+    def _start(
+        self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         with open(self.directory / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
-                env=self.environment(),
+                env={**self.environment(), **(environment or {})},
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ from gateway.billing.usage import DIMENSIONS, Dimension, Group, read_period, tot
 from gateway.database import Database
 from gateway.errors import InvalidRequest
 from gateway.pricing import format_usd
+from gateway.requests.webhooks import signing_secret
 
 
 class AccountController(Controller):
@@ -69,6 +70,15 @@ class AccountController(Controller):
                 "total": _view(total(groups)),
             }
         )
+
+    @get(
+        "/webhook-secret",
+        operation_id="GetWebhookSecret",
+        summary="The secret that signs this account's webhooks (Standard Webhooks)",
+    )
+    async def webhook_secret(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        secret = signing_secret(request.app.state.pepper, caller(request).account_id)
+        return json_response({"object": "webhook.secret", "secret": secret})
 
     @get("/keys/self", operation_id="GetOwnKey", summary="The key that makes this call")
     async def own_key(self, request: Request[Any, Any, Any]) -> Response[bytes]:

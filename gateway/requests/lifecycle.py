@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +25,7 @@ from gateway.accounts.limits import RateLimits
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound, RequestFailed, TollgateError, TooManyRequests
+from gateway.failpoints import reach
 from gateway.ledger.closed import Closed
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.holds import HoldAnswer, HoldRequest, hold
@@ -40,6 +41,7 @@ from gateway.requests.settle import Settler
 from gateway.requests.sweep import Sweeper
 from gateway.requests.wait import Waiter, Waiters, read_mailbox
 from gateway.requests.watch import Watch
+from gateway.requests.webhooks import Webhooks, check_url
 from gateway.settings import Settings
 from workers.contract.jobs import RequestId, SentEvent
 from workers.contract.streams import EventLog, Mailbox, check_cursor
@@ -62,6 +64,8 @@ class Requests:
         live: LiveCatalog,
         limits: RateLimits,
         gateway: str,
+        pepper: bytes,
+        view: Callable[[Open | Closed], Mapping[str, Any]],
     ) -> None:
         namespace = settings.namespace
         self._settings = settings
@@ -94,6 +98,13 @@ class Requests:
         self._sweeper = Sweeper(
             database=database, dispatch=self._dispatch, settler=self._settler, settings=settings
         )
+        self._webhooks = Webhooks(
+            database=database,
+            find=self._lookup.find,
+            view=view,
+            pepper=pepper,
+            private_allowed=settings.webhook_private_addresses,
+        )
         self._leaving: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -107,6 +118,7 @@ class Requests:
                     ("mailbox", read_mailbox(self._redis, self._mailbox, self._waiters)),
                     ("settler", self._settler.run()),
                     ("sweeper", self._sweeper.run()),
+                    ("webhooks", self._webhooks.run()),
                     ("prices", self._live.keep_fresh()),
                 )
             ]
@@ -128,6 +140,8 @@ class Requests:
         idempotency: Idempotency | None = None,
     ) -> Order:
         """Make an order of the native API: nobody waits, everybody may follow."""
+        if webhook is not None:
+            check_url(webhook, private_allowed=self._settings.webhook_private_addresses)
         return Order(
             model=model,
             input=self._admission.read_input(model, value),
@@ -157,7 +171,9 @@ class Requests:
         ticket.attach(admitted)
         if not admitted.replayed:
             metrics.ACCEPTED.labels(order.model).inc()
+            reach("after_hold")
             await self._enqueue(ticket, admitted)
+            reach("after_enqueue")
         return ticket
 
     async def _enqueue(self, ticket: Ticket, admitted: Admitted) -> None:

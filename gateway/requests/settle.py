@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from gateway import metrics
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
+from gateway.failpoints import reach
 from gateway.ledger.closed import Output, Problem, Status
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.settle import Settled as Closing
@@ -111,6 +112,7 @@ class Settler:
 
     async def _settle(self, deliveries: Sequence[Delivery]) -> None:
         settlements = [read_delivery(delivery) for delivery in deliveries]
+        reach("before_settle")
         answers = await asyncio.gather(*(self._commit.submit(item) for item in settlements))
         closed = []
         for delivery, closing in zip(deliveries, answers, strict=True):
@@ -118,6 +120,7 @@ class Settler:
                 metrics.LATE_OUTCOMES.inc()
             else:
                 closed.append((closing, delivery.reply))
+        reach("after_settle")
         await self._tell(closed)
         await self._outcomes.acknowledge(deliveries)
 

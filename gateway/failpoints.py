@@ -1,0 +1,20 @@
+"""Places at which tests kill the process, as power failures do: ``TOLLGATE_FAILPOINT=after_hold``.
+
+Without that variable ``reach`` does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final, Literal, TypeAlias
+
+Failpoint: TypeAlias = Literal["after_hold", "after_enqueue", "before_settle", "after_settle"]
+
+_ARMED: Final = os.environ.get("TOLLGATE_FAILPOINT")
+
+
+def reach(point: Failpoint) -> None:
+    """Die here if a test asked for it."""
+    if point == _ARMED:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,84 @@
+"""Webhooks: signed, sent when a request has ended, tried again, and never into private networks."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+
+import pytest
+from standardwebhooks import Webhook
+
+from gateway.errors import InvalidRequest
+from gateway.requests.webhooks import check_url
+from tests.stack import Stack, wait_for
+
+Received = list[tuple[dict[str, str], bytes]]
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[str, Received]]:
+    """A server that answers 500 to the first call and 200 to every other."""
+    received: Received = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append((dict(self.headers.items()), body))
+            self.send_response(500 if len(received) == 1 else 200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/hook?x=1", received
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_webhook_is_signed_and_sent_again_until_it_is_taken(
+    stack: Stack, receiver: tuple[str, Received]
+) -> None:
+    url, received = receiver
+    caller = stack.caller()
+    secret = caller.http.get("/v1/webhook-secret").json()["secret"]
+    value = {"messages": [{"role": "user", "content": "one two"}]}
+
+    placed = caller.http.post(
+        "/v1/requests", json={"model": "echo", "input": value, "webhook": url}
+    ).json()
+
+    wait_for(lambda: len(received) == 2, "the second try")
+    for headers, body in received:
+        told = Webhook(secret).verify(body, headers)
+        assert told["type"] == "request.succeeded"
+        assert told["data"]["id"] == placed["id"]
+        assert told["data"]["cost"] == "0.0000002"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.com/hook",
+        "https://127.0.0.1/hook",
+        "https://10.1.2.3/hook",
+        "https://169.254.169.254/latest/meta-data",
+        "https://[::1]/hook",
+        "https://user:secret@example.com/",
+        "ftp://example.com/",
+        "https://",
+        "hook",
+        "https://example.com:99999/",
+    ],
+)
+def test_addresses_that_are_no_business_of_a_client_are_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="webhook"):
+        check_url(url, private_allowed=False)
+
+
+def test_a_public_address_is_accepted() -> None:
+    assert check_url("https://example.com/hook", private_allowed=False)
