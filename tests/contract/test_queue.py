@@ -409,3 +409,19 @@ async def test_finish_tags_of_idle_accounts_are_dropped(
     await queue.reap()
 
     assert await client.zcard(f"{namespace}:{{{queue.model}}}:finish") == 1
+
+
+async def test_a_lease_among_expired_jobs_leaves_no_account_behind(
+    queue: Queue, client: Redis, namespace: str
+) -> None:
+    await fill(
+        queue,
+        entry("late", deadline_ms=1),
+        entry("in time"),
+        entry("late too", deadline_ms=1),
+    )
+
+    assert ids(await queue.lease("w", 3)) == ["in time"]
+
+    assert not await client.exists(f"{namespace}:{{{queue.model}}}:accounts")
+    assert (await queue.load()).depth == 0

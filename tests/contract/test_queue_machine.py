@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -34,19 +35,20 @@ ACCOUNTS = ("ann", "bob", "cy")
 WORKERS = ("w1", "w2")
 FAR_MS = 4_000_000_000_000
 LONG_MS = 600_000
-KNOWN = st.integers(0, 30).map("j{}".format)
+RECENT = st.integers(-6, 0)
+"""Counts back from the job enqueued last: moves meet the same few jobs."""
 
 _numbers = itertools.count()
 
 entries = st.builds(
     Entry,
-    id=KNOWN,
+    id=st.just(""),
     account=st.sampled_from(ACCOUNTS),
     payload=st.binary(max_size=4),
     cost=st.sampled_from([0.0, 0.01, 0.3, 1.0, 7.5]),
     weight=st.sampled_from([0.5, 1.0, 3.0]),
     priority=st.integers(0, 2),
-    deadline_ms=st.sampled_from([0, 0, 0, FAR_MS, 1]),
+    deadline_ms=st.sampled_from([0, 0, FAR_MS, 1]),
     batch_key=st.sampled_from(["", "x"]),
     reply=st.sampled_from(["", "box"]),
 )
@@ -69,16 +71,24 @@ class QueueMachine(RuleBasedStateMachine):
 
     # --- Moves ------------------------------------------------------------------------------------
 
+    def id(self, back: int) -> str:
+        return f"j{self.model.arrivals + back}"
+
     @initialize(batch=st.lists(entries, min_size=3, max_size=8))
     def fill(self, batch: list[Entry]) -> None:
-        self.enqueue(batch, 1000, 1000)
+        self.enqueue(batch, 1000, 1000, 0)
 
     @rule(
         batch=st.lists(entries, min_size=1, max_size=4),
         queue_max=st.sampled_from([1000, 1000, 4]),
         account_max=st.sampled_from([1000, 1000, 2]),
+        back=st.sampled_from([0, 0, 0, -1, -3]),
     )
-    def enqueue(self, batch: list[Entry], queue_max: int, account_max: int) -> None:
+    def enqueue(self, batch: list[Entry], queue_max: int, account_max: int, back: int) -> None:
+        batch = [
+            msgspec.structs.replace(entry, id=self.id(back + number))
+            for number, entry in enumerate(batch, start=1)
+        ]
         expected = [
             self.model.enqueue(_job(entry), queue_max=queue_max, account_max=account_max)
             for entry in batch
@@ -189,14 +199,20 @@ class QueueMachine(RuleBasedStateMachine):
 
         assert self.run(self.queue.release_worker(worker, crashed=crashed)) == expected
 
-    @rule(id=KNOWN, reason=st.sampled_from(["client", "deadline", "operator"]))
-    def cancel(self, id: str, reason: Literal["client", "deadline", "operator"]) -> None:
-        expected = self.model.cancel(id, reason)
+    @rule(
+        back=RECENT,
+        reasons=st.lists(st.sampled_from(["client", "deadline", "operator"]), min_size=1),
+    )
+    def cancel(self, back: int, reasons: list[Literal["client", "deadline", "operator"]]) -> None:
+        id = self.id(back)
+        for reason in reasons[:2]:
+            expected = self.model.cancel(id, reason)
 
-        assert self.run(self.queue.cancel(id, reason)) == expected
+            assert self.run(self.queue.cancel(id, reason)) == expected
 
-    @rule(id=KNOWN, reply=st.sampled_from(["elsewhere", ""]))
-    def set_reply(self, id: str, reply: str) -> None:
+    @rule(back=RECENT, reply=st.sampled_from(["elsewhere", ""]))
+    def set_reply(self, back: int, reply: str) -> None:
+        id = self.id(back)
         expected = self.model.set_reply(id, reply)
 
         assert self.run(self.queue.set_reply(id, reply)) is expected
@@ -229,7 +245,7 @@ class QueueMachine(RuleBasedStateMachine):
             pipeline.zrange(f"{prefix}:accounts", 0, -1, withscores=True)
             pipeline.smembers(f"{prefix}:capped")
             pipeline.hgetall(f"{prefix}:running")
-            pipeline.hmget(f"{prefix}:counters", "queued", "cost_us")
+            pipeline.hmget(f"{prefix}:counters", "queued", "cost_us", "virtual")
             pipeline.exists(f"{prefix}:wake")
             pipeline.xrange(f"{prefix}:done")
             pipeline.keys(f"{self.namespace}:*")
@@ -247,9 +263,10 @@ class QueueMachine(RuleBasedStateMachine):
         assert {name.decode(): int(count) for name, count in next(found).items()} == {
             account: len(model.running(account)) for account in ACCOUNTS if model.running(account)
         }
-        queued, cost_us = next(found)
+        queued, cost_us, virtual = next(found)
         assert int(queued or 0) == len(model.waiting())
         assert int(cost_us or 0) == sum(job.cost_us for job in model.waiting())
+        assert float(virtual or 0) == model.virtual
         assert next(found) or not model.eligible, "work that can be leased, and nobody is woken"
         done = [_done(fields) for _, fields in next(found)]
         assert sorted(done) == sorted(model.done)
