@@ -1,0 +1,1 @@
+"""Measurements, printed as ratios beside a peer; never part of the tests."""

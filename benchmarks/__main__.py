@@ -1,0 +1,18 @@
+"""Runs the benchmarks on this machine: ``make bench``, or ``python -m benchmarks ledger``."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks import gateway, ledger, peer
+
+BENCHMARKS = {"ledger": ledger.main, "gateway": gateway.main, "peer": peer.main}
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(BENCHMARKS)
+    for name in chosen:
+        BENCHMARKS[name]()
+
+
+main()

@@ -1,0 +1,115 @@
+"""Starts the product, or a peer, as its users would, and stops it again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+READY_S = 60.0
+
+CATALOG = """\
+version: 1
+models:
+  - name: echo
+    task: text-generation
+    engine: echo
+    limits: {context_tokens: 4096, output_tokens: 64, choices: 1}
+    price:
+      - {unit: input_token, amount: "0.0000001"}
+      - {unit: output_token, amount: "0.0000001"}
+"""
+UPSTREAM = """\
+  - name: upstream
+    task: text-generation
+    upstream: {{url: "http://127.0.0.1:{port}/v1", model: fake, concurrency: 256}}
+    limits: {{context_tokens: 4096, output_tokens: 64, choices: 1}}
+    price:
+      - {{unit: input_token, amount: "0.0000001"}}
+      - {{unit: output_token, amount: "0.0000001"}}
+"""
+
+
+@dataclass
+class Product:
+    process: subprocess.Popen[bytes]
+    port: int
+    key: str
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(timeout=60)
+
+
+def start_product(home: Path, database_url: str | None, *, upstream_port: int = 0) -> Product:
+    """Run ``tollgate up`` on a home of its own, with credit enough."""
+    catalog = home / "catalog.yaml"
+    catalog.write_text(CATALOG + (UPSTREAM.format(port=upstream_port) if upstream_port else ""))
+    port = free_port()
+    environment = {
+        **os.environ,
+        "TOLLGATE_HOME": str(home),
+        "TOLLGATE_PORT": str(port),
+        "TOLLGATE_CATALOG": str(catalog),
+    }
+    if database_url is not None:
+        environment["DATABASE_URL"] = database_url
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway", "up"], env=environment, stdout=subprocess.DEVNULL
+    )
+    wait_until_up(f"http://127.0.0.1:{port}/health/ready", process)
+    name = f"bench {time.time_ns()}"
+    for command in (
+        ("account", "create", name),
+        ("credit", "add", name, "1000000", "--reason", "bench"),
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "gateway", *command],
+            env=environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    key = subprocess.run(
+        [sys.executable, "-m", "gateway", "key", "create", name],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    wanted = "upstream" if upstream_port else "echo"
+    deadline = time.monotonic() + READY_S
+    headers = {"Authorization": f"Bearer {key}"}
+    while time.monotonic() < deadline:
+        entry = httpx.get(f"http://127.0.0.1:{port}/v1/catalog/{wanted}", headers=headers).json()
+        if entry.get("available"):
+            return Product(process, port, key)
+        time.sleep(0.1)
+    raise RuntimeError(f"no worker serves {wanted}")
+
+
+def wait_until_up(url: str, process: subprocess.Popen[bytes], *, seconds: float = READY_S) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"it ended with {process.returncode} instead of serving {url}")
+        try:
+            if httpx.get(url, timeout=2).is_success:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError(f"{url} did not answer in {seconds:.0f} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
