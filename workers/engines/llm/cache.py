@@ -1,14 +1,21 @@
 """The key-value cache, by slots, and the attention that reads and writes it.
 
 Transformers' own model code runs unchanged: its attention is swapped through the library's public
-interface for ``_attend``, which finds its cache on the attention module. A slot is one sequence.
-Prompts are read one at a time and always alone; a decode step runs all slots, the unused ones idle,
-so that a sequence meets the same shapes whatever else is running.
+interface for ``_attend``, which finds its cache on the attention module, so any number of models
+may be loaded in one process. A slot is one sequence.
+
+An answer must not depend on who else is running, to the last bit. Prompts are therefore read one
+at a time, in pieces that depend on nothing but the prompt, and a decode step always runs all rows,
+the unused ones idle. Measured on a CPU: with the number of rows fixed, matrix products and this
+attention give the same bits whatever is in the other rows, and whatever the window; with a varying
+number they do not. Which row a sequence has must not matter either, and for that the number has to
+be a multiple of 4, or the threads of a matrix product split it unevenly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -16,54 +23,78 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
 IMPLEMENTATION: Final = "tollgate_slots"
+ROWS: Final = 4
+"""A decode step runs a multiple of so many rows."""
 STRIDE: Final = 64
-"""Decode steps look at whole multiples of so many positions: few shapes, and stable sums."""
+"""Decode steps look at whole multiples of so many positions, of which whole vectors are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    layers: int
+    slots: int
+    kv_heads: int
+    context: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def rows(self) -> int:
+        return -(-self.slots // ROWS) * ROWS
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one position, in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.context * self.token_bytes
 
 
 class SlotCache:
-    """Keys and values of all layers: each ``(slots, kv_heads, context, head_dim)``."""
+    """Keys and values of all layers: each ``(rows, kv_heads, context, head_dim)``."""
 
-    def __init__(
-        self,
-        *,
-        layers: int,
-        slots: int,
-        kv_heads: int,
-        context: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        shape = (slots, kv_heads, context, head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.slots = slots
-        self._context = context
-        self._device = device
-        self._rows = torch.arange(slots, device=device)
-        self._prefill: int | None = None
-        self._positions = torch.zeros(slots, dtype=torch.long, device=device)
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+        size = (shape.rows, shape.kv_heads, shape.context, shape.head_dim)
+        self.shape = shape
+        self.device = device
+        self._keys, self._values = (
+            [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+            for _ in range(2)
+        )
+        self._every_row = torch.arange(shape.rows, device=device)
+        self._slot: int | None = None
+        self._start = 0
+        self._positions = torch.zeros(shape.rows, dtype=torch.long, device=device)
         self._window = 0
-        self._mask = torch.zeros(0, device=device)
+        self._mask: torch.Tensor | None = None
 
-    def begin_prefill(self, slot: int) -> None:
-        """The next forward reads a whole prompt into one slot."""
-        self._prefill = slot
+    def begin_read(self, slot: int, start: int, stop: int) -> None:
+        """The next forward reads the prompt of one slot from ``start`` to before ``stop``."""
+        self._slot, self._start, self._window = slot, start, stop
+        if start == 0:
+            self._mask = None
+            return
+        reach = torch.arange(stop, device=self.device)
+        self._mask = reach[None] <= reach[start:, None]
 
-    def begin_decode(self, positions: torch.Tensor, longest: int) -> None:
-        """The next forward adds one token to every slot, at ``positions`` ``(slots,)`` int64."""
-        self._prefill = None
+    def begin_write(self, positions: torch.Tensor, longest: int) -> None:
+        """The next forward adds one token to every row, at ``positions`` ``(rows,)`` int64.
+
+        ``longest`` is the greatest position of those that matter.
+        """
+        self._slot = None
         self._positions = positions
-        self._window = min(self._context, -(-(longest + 1) // STRIDE) * STRIDE)
-        reach = torch.arange(self._window, device=self._device)
+        self._window = min(self.shape.context, -(-(longest + 1) // STRIDE) * STRIDE)
+        reach = torch.arange(self._window, device=self.device)
         self._mask = (reach[None] <= positions[:, None])[:, None, None]
 
-    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
+    def copy(self, source: int, targets: Sequence[int], tokens: int) -> None:
         """Give other slots the same past, as for several answers to one prompt."""
-        for keys, values in zip(self.keys, self.values, strict=True):
+        for kept in (*self._keys, *self._values):
             for target in targets:
-                keys[target, :, :length] = keys[source, :, :length]
-                values[target, :, :length] = values[source, :, :length]
+                kept[target, :, :tokens] = kept[source, :, :tokens]
 
     def attend(
         self,
@@ -77,26 +108,30 @@ class SlotCache:
 
         Return ``(rows, tokens, heads, head_dim)``.
         """
-        keys, values = self.keys[layer], self.values[layer]
-        if self._prefill is not None:
-            tokens = key.shape[2]
-            keys[self._prefill, :, :tokens] = key[0]
-            values[self._prefill, :, :tokens] = value[0]
-            out = F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-            )
-            return out.transpose(1, 2)
-        keys[self._rows, :, self._positions] = key[:, :, 0]
-        values[self._rows, :, self._positions] = value[:, :, 0]
-        out = F.scaled_dot_product_attention(
+        keys, values = self._keys[layer], self._values[layer]
+        if self._slot is None:
+            keys[self._every_row, :, self._positions] = key[:, :, 0]
+            values[self._every_row, :, self._positions] = value[:, :, 0]
+        else:
+            rows = slice(self._slot, self._slot + 1)
+            keys, values = keys[rows], values[rows]
+            keys[:, :, self._start : self._window] = key
+            values[:, :, self._start : self._window] = value
+        attended = F.scaled_dot_product_attention(
             query,
             keys[:, :, : self._window],
             values[:, :, : self._window],
             attn_mask=self._mask,
+            is_causal=self._mask is None,
             scale=scaling,
             enable_gqa=True,
         )
-        return out.transpose(1, 2)
+        return attended.transpose(1, 2)
+
+
+def attention_modules(model: Any) -> list[Any]:
+    """Find the attention layers of a model, by what all proven families call their parts."""
+    return [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "o_proj")]
 
 
 def attach(model: Any, cache: SlotCache) -> None:
@@ -104,9 +139,8 @@ def attach(model: Any, cache: SlotCache) -> None:
     AttentionInterface.register(IMPLEMENTATION, _attend)
     AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
     model.set_attn_implementation(IMPLEMENTATION)
-    for module in model.modules():
-        if hasattr(module, "layer_idx") and hasattr(module, "o_proj"):
-            module.tollgate_cache = cache
+    for module in attention_modules(model):
+        module.tollgate_cache = cache
 
 
 def _attend(

@@ -1,20 +1,26 @@
-"""Opens a checkpoint directory: configuration, tokenizer, weights; refuses what is not proven.
+"""Opens a checkpoint directory: configuration, weights, tokenizer; refuses what is not proven.
 
 A family is proven by a test that compares it with ``generate()`` token for token. Nothing is
-downloaded, no code of a checkpoint is run, and weights are safetensors only.
+downloaded, no code of a checkpoint is run, and weights are safetensors only. Whatever stands in the
+way is a ``ValueError`` with a sentence for the operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import logging
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as library_logging
 
 from workers.contract.models import ModelSpec
+from workers.engines.llm.cache import CacheShape, attention_modules
+from workers.engines.llm.options import Options, read_context
+from workers.engines.llm.vocabulary import Vocabulary, read_vocabulary
+
+log = logging.getLogger(__name__)
 
 FAMILIES: Final = (
     "LlamaForCausalLM",
@@ -24,84 +30,125 @@ FAMILIES: Final = (
     "Phi3ForCausalLM",
     "Gemma3ForCausalLM",
 )
-DTYPES: Final[Mapping[str, torch.dtype]] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-SHARED_OPTIONS: Final = frozenset({"concurrency", "weight", "step_limit_s", "load_limit_s"})
-
-
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry; what every engine has in common is in ``registry.Serving``."""
-
-    dtype: str = "float32"
-    device: str = "cpu"
-    slots: int = 8
-    """Sequences at a time; the cache is this many times the context."""
-
-
-def read_options(spec: ModelSpec) -> Options:
-    """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
-    own = {name: value for name, value in spec.options.items() if name not in SHARED_OPTIONS}
-    try:
-        options = msgspec.convert(own, Options)
-    except msgspec.ValidationError as error:
-        accepted = ", ".join(Options.__struct_fields__)
-        raise ValueError(f"{error}; options of the engine llm are {accepted}") from error
-    if options.dtype not in DTYPES:
-        raise ValueError(f"dtype is {options.dtype!r}; one of {', '.join(DTYPES)} is accepted")
-    if options.dtype == "float16" and options.device == "cpu":
-        raise ValueError("float16 is many times slower than bfloat16 on a CPU; use that or float32")
-    if options.slots < 1:
-        raise ValueError(f"slots is {options.slots}; at least 1 is needed")
-    return options
+_WAY_OUT: Final = "serve it with vLLM or llama-server and point an `upstream` entry at it"
 
 
 class Checkpoint:
-    """A loaded model and its tokenizer."""
+    """A loaded model, its vocabulary, and the cache that it needs."""
 
     def __init__(self, spec: ModelSpec, options: Options) -> None:
-        path = Path(spec.checkpoint or "")
-        if not (path / "config.json").is_file():
-            raise ValueError(f"{path} holds no checkpoint: there is no config.json")
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        family = (config.architectures or ["unknown"])[0]
-        if family not in FAMILIES:
-            raise ValueError(
-                f"{family} is not among the proven families ({', '.join(FAMILIES)}); serve it with "
-                "vLLM or llama-server and point an `upstream` entry at it"
-            )
-        self.device = torch.device(options.device)
-        self.dtype = DTYPES[options.dtype]
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        if self.tokenizer.chat_template is None:
-            raise ValueError(f"the tokenizer of {path} has no chat template")
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, use_safetensors=True, dtype=self.dtype
+        path = directory(spec)
+        self.shape = read_shape(spec, options)
+        self.device = options.torch_device
+        self.model: Any = _read_model(path, options)
+        self.vocabulary: Vocabulary = read_vocabulary(path, self.model)
+
+
+def directory(spec: ModelSpec) -> Path:
+    if spec.checkpoint is None:
+        raise ValueError("the entry names no checkpoint; it is the directory of the weights")
+    path = Path(spec.checkpoint)
+    for name in ("config.json", "tokenizer.json"):
+        if not (path / name).is_file():
+            raise ValueError(f"{path} is no checkpoint that can be served: it has no {name}")
+    if not weight_files(path):
+        raise ValueError(f"{path} has no *.safetensors; weights of another kind are not read")
+    return path
+
+
+def weight_files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.safetensors"))
+
+
+def read_shape(spec: ModelSpec, options: Options) -> CacheShape:
+    """The cache of an entry, its context bounded by what is computed rightly."""
+    config = _read_config(directory(spec))
+    head_dim = getattr(config, "head_dim", None)
+    return CacheShape(
+        layers=config.num_hidden_layers,
+        slots=options.slots,
+        kv_heads=config.num_key_value_heads,
+        context=_bound_context(spec, config),
+        head_dim=head_dim or config.hidden_size // config.num_attention_heads,
+        dtype=options.torch_dtype,
+    )
+
+
+def _read_config(path: Path) -> Any:
+    """Read the configuration of a proven family."""
+    try:
+        document = json.loads((path / "config.json").read_text())
+        family = (document.get("architectures") or ["unknown"])[0]
+    except (ValueError, AttributeError, LookupError) as error:
+        raise ValueError(f"{path / 'config.json'} cannot be read: {error}") from error
+    if family not in FAMILIES:
+        proven = ", ".join(FAMILIES)
+        raise ValueError(f"{family} is not among the proven families ({proven}); {_WAY_OUT}")
+    if quantization := document.get("quantization_config"):
+        method = quantization.get("quant_method", "an unknown method")
+        raise ValueError(f"the weights are quantised ({method}), which is not read; {_WAY_OUT}")
+    if document.get("use_bidirectional_attention"):
+        raise ValueError(f"the model attends in both directions, and cannot write; {_WAY_OUT}")
+    return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+
+
+def _bound_context(spec: ModelSpec, config: Any) -> int:
+    """Take the context that the operator asked for, or the most that is computed rightly."""
+    asked = read_context(spec)
+    positions, window = int(config.max_position_embeddings), _sliding_window(config)
+    bounds = [(positions, f"the model was made for {positions} positions")]
+    if window is not None:
+        bounds.append((window, f"its sliding window is {window}, beyond which it cannot be served"))
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Beyond this the library turns all positions of a batch by other frequencies, those of the
+        # sequences that are shorter and of what is in the cache already included.
+        switch = int(rope["original_max_position_embeddings"])
+        bounds.append((switch, f"its long rotary factors, from {switch} on, are not supported"))
+    bound, reason = min(bounds)
+    if asked is None:
+        if bound < positions:
+            log.warning("context is limited", extra={"context_tokens": bound, "because": reason})
+        return bound
+    if asked > bound:
+        raise ValueError(f"limits.context_tokens is {asked}, but {reason}")
+    return asked
+
+
+def _sliding_window(config: Any) -> int | None:
+    """The window of the layers that have one; a context as long as it is attended to in full."""
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None)
+    if window is None or (layers is not None and "sliding_attention" not in layers):
+        return None
+    return int(window)
+
+
+def _read_model(path: Path, options: Options) -> Any:
+    # The log is one JSON object a line, so the library's bars and its own handler are in the way.
+    noise: Any = library_logging
+    noise.disable_progress_bar()
+    noise.disable_default_handler()
+    noise.enable_propagation()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=options.torch_dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
         )
-        self.model: Any = model.to(self.device).requires_grad_(False).train(False)
-        self.config: Any = self.model.config.get_text_config()
-        self.context = _context(self.config, spec.limits.get("context_tokens"))
-        self.end_tokens = _end_tokens(self.model, self.tokenizer)
-
-
-def _context(config: Any, asked: Any) -> int:
-    """Bound the context by what the model was made for, its sliding window included."""
-    bounds = [int(config.max_position_embeddings)]
-    if asked is not None:
-        bounds.append(int(asked))
-    slides = getattr(config, "use_sliding_window", True)
-    if slides and (window := getattr(config, "sliding_window", None)):
-        bounds.append(int(window))
-    return min(bounds)
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    found: set[int] = set()
-    for value in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
-        if isinstance(value, int):
-            found.add(value)
-        elif value is not None:
-            found.update(value)
-    return frozenset(found)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"the weights in {path} cannot be read: {error}") from error
+    model, report = loaded
+    # The library would go on with random numbers in place of what is missing.
+    for problem in ("missing_keys", "mismatched_keys"):
+        if names := sorted(map(str, report[problem])):
+            raise ValueError(
+                f"the weights in {path} do not fit config.json: {problem.replace('_', ' ')} "
+                f"{', '.join(names[:3])}{' and more' if names[3:] else ''}"
+            )
+    if len(attention_modules(model)) != model.config.num_hidden_layers:
+        raise ValueError(f"the attention layers of {path} were not found; {_WAY_OUT}")
+    return model.to(options.torch_device).requires_grad_(False).eval()

@@ -2,17 +2,21 @@
 
 Every sequence draws from a generator of its own, on the CPU, so the same seed gives the same answer
 whatever else is running. The order is that of vLLM: bias and penalties, temperature, then the cuts.
+Log-probabilities are the model's own, before all of these.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from workers.contract.jobs import ChatInput
+
+GREEDY_BELOW: Final = 1e-5
+"""A lower temperature would only overflow; the likeliest token is all that is left of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,47 +31,67 @@ class Chosen:
 class Sampler:
     """The sampling state of one sequence."""
 
-    def __init__(self, chat: ChatInput, *, prompt: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, chat: ChatInput, *, prompt: Sequence[int], vocabulary: int, seed: int
+    ) -> None:
         self._chat = chat
+        # 63 bits, as many as a generator takes of either sign.
         self._generator = torch.Generator().manual_seed(seed & (2**63 - 1))
-        self._said: Counter[int] = Counter()
-        self._read = frozenset(prompt) if chat.repetition_penalty != 1.0 else frozenset()
+        self._bias: torch.Tensor | None = None
+        if chat.logit_bias:
+            self._bias = torch.zeros(vocabulary)
+            self._bias[list(chat.logit_bias)] = torch.tensor(list(chat.logit_bias.values()))
+        self._said: torch.Tensor | None = None
+        self._seen: torch.Tensor | None = None
+        if chat.frequency_penalty or chat.presence_penalty:
+            self._said = torch.zeros(vocabulary)
+        if chat.repetition_penalty != 1.0:
+            self._seen = torch.zeros(vocabulary, dtype=torch.bool)
+            self._seen[list(prompt)] = True
 
     def choose(self, logits: torch.Tensor) -> Chosen:
-        """Choose from ``(vocabulary,)`` logits of any type and device."""
-        raw = logits.float().cpu()
-        chat = self._chat
-        adjusted = self._penalise(raw)
-        if chat.temperature == 0:
-            token = int(adjusted.argmax())
-        else:
-            probabilities = torch.softmax(self._cut(adjusted / chat.temperature), dim=-1)
-            token = int(torch.multinomial(probabilities, 1, generator=self._generator))
-        self._said[token] += 1
-        if not chat.logprobs:
+        """Choose from logits ``(vocabulary,)`` float32, cpu, which are left as they are.
+
+        Raise ``FloatingPointError`` if they, or what the parameters make of them, are no numbers.
+        """
+        token = self._draw(self._adjust(logits))
+        if self._said is not None:
+            self._said[token] += 1
+        if self._seen is not None:
+            self._seen[token] = True
+        if not self._chat.logprobs:
             return Chosen(token)
-        logprobs = torch.log_softmax(raw, dim=-1)
-        likeliest = torch.topk(logprobs, min(chat.top_logprobs, len(logprobs)))
+        logprobs = torch.log_softmax(logits, dim=-1)
+        likeliest = torch.topk(logprobs, min(self._chat.top_logprobs, len(logprobs)))
         top = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         return Chosen(token, float(logprobs[token]), tuple(top))
 
-    def _penalise(self, logits: torch.Tensor) -> torch.Tensor:
+    def _adjust(self, logits: torch.Tensor) -> torch.Tensor:
+        """Apply bias and penalties; the repetition penalty also counts what the prompt said."""
         chat = self._chat
-        penal = chat.frequency_penalty or chat.presence_penalty or chat.repetition_penalty != 1.0
-        if not (penal or chat.logit_bias):
-            return logits
-        logits = logits.clone()
-        for token, bias in chat.logit_bias.items():
-            if 0 <= token < len(logits):
-                logits[token] += bias
-        if chat.repetition_penalty != 1.0 and (seen := sorted(self._read | self._said.keys())):
-            index = torch.tensor(seen)
-            value = logits[index]
+        if self._bias is not None:
+            logits = logits + self._bias
+        if self._seen is not None:
             scale = chat.repetition_penalty
-            logits[index] = torch.where(value > 0, value / scale, value * scale)
-        for token, count in self._said.items():
-            logits[token] -= chat.frequency_penalty * count + chat.presence_penalty
+            scaled = torch.where(logits > 0, logits / scale, logits * scale)
+            logits = torch.where(self._seen, scaled, logits)
+        if self._said is not None:
+            penalty = chat.frequency_penalty * self._said
+            logits = logits - penalty - chat.presence_penalty * (self._said > 0)
         return logits
+
+    def _draw(self, logits: torch.Tensor) -> int:
+        if self._chat.temperature < GREEDY_BELOW:
+            token = int(logits.argmax())
+            valid = bool(logits[token].isfinite())
+        else:
+            weights = torch.softmax(self._cut(logits / self._chat.temperature), dim=-1)
+            # One value that is no number makes all of a softmax so.
+            valid = not bool(weights[0].isnan())
+            token = int(torch.multinomial(weights, 1, generator=self._generator)) if valid else 0
+        if not valid:
+            raise FloatingPointError("there is no likeliest token")
+        return token
 
     def _cut(self, logits: torch.Tensor) -> torch.Tensor:
         """Rule out what is beyond top-k, below min-p or outside top-p; never the likeliest."""
@@ -76,12 +100,12 @@ class Sampler:
             bound = torch.topk(logits, chat.top_k).values[-1]
             logits = logits.masked_fill(logits < bound, -torch.inf)
         if chat.min_p > 0:
-            probabilities = torch.softmax(logits, dim=-1)
-            bound = chat.min_p * probabilities.max()
-            logits = logits.masked_fill(probabilities < bound, -torch.inf)
+            weights = torch.softmax(logits, dim=-1)
+            logits = logits.masked_fill(weights < chat.min_p * weights.max(), -torch.inf)
         if chat.top_p < 1:
             ordered, order = torch.sort(logits, descending=True, stable=True)
-            probabilities = torch.softmax(ordered, dim=-1)
-            beyond = probabilities.cumsum(-1) - probabilities >= chat.top_p
+            weights = torch.softmax(ordered, dim=-1)
+            beyond = weights.cumsum(-1) - weights >= chat.top_p
+            beyond[0] = False
             logits = logits.scatter(-1, order, ordered.masked_fill(beyond, -torch.inf))
         return logits

@@ -24,7 +24,14 @@ class TextStream:
         self._start = 0
         self._done = 0
         self._held = ""
+        self.received = 0
+        """Characters that the tokens came to so far, shown or not."""
         self.stopped = False
+
+    @property
+    def withholds(self) -> bool:
+        """Whether there is text, or part of a character, that may still be shown."""
+        return not self.stopped and (bool(self._held) or self._done < len(self._ids))
 
     def push(self, token: int) -> str:
         """Add a token; after a stop string was found nothing comes any more."""
@@ -50,6 +57,7 @@ class TextStream:
         return text if self.stopped else text + held
 
     def _release(self, text: str) -> str:
+        self.received += len(text)
         text = self._held + text
         self._held = ""
         found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
