@@ -7,9 +7,10 @@ up once to the next nano-dollar. Knows no database, no catalog and no clock.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -17,6 +18,8 @@ from workers.contract.jobs import Usage
 
 NANOS_PER_USD: Final = 1_000_000_000
 NANOS_MAX: Final = 2**63 - 1
+
+_AMOUNT: Final = re.compile(r"(-)?([0-9]{1,20})(?:\.([0-9]{1,40}))?", re.ASCII)
 
 Unit: TypeAlias = Literal[
     "request",
@@ -168,18 +171,17 @@ def format_usd(nanos: int) -> str:
 
 def parse_usd(text: str) -> int:
     """Read a decimal string of USD. Raise ``ValueError`` unless it is whole nano-dollars."""
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        raise ValueError(f"{text!r} is no amount; write USD as a decimal, such as 0.035") from None
-    if not amount.is_finite():
-        raise ValueError(f"{text!r} is no amount")
-    nanos = amount * NANOS_PER_USD
-    if nanos != nanos.to_integral_value():
+    found = _AMOUNT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no amount; write USD as a decimal, such as 0.035")
+    sign, whole, decimals = found.groups()
+    decimals = (decimals or "").rstrip("0")
+    if len(decimals) > 9:
         raise ValueError(f"{text!r} has more than 9 decimals; use `per` for a finer price")
-    if abs(nanos) > NANOS_MAX:
+    nanos = int(whole) * NANOS_PER_USD + int(decimals.ljust(9, "0"))
+    if nanos > NANOS_MAX:
         raise ValueError(f"{text!r} is too large")
-    return int(nanos)
+    return -nanos if sign else nanos
 
 
 def _quantity(usage: Usage, unit: Unit) -> Fraction:

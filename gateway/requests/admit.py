@@ -40,7 +40,7 @@ from gateway.ledger.holds import (
     KeySpendLimit,
     Replayed,
 )
-from gateway.pricing import Bill, Price, format_usd, quote
+from gateway.pricing import Bill, Price, UnpricedUsage, format_usd, quote
 from gateway.requests.inputs import Prepared, parse, prepare
 from gateway.requests.order import Order
 from gateway.requests.watch import Watch
@@ -105,7 +105,14 @@ class Admission:
             )
         price_id, price = self._live.priced(entry.name, now)
         prepared = prepare(entry, order.input, prefix="" if order.task else "input")
-        return Quoted(entry, task, price_id, price, prepared, bill=quote(price, prepared.limits))
+        try:
+            bill = quote(price, prepared.limits)
+        except UnpricedUsage as error:
+            # The price fits the model, so what is missing is something to pay for in the input.
+            raise InvalidRequest(
+                "nothing_to_do", f"This input gives {entry.name} nothing to do: {error}."
+            ) from None
+        return Quoted(entry, task, price_id, price, prepared, bill)
 
     async def admit(self, key: KeyInfo, order: Order, request_id: RequestId) -> Admitted:
         """Hold the quote of an order and accept it; raise the reason why not.

