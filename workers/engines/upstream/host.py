@@ -144,7 +144,8 @@ class UpstreamHost:
             forward_us=forward_us,
             postprocess_us=postprocess_us,
             first_token_us=run.first_token_us,
-            tokens=run.tokens,
+            # Events count chunks where an upstream does not say what is in them; its usage knows.
+            tokens=outcome.usage.output_tokens or run.tokens,
         )
         outcome = msgspec.structs.replace(outcome, timings=timings, worker=self._worker)
         self._report((), ((run.job.request_id, outcome),))

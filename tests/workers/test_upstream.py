@@ -1,0 +1,540 @@
+"""Upstream models against a real HTTP server: first through their host alone, then as a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.workers.running import PATIENCE_S, Gateway
+from tests.workers.upstreams import Exchange, Upstream, upstream
+from workers.contract.jobs import (
+    Cancelled,
+    Choice,
+    Completed,
+    Event,
+    Failed,
+    Job,
+    Outcome,
+    RequestId,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+from workers.contract.models import ModelSpec, UpstreamSpec
+from workers.engines.upstream.host import UpstreamHost
+from workers.frames import Handed
+
+Answer = Callable[[Exchange], Awaitable[None]]
+ID = RequestId(f"req_{1:032x}")
+
+
+class Caller:
+    """Stands where the agent stands."""
+
+    def __init__(self, service: Upstream, options: dict[str, Any], **spec: Any) -> None:
+        self.events: list[Event] = []
+        self.outcomes: list[Outcome] = []
+        self.changed = asyncio.Event()
+        entry = {"url": service.url, "credential": "SERVICE_KEY", "model": "their-name"} | spec
+        self.host = UpstreamHost(
+            [ModelSpec("ours", "text-generation", options=options, upstream=UpstreamSpec(**entry))],
+            worker="w1",
+            environ={"SERVICE_KEY": "sk-secret"},
+            report=self.hear,
+        )
+
+    def hear(
+        self,
+        events: Sequence[tuple[RequestId, Event]],
+        outcomes: Sequence[tuple[RequestId, Outcome]],
+    ) -> None:
+        self.events += [event for _, event in events]
+        self.outcomes += [outcome for _, outcome in outcomes]
+        self.changed.set()
+
+    def submit(
+        self,
+        text: str = "one two three",
+        *,
+        stream: bool = True,
+        deadline_ms: int = 0,
+        **chat: Any,
+    ) -> None:
+        message = {"role": "user", "content": text}
+        job = Job(
+            ID,
+            "acc",
+            "ours",
+            "text-generation",
+            {"messages": [message], "max_tokens": 64} | chat,
+            stream=stream,
+            deadline_ms=deadline_ms,
+        )
+        self.host.submit([Handed(job, queue_us=7, leased_us=time.monotonic_ns() // 1000)])
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def outcome(self) -> Outcome:
+        await self.until(lambda: self.outcomes)
+        assert len(self.outcomes) == 1
+        return self.outcomes[0]
+
+    async def failure(self) -> Failed:
+        outcome = await self.outcome()
+        assert isinstance(outcome, Failed)
+        return outcome
+
+
+@contextlib.asynccontextmanager
+async def calling(
+    answer: Answer | None = None, options: dict[str, Any] | None = None, **spec: Any
+) -> AsyncIterator[tuple[Caller, Upstream]]:
+    async with upstream() as service:
+        if answer is not None:
+            service.answer = answer
+        caller = Caller(service, options or {}, **spec)
+        task = asyncio.create_task(caller.host.run())
+        await asyncio.sleep(0)
+        try:
+            yield caller, service
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_a_chat_is_asked_for_and_streamed_back_with_usage() -> None:
+    async with calling() as (caller, service):
+        caller.submit(seed=11, temperature=0.5, stop=["END"])
+
+        outcome = await caller.outcome()
+
+    (request,) = service.requests
+    assert request.head.startswith("POST /v1/chat/completions ")
+    assert "authorization: bearer sk-secret" in request.head.lower()
+    assert request.body == {
+        "model": "their-name",
+        "messages": [{"role": "user", "content": "one two three"}],
+        "max_tokens": 64,
+        "seed": 11,
+        "temperature": 0.5,
+        "stop": ["END"],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert isinstance(outcome, Completed)
+    assert outcome.output == {"choices": [Choice(0, "one two three ", "stop")]}
+    assert outcome.usage == Usage(
+        requests=1, input_tokens=6, cached_input_tokens=4, output_tokens=3
+    )
+    assert outcome.worker == "w1"
+    assert outcome.timings.queue_us == 7
+    assert outcome.timings.forward_us > 0
+    assert outcome.timings.first_token_us > 7
+    assert outcome.timings.tokens == 3
+    said = [event for event in caller.events if isinstance(event, Tokens)]
+    assert "".join(event.text for event in said) == "one two three "
+    assert said[-1].finish_reason == "stop"
+
+
+async def test_nothing_is_said_where_nobody_reads_along() -> None:
+    async with calling() as (caller, _):
+        caller.submit(stream=False)
+
+        assert isinstance(await caller.outcome(), Completed)
+
+    assert caller.events == []
+
+
+async def test_an_entry_may_ask_for_whole_answers_and_leave_out_fields() -> None:
+    async def answer(exchange: Exchange) -> None:
+        message = {"role": "assistant", "content": "hello there"}
+        await exchange.send(
+            "200 OK",
+            {
+                "choices": [{"index": 0, "message": message, "finish_reason": "length"}],
+                "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+            },
+        )
+
+    options = {
+        "stream": False,
+        "omit": ["seed"],
+        "max_tokens_field": "max_completion_tokens",
+    }
+    async with calling(answer, options) as (caller, service):
+        caller.submit()
+
+        outcome = await caller.outcome()
+
+    assert service.requests[0].body.keys() == {"model", "messages", "max_completion_tokens"}
+    assert isinstance(outcome, Completed)
+    assert outcome.output == {"choices": [Choice(0, "hello there", "length")]}
+    assert outcome.usage == Usage(requests=1, input_tokens=5, output_tokens=2)
+    assert outcome.timings.tokens == 2
+
+
+async def test_several_choices_and_logprobs_are_kept_apart() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        for index in (1, 0):
+            token = {
+                "token": "ab"[index],
+                "logprob": -0.5,
+                "top_logprobs": [{"token": "c", "logprob": -1.0}],
+            }
+            await exchange.delta("ab"[index], index=index, logprobs={"content": [token]})
+            await exchange.delta(index=index, finish_reason="tool_calls")
+        await exchange.usage(5, 2)
+        await exchange.end()
+
+    async with calling(answer) as (caller, service):
+        caller.submit(n=2, logprobs=True, top_logprobs=1)
+
+        outcome = await caller.outcome()
+
+    assert service.requests[0].body["top_logprobs"] == 1
+    assert isinstance(outcome, Completed)
+    assert outcome.output == {
+        "choices": [
+            Choice(index, text, "stop", (TokenLogprob(text, -0.5, (("c", -1.0),)),))
+            for index, text in enumerate("ab")
+        ]
+    }
+
+
+async def test_connections_are_used_again() -> None:
+    async with calling() as (caller, service):
+        for _ in range(3):
+            caller.outcomes.clear()
+            caller.submit()
+            await caller.outcome()
+
+    assert service.connections == 1
+
+
+async def test_a_cancel_hangs_up_and_keeps_what_was_delivered() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        while True:
+            await exchange.delta("word ")
+            await asyncio.sleep(0.01)
+
+    async with calling(answer) as (caller, service):
+        caller.submit("a message of 24 letters!")
+        await caller.until(lambda: len(caller.events) > 3)
+
+        caller.host.cancel(ID, "client")
+        outcome = await caller.outcome()
+        await service.until_hung_up()
+
+    assert isinstance(outcome, Cancelled)
+    assert outcome.reason == "client"
+    assert outcome.delivered
+    assert outcome.usage == Usage(requests=1, input_tokens=6, output_tokens=len(caller.events))
+    assert outcome.output["choices"][0].text == "word " * len(caller.events)
+
+
+async def test_a_cancel_before_the_call_began_ends_it_for_nothing() -> None:
+    async with calling() as (caller, service):
+        caller.submit()
+        caller.host.cancel(ID, "client")
+
+        outcome = await caller.outcome()
+
+    assert isinstance(outcome, Cancelled)
+    assert not outcome.delivered
+    assert service.requests == []
+
+
+async def test_an_abandoned_call_hangs_up_and_says_nothing() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.delta("word ")
+        await asyncio.sleep(PATIENCE_S)
+
+    async with calling(answer) as (caller, service):
+        caller.submit()
+        await caller.until(lambda: caller.events)
+        caller.host.abandon(ID)
+        await service.until_hung_up()
+
+    assert caller.outcomes == []
+
+
+async def test_a_deadline_ends_a_call() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.delta("word ")
+        await asyncio.sleep(PATIENCE_S)
+
+    async with calling(answer) as (caller, _):
+        caller.submit(deadline_ms=int(time.time() * 1000) + 300)
+
+        outcome = await caller.outcome()
+
+    assert isinstance(outcome, Cancelled)
+    assert outcome.reason == "deadline"
+
+
+async def test_a_busy_upstream_is_asked_again() -> None:
+    async def answer(exchange: Exchange) -> None:
+        if len(service.requests) < 3:
+            await exchange.send("429 Too Many Requests", {}, Retry_After="0")
+        else:
+            await exchange.send("200 OK", _whole("at last"))
+
+    async with calling(answer, {"stream": False}) as (caller, service):
+        caller.submit()
+
+        assert isinstance(await caller.outcome(), Completed)
+    assert len(service.requests) == 3
+
+
+def _whole(text: str) -> dict[str, Any]:
+    return {
+        "choices": [{"message": {"content": text}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1},
+    }
+
+
+async def test_an_upstream_that_stays_busy_is_unavailable() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send("503 Service Unavailable", {}, Retry_After="0")
+
+    async with calling(answer) as (caller, service):
+        caller.submit()
+
+        failure = await caller.failure()
+
+    assert failure.code == "upstream_unavailable"
+    assert len(service.requests) == 3
+
+
+async def test_an_answer_that_broke_off_is_not_asked_for_again() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.delta("half an ")
+        exchange.writer.close()
+
+    async with calling(answer) as (caller, service):
+        caller.submit()
+
+        failure = await caller.failure()
+
+    assert failure.code == "upstream_error"
+    assert len(service.requests) == 1
+
+
+async def test_a_connection_closed_before_any_answer_is_tried_again() -> None:
+    async def answer(exchange: Exchange) -> None:
+        if len(service.requests) == 1:
+            exchange.writer.close()
+        else:
+            await exchange.send("200 OK", _whole("fine"))
+
+    async with calling(answer, {"stream": False}) as (caller, service):
+        caller.submit()
+
+        assert isinstance(await caller.outcome(), Completed)
+
+
+async def test_nobody_there_is_unavailable() -> None:
+    async with calling(url="http://127.0.0.1:1/v1") as (caller, _):
+        caller.submit()
+
+        failure = await caller.failure()
+
+    assert failure.code == "upstream_unavailable"
+    assert "127.0.0.1" not in failure.message
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_a_silent_upstream_times_out(begins: bool) -> None:
+    async def answer(exchange: Exchange) -> None:
+        if begins:
+            await exchange.begin()
+            await exchange.delta("and then ")
+        await asyncio.sleep(PATIENCE_S)
+
+    async with calling(answer, first_byte_timeout_s=0.2, idle_timeout_s=0.2) as (caller, service):
+        caller.submit()
+
+        failure = await caller.failure()
+        await service.until_hung_up()
+
+    assert failure.code == "upstream_timeout"
+    assert len(service.requests) == 1
+
+
+async def test_a_refused_request_says_why_without_our_credential() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.refuse("400 Bad Request", "top_k is unknown (key sk-secret)", param="top_k")
+
+    async with calling(answer) as (caller, _):
+        caller.submit(top_k=3)
+
+        failure = await caller.failure()
+
+    assert failure.code == "upstream_rejected"
+    assert failure.param == "top_k"
+    assert "top_k is unknown" in failure.message
+    assert "sk-secret" not in failure.message
+
+
+@pytest.mark.parametrize(
+    ("status", "error_code", "code"),
+    [
+        ("400 Bad Request", "context_length_exceeded", "context_length_exceeded"),
+        ("401 Unauthorized", None, "upstream_unavailable"),
+        ("404 Not Found", None, "upstream_error"),
+        ("500 Internal Server Error", None, "upstream_error"),
+        ("307 Temporary Redirect", None, "upstream_error"),
+    ],
+)
+async def test_refusals_have_codes(status: str, error_code: str | None, code: str) -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.refuse(status, "no", code=error_code)
+
+    async with calling(answer) as (caller, service):
+        caller.submit()
+
+        failure = await caller.failure()
+
+    assert failure.code == code
+    assert len(service.requests) == 1
+
+
+async def test_an_error_in_the_midst_of_a_stream_fails_the_request() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.delta("so far ")
+        await exchange.event(json.dumps({"error": {"message": "out of cards", "code": 500}}))
+        await exchange.end()
+
+    async with calling(answer) as (caller, _):
+        caller.submit()
+
+        failure = await caller.failure()
+
+    assert failure.code == "upstream_error"
+    assert "out of cards" in failure.message
+
+
+@pytest.mark.parametrize(
+    "data", [b"data: {broken\n\n", b'data: {"usage": {"prompt_tokens": -1}}\n\n']
+)
+async def test_what_is_no_chat_completion_fails_the_request(data: bytes) -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.raw(data)
+        await exchange.end()
+
+    async with calling(answer) as (caller, _):
+        caller.submit()
+
+        assert (await caller.failure()).code == "upstream_error"
+
+
+async def without_usage(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.delta("one ")
+    await exchange.delta("two", finish_reason="stop")
+    await exchange.end()
+
+
+async def test_an_answer_without_usage_fails_loudly() -> None:
+    async with calling(without_usage) as (caller, _):
+        caller.submit()
+
+        failure = await caller.failure()
+
+    assert failure.code == "upstream_error"
+    assert "usage" in failure.message
+
+
+async def test_usage_is_estimated_only_where_the_entry_says_so() -> None:
+    async with calling(without_usage, {"usage": "estimated"}) as (caller, _):
+        caller.submit("sixteen letters!")
+
+        outcome = await caller.outcome()
+
+    assert isinstance(outcome, Completed)
+    assert outcome.usage == Usage(requests=1, input_tokens=4, output_tokens=2)
+
+
+async def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.engines.upstream.openai.RESPONSE_BYTES_MAX", 100_000)
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        while True:
+            await exchange.delta("x" * 10_000)
+
+    async with calling(answer) as (caller, service):
+        caller.submit()
+
+        failure = await caller.failure()
+        await service.until_hung_up()
+
+    assert failure.code == "output_too_large"
+
+
+async def test_a_worker_serves_an_upstream_model_and_never_logs_its_key(
+    gateway: Gateway, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gateway.models = ("theirs",)
+    async with upstream() as service:
+        entry = {
+            "name": "theirs",
+            "task": "text-generation",
+            "upstream": {"url": service.url, "credential": "SERVICE_KEY"},
+        }
+        environ = {"SERVICE_KEY": "sk-very-secret"}
+        async with gateway.worker(entry, environ=environ, log_level="DEBUG"):
+            request_id = await gateway.submit("hello out there", model="theirs", stream=True)
+            outcome = await gateway.outcome(request_id)
+
+    assert isinstance(outcome, Completed)
+    assert outcome.usage.output_tokens == 3
+    said = [event for event in gateway.said(request_id) if isinstance(event, Tokens)]
+    assert "".join(event.text for event in said) == "hello out there "
+    logged = capfd.readouterr().err
+    assert "sk-very-secret" not in logged
+    assert "out there" not in logged
+
+
+async def test_a_cancelled_job_hangs_up_on_the_upstream(gateway: Gateway) -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        while True:
+            await exchange.delta("word ")
+            await asyncio.sleep(0.01)
+
+    gateway.models = ("theirs",)
+    async with upstream() as service:
+        service.answer = answer
+        entry = {
+            "name": "theirs",
+            "task": "text-generation",
+            "upstream": {"url": service.url},
+        }
+        async with gateway.worker(entry):
+            request_id = await gateway.submit("go on", model="theirs", stream=True)
+            await gateway.until(lambda: len(gateway.events.get(request_id, [])) > 3)
+            await gateway.queue("theirs").cancel(request_id)
+            outcome = await gateway.outcome(request_id)
+            await service.until_hung_up()
+
+    assert isinstance(outcome, Cancelled)
+    assert outcome.delivered
