@@ -81,6 +81,9 @@ _POST_TO_KEY: Final = (
         held_nanos=keys.c.held_nanos - bindparam("held"),
     )
 )
+_INSERT_RECEIPT: Final = insert(receipts)
+_INSERT_OUTPUT: Final = insert(outputs)
+_INSERT_TRANSFER: Final = insert(transfers).returning(transfers.c.id, sort_by_parameter_order=True)
 
 
 def settle(
@@ -187,7 +190,7 @@ def _post(
     if not paying:
         return {}
     made = connection.execute(
-        insert(transfers).returning(transfers.c.id, sort_by_parameter_order=True),
+        _INSERT_TRANSFER,
         [
             {
                 "key": f"charge:{first[id]}",
@@ -216,7 +219,7 @@ def _write(
     retention: timedelta,
 ) -> None:
     connection.execute(
-        insert(receipts), [_receipt(row, settled.closed, charges) for row, settled in ended]
+        _INSERT_RECEIPT, [_receipt(row, settled.closed, charges) for row, settled in ended]
     )
     kept = [
         {
@@ -228,7 +231,7 @@ def _write(
         if settled.closed.output is not None and retention
     ]
     if kept:
-        connection.execute(insert(outputs), kept)
+        connection.execute(_INSERT_OUTPUT, kept)
     awaited = [
         {
             "request_id": row["request_id"],

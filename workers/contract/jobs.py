@@ -251,7 +251,19 @@ Outcome: TypeAlias = Completed | Failed | Cancelled
 _encoder = msgspec.msgpack.Encoder()
 _job_decoder = msgspec.msgpack.Decoder(Job)
 _outcome_decoder = msgspec.msgpack.Decoder(Outcome)
-_frame_decoder = msgspec.msgpack.Decoder(tuple[SentEvent, ...])
+
+
+class _Sent(msgspec.Struct, frozen=True, array_like=True):
+    """A sent event whose kind may be one that this version does not know."""
+
+    request_id: RequestId
+    attempt: int
+    seq: int
+    event: msgspec.Raw
+
+
+_frame_decoder = msgspec.msgpack.Decoder(tuple[_Sent, ...])
+_event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
 def encode(message: Job | Outcome | tuple[SentEvent, ...]) -> bytes:
@@ -270,5 +282,15 @@ def decode_outcome(data: bytes) -> Outcome:
 
 
 def decode_frame(data: bytes) -> tuple[SentEvent, ...]:
-    """Raise ``msgspec.ValidationError`` if the bytes are no frame of events."""
-    return _frame_decoder.decode(data)
+    """Read a frame of events, leaving out kinds that a newer sender knows and we do not.
+
+    Raise ``msgspec.DecodeError`` if the bytes are no frame.
+    """
+    events = []
+    for sent in _frame_decoder.decode(data):
+        try:
+            event = _event_decoder.decode(sent.event)
+        except msgspec.ValidationError:
+            continue
+        events.append(SentEvent(sent.request_id, sent.attempt, sent.seq, event))
+    return tuple(events)

@@ -1,7 +1,7 @@
 """What a worker must know of a catalog entry: which engine runs it, from where, with what options.
 
-Read from the same ``catalog.yaml`` that the gateway validates and prices; whatever else stands there
-(prices above all) is skipped unread. The gateway's checks are stricter and come first
+Read from the same ``catalog.yaml`` that the gateway validates and prices; whatever else stands
+there (prices above all) is skipped unread. The gateway's checks are stricter and come first
 (``gateway/catalog``), so an error here means that a worker was given another file.
 """
 

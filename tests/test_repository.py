@@ -1,0 +1,59 @@
+"""Rules of the repository that no other tool checks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+from gateway.errors import FAILURE_STATUS
+from gateway.settings import Settings
+from workers.contract.jobs import FailureCode
+from workers.settings import WorkerSettings
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_gateway_starts_where_torch_cannot_be_imported() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; "
+        "import gateway.app, gateway.__main__"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_agent_starts_where_neither_torch_nor_a_web_framework_is() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'litestar', 'sqlalchemy'))); "
+        "import workers.__main__, workers.engine_process"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_every_setting_is_documented() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+
+    for settings in (Settings, WorkerSettings):
+        for name in settings.model_fields:
+            plain = name in ("database_url", "redis_url", "blob_url")
+            variable = name.upper() if plain else f"TOLLGATE_{name.upper()}"
+            assert f"`{variable}`" in page, f"docs/settings.md lacks {variable}"
+
+
+def test_every_way_in_which_a_worker_fails_has_a_status() -> None:
+    assert set(FAILURE_STATUS) == set(get_args(FailureCode))
+    assert all(400 <= status < 500 for status in FAILURE_STATUS.values())
+
+
+def test_no_module_is_longer_than_a_reader_can_hold() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for folder in ("gateway", "workers")
+        for path in (ROOT / folder).rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 500 and "pocket" not in path.parts
+    }
+
+    assert long == {}
