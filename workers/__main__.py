@@ -36,7 +36,6 @@ Example:
 @click.command(epilog=EXAMPLE, context_settings={"max_content_width": 100})
 @click.option("--catalog", type=click.Path(path_type=Path), help="Catalog file. [catalog.yaml]")
 @click.option("--redis-url", metavar="URL", help="Queue server. [REDIS_URL]")
-@click.option("--blob-url", metavar="URL", help="Store of large outputs. [BLOB_URL]")
 @click.option(
     "--model",
     "models",

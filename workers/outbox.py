@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 LOG_EVENTS: Final = 10
 """Events of a job that make one entry of its log, if they come faster than ``LOG_S``."""
 LOG_S: Final = 0.25
-OUTCOME_BYTES_MAX: Final = 64 * 1024
-"""What may travel through the queue; a larger output is a blob."""
+OUTCOME_BYTES_MAX: Final = 1024 * 1024
+"""What may travel through the queue: a long answer with all its log probabilities, but no media."""
 
 RETRY_MIN_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
@@ -173,15 +173,7 @@ class Outbox:
             log.error("events refused", extra={"error": type(error).__name__})
 
     async def _complete(self, queue: Queue, batch: list[tuple[Held, Outcome]]) -> None:
-        done = [
-            Completion(
-                id=held.job.request_id,
-                token=held.token,
-                status=_STATUS[type(outcome)],
-                outcome=encode(outcome),
-            )
-            for held, outcome in batch
-        ]
+        done = [_completion(held, outcome) for held, outcome in batch]
         results = await insist("completing", lambda: queue.complete(done))
         for (held, _), result in zip(batch, results, strict=True):
             if result in ("fenced", "unknown"):
@@ -190,6 +182,21 @@ class Outbox:
                     extra={"request_id": held.job.request_id, "answer": result},
                 )
             self._done(held)
+
+
+def _completion(held: Held, outcome: Outcome) -> Completion:
+    data = encode(outcome)
+    if len(data) > OUTCOME_BYTES_MAX:
+        log.warning("outcome too large", extra={"request_id": held.job.request_id})
+        outcome = Failed(
+            "output_too_large",
+            f"The output is {len(data)} bytes long; at most {OUTCOME_BYTES_MAX} can be delivered.",
+            usage=outcome.usage,
+            timings=outcome.timings,
+            worker=outcome.worker,
+        )
+        data = encode(outcome)
+    return Completion(held.job.request_id, held.token, _STATUS[type(outcome)], data)
 
 
 def _log_entry(held: Held) -> LogEntry:

@@ -114,6 +114,16 @@ async def test_a_job_that_cannot_be_read_fails(gateway: Gateway) -> None:
     assert outcome.code == "invalid_input"
 
 
+async def test_an_output_that_is_too_large_for_the_queue_fails(gateway: Gateway) -> None:
+    async with gateway.worker():
+        request_id = await gateway.submit("x" * 40_000, n=30)
+
+        outcome = await gateway.outcome(request_id)
+
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "output_too_large"
+
+
 async def test_a_worker_announces_what_it_serves_and_why_not_the_rest(gateway: Gateway) -> None:
     catalog = [
         echo(),
