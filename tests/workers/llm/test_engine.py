@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.workers.llm.checkpoints import Driver, job, make_engine, run_alone, texts
-from workers.contract.jobs import Cancelled, Completed, Failed
+from tests.workers.llm.checkpoints import Reference, make_engine
+from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
+from workers.contract.jobs import Cancelled, Completed
 from workers.engines.protocol import Admitted, Wait
 
 Checkpoint = Callable[[str], Path]
@@ -24,46 +23,86 @@ QUESTIONS = (
     "!",
     "the quick brown fox jumps over a lazy dog and counts to 0123456789 " * 2,
 )
+LONG = "the quick brown fox jumps over a lazy dog and counts to 0123456789. " * 110
+"""More tokens than are read of prompts in one step."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_answers_are_those_of_generate(family: str, checkpoint: Checkpoint) -> None:
     path = checkpoint(family)
-    engine = make_engine(path)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    engine, reference = make_engine(path), Reference(path)
 
     for number, question in enumerate(QUESTIONS):
         outcome = run_alone(engine, job(f"r{number}", question))
 
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-        )
-        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
-        expected = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
-        )[0, ids.shape[1] :]
         assert isinstance(outcome, Completed)
-        assert outcome.usage.output_tokens == len(expected)
-        assert texts(outcome) == [tokenizer.decode(expected, skip_special_tokens=True)]
+        usage = outcome.usage
+        assert (usage.input_tokens, usage.output_tokens, *texts(outcome)) == reference.generate(
+            question, 12
+        )
+        assert (usage.requests, usage.cached_input_tokens) == (1, 0)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_answers_do_not_depend_on_who_else_runs(seed: int, checkpoint: Checkpoint) -> None:
-    engine = make_engine(checkpoint("qwen3"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_answers_in_a_batch_are_those_of_generate(
+    family: str, checkpoint: Checkpoint
+) -> None:
+    path = checkpoint(family)
+    driver, reference = Driver(make_engine(path, slots=5)), Reference(path)
+
+    driver.admit(job("early", QUESTIONS[2], max_tokens=60))
+    for number, question in enumerate(QUESTIONS[:4]):
+        driver.step()
+        assert isinstance(driver.admit(job(f"r{number}", question, max_tokens=40)), Admitted)
+    driver.step()
+    driver.engine.cancel("r1", "client")
+    driver.step()
+    driver.admit(job("late", QUESTIONS[5], max_tokens=40))
+    driver.finish("early", "r0", "r2", "r3", "late")
+
+    assert isinstance(driver.outcomes["r1"], Cancelled)
+    for name, question, tokens in (
+        ("early", QUESTIONS[2], 60),
+        ("r0", QUESTIONS[0], 40),
+        ("r2", QUESTIONS[2], 40),
+        ("r3", QUESTIONS[3], 40),
+        ("late", QUESTIONS[5], 40),
+    ):
+        assert texts(driver.outcomes[name]) == [reference.generate(question, tokens)[2]]
+
+
+@pytest.mark.parametrize(
+    ("seed", "family", "slots", "dtype"),
+    [
+        (0, "qwen3", 4, "float32"),
+        (1, "llama", 3, "float32"),
+        (2, "phi3", 8, "bfloat16"),
+        (3, "gemma3", 4, "float32"),
+        (4, "mistral", 2, "bfloat16"),
+        (5, "qwen2", 6, "float32"),
+    ],
+)
+def test_answers_are_the_same_to_the_last_bit_whoever_else_runs(
+    seed: int, family: str, slots: int, dtype: str, checkpoint: Checkpoint
+) -> None:
+    engine = make_engine(checkpoint(family), slots=slots, dtype=dtype)
     r = random.Random(seed)
     jobs = [
         job(
             f"r{number}",
             r.choice(QUESTIONS),
-            max_tokens=r.randint(1, 30),
+            max_tokens=r.randint(1, 80),
             temperature=r.choice([0.0, 0.0, 1.0]),
+            top_p=r.choice([1.0, 0.9]),
+            frequency_penalty=r.choice([0.0, 0.5]),
+            logprobs=True,
+            top_logprobs=3,
             seed=number,
             n=r.choice([1, 1, 2]),
         )
         for number in range(10)
     ]
-    alone = {wanted.request_id: texts(run_alone(engine, wanted)) for wanted in jobs}
+    alone = {wanted.request_id: choices(run_alone(engine, wanted)) for wanted in jobs}
 
     driver = Driver(engine)
     waiting = list(jobs)
@@ -80,17 +119,89 @@ def test_answers_do_not_depend_on_who_else_runs(seed: int, checkpoint: Checkpoin
         if wanted.request_id == cancelled:
             assert isinstance(outcome, Cancelled)
         else:
-            assert texts(outcome) == alone[wanted.request_id]
+            assert choices(outcome) == alone[wanted.request_id]
 
 
-def test_events_tell_the_same_text_as_the_outcome(checkpoint: Checkpoint) -> None:
+def test_several_choices_are_what_their_seeds_say_alone(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint("qwen3"))
+
+    together = run_alone(engine, job("a", QUESTIONS[0], n=3, seed=7, temperature=1.0))
+
+    alone = [
+        texts(run_alone(engine, job("b", QUESTIONS[0], seed=seed, temperature=1.0)))[0]
+        for seed in (7, 8, 9)
+    ]
+    assert texts(together) == alone
+    assert len(set(alone)) == 3
+    assert isinstance(together, Completed)
+    assert together.usage.output_tokens == 36
+
+
+def test_events_tell_the_same_as_the_outcome(checkpoint: Checkpoint) -> None:
     driver = Driver(make_engine(checkpoint("qwen3")))
-    driver.admit(job("a", QUESTIONS[3], n=2, temperature=1.0, max_tokens=40, seed=3))
+    asked = {"n": 2, "temperature": 1.0, "max_tokens": 40, "seed": 3, "logprobs": True}
+    driver.admit(job("a", QUESTIONS[3], stop=["the", "o"], **asked))
 
     driver.finish("a")
 
-    assert texts(driver.outcomes["a"]) == [driver.texts["a/0"], driver.texts["a/1"]]
-    assert driver.texts["a/0"] != driver.texts["a/1"]
+    outcome = driver.outcomes["a"]
+    assert isinstance(outcome, Completed)
+    assert outcome.usage.output_tokens == sum(
+        event.count for events in driver.events.values() for event in events
+    )
+    for choice in outcome.output["choices"]:
+        events = driver.events[f"a/{choice.index}"]
+        assert "".join(event.text for event in events) == choice.text
+        assert tuple(one for event in events for one in event.logprobs or ()) == choice.logprobs
+        assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+        assert events[-1].finish_reason == choice.finish_reason
+
+
+def test_a_long_prompt_is_read_in_pieces_and_answered_as_by_generate(
+    checkpoint: Checkpoint,
+) -> None:
+    path = checkpoint("llama")
+
+    outcome = run_alone(make_engine(path), job("a", LONG))
+
+    assert isinstance(outcome, Completed)
+    usage = outcome.usage
+    assert (usage.input_tokens, usage.output_tokens, *texts(outcome)) == Reference(path).generate(
+        LONG, 12
+    )
+    assert usage.input_tokens > 2048
+
+
+def test_answers_go_on_while_a_long_prompt_is_read(checkpoint: Checkpoint) -> None:
+    driver = Driver(make_engine(checkpoint("qwen3")))
+    alone = run_alone(driver.engine, job("long", LONG, n=2, seed=3))
+    driver.admit(job("short", QUESTIONS[0], max_tokens=6))
+    driver.step()
+    driver.admit(job("long", LONG, n=2, seed=3))
+
+    weights = driver.step()
+
+    assert weights == {"short": 1.0, "long": 2048.0}
+    assert len(driver.events["short/0"]) == 2
+    assert "long/0" not in driver.events
+    driver.finish("short", "long")
+    assert texts(driver.outcomes["long"]) == texts(alone)
+
+
+def test_a_request_cancelled_while_its_prompt_is_read_used_what_was_read(
+    checkpoint: Checkpoint,
+) -> None:
+    driver = Driver(make_engine(checkpoint("qwen3")))
+    driver.admit(job("long", LONG))
+    driver.step()
+
+    driver.engine.cancel("long", "deadline")
+    driver.step()
+
+    outcome = driver.outcomes["long"]
+    assert isinstance(outcome, Cancelled)
+    assert outcome.reason == "deadline"
+    assert (outcome.usage.input_tokens, outcome.usage.output_tokens) == (2048, 0)
 
 
 def test_a_full_engine_lets_newcomers_wait(checkpoint: Checkpoint) -> None:
@@ -106,49 +217,72 @@ def test_a_full_engine_lets_newcomers_wait(checkpoint: Checkpoint) -> None:
 
 
 def test_a_cancelled_request_leaves_within_one_step(checkpoint: Checkpoint) -> None:
-    driver = Driver(make_engine(checkpoint("llama")))
+    driver = Driver(make_engine(checkpoint("llama"), slots=2))
     driver.admit(job("a", "the quick", max_tokens=100))
     driver.admit(job("b", "brown fox", max_tokens=6))
     driver.step()
     driver.step()
 
     driver.engine.cancel("a", "client")
-    driver.step()
+    weights = driver.step()
 
     outcome = driver.outcomes["a"]
     assert isinstance(outcome, Cancelled)
     assert outcome.usage.output_tokens == 2
-    assert texts(outcome) == [driver.texts["a/0"]]
-    driver.finish("b")
+    assert texts(outcome) == [driver.text("a/0")]
+    assert "a" not in weights
+    assert isinstance(driver.admit(job("c", "dog")), Admitted)
+    driver.finish("b", "c")
 
 
-def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(checkpoint: Checkpoint) -> None:
-    driver = Driver(make_engine(checkpoint("llama"), context_tokens=32))
-
-    answer = driver.admit(job("a", "the quick brown fox " * 30))
-
-    assert isinstance(answer, Failed)
-    assert answer.code == "context_length_exceeded"
-    assert "32" in answer.message
-    assert answer.param == "messages"
-
-
-def test_an_answer_ends_where_the_context_does(checkpoint: Checkpoint) -> None:
+def test_an_answer_ends_at_its_limit_and_where_the_context_does(checkpoint: Checkpoint) -> None:
     engine = make_engine(checkpoint("llama"), context_tokens=24)
 
-    outcome = run_alone(engine, job("a", "the fox", max_tokens=200))
+    short = run_alone(engine, job("a", "the fox", max_tokens=3))
+    full = run_alone(engine, job("b", "the fox", max_tokens=200))
+
+    assert isinstance(short, Completed)
+    assert isinstance(full, Completed)
+    assert short.usage.output_tokens == 3
+    assert full.usage.input_tokens + full.usage.output_tokens == 24
+    assert [choices(outcome)[0]["finish_reason"] for outcome in (short, full)] == ["length"] * 2
+
+
+def test_a_stop_token_ends_an_answer_and_is_counted_but_not_shown(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint("llama"))
+
+    outcome = run_alone(engine, job("a", "the fox", logit_bias={1: 100.0}, logprobs=True))
 
     assert isinstance(outcome, Completed)
-    assert outcome.usage.input_tokens + outcome.usage.output_tokens <= 24
+    assert outcome.usage.output_tokens == 1
+    assert choices(outcome) == [{"index": 0, "text": "", "finish_reason": "stop", "logprobs": ()}]
 
 
-def test_a_structured_format_is_refused_by_name(checkpoint: Checkpoint) -> None:
-    driver = Driver(make_engine(checkpoint("llama")))
+def test_a_stop_string_across_tokens_is_hidden_with_its_logprobs(checkpoint: Checkpoint) -> None:
+    path = checkpoint("qwen3")
+    engine, tokenizer = make_engine(path), Reference(path).tokenizer
+    words = [token for token in range(5, 320) if len(tokenizer.decode([token])) > 2]
+    asked = {
+        "max_tokens": 40,
+        "temperature": 1.0,
+        "logit_bias": dict.fromkeys(words, 100.0),
+        "logprobs": True,
+    }
+    (whole,) = choices(run_alone(engine, job("a", "the fox", **asked)))
+    tokens = [token["text"] for token in whole["logprobs"]]
+    stop = (tokens[10] + tokens[11] + tokens[12])[1:-1]
+    place = whole["text"].index(stop)
+    begins = [len("".join(tokens[:count])) for count in range(len(tokens))]
 
-    answer = driver.admit(job("a", "x", response_format={"type": "json_object"}))
+    driver = Driver(engine)
+    driver.admit(job("b", "the fox", stop=[stop], **asked))
+    driver.finish("b")
 
-    assert isinstance(answer, Failed)
-    assert (answer.code, answer.param) == ("unsupported_parameter", "response_format")
+    (cut,) = choices(driver.outcomes["b"])
+    assert cut["text"] == driver.text("b/0") == whole["text"][:place]
+    assert cut["finish_reason"] == "stop"
+    shown = [token for token, begin in zip(tokens, begins, strict=True) if begin < place]
+    assert [token["text"] for token in cut["logprobs"]] == shown
 
 
 def test_logprobs_are_those_of_the_model(checkpoint: Checkpoint) -> None:
@@ -164,30 +298,41 @@ def test_logprobs_are_those_of_the_model(checkpoint: Checkpoint) -> None:
         assert token.logprob <= 0
 
 
-def test_an_unproven_family_is_refused_with_the_way_out(checkpoint: Checkpoint) -> None:
-    with pytest.raises(ValueError, match=r"GPT2LMHeadModel .*upstream"):
-        make_engine(checkpoint("gpt2"))
+def test_two_models_answer_side_by_side(checkpoint: Checkpoint) -> None:
+    engines = [make_engine(checkpoint(family)) for family in ("llama", "gemma3")]
+    wanted = job("a", QUESTIONS[5], max_tokens=20)
+    alone = [texts(run_alone(engine, wanted)) for engine in engines]
 
+    drivers = [Driver(engine) for engine in engines]
+    for driver in drivers:
+        driver.admit(wanted)
+    for _ in range(20):
+        for driver in drivers:
+            driver.step()
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dtype": "float16"}, "float16 is many times slower"),
-        ({"dtype": "int3"}, "one of float32"),
-        ({"slotz": 3}, "options of the engine llm are dtype, device, slots"),
-        ({"slots": 0}, "at least 1"),
-    ],
-)
-def test_options_that_cannot_be_met_are_refused(
-    options: dict[str, object], message: str, checkpoint: Checkpoint
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_engine(checkpoint("llama"), **options)
+    assert [texts(driver.outcomes["a"]) for driver in drivers] == alone
+    assert alone[0] != alone[1]
 
 
 def test_the_four_phases_are_told_apart(checkpoint: Checkpoint) -> None:
     driver = Driver(make_engine(checkpoint("llama")))
     driver.admit(job("a", "the fox"))
-    driver.finish("a")
+    assert driver.clock.phases == ["preprocess"]
 
-    assert set(driver.clock.phases) == {"preprocess", "transfer", "forward", "postprocess"}
+    driver.step()
+
+    assert driver.clock.phases == ["preprocess", "transfer", "forward", "postprocess"]
+
+
+def test_an_estimate_grows_with_what_may_be_written(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint("llama"), context_tokens=100)
+
+    short, long, double = (
+        engine.estimate(job("a", "x", max_tokens=tokens, n=n))
+        for tokens, n in ((10, 1), (100, 1), (100, 2))
+    )
+
+    assert 0 < short.device_us < long.device_us
+    # Two layers, keys and values, two heads of 12 numbers of 4 bytes, 100 positions.
+    assert long.bytes == short.bytes == 2 * 2 * 2 * 12 * 4 * 100
+    assert double.bytes == 2 * long.bytes

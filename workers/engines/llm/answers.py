@@ -119,6 +119,11 @@ class Answering:
         return [(slot, answer) for slot, answer in pairs if answer.finish_reason is None]
 
     @property
+    def extent(self) -> int:
+        """The most positions that any of its slots may have been written to."""
+        return len(self.prompt) + max(len(answer.tokens) for answer in self.answers)
+
+    @property
     def usage(self) -> Usage:
         return Usage(
             requests=1,

@@ -96,6 +96,15 @@ class SlotCache:
             for target in targets:
                 kept[target, :, :tokens] = kept[source, :, :tokens]
 
+    def clear(self, slots: Sequence[int], tokens: int) -> None:
+        """Forget the first tokens of slots.
+
+        A mask hides numbers, but not what is none: 0 times NaN is NaN, also for the next in line.
+        """
+        for kept in (*self._keys, *self._values):
+            for slot in slots:
+                kept[slot, :, :tokens] = 0
+
     def attend(
         self,
         layer: int,

@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 from typing import Any, Final
 
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
 
@@ -137,17 +138,19 @@ def _read_model(path: Path, options: Options) -> Any:
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"the weights in {path} cannot be read: {error}") from error
     model, report = loaded
-    # The library would go on with random numbers in place of what is missing.
-    for problem in ("missing_keys", "mismatched_keys"):
-        if names := sorted(map(str, report[problem])):
+    # The library would go on with random numbers in place of what is missing or does not fit.
+    for problem in ("missing", "mismatched"):
+        if keys := report[f"{problem}_keys"]:
+            first = min(str(key if isinstance(key, str) else key[0]) for key in keys)
             raise ValueError(
-                f"the weights in {path} do not fit config.json: {problem.replace('_', ' ')} "
-                f"{', '.join(names[:3])}{' and more' if names[3:] else ''}"
+                f"the weights in {path} do not fit config.json: {len(keys)} {problem}, "
+                f"{first} among them"
             )
     if len(attention_modules(model)) != model.config.num_hidden_layers:
         raise ValueError(f"the attention layers of {path} were not found; {_WAY_OUT}")

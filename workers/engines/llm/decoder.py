@@ -94,6 +94,9 @@ class Decoder:
     def copy(self, source: int, targets: Sequence[int], tokens: int) -> None:
         self._cache.copy(source, targets, tokens)
 
+    def clear(self, slots: Sequence[int], tokens: int) -> None:
+        self._cache.clear(slots, tokens)
+
     def wait(self) -> None:
         """Wait for the device, so that whoever times a phase times its work."""
         if self._device.type == "cuda":

@@ -89,7 +89,9 @@ class LlmEngine:
         self._scheduler.halt(request_id)
 
     def release(self, request_id: RequestId) -> None:
-        self._answering.pop(request_id, None)
+        assert self._decoder is not None
+        answering = self._answering.pop(request_id)
+        self._decoder.clear(answering.seat.slots, answering.extent)
         self._scheduler.leave(request_id)
 
     # --- Admission --------------------------------------------------------------------------------

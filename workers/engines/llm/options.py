@@ -46,12 +46,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_options(spec: ModelSpec) -> Options:
     """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
-    shared = Serving.__struct_fields__
-    own = {name: value for name, value in spec.options.items() if name not in shared}
+    others = set(Serving.__struct_fields__) - set(Options.__struct_fields__)
+    own = {name: value for name, value in spec.options.items() if name not in others}
     try:
         options = msgspec.convert(own, Options)
     except msgspec.ValidationError as error:
-        accepted = ", ".join((*Options.__struct_fields__, *shared))
+        accepted = ", ".join((*Options.__struct_fields__, *sorted(others)))
         raise ValueError(f"{error}; options of the engine llm are {accepted}") from error
     if options.dtype not in DTYPES:
         raise ValueError(f"dtype is {options.dtype!r}; one of {', '.join(DTYPES)} is accepted")

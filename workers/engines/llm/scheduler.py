@@ -95,5 +95,4 @@ class Scheduler:
     def leave(self, request_id: RequestId) -> None:
         """Free the slots of a request."""
         self.halt(request_id)
-        if (seat := self._seats.pop(request_id, None)) is not None:
-            self._free.extend(reversed(seat.slots))
+        self._free.extend(reversed(self._seats.pop(request_id).slots))

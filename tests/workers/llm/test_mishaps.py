@@ -1,0 +1,108 @@
+"""One request's mishap is its own: memory that runs out, numbers that overflow."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import Qwen3ForCausalLM
+
+from tests.workers.llm.checkpoints import Reference, make_checkpoint, make_engine
+from tests.workers.llm.driver import Driver, choices, job, run_alone
+from workers.contract.jobs import Failed
+
+Checkpoint = Callable[[str], Path]
+
+
+def _of_the_gpu() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def _of_the_cpu() -> None:
+    torch.empty(1 << 60)
+
+
+@pytest.mark.parametrize("exhaust", [_of_the_gpu, _of_the_cpu])
+def test_running_out_of_memory_costs_the_youngest_and_nobody_else(
+    exhaust: Callable[[], Any], checkpoint: Checkpoint
+) -> None:
+    engine = make_engine(checkpoint("qwen3"))
+    older = [
+        job("a", "the fox", temperature=1.0, logprobs=True),
+        job("b", "a lazy dog", n=2, temperature=1.0, seed=5, logprobs=True),
+    ]
+    alone = [choices(run_alone(engine, wanted)) for wanted in older]
+    driver = Driver(engine)
+    driver.admit(older[0])
+    driver.step()
+    driver.admit(older[1])
+    driver.admit(job("c", "the quick brown fox jumps over a lazy dog"))
+    forwards = 0
+
+    def fail_late_in_the_third(module: torch.nn.Module, _: object) -> None:
+        nonlocal forwards
+        if isinstance(module, Qwen3ForCausalLM):
+            forwards += 1
+        # The decode step and the prompt of b went well before.
+        if forwards == 3 and getattr(module, "layer_idx", 0) == 1:
+            exhaust()
+
+    hook = register_module_forward_pre_hook(fail_late_in_the_third)
+    driver.step()
+    hook.remove()
+
+    assert isinstance(driver.outcomes["c"], Failed)
+    driver.finish("a", "b")
+    assert [choices(driver.outcomes[name]) for name in ("a", "b")] == alone
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_numbers_that_overflow_fail_their_own_request_only(
+    temperature: float, tmp_path: Path
+) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    poison = Reference(path).tokenizer.convert_tokens_to_ids("<system>")
+    weights = load_file(path / "model.safetensors")
+    weights["model.embed_tokens.weight"][poison] = torch.nan
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    engine = make_engine(path, slots=2)
+    good = [job(name, "the quick brown fox", max_tokens=30) for name in ("a", "b")]
+    alone = choices(run_alone(engine, good[0]))
+    driver = Driver(engine)
+    driver.admit(good[0])
+    driver.step()
+
+    driver.admit(job("bad", "fox", role="system", temperature=temperature))
+    driver.step()
+
+    failed = driver.outcomes["bad"]
+    assert isinstance(failed, Failed)
+    assert failed.code == "engine_error"
+    driver.admit(good[1])
+    driver.finish("a", "b")
+    assert choices(driver.outcomes["a"]) == choices(driver.outcomes["b"]) == alone
+
+
+def test_unloading_gives_the_memory_back(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint("llama"))
+    weights: list[weakref.ref[torch.nn.Parameter]] = []
+
+    def remember(module: torch.nn.Module, _: object) -> None:
+        weights.extend(weakref.ref(parameter) for parameter in module.parameters())
+
+    hook = register_module_forward_pre_hook(remember)
+    before = run_alone(engine, job("a", "the fox"))
+    hook.remove()
+
+    engine.unload()
+
+    assert weights
+    assert {weight() for weight in weights} == {None}
+    engine.load()
+    assert choices(run_alone(engine, job("b", "the fox"))) == choices(before)

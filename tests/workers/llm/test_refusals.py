@@ -1,0 +1,226 @@
+"""What cannot be done is refused by name: at load to the operator, at admission to the client."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.workers.llm.checkpoints import Reference, make_checkpoint, make_engine, make_spec
+from tests.workers.llm.driver import Driver, job, run_alone, texts
+from workers.contract.jobs import Completed, Failed
+from workers.engines.llm.engine import LlmEngine
+from workers.engines.protocol import Admitted
+
+Checkpoint = Callable[[str], Path]
+
+
+# --- To the operator ------------------------------------------------------------------------------
+
+
+def test_an_unproven_family_is_refused_with_the_way_out(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ValueError, match=r"GPT2LMHeadModel .*vLLM.*upstream"):
+        make_engine(checkpoint("gpt2"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float16"}, "float16 is many times slower"),
+        ({"dtype": "int3"}, "dtype is 'int3'; one of float32, bfloat16, float16"),
+        ({"device": "tpu"}, "device is 'tpu'; one of auto, cpu, cuda"),
+        ({"slotz": 3}, "options of the engine llm are dtype, device, slots, threads, concurrency"),
+        ({"slots": 0}, "slots is 0; at least 1"),
+        ({"slots": "many"}, r"Expected `int`.*slots"),
+        ({"threads": 0}, "threads is 0; at least 1"),
+        ({"context_tokens": "all"}, "limits.context_tokens is 'all'"),
+        ({"context_tokens": 5000}, "5000, but the model was made for 4096 positions"),
+        ({"slots": 1_000_000}, r"1000000 slots of 4096 tokens takes .* GiB.*lower"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused(
+    options: dict[str, Any], message: str, checkpoint: Checkpoint
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_engine(checkpoint("llama"), **options)
+
+
+def test_options_that_all_engines_have_in_common_are_accepted(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint("llama"), concurrency=3, weight=2.0, threads=1)
+
+    assert isinstance(run_alone(engine, job("a", "fox")), Completed)
+
+
+def _drop(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).unlink()
+
+
+def _configure(**changes: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        config = json.loads((path / "config.json").read_text()) | changes
+        (path / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def _lose_a_weight(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+
+
+def _cut_the_weights(path: Path) -> None:
+    weights = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(weights[:1000])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_drop("config.json"), "has no config.json"),
+        (_drop("tokenizer.json"), "has no tokenizer.json"),
+        (_drop("chat_template.jinja"), "has no chat template"),
+        (_drop("model.safetensors"), r"has no \*.safetensors"),
+        (lambda path: (path / "config.json").write_text("{"), "config.json cannot be read"),
+        (_configure(architectures=None), "unknown is not among the proven families"),
+        (_configure(quantization_config={"quant_method": "gptq"}), r"quantised \(gptq\)"),
+        (_configure(intermediate_size=64), r"do not fit config.json: 6 mismatched, model.layers.0"),
+        (_lose_a_weight, r"1 missing, model.layers.1.self_attn.q_proj.weight"),
+        (_cut_the_weights, "cannot be read"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(
+    damage: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    path = make_checkpoint("llama", tmp_path)
+    damage(path)
+
+    with pytest.raises(ValueError, match=message):
+        make_engine(path)
+
+
+def test_an_entry_without_checkpoint_is_refused() -> None:
+    with pytest.raises(ValueError, match="names no checkpoint"):
+        LlmEngine(make_spec(None)).load()
+
+
+def test_a_template_that_does_not_work_is_refused_at_load(tmp_path: Path) -> None:
+    path = make_checkpoint("llama", tmp_path, template="{{ messages[0]['text'].upper() }}")
+
+    with pytest.raises(ValueError, match="cannot read a conversation"):
+        make_engine(path)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_a_sliding_window_limits_the_context(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_checkpoint(family, tmp_path, sliding_window=40)
+
+    with caplog.at_level(logging.WARNING):
+        engine = make_engine(path)
+
+    assert "context is limited" in caplog.messages
+    outcome = run_alone(engine, job("a", "the quick brown fox", max_tokens=100))
+    assert isinstance(outcome, Completed)
+    read, written, text = Reference(path).generate(
+        "the quick brown fox", outcome.usage.output_tokens
+    )
+    assert (outcome.usage.input_tokens, *texts(outcome)) == (read, text)
+    assert read + written == 40
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_more_context_than_a_sliding_window_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path, sliding_window=40)
+
+    with pytest.raises(ValueError, match=r"41, but its sliding window is 40"):
+        make_engine(path, context_tokens=41)
+
+
+def test_long_rotary_factors_limit_the_context(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
+    path = make_checkpoint(
+        "phi3",
+        tmp_path,
+        original_max_position_embeddings=64,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
+    )
+
+    with pytest.raises(ValueError, match="65, but its long rotary factors, from 64 on"):
+        make_engine(path, context_tokens=65)
+    content = "the quick brown fox"
+    outcome = run_alone(make_engine(path), job("a", content, max_tokens=100))
+
+    assert isinstance(outcome, Completed)
+    read, written, text = Reference(path).generate(content, outcome.usage.output_tokens)
+    assert (read + written, *texts(outcome)) == (64, text)
+
+
+# --- To the client --------------------------------------------------------------------------------
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    driver = Driver(make_engine(path, context_tokens=32))
+    content = "the quick brown fox " * 30
+
+    answer = driver.admit(job("a", content))
+
+    assert isinstance(answer, Failed)
+    assert (answer.code, answer.param) == ("context_length_exceeded", "messages")
+    tokens = Reference(path).generate(content, 1)[0]
+    assert f"{tokens} tokens" in answer.message
+    assert "context is 32" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "param"),
+    [
+        (
+            {"response_format": {"type": "json_object"}},
+            "unsupported_parameter",
+            "response_format",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "unsupported_parameter",
+            "response_format",
+        ),
+        ({"n": 5}, "invalid_input", "n"),
+        ({"max_tokens": 0}, "invalid_input", "max_tokens"),
+        ({"logit_bias": {100_000: 1.0}}, "invalid_input", "logit_bias"),
+        ({"role": "tool"}, "invalid_input", "messages"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused_by_name(
+    asked: dict[str, Any], code: str, param: str, tmp_path: Path
+) -> None:
+    refusing = "{% if messages[0]['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}x"
+    driver = Driver(make_engine(make_checkpoint("llama", tmp_path, template=refusing)))
+
+    answer = driver.admit(job("a", "x", **asked))
+
+    assert isinstance(answer, Failed)
+    assert (answer.code, answer.param) == (code, param)
+
+
+def test_text_is_an_accepted_format(checkpoint: Checkpoint) -> None:
+    driver = Driver(make_engine(checkpoint("llama")))
+
+    assert isinstance(driver.admit(job("a", "x", response_format={"type": "text"})), Admitted)
+
+
+def test_refused_jobs_leave_their_slots_free(checkpoint: Checkpoint) -> None:
+    driver = Driver(make_engine(checkpoint("llama"), slots=1, context_tokens=32))
+
+    for number in range(3):
+        driver.admit(job(f"r{number}", "the quick brown fox " * 30))
+
+    assert isinstance(driver.admit(job("a", "x")), Admitted)
+    driver.finish("a")

@@ -1,0 +1,160 @@
+"""Sampling agrees with the library's own processors, and depends on nothing but its seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from workers.contract.jobs import ChatInput
+from workers.engines.llm.sampling import Sampler
+
+VOCABULARY = 40
+
+
+def _logits(seed: int) -> torch.Tensor:
+    return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def _sampler(*, prompt: tuple[int, ...] = (), seed: int = 0, **parameters: Any) -> Sampler:
+    chat = ChatInput(messages=(), max_tokens=1, **parameters)
+    return Sampler(chat, prompt=prompt, vocabulary=VOCABULARY, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("parameters", "warpers"),
+    [
+        ({"temperature": 0.5}, [TemperatureLogitsWarper(0.5)]),
+        ({"top_k": 3}, [TopKLogitsWarper(3)]),
+        ({"top_p": 0.7}, [TopPLogitsWarper(0.7)]),
+        ({"min_p": 0.1}, [MinPLogitsWarper(0.1)]),
+        (
+            {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+            [
+                TemperatureLogitsWarper(1.5),
+                TopKLogitsWarper(20),
+                MinPLogitsWarper(0.02),
+                TopPLogitsWarper(0.9),
+            ],
+        ),
+    ],
+)
+def test_tokens_are_drawn_as_often_as_the_library_says(
+    parameters: dict[str, Any], warpers: list[Any], seed: int
+) -> None:
+    logits = _logits(seed)
+    warped = LogitsProcessorList(warpers)(torch.zeros(1, 0, dtype=torch.long), logits[None])
+    expected = torch.softmax(warped[0], dim=-1)
+    sampler = _sampler(seed=seed, **parameters)
+
+    draws = 2000
+    drawn = Counter(sampler.choose(logits).token for _ in range(draws))
+
+    for token, weight in enumerate(expected.tolist()):
+        # Five standard deviations of a binomial count, and a few for what is hardly ever drawn.
+        tolerance = 5 * (draws * weight * (1 - weight)) ** 0.5 + (5 if weight else 0)
+        assert abs(drawn[token] - draws * weight) <= tolerance
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_repetition_penalty_counts_prompt_and_answer(seed: int) -> None:
+    logits, prompt = _logits(seed), (3, 5, 8, 3)
+    sampler = _sampler(prompt=prompt, temperature=0.0, repetition_penalty=1.8)
+    reference = RepetitionPenaltyLogitsProcessor(1.8)
+    said = list(prompt)
+
+    for _ in range(8):
+        expected = int(reference(torch.tensor([said]), logits[None])[0].argmax())
+
+        assert sampler.choose(logits).token == expected
+        said.append(expected)
+
+
+def test_penalties_and_bias_move_the_logits_by_their_amounts() -> None:
+    logits = torch.zeros(VOCABULARY)
+    logits[:3] = torch.tensor([2.0, 1.2, 0.5])
+    sampler = _sampler(
+        prompt=(0, 1),
+        temperature=0.0,
+        frequency_penalty=0.5,
+        presence_penalty=0.4,
+        logit_bias={2: 0.2},
+    )
+
+    # After one saying each: 0 falls to 1.1, then 1 from 1.2 to 0.3, then 0 to 0.6, then 2 is 0.7.
+    assert [sampler.choose(logits).token for _ in range(4)] == [0, 1, 0, 2]
+
+
+def test_a_seed_repeats_and_another_does_not() -> None:
+    logits = [_logits(number) for number in range(20)]
+
+    said = [
+        [sampler.choose(one).token for one in logits]
+        for sampler in (_sampler(seed=seed) for seed in (1, 1, 2, -1, 2**63 - 1, 2**63))
+    ]
+
+    assert said[0] == said[1]
+    assert said[0] != said[2]
+    assert all(len(one) == 20 for one in said)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-40, 1e-6])
+def test_a_temperature_near_nothing_is_greedy(temperature: float) -> None:
+    logits = _logits(3)
+
+    assert _sampler(temperature=temperature).choose(logits).token == int(logits.argmax())
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.0}, {"top_k": 1}, {"min_p": 1.0}])
+def test_the_likeliest_is_never_ruled_out(cut: dict[str, Any]) -> None:
+    logits = _logits(4)
+
+    assert _sampler(**cut).choose(logits).token == int(logits.argmax())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_no_number_is_an_error(value: float, temperature: float) -> None:
+    logits = _logits(5)
+    logits[7] = value
+
+    with pytest.raises(FloatingPointError):
+        _sampler(temperature=temperature).choose(logits)
+
+
+def test_logprobs_are_the_models_own_before_all_parameters() -> None:
+    logits = _logits(6)
+    expected = torch.log_softmax(logits, dim=-1)
+    sampler = _sampler(
+        temperature=0.3, top_k=2, logit_bias={9: 50.0}, logprobs=True, top_logprobs=4
+    )
+
+    chosen = sampler.choose(logits)
+
+    assert chosen.token == 9
+    assert chosen.logprob == float(expected[9])
+    values, tokens = expected.topk(4)
+    assert chosen.top == tuple(zip(tokens.tolist(), values.tolist(), strict=True))
+
+
+def test_choosing_leaves_the_logits_as_they_are() -> None:
+    logits = _logits(7)
+    before = logits.clone()
+    every = {"temperature": 0.7, "top_k": 5, "top_p": 0.8, "min_p": 0.01, "logit_bias": {1: 2.0}}
+    sampler = _sampler(prompt=(2,), frequency_penalty=1.0, repetition_penalty=1.2, **every)
+
+    for _ in range(3):
+        sampler.choose(logits)
+
+    assert torch.equal(logits, before)
