@@ -17,6 +17,7 @@ import click
 import msgspec
 import uvloop
 from pydantic import ValidationError
+from redis.asyncio import Redis
 
 from workers.agent import Agent
 from workers.contract.models import ModelSpec, read_specs
@@ -59,14 +60,14 @@ def main(models: Sequence[str], **options: Any) -> None:
         settings = WorkerSettings(**given)
         specs = _choose(read_specs(settings.catalog), models)
         serve, unavailable = sort_specs(specs, settings, os.environ)
+        # One connection per model waits for work; the rest is shared.
+        redis = connect(settings.queue_url, max_connections=len(serve) + 8)
     except (OSError, ValueError) as error:
         _refuse(error)
-    if settings.redis_url is None:
-        _refuse("no queue server is named: give --redis-url or set REDIS_URL")
     configure_logging(settings.log_level)
     os.environ["TOLLGATE_LOG_LEVEL"] = settings.log_level  # for the engine process
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(settings, settings.redis_url, serve, unavailable))
+        runner.run(_work(settings, redis, serve, unavailable))
 
 
 def sort_specs(
@@ -90,12 +91,10 @@ def sort_specs(
 
 async def _work(
     settings: WorkerSettings,
-    redis_url: str,
+    redis: Redis,
     specs: Sequence[ModelSpec],
     unavailable: Mapping[str, str],
 ) -> None:
-    # One connection per model waits for work; the rest is shared.
-    redis = connect(redis_url, max_connections=len(specs) + 8)
     agent = Agent(
         redis,
         specs,
@@ -124,12 +123,13 @@ def _choose(specs: Sequence[ModelSpec], names: Sequence[str]) -> Sequence[ModelS
     return [spec for spec in specs if spec.name in names] if names else specs
 
 
-def _refuse(error: object) -> NoReturn:
+def _refuse(error: Exception) -> NoReturn:
     """One line, whatever was wrong."""
+    message = str(error)
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        error = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    click.echo(f"tollgate-worker: {error}", err=True)
+        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    click.echo(f"tollgate-worker: {' '.join(message.split())}", err=True)
     sys.exit(2)
 
 

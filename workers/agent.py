@@ -14,7 +14,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -27,6 +27,7 @@ from workers.contract.models import ModelSpec
 from workers.contract.queue import (
     LEASE_COUNT_MAX,
     LEASE_MS,
+    Completion,
     Lease,
     Queue,
     new_nonce,
@@ -50,6 +51,8 @@ ANNOUNCE_S: Final = 4.0
 HINT_PAUSE_S: Final = 0.02
 """After a heartbeat; what is asked for meanwhile is answered by the next one, together."""
 RETRY_S: Final = 0.5
+SILENT_S: Final = 5 * WAIT_S
+"""A model is not served any more if no lease call has succeeded for so long, though it could."""
 GIVE_BACK_S: Final = 5.0
 """For Redis to take back what is left at the end; otherwise the leases lapse by themselves."""
 
@@ -65,6 +68,8 @@ class Served:
     host: Host
     capacity: int
     running: int = 0
+    asked_s: float = 0.0
+    """When the queue last answered a lease call, or the first could be made."""
     nonce: str | None = None
     """Of a lease call whose answer has not arrived."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
@@ -127,7 +132,7 @@ class Agent:
         )
         self._served = {
             spec.name: Served(
-                spec.name, queues[spec.name], self._engines, registry.serving(spec).concurrency
+                spec.name, queues[spec.name], self._engines, registry.concurrency(spec)
             )
             for spec in local
         } | {
@@ -188,10 +193,11 @@ class Agent:
         served.nonce = served.nonce or new_nonce()
         leases = await served.queue.lease(self.worker, wanted, nonce=served.nonce)
         served.nonce = None
+        served.asked_s = time.monotonic()
         if leases:
             leased_us = time.monotonic_ns() // 1000
             accepted = [
-                Handed(job, queue_us=lease.queued_us, leased_us=leased_us)
+                Handed(job, lease.queued_us, leased_us, lease.attempt)
                 for lease in leases
                 if (job := self._accept(served, lease)) is not None
             ]
@@ -230,10 +236,11 @@ class Agent:
         ready = served.host is self._upstreams or (
             self._engines.ready and served.model not in self._engines.problems
         )
-        if ready and served.running < served.capacity and not self._draining.is_set():
-            served.open.set()
-        else:
+        if not ready or served.running >= served.capacity or self._draining.is_set():
             served.open.clear()
+        elif not served.open.is_set():
+            served.asked_s = time.monotonic()
+            served.open.set()
 
     def _change(self) -> None:
         for served in self._served.values():
@@ -363,6 +370,10 @@ class Agent:
             unavailable |= dict.fromkeys(self._engine_models, self._engines.state)
         for model in self._engines.problems:
             unavailable[model] = "its engine could not be loaded; the worker's log says why"
+        silent_s = time.monotonic() - SILENT_S
+        for model, served in self._served.items():
+            if served.open.is_set() and served.asked_s < silent_s:
+                unavailable[model] = "its queue refuses to lease; the worker's log says why"
         return Announcement(
             worker=self.worker,
             models=tuple(model for model in self._served if model not in unavailable),
@@ -379,16 +390,24 @@ class Agent:
     def _engine_models(self) -> list[str]:
         return [model for model, served in self._served.items() if served.host is self._engines]
 
-    async def _give_back_crashed(self, reason: str) -> None:
-        """The engine process died: what was in it goes back to its place, one attempt poorer."""
+    async def _give_back_crashed(self, unharmed: Collection[RequestId]) -> None:
+        """The engine process died: what was in it goes back to its place, one attempt poorer.
+
+        What it had not been given yet goes back first, and is not blamed.
+        """
         await self._outbox.flushed()
         for model in self._engine_models:
             served = self._served[model]
             async with served.leasing:
+                returned = []
                 for held in list(self._held.values()):
                     if held.model == model and not held.ended:
                         del self._held[held.job.request_id]
+                        if held.job.request_id in unharmed:
+                            returned.append(Completion(held.job.request_id, held.token, "retry"))
                 served.running = 0
+                complete = functools.partial(served.queue.complete, returned)
+                await insist("giving back", complete)
                 release = functools.partial(served.queue.release_worker, self.worker, crashed=True)
                 await insist("giving back", release)
         if not self._held:

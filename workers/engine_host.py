@@ -3,6 +3,10 @@
 Knows no queue. When the process dies, for whatever reason, everything in it is lost, and the owner
 is told so before the next one starts. A process that has work but shows no progress is killed: only
 that is sure to give its device back.
+
+A job on its last attempt is suspected of having killed the others, and of such the process has one
+at a time: whatever is in a process when it dies loses an attempt, so that one bad job would
+otherwise take all down that run beside it three times.
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 from workers.contract.jobs import Cancelled, Event, Outcome, RequestId
 from workers.contract.models import ModelSpec
+from workers.contract.queue import CRASHES_MAX
 from workers.engines import registry
 from workers.engines.protocol import CancelReason
 from workers.frames import (
@@ -59,7 +64,7 @@ class EngineHost:
         preload: bool,
         threads: int | None,
         report: Report,
-        crashed: Callable[[str], Awaitable[None]],
+        crashed: Callable[[Collection[RequestId]], Awaitable[None]],
         changed: Callable[[], None],
     ) -> None:
         self.ready = False
@@ -78,6 +83,8 @@ class EngineHost:
         self._inside: dict[RequestId, str] = {}
         self._abandoned: set[RequestId] = set()
         self._parked: dict[RequestId, Handed] = {}
+        """Not in the process yet: it still has what they were abandoned as, or another suspect."""
+        self._suspect: RequestId | None = None
         self._loading: str | None = None
         self._heard_s = 0.0
         self._failures = 0
@@ -103,11 +110,14 @@ class EngineHost:
         admitted = []
         for handed in jobs:
             request_id = handed.job.request_id
-            if request_id in self._inside:  # abandoned, and not out yet
+            suspect = handed.attempt >= CRASHES_MAX
+            if request_id in self._inside or (suspect and self._suspect is not None):
                 self._parked[request_id] = handed
-            else:
-                self._inside[request_id] = handed.job.model
-                admitted.append(handed)
+                continue
+            if suspect:
+                self._suspect = request_id
+            self._inside[request_id] = handed.job.model
+            admitted.append(handed)
         if admitted:
             self._send(Admit(tuple(admitted)))
 
@@ -133,16 +143,16 @@ class EngineHost:
         """Keep a process alive for ever; when cancelled, end it."""
         while True:
             started_s = time.monotonic()
-            reason = await self._live_once()
+            reason, unharmed = await self._live_once()
             log.error("engine process ended", extra={"reason": reason})
             steady = time.monotonic() - started_s > STEADY_S
             self._failures = 1 if steady else self._failures + 1
             self._changed()
-            await self._crashed(reason)
+            await self._crashed(unharmed)
             await asyncio.sleep(min(BACKOFF_MIN_S * 2 ** (self._failures - 1), BACKOFF_MAX_S))
 
-    async def _live_once(self) -> str:
-        """Start a process and return why it ended."""
+    async def _live_once(self) -> tuple[str, Collection[RequestId]]:
+        """Start a process; return why it ended, and the jobs that it was not given yet."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -165,7 +175,8 @@ class EngineHost:
         watchdog = asyncio.create_task(self._watch(process))
         try:
             code = await process.wait()
-            return watchdog.result() if watchdog.done() else f"exit status {code}"
+            reason = watchdog.result() if watchdog.done() else f"exit status {code}"
+            return reason, tuple(self._parked)
         finally:
             watchdog.cancel()
             self._forget()
@@ -193,6 +204,7 @@ class EngineHost:
         self._inside.clear()
         self._abandoned.clear()
         self._parked.clear()
+        self._suspect = None
         self._changed()
 
     async def _watch(self, process: asyncio.subprocess.Process) -> str:
@@ -248,12 +260,13 @@ class EngineHost:
         for request_id in left:
             del self._inside[request_id]
             self._abandoned.discard(request_id)
+            if request_id == self._suspect:
+                self._suspect = None
         if events or outcomes:
             self._report(events, outcomes)
-        if self._parked:
-            for request_id in left:
-                if handed := self._parked.pop(request_id, None):
-                    self.submit((handed,))
+        if self._parked and left:
+            parked, self._parked = self._parked, {}
+            self.submit(tuple(parked.values()))
 
 
 class _Link(asyncio.Protocol):

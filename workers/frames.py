@@ -26,11 +26,12 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
 
 class Handed(msgspec.Struct, frozen=True, array_like=True):
-    """A job, how long it was queued and when it was leased."""
+    """A job, how long it was queued, when it was leased, and for which time."""
 
     job: Job
     queue_us: int
     leased_us: int
+    attempt: int = 1
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):

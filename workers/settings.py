@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -38,4 +39,11 @@ class WorkerSettings(BaseSettings):
     """Load weights at the start, not at the first request."""
     drain_s: float = Field(default=30.0, ge=0.0)
     """How long running jobs may take to end after SIGTERM; the rest is given back."""
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @property
+    def queue_url(self) -> str:
+        """Raise ``ValueError`` where no queue server is named."""
+        if self.redis_url is None:
+            raise ValueError("no queue server is named: give --redis-url or set REDIS_URL")
+        return self.redis_url

@@ -148,7 +148,7 @@ async def test_a_worker_announces_what_it_serves_and_why_not_the_rest(gateway: G
     assert said.models == ("echo",)
     assert said.loaded == ("echo",)
     assert said.unavailable == {
-        "wrong": "its options are wrong: Expected `int`, got `str` - at `$.concurrency`",
+        "wrong": "its options are wrong: Expected `int | null`, got `str` - at `$.concurrency`",
         "broken": "its engine could not be loaded; the worker's log says why",
         "strange": "this worker has no engine called 'abacus'; it has echo, llm",
         "keyless": "NO_SUCH_KEY is not set",
@@ -181,6 +181,16 @@ async def test_a_job_that_kills_its_process_three_times_is_poison(gateway: Gatew
         assert isinstance(await gateway.outcome(fine), Completed)
     assert delivery.status == "dead"
     assert delivery.attempt == 3
+
+
+async def test_a_poisonous_job_takes_nobody_with_it(gateway: Gateway) -> None:
+    async with gateway.worker(echo(tokens_per_step=1, step_us=20_000)):
+        ids = [await gateway.submit("word " * 30) for _ in range(6)]
+        ids.insert(3, await gateway.submit("!crash"))
+
+        statuses = [(await gateway.delivery(request_id)).status for request_id in ids]
+
+    assert statuses == ["ok", "ok", "ok", "dead", "ok", "ok", "ok"]
 
 
 async def test_a_process_that_hangs_is_killed_and_its_jobs_go_on(gateway: Gateway) -> None:

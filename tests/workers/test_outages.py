@@ -9,13 +9,13 @@ import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import redis.asyncio
-import redis.exceptions
+from redis.exceptions import RedisError
 
 from tests.servers import binary
 from tests.workers.conftest import listening
 from tests.workers.running import PATIENCE_S, Gateway, echo
 from workers.contract.jobs import Completed, Started, Tokens
+from workers.contract.redis import connect
 
 
 class Server:
@@ -42,10 +42,10 @@ class Server:
         await self._process.wait()
 
     async def _answers(self) -> bool:
-        client = redis.asyncio.Redis(unix_socket_path=str(self.socket), retry=None)
+        client = connect(self.url)
         try:
             return bool(await client.ping())
-        except (redis.exceptions.RedisError, OSError):
+        except (RedisError, OSError):
             return False
         finally:
             await client.aclose()

@@ -47,8 +47,8 @@ _WORD: Final = re.compile(r"\S+\s*")
 class Options(msgspec.Struct, frozen=True):
     """Of the catalog entry; what every engine has in common is in ``registry.Serving``."""
 
-    requests_max: int = 256
-    """Admitted at a time."""
+    slots: int = 256
+    """Requests admitted at a time."""
     tokens_per_step: int = 0
     """Of each choice; 0 says everything at once."""
     step_us: int = 0
@@ -92,7 +92,7 @@ class EchoEngine:
         return Estimate(device_us=self._options.step_us, bytes=0)
 
     def admit(self, job: Job, clock: PhaseClock) -> Admission:
-        if len(self._echoes) >= self._options.requests_max:
+        if len(self._echoes) >= self._options.slots:
             return Wait()
         try:
             chat = msgspec.convert(job.input, ChatInput)

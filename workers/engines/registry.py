@@ -20,8 +20,10 @@ from workers.engines.protocol import Engine
 class Serving(msgspec.Struct, frozen=True):
     """The options that every engine of ours has in common, whatever else its entry says."""
 
-    concurrency: int = 64
-    """Jobs leased at a time: those in a step and a few that wait for their place."""
+    slots: int | None = None
+    """Jobs in a step at a time; the engine has a default of its own."""
+    concurrency: int | None = None
+    """Jobs leased at a time: by default those in a step and as many that wait for their place."""
     weight: float = 1.0
     """This model's part of the device while others compete for it."""
     step_limit_s: float = 60.0
@@ -31,15 +33,16 @@ class Serving(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where an engine is, and what must be installed for it."""
+    """Where an engine is, what must be installed for it, and how many jobs share its steps."""
 
     module: str
     factory: str
     packages: tuple[str, ...] = ()
+    slots: int = 8
 
 
 ENGINES: Final = {
-    "echo": Entry("workers.engines.echo", "EchoEngine"),
+    "echo": Entry("workers.engines.echo", "EchoEngine", slots=256),
     "llm": Entry(
         "workers.engines.llm.engine",
         "LlmEngine",
@@ -69,6 +72,12 @@ def serving(spec: ModelSpec) -> Serving:
         return msgspec.convert(spec.options, Serving)
     except msgspec.ValidationError as error:
         raise ValueError(f"its options are wrong: {error}") from error
+
+
+def concurrency(spec: ModelSpec) -> int:
+    """How many jobs of this model to hold; more would only keep them from other workers."""
+    options = serving(spec)
+    return options.concurrency or 2 * (options.slots or ENGINES[spec.engine or ""].slots)
 
 
 def create(spec: ModelSpec) -> Engine:

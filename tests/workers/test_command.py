@@ -1,0 +1,100 @@
+"""The ``tollgate-worker`` command as an operator meets it, and what its process must not load."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.workers.running import Gateway, echo
+from workers.contract.streams import Workers
+from workers.logs import JsonFormatter
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "workers", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin", **environ},
+        check=False,
+    )
+
+
+def test_help_shows_an_example() -> None:
+    shown = run("--help")
+
+    assert shown.returncode == 0
+    assert "REDIS_URL=redis://localhost:6379 tollgate-worker --catalog catalog.yaml" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--catalog", "nowhere.yaml"], "No such file"),
+        (["--model", "no-such-model"], "the catalog has no model called no-such-model"),
+        ([], "no queue server is named: give --redis-url or set REDIS_URL"),
+        (["--redis-url", "http://localhost"], "Redis URL must specify one of"),
+        (["--threads", "0"], "threads: Input should be greater than or equal to 1"),
+        (["--log-level", "LOUD"], "log_level: Input should be 'DEBUG', 'INFO'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    arguments: list[str], complaint: str, tmp_path: Path
+) -> None:
+    catalog = tmp_path / "catalog.yaml"
+    catalog.write_text("models: [{name: echo, task: text-generation, engine: echo}]")
+    ended = run(*arguments, TOLLGATE_CATALOG=str(catalog))
+
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("tollgate-worker: ")
+    assert complaint in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+async def test_a_worker_may_serve_a_part_of_its_catalog(gateway: Gateway) -> None:
+    async with gateway.worker(echo("a"), echo("b"), model="b"):
+        (said,) = await Workers(gateway.redis, namespace=gateway.namespace).list()
+
+    assert said.models == ("b",)
+    assert said.unavailable == {}
+
+
+def test_neither_the_agent_nor_an_echo_loads_torch() -> None:
+    code = (
+        "import sys, workers.__main__, workers.engine_process, workers.engines.echo;"
+        "print(sorted({'torch', 'transformers', 'litestar', 'sqlalchemy'} & set(sys.modules)))"
+    )
+
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert shown.stdout.strip() == "[]"
+
+
+def test_a_logged_error_says_where_but_not_what_the_client_said() -> None:
+    def tokenize(prompt: str) -> None:
+        raise ValueError(f"cannot tokenize {prompt}")
+
+    try:
+        tokenize("my diary")
+    except ValueError:
+        record = logging.getLogger("workers").makeRecord(
+            "workers", logging.ERROR, "f", 1, "admission failed", (), sys.exc_info()
+        )
+        record.request_id = "req_1"
+    line = JsonFormatter().format(record)
+
+    said = msgspec.json.decode(line)
+    assert said["message"] == "admission failed"
+    assert said["error"] == "ValueError"
+    assert said["request_id"] == "req_1"
+    assert "tokenize" in said["at"][-1]
+    assert "diary" not in line
