@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.llm.checkpoints import Driver, job, make_engine, texts
+from tests.workers.llm.checkpoints import make_engine
+from tests.workers.llm.driver import Driver, job, texts
 from workers.pocket.chat_data import PRICES, WORDS, dialogue
 
 DIRECTORY = Path(__file__).parents[2] / "workers" / "pocket" / "chat"
