@@ -22,7 +22,6 @@ from typing import IO, Final
 
 import click
 import httpx
-from redis.exceptions import RedisError
 
 from gateway.accounts.accounts import create_account, list_accounts
 from gateway.accounts.keys import create_key
@@ -40,8 +39,6 @@ from gateway.queue_server import (
     wait_until_up,
 )
 from gateway.settings import Settings
-from workers.contract.redis import connect
-from workers.contract.streams import Workers
 
 STARTING_CREDIT: Final = "5"
 KEYS_FILE: Final = "first-keys.env"
@@ -180,7 +177,7 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
     await gateway.start()
     tasks = [asyncio.create_task(item.keep_running()) for item in children]
     try:
-        ready = asyncio.create_task(_wait_until_ready(settings, redis_url, children))
+        ready = asyncio.create_task(_wait_until_ready(settings, children))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
@@ -232,32 +229,23 @@ def _prepare(settings: Settings) -> None:
         database.engine.dispose()
 
 
-async def _wait_until_ready(settings: Settings, redis_url: str, children: list[Child]) -> None:
+async def _wait_until_ready(settings: Settings, children: list[Child]) -> None:
+    """Wait until the gateway knows a worker that serves a model, where there are models of ours."""
     url = f"http://{settings.host}:{settings.port}/health/ready"
-    redis = connect(redis_url, max_connections=2)
-    workers = Workers(redis, namespace=settings.namespace)
-    deadline = time.monotonic() + READY_S
     local = any(entry.engine for entry in load_catalog(settings.catalog).models)
-
-    async def serving() -> bool:
-        """A worker lives, and where there are models of ours it has loaded one."""
-        found = await workers.list()
-        return any(worker.models for worker in found) if local else bool(found)
-
-    try:
-        async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
-            while True:
-                with contextlib.suppress(httpx.HTTPError, RedisError, OSError):
-                    if (await client.get(url)).is_success and await serving():
-                        return
-                if time.monotonic() > deadline:
-                    raise CannotStart(f"not ready after {READY_S:.0f} s; see the logs in the home")
-                for child in children:
-                    if child.failures >= len(RESTART_PAUSES_S):
-                        raise CannotStart(f"{child.name} keeps failing; see {child.log}")
-                await asyncio.sleep(0.05)
-    finally:
-        await redis.aclose()
+    deadline = time.monotonic() + READY_S
+    async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                answer = await client.get(url)
+                if answer.is_success and (answer.json()["models_served"] or not local):
+                    return
+            if time.monotonic() > deadline:
+                raise CannotStart(f"not ready after {READY_S:.0f} s; see the logs in the home")
+            for child in children:
+                if child.failures >= len(RESTART_PAUSES_S):
+                    raise CannotStart(f"{child.name} keeps failing; see {child.log}")
+            await asyncio.sleep(0.05)
 
 
 def _greet(settings: Settings, home: Path) -> None:

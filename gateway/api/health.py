@@ -10,6 +10,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from gateway.api.answers import json_response
+from gateway.catalog.availability import availability
+from gateway.catalog.store import LiveCatalog
 from gateway.metrics import REGISTRY
 from gateway.requests.lifecycle import Requests
 
@@ -37,8 +39,15 @@ class HealthController(Controller):
         except DBAPIError:
             checks["database"] = False
         ready = all(checks.values())
+        live: LiveCatalog = request.app.state.live
+        announced = requests.watch.announcements
+        served = [entry for entry in live.entries() if availability(entry, announced) is None]
         return json_response(
-            {"status": "ready" if ready else "not ready", "checks": checks},
+            {
+                "status": "ready" if ready else "not ready",
+                "checks": checks,
+                "models_served": len(served),
+            },
             status=200 if ready else 503,
         )
 

@@ -22,7 +22,7 @@ import redis
 from gateway.queue_server import arguments as queue_arguments
 from tests.databases import Databases, own_postgres
 from tests.servers import binary
-from tests.stack import Caller, Stack, chat, ended, order, running, wait_for
+from tests.stack import Caller, Stack, alive, chat, ended, order, running, wait_for
 
 WORDS = "word " * 30
 COST = Decimal("0.000003")
@@ -209,14 +209,6 @@ def all_is_well(
             "the leases to end",
         )
     server.close()
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
 
 
 @pytest.mark.parametrize("point", ["after_hold", "after_enqueue", "before_settle", "after_settle"])

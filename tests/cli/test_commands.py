@@ -1,0 +1,117 @@
+"""The ``tollgate`` command: data, exit codes, errors of one line, help with an example."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.database import Database, migrate
+
+COMMANDS = (
+    "up",
+    "serve",
+    "migrate",
+    "account create",
+    "account list",
+    "account show",
+    "key create",
+    "key list",
+    "key revoke",
+    "credit add",
+    "catalog check",
+    "catalog show",
+    "reconcile",
+)
+
+
+class Command:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        home.mkdir(parents=True)
+        self.url = f"sqlite:///{home / 'tollgate.db'}"
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        kept = {k: v for k, v in os.environ.items() if k not in ("REDIS_URL", "DATABASE_URL")}
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway", *arguments],
+            env={**kept, "TOLLGATE_HOME": str(self.home)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout if status == 0 else done.stdout + done.stderr
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "--json"))
+
+
+@pytest.fixture
+def command(home: Path) -> Command:
+    made = Command(home)
+    migrate(made.url)
+    return made
+
+
+def test_every_command_has_help_with_an_example(command: Command) -> None:
+    for name in COMMANDS:
+        assert f"tollgate {name}" in command.run(*name.split(), "--help").split("Example:")[1]
+
+
+def test_an_account_gets_credit_and_a_key(command: Command) -> None:
+    [made] = command.json("account", "create", "acme", "--credit-limit", "1.5")
+    assert (made["posted"], made["available"]) == ("0", "1.5")
+
+    credit = ("credit", "add", "acme", "2.25", "--reason", "invoice", "--reference", "i1")
+    assert command.json(*credit)[0]["repeated"] is False
+    assert command.json(*credit)[0]["repeated"] is True
+    assert command.json("account", "show", "acme")[0]["available"] == "3.75"
+
+    key = command.json("key", "create", "acme", "--spend-limit", "0.5", "--scope", "inference")
+    assert key["secret"].startswith("tg_")
+    assert "secret" not in command.run("key", "list", "acme", "--json")
+    assert command.json("key", "revoke", key["prefix"])[0]["status"] == "revoked"
+    assert command.run("reconcile").strip() == "the books agree"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("account", "show", "nobody"), 1, "there is no account 'nobody'"),
+        (("key", "create", "nobody"), 1, "there is no account"),
+        (("key", "revoke", "tg_unknown"), 1, "no key found"),
+        (("credit", "add", "nobody", "1", "--reason", "x"), 1, "there is no account"),
+        (("credit", "add", "x", "one", "--reason", "x"), 2, "is no amount"),
+        (("catalog", "check", "nowhere.yaml"), 1, "cannot be read"),
+        (("serve",), 1, "REDIS_URL is not set"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: tuple[str, ...], status: int, message: str, command: Command
+) -> None:
+    assert message in command.run(*arguments, status=status).strip().splitlines()[-1]
+
+
+def test_reconcile_exits_with_1_when_the_books_disagree(command: Command) -> None:
+    command.run("account", "create", "acme")
+    database = Database(command.url)
+    with database.transaction() as connection:
+        connection.exec_driver_sql("UPDATE accounts SET posted_nanos = 5 WHERE name = 'acme'")
+    database.engine.dispose()
+
+    assert "R2 account" in command.run("reconcile", status=1)
+
+
+def test_a_database_without_the_schema_is_not_touched(home: Path) -> None:
+    made = Command(home)
+
+    assert "run: tollgate migrate" in made.run("account", "list", status=1)
+    made.run("migrate")
+    assert made.json("account", "list") == []

@@ -1,0 +1,153 @@
+"""``tollgate up`` as a newcomer runs it: ready, one per home, and nothing left when it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.stack import CATALOG, alive, free_port, wait_for
+
+
+class Up:
+    """One ``tollgate up``, and what it says."""
+
+    def __init__(self, home: Path, **environment: str) -> None:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        catalog = home.parent / "catalog.yaml"
+        catalog.write_text(CATALOG.format(veo="0.40"))
+        self.home = home
+        self.port = free_port()
+        # Neither a queue server on PATH nor one by address: only the package is left.
+        kept = {k: v for k, v in os.environ.items() if k not in ("REDIS_URL", "DATABASE_URL")}
+        self.environment = {
+            **kept,
+            "PATH": str(Path(sys.executable).parent),
+            "TOLLGATE_HOME": str(home),
+            "TOLLGATE_PORT": str(self.port),
+            "TOLLGATE_CATALOG": str(catalog),
+            **environment,
+        }
+        self.said = home.parent / "said.txt"
+        with open(self.said, "w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gateway", "up"],
+                env=self.environment,
+                stdout=out,
+                stderr=out,
+            )
+
+    def wait(self) -> None:
+        wait_for(
+            lambda: "\ncurl " in self.said.read_text() or self.process.poll() is not None, "ready"
+        )
+        assert self.process.poll() is None, self.said.read_text()
+
+    def descendants(self) -> list[int]:
+        found = []
+        waiting = [self.process.pid]
+        while waiting:
+            pid = waiting.pop()
+            for task in Path(f"/proc/{pid}/task").glob("*/children"):
+                children = [int(child) for child in task.read_text().split()]
+                found += children
+                waiting += children
+        return found
+
+
+@pytest.fixture
+def up(home: Path) -> Iterator[Up]:
+    started = Up(home)
+    started.wait()
+    yield started
+    if started.process.poll() is None:
+        started.process.send_signal(signal.SIGINT)
+    started.process.wait(timeout=60)
+
+
+def keys(home: Path) -> dict[str, str]:
+    lines = (home / "first-keys.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_it_says_ready_and_a_curl_that_works(up: Up) -> None:
+    said = up.said.read_text()
+
+    assert f"\nready http://127.0.0.1:{up.port}\n" in said
+    curl = said[said.index("\ncurl ") + 1 :].strip().replace("pocket-chat", "echo")
+    answer = re.search(r"Bearer (\S+)'", curl)
+    assert answer is not None
+    chat = httpx.post(
+        f"http://127.0.0.1:{up.port}/v1/chat/completions",
+        headers={"Authorization": f"Bearer {answer[1]}"},
+        json={"model": "echo", "messages": [{"role": "user", "content": "hi"}]},
+    )
+    assert chat.json()["choices"][0]["message"]["content"] == "hi"
+
+
+def test_the_first_keys_are_written_once_and_for_their_owner_only(up: Up, home: Path) -> None:
+    path = home / "first-keys.env"
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert set(keys(home)) == {"TOLLGATE_API_KEY", "TOLLGATE_ADMIN_KEY"}
+    balance = httpx.get(
+        f"http://127.0.0.1:{up.port}/v1/balance",
+        headers={"Authorization": f"Bearer {keys(home)['TOLLGATE_API_KEY']}"},
+    ).json()
+    assert balance["posted"] == "5"
+
+
+def test_a_second_one_on_the_same_home_says_so(up: Up) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "gateway", "up"],
+        env={**up.environment, "TOLLGATE_PORT": str(free_port())},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert second.returncode == 1
+    assert second.stderr.count("\n") == 1
+    assert f"already running on {up.home}" in second.stderr
+
+
+def test_an_interrupt_leaves_nothing_running(up: Up) -> None:
+    children = up.descendants()
+    assert len(children) >= 4
+
+    up.process.send_signal(signal.SIGINT)
+
+    assert up.process.wait(timeout=60) == 0
+    wait_for(lambda: not any(alive(pid) for pid in children), "every child to end")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise is Linux's own")
+def test_children_end_when_it_is_killed(up: Up) -> None:
+    children = up.descendants()
+
+    up.process.kill()
+
+    up.process.wait()
+    wait_for(lambda: not any(alive(pid) for pid in children), "every child to end")
+
+
+def test_a_port_in_use_is_one_line(up: Up, tmp_path: Path) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "gateway", "up"],
+        env={**up.environment, "TOLLGATE_HOME": str(tmp_path / "other")},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert second.returncode == 1
+    assert f"port {up.port}" in second.stderr
+    assert second.stderr.count("\n") == 1
