@@ -8,8 +8,9 @@ An answer must not depend on who else is running, to the last bit. Prompts are t
 at a time, in pieces that depend on nothing but the prompt, and a decode step always runs all rows,
 the unused ones idle. Measured on a CPU: with the number of rows fixed, matrix products and this
 attention give the same bits whatever is in the other rows, and whatever the window; with a varying
-number they do not. Which row a sequence has must not matter either, and for that the number has to
-be a multiple of 4, or the threads of a matrix product split it unevenly.
+number they do not. Which row a sequence has must not matter either. For that the number has to be a
+multiple of 4, or the threads of a matrix product split it unevenly, and a decode step on a CPU has
+its own attention (``_attend_by_row``), for torch's depends on the thread.
 """
 
 from __future__ import annotations
@@ -126,16 +127,45 @@ class SlotCache:
             keys, values = keys[rows], values[rows]
             keys[:, :, self._start : self._window] = key
             values[:, :, self._start : self._window] = value
+        keys, values = keys[:, :, : self._window], values[:, :, : self._window]
+        if self._slot is None and self.device.type == "cpu":
+            assert self._mask is not None
+            return _attend_by_row(query, keys, values, self._mask, scaling)
         attended = F.scaled_dot_product_attention(
             query,
-            keys[:, :, : self._window],
-            values[:, :, : self._window],
+            keys,
+            values,
             attn_mask=self._mask,
             is_causal=self._mask is None,
             scale=scaling,
             enable_gqa=True,
         )
         return attended.transpose(1, 2)
+
+
+def _attend_by_row(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attention of a decode step on a CPU, the same bits in whichever row.
+
+    Torch's own gives each thread a piece of one buffer, which is aligned for the first thread only,
+    and products of what is not aligned are summed in another order: with two threads and more, half
+    the rows differ in their last bits. ``query`` is ``(rows, heads, 1, head_dim)``; return
+    ``(rows, 1, heads, head_dim)``.
+    """
+    rows, heads, _, head_dim = query.shape
+    kv_heads = keys.shape[1]
+    grouped = query.view(rows, kv_heads, heads // kv_heads, head_dim)
+    scores = torch.matmul(grouped, keys.transpose(-1, -2)).float()
+    scores = (scores * (head_dim**-0.5 if scaling is None else scaling)).masked_fill_(
+        ~mask, -torch.inf
+    )
+    weights = torch.softmax(scores, dim=-1).to(values.dtype)
+    return torch.matmul(weights, values).view(rows, 1, heads, head_dim)
 
 
 def attention_modules(model: Any) -> list[Any]:
