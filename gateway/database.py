@@ -28,8 +28,10 @@ from sqlalchemy import (
     Dialect,
     Engine,
     TypeDecorator,
+    cast,
     create_engine,
     event,
+    func,
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.compiler import compiles
@@ -99,6 +101,11 @@ def _quarter_hour_sqlite(element: quarter_hour, compiler: SQLCompiler, **kw: Any
 def _quarter_hour_postgresql(element: quarter_hour, compiler: SQLCompiler, **kw: Any) -> str:
     column = compiler.process(element.column, **kw)
     return f"CAST(floor(extract(epoch FROM {column}) / 900) AS BIGINT)"
+
+
+def exact_sum(column: ColumnElement[Any]) -> ColumnElement[int]:
+    """Sum integers as an integer, nothing as 0: PostgreSQL would widen the sum to NUMERIC."""
+    return cast(func.coalesce(func.sum(column), 0), BigInteger)
 
 
 def open_engine(url: str, *, pool_size: int = POOL) -> Engine:

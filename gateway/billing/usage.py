@@ -12,26 +12,17 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final, Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, case, cast, func, select
+from sqlalchemy import ColumnElement, Connection, case, func, select
 
-from gateway.database import quarter_hour
+from gateway.database import exact_sum, quarter_hour
 from gateway.errors import InvalidRequest
+from gateway.ledger.closed import UNITS
 from gateway.tables import keys, receipts
 
 Dimension: TypeAlias = Literal["day", "model", "key", "task"]
 DIMENSIONS: Final[tuple[Dimension, ...]] = ("day", "model", "key", "task")
 
-UNITS: Final = (
-    "input_tokens",
-    "cached_input_tokens",
-    "output_tokens",
-    "images",
-    "video_ms",
-    "audio_ms",
-    "characters",
-    "steps",
-    "gpu_us",
-)
+QUANTITIES: Final = tuple(unit for unit in UNITS if unit != "requests")
 QUARTER_S: Final = 900
 DAYS_MAX: Final = 366
 
@@ -110,9 +101,12 @@ def usage(
         select(
             *(column.label(name) for name, column in columns.items()),
             func.count().label("requests"),
-            _sum(case((charged, 1), else_=0)).label("charged"),
-            _sum(receipts.c.charge_nanos).label("cost_nanos"),
-            *(_sum(case((charged, receipts.c[unit]), else_=0)).label(unit) for unit in UNITS),
+            exact_sum(case((charged, 1), else_=0)).label("charged"),
+            exact_sum(receipts.c.charge_nanos).label("cost_nanos"),
+            *(
+                exact_sum(case((charged, receipts.c[unit]), else_=0)).label(unit)
+                for unit in QUANTITIES
+            ),
         )
         .select_from(
             receipts.join(keys, keys.c.id == receipts.c.key_id) if "key" in by else receipts
@@ -135,7 +129,7 @@ def usage(
             requests=row["requests"],
             charged=row["charged"],
             cost_nanos=row["cost_nanos"],
-            units={unit: row[unit] for unit in UNITS if row[unit]},
+            units={unit: row[unit] for unit in QUANTITIES if row[unit]},
         )
         place = tuple(labels[name] for name in by)
         if place in groups:
@@ -151,8 +145,3 @@ def total(groups: Sequence[Group]) -> Group:
     for group in groups:
         whole.add(group)
     return whole
-
-
-def _sum(column: ColumnElement[Any]) -> ColumnElement[int]:
-    # PostgreSQL widens a sum of BIGINT to NUMERIC; amounts stay integers here.
-    return cast(func.coalesce(func.sum(column), 0), BigInteger)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Select, case, cast, func, or_, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, Select, case, cast, or_, select
 
+from gateway.database import exact_sum
 from gateway.ledger.closed import read_closed
 from gateway.ledger.prices import LIST, PriceCache, read_price
 from gateway.pricing import UnpricedUsage, charge, format_usd
@@ -65,7 +66,9 @@ def _posted_is_sum_of_transfers(connection: Connection) -> Iterator[Finding]:
 def _held_is_sum_of_holds(connection: Connection) -> Iterator[Finding]:
     """R3: what is held is the sum of the open holds, of accounts and of keys."""
     for table, column in ((accounts, holds.c.account_id), (keys, holds.c.key_id)):
-        open_sum = select(_sum(holds.c.hold_nanos)).where(column == table.c.id).scalar_subquery()
+        open_sum = (
+            select(exact_sum(holds.c.hold_nanos)).where(column == table.c.id).scalar_subquery()
+        )
         query = select(table.c.id, table.c.held_nanos, open_sum.label("open"))
         for row in connection.execute(query):
             if row.held_nanos != row.open:
@@ -75,7 +78,7 @@ def _held_is_sum_of_holds(connection: Connection) -> Iterator[Finding]:
 def _charges_are_sums_of_receipts(connection: Connection) -> Iterator[Finding]:
     """R4: each charge is the sum of its receipts, and no charged receipt is without one."""
     billed = (
-        select(_sum(receipts.c.charge_nanos))
+        select(exact_sum(receipts.c.charge_nanos))
         .where(receipts.c.transfer_id == transfers.c.id)
         .scalar_subquery()
     )
@@ -86,7 +89,7 @@ def _charges_are_sums_of_receipts(connection: Connection) -> Iterator[Finding]:
         if row.amount_nanos != row.billed:
             yield _differ("R4", f"transfer {row.id}", "charged", row.amount_nanos, row.billed)
     spent = (
-        select(_sum(receipts.c.charge_nanos))
+        select(exact_sum(receipts.c.charge_nanos))
         .where(receipts.c.key_id == keys.c.id)
         .scalar_subquery()
     )
@@ -160,18 +163,13 @@ def _balance() -> ColumnElement[int]:
         else_=-transfers.c.amount_nanos,
     )
     return (
-        select(_sum(moved))
+        select(exact_sum(moved))
         .where(
             or_(transfers.c.from_account == accounts.c.id, transfers.c.to_account == accounts.c.id)
         )
         .scalar_subquery()
         .label("balance")
     )
-
-
-def _sum(column: ColumnElement[int]) -> ColumnElement[int]:
-    # PostgreSQL widens a sum of BIGINT to NUMERIC; amounts stay integers here.
-    return cast(func.coalesce(func.sum(column), 0), BigInteger)
 
 
 def _differ(rule: str, subject: str, what: str, stored: int, due: int) -> Finding:
