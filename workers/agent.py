@@ -9,6 +9,7 @@ what is still produced under a lost lease is never heard of.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import random
@@ -53,7 +54,7 @@ HINT_PAUSE_S: Final = 0.02
 RETRY_S: Final = 0.5
 SILENT_S: Final = 5 * WAIT_S
 """A model is not served any more if no lease call has succeeded for so long, though it could."""
-GIVE_BACK_S: Final = 5.0
+GIVE_BACK_S: Final = 3.0
 """For Redis to take back what is left at the end; otherwise the leases lapse by themselves."""
 
 _UNAVAILABLE: Final = (RedisError, OSError, TimeoutError)
@@ -289,11 +290,9 @@ class Agent:
     async def _beat(self) -> None:
         """Renew all leases every third of their length, and whenever a hint asks for news."""
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LEASE_MS / 3000):
                     await self._hinted.wait()
-            except TimeoutError:
-                pass
             self._hinted.clear()
             try:
                 await self._beat_once()
@@ -354,15 +353,14 @@ class Agent:
         said = False
         while True:
             self._changed.clear()
+            ready = self._engines.ready or not self._engine_models
             await insist("announcing", lambda: self._workers.announce(self._announcement()))
-            if not said and (self._engines.ready or not self._engine_models):
+            if ready and not said:
                 said = True
                 self._say_ready(self.worker)
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANNOUNCE_S):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
 
     def _announcement(self) -> Announcement:
         unavailable = dict(self._unavailable)
@@ -417,9 +415,7 @@ class Agent:
         """Lease no more, let what runs come to its end for a while, then give back the rest."""
         log.info("draining", extra={"running": len(self._held)})
         self._change()
-        for model, task in serving.items():
-            async with self._served[model].leasing:
-                task.cancel()
+        await self._stop_leasing(serving)
         if self._held:
             self._idle.clear()
             waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._stopping)]
@@ -431,6 +427,16 @@ class Agent:
                 await self._give_back()
         except _UNAVAILABLE as error:
             log.warning("not given back", extra={"error": type(error).__name__})
+
+    async def _stop_leasing(self, serving: Mapping[str, asyncio.Task[None]]) -> None:
+        """Not in the midst of a call, or nobody would know what it has leased; if Redis answers."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_S):
+                for model, task in serving.items():
+                    async with self._served[model].leasing:
+                        task.cancel()
+        for task in serving.values():
+            task.cancel()
 
     async def _give_back(self) -> None:
         for held in list(self._held.values()):

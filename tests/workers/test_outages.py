@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import uuid
 from collections.abc import AsyncIterator
@@ -141,6 +142,7 @@ async def test_a_worker_ends_in_time_though_the_queue_server_is_away(tmp_path: P
         gateway.worker(drain_s=0.1) as worker,
     ):
         await server.kill()
+        os.kill(worker.engine_pid(), signal.SIGKILL)
         worker.signal(signal.SIGTERM)
         status = await worker.ends()
         await server.start()
