@@ -134,11 +134,23 @@ class Reference:
 
     def generate(self, content: str, tokens: int) -> tuple[int, int, str]:
         """Return how many tokens went in and came out, and the text."""
-        prompt = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-        )
-        ids = self.tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+        ids = self._prompt(content)
         out = self._model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
         )[0, ids.shape[1] :]
         return ids.shape[1], len(out), self.tokenizer.decode(out, skip_special_tokens=True)
+
+    def logprobs(self, content: str) -> torch.Tensor:
+        """Log-probabilities ``(vocabulary,)`` of the first token of the answer."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(self._prompt(content)).logits[0, -1]
+        return torch.log_softmax(logits, dim=-1)
+
+    def _prompt(self, content: str) -> torch.Tensor:
+        prompt = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+        ids: torch.Tensor = self.tokenizer(
+            prompt, return_tensors="pt", add_special_tokens=False
+        ).input_ids
+        return ids

@@ -50,3 +50,22 @@ def test_every_row_computes_the_same_bits(
     torch.testing.assert_close(
         attended.float(), expected.transpose(1, 2), atol=tolerance, rtol=tolerance
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wider_window_leaves_the_bits_as_they_are(dtype: torch.dtype) -> None:
+    shape = CacheShape(1, 4, 2, 2048, 32, dtype)
+    cache = SlotCache(shape, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(2)
+    for slot in range(shape.rows):
+        cache.begin_read(slot, 0, 1000)
+        past = torch.randn(3, 1, 2, 1000, 32, generator=generator).to(dtype)
+        cache.attend(0, *past, None)
+    query, key, value = torch.randn(3, shape.rows, 2, 1, 32, generator=generator).to(dtype)
+
+    attended = []
+    for longest in (1000, 1023, 1024, 1500, 2047):
+        cache.begin_write(torch.tensor([5, 300, 64, 1000]), longest)
+        attended.append(cache.attend(0, query, key, value, None))
+
+    assert all(torch.equal(other, attended[0]) for other in attended)

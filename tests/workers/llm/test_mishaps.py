@@ -78,7 +78,8 @@ def test_numbers_that_overflow_fail_their_own_request_only(
     driver.admit(good[0])
     driver.step()
 
-    driver.admit(job("bad", "fox", role="system", temperature=temperature))
+    # Longer than all that comes after it in its slot.
+    driver.admit(job("bad", "fox " * 200, role="system", temperature=temperature))
     driver.step()
 
     failed = driver.outcomes["bad"]

@@ -1,0 +1,75 @@
+"""What is shown of an answer as it grows: text up to a stop string, and its log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.workers.llm.checkpoints import make_tokenizer
+from workers.contract.jobs import ChatInput
+from workers.engines.llm.answers import Answer
+from workers.engines.llm.sampling import Chosen
+from workers.engines.llm.vocabulary import Vocabulary
+
+END = 1
+VOCABULARY = Vocabulary(make_tokenizer(), size=320, end_tokens=frozenset({END}))
+WORDS = [
+    token
+    for token in range(5, 320)
+    if (text := VOCABULARY.show(token)).strip().isalpha() and text.isascii()
+]
+
+
+def _answer(stop: Sequence[str] = (), *, limit: int = 100) -> Answer:
+    chat = ChatInput(messages=(), max_tokens=limit, stop=tuple(stop), logprobs=True)
+    return Answer(0, chat, VOCABULARY, prompt=[5], limit=limit)
+
+
+@given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=30), st.data())
+def test_logprobs_are_shown_with_the_text_that_they_belong_to(
+    tokens: list[int], data: st.DataObject
+) -> None:
+    texts = [VOCABULARY.show(token) for token in tokens]
+    whole = "".join(texts)
+    places = st.tuples(st.integers(0, len(whole) - 1), st.integers(1, 8))
+    stops = [whole[a : a + size] for a, size in data.draw(st.lists(places, max_size=2))]
+    answer = _answer(stops)
+
+    shown, logprobs = "", 0
+    for token in tokens:
+        event = answer.add(Chosen(token, -1.0))
+        shown += event.text
+        logprobs += len(event.logprobs or ())
+
+        begins = [len("".join(texts[:count])) for count in range(len(answer.tokens))]
+        assert whole.startswith(shown)
+        assert logprobs == sum(begin < len(shown) for begin in begins)
+        if event.finish_reason:
+            break
+
+    assert not any(stop in shown for stop in stops)
+    assert answer.choice().text == shown
+    assert len(answer.choice().logprobs or ()) == logprobs
+
+
+def test_what_was_held_back_is_shown_at_the_end() -> None:
+    first, second = WORDS[:2]
+    begin = VOCABULARY.show(first) + VOCABULARY.show(second)
+    answer = _answer([begin + "!"])
+    assert answer.add(Chosen(first, -1.0)).text == ""
+    assert answer.add(Chosen(second, -2.0)).logprobs == ()
+
+    last = answer.add(Chosen(END, -3.0))
+
+    assert (last.text, last.finish_reason) == (begin, "stop")
+    assert [one.logprob for one in last.logprobs or ()] == [-1.0, -2.0]
+
+
+def test_a_limit_ends_an_answer_unless_a_stop_string_did() -> None:
+    word = VOCABULARY.show(WORDS[0])
+    plain, stopped = _answer(limit=1), _answer([word], limit=1)
+
+    assert plain.add(Chosen(WORDS[0], -1.0)).finish_reason == "length"
+    assert stopped.add(Chosen(WORDS[0], -1.0)).finish_reason == "stop"
