@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from workers.contract.jobs import ChatInput
-from workers.engines.llm.sampling import Sampler
+from workers.engines.llm.sampling import HEAD, Sampler
 
 VOCABULARY = 40
 
@@ -158,3 +158,18 @@ def test_choosing_leaves_the_logits_as_they_are() -> None:
         sampler.choose(logits)
 
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("scale", [0.1, 5.0], ids=["reached-late", "reached-early"])
+def test_a_large_vocabulary_is_cut_where_the_library_cuts_it(scale: float) -> None:
+    logits = torch.randn(4 * HEAD, generator=torch.Generator().manual_seed(8)) * scale
+    kept = TopPLogitsWarper(0.6)(torch.tensor([[0]]), logits[None].clone())[0].isfinite()
+    assert (int(kept.sum()) > HEAD) == (scale == 0.1)
+    given = ChatInput(messages=(), max_tokens=1, top_p=0.6)
+    sampler = Sampler(given, prompt=(0,), vocabulary=len(logits), seed=0)
+
+    drawn = {sampler.choose(logits).token for _ in range(200)}
+
+    # The last one kept is a matter of rounding.
+    kept |= logits >= torch.topk(logits, int(kept.sum()) + 1).values[-1]
+    assert all(kept[list(drawn)])
