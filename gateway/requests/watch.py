@@ -24,6 +24,8 @@ from workers.contract.streams import Announcement, Workers
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 0.5
+START_REFRESH_S: Final = 0.1
+"""While no worker serves anything: the first one is being waited for."""
 PATIENCE_S: Final = 1.0
 """A refresh that takes longer counts as failed: a slow queue is worse than a dead one."""
 STALE_S: Final = 3.0
@@ -50,7 +52,8 @@ class Watch:
                     await self.refresh()
             except (RedisError, OSError, TimeoutError) as error:
                 log.warning("queue server does not answer: %s", type(error).__name__)
-            await asyncio.sleep(REFRESH_S)
+            serving = any(worker.models for worker in self._announcements)
+            await asyncio.sleep(REFRESH_S if serving else START_REFRESH_S)
 
     async def refresh(self) -> None:
         announcements = await self._workers.list()
