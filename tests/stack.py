@@ -260,7 +260,6 @@ def running(
     redis_url: str,
     *,
     namespace: str,
-    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
     """A gateway and a worker with the echo engine."""
     directory.mkdir(parents=True, exist_ok=True)

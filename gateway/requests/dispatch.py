@@ -16,7 +16,7 @@ from gateway.ledger.group import GroupCommit
 from gateway.requests.inputs import estimate_cost_s
 from gateway.settings import Settings
 from workers.contract.jobs import Job, RequestId
-from workers.contract.queue import Enqueued, Entry, JobState, Queue
+from workers.contract.queue import Enqueued, Entry, Queue
 
 PATIENCE_S: Final = 5.0
 
@@ -81,9 +81,6 @@ class Dispatch:
         self, model: str, request_id: RequestId
     ) -> Literal["cancelled", "cancelling", "ended", "unknown"]:
         return await self.queue(model).cancel(request_id)
-
-    async def state(self, model: str, request_id: RequestId) -> JobState | None:
-        return await self.queue(model).state(request_id)
 
     async def move(self, model: str, request_id: RequestId) -> bool:
         """Have the events of a job sent to this process from now on."""

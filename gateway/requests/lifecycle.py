@@ -313,7 +313,6 @@ class Ticket:
         self.request_id = request_id
         self.model = order.model
         self.accepted_at = datetime.now(UTC)
-        self.deadline_at = self.accepted_at
         self.replayed = False
         self._closed: Closed | None = None
 
@@ -326,7 +325,6 @@ class Ticket:
             self._waiter = self._watch(admitted.request_id)
         self.request_id = admitted.request_id
         self.accepted_at = admitted.accepted_at
-        self.deadline_at = admitted.deadline_at
         self.replayed = admitted.replayed
 
     @property

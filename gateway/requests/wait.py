@@ -37,11 +37,9 @@ class Waiter:
         self.settled = False
         self.closed: Closed | None = None
         """The end itself, where it was settled in this process."""
-        self.lossy = False
 
     def push(self, event: SentEvent) -> None:
         if len(self._events) >= BUFFER_MAX:
-            self.lossy = True
             self._events.clear()
         self._events.append(event)
         self._changed.set()
