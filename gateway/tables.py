@@ -1,8 +1,9 @@
 """Every SQL table, with the invariants that SQL can hold.
 
 An accepted request is a row in ``holds`` or a row in ``receipts``, never both. ``transfers``,
-``receipts``, ``prices`` and ``price_periods`` are only ever inserted into. Only customers' accounts
-have a stored balance; those of the system are sums of transfers. Money is BIGINT nano-dollars.
+``receipts``, ``refunds``, ``prices``, ``price_periods``, ``invoices`` and ``invoice_lines`` are
+only ever inserted into. Only customers' accounts have a stored balance; those of the system are
+sums of transfers. Money is BIGINT nano-dollars.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     ForeignKey,
@@ -22,6 +24,8 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    false,
+    text,
 )
 
 from gateway.database import UtcDateTime
@@ -43,8 +47,9 @@ RequestKey: Final = String(36)
 
 OptionalJson: Final = JSON(none_as_null=True)
 
-SYSTEM_ACCOUNTS: Final = {"cash": 1, "revenue": 2, "promo": 3}
-"""Name → id of the accounts on the other side of every transfer; made by the first migration."""
+SYSTEM_ACCOUNTS: Final = {"cash": 1, "revenue": 2, "promo": 3, "breakage": -1}
+"""Name → id of the accounts on the other side of every transfer; made by the migrations. What a
+customer owes beyond its balance (a chargeback of spent money) stands in ``receivable:<id>``."""
 
 accounts = Table(
     "accounts",
@@ -58,6 +63,12 @@ accounts = Table(
     Column("credit_limit_nanos", BigInteger, nullable=False, server_default="0"),
     Column("version", BigInteger, nullable=False, server_default="0"),
     Column("created_at", UtcDateTime, nullable=False),
+    # The zone in which its budgets reset and its reports are cut, where a query names none.
+    Column("report_tz", String(64), nullable=False, server_default="UTC"),
+    # Given anew every month (UTC), as a lot that expires with it.
+    Column("allowance_nanos", BigInteger, nullable=False, server_default="0"),
+    # Whether it has budgets or a bound on concurrent jobs; others are spared the look.
+    Column("bounded", Boolean, nullable=False, server_default=false()),
     CheckConstraint("kind IN ('customer', 'system')", name="kind"),
     CheckConstraint("status IN ('active', 'suspended', 'closed')", name="status"),
     CheckConstraint("held_nanos >= 0", name="held"),
@@ -107,10 +118,16 @@ price_periods = Table(
     "price_periods",
     metadata,
     Column("model", String(200), primary_key=True),
-    # 0 is the list price; a price of one account's own will stand here under its id.
+    # 0 is the list price; a price of one account's own stands here under its id.
     Column("account_id", RowId, primary_key=True, autoincrement=False, server_default="0"),
     Column("effective_from", UtcDateTime, primary_key=True),
-    Column("price_id", RowId, ForeignKey("prices.id"), nullable=False),
+    # NULL ends a price of an account's own: from here on it pays the list price again.
+    Column("price_id", RowId, ForeignKey("prices.id")),
+    Column("source", String(16), nullable=False, server_default="catalog"),
+    Column("actor", String(200), nullable=False, server_default=""),
+    Column("reason", String(500), nullable=False, server_default=""),
+    CheckConstraint("source IN ('catalog', 'operator')", name="source"),
+    CheckConstraint("account_id <> 0 OR price_id IS NOT NULL", name="list"),
 )
 
 holds = Table(
@@ -125,6 +142,8 @@ holds = Table(
     Column("hold_nanos", BigInteger, nullable=False),
     Column("job", LargeBinary, nullable=False),
     Column("metadata", OptionalJson),
+    # Windows of budgets that it counts against, as [budget, start in µs]; also on its receipt.
+    Column("windows", OptionalJson),
     Column("webhook", String(2000)),
     Column("accepted_at", UtcDateTime, nullable=False),
     Column("deadline_at", UtcDateTime, nullable=False, index=True),
@@ -185,6 +204,7 @@ receipts = Table(
     Column("attributes", OptionalJson),
     Column("timings", JSON, nullable=False),
     Column("metadata", OptionalJson),
+    Column("windows", OptionalJson),
     Column("error", OptionalJson),
     Column("accepted_at", UtcDateTime, nullable=False),
     Column("settled_at", UtcDateTime, nullable=False),
@@ -201,6 +221,96 @@ receipts = Table(
     Index(None, "account_id", "request_id"),
     Index(None, "key_id", "settled_at", "request_id"),
     Index(None, "transfer_id"),
+    Index(None, "settled_at", postgresql_using="brin"),
+)
+
+refunds = Table(
+    "refunds",
+    metadata,
+    # Charges given back, at most the charge in all; ``correction`` where the price was wrong.
+    Column("request_id", RequestKey, ForeignKey("receipts.request_id"), primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String(16), nullable=False),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
+    Column("amount_nanos", BigInteger, nullable=False),
+    Column("transfer_id", RowId, ForeignKey("transfers.id"), nullable=False, unique=True),
+    Column("booked_at", UtcDateTime, nullable=False, index=True),
+    CheckConstraint("amount_nanos > 0", name="amount"),
+    CheckConstraint("kind IN ('refund', 'correction')", name="kind"),
+    Index(None, "account_id", "booked_at"),
+)
+
+lots = Table(
+    "lots",
+    metadata,
+    # What a positive balance is made of; burnt in the order of priority, expiry and number.
+    Column("id", RowId, primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("amount_nanos", BigInteger, nullable=False),
+    Column("remaining_nanos", BigInteger, nullable=False),
+    Column("priority", Integer, nullable=False, server_default="100"),
+    Column("expires_at", UtcDateTime),
+    Column("transfer_id", RowId, ForeignKey("transfers.id")),
+    Column("created_at", UtcDateTime, nullable=False),
+    CheckConstraint("kind IN ('paid', 'promo', 'free')", name="kind"),
+    CheckConstraint("remaining_nanos >= 0 AND remaining_nanos <= amount_nanos", name="remaining"),
+    Index(
+        "ix_lots_open",
+        "account_id",
+        sqlite_where=text("remaining_nanos > 0"),
+        postgresql_where=text("remaining_nanos > 0"),
+    ),
+    Index(
+        "ix_lots_expiring",
+        "expires_at",
+        sqlite_where=text("remaining_nanos > 0 AND expires_at IS NOT NULL"),
+        postgresql_where=text("remaining_nanos > 0 AND expires_at IS NOT NULL"),
+    ),
+)
+
+budgets = Table(
+    "budgets",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("key_id", RowId, ForeignKey("keys.id")),
+    Column("model", String(200)),
+    Column("name", String(200), nullable=False, server_default=""),
+    Column("window", String(8), nullable=False),
+    Column("tz", String(64), nullable=False),
+    Column("limit_nanos", BigInteger, nullable=False),
+    Column("hard", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("ended_at", UtcDateTime),
+    CheckConstraint("\"window\" IN ('hour', 'day', 'month', 'total')", name="window"),
+    CheckConstraint("limit_nanos >= 0", name="limit"),
+)
+
+budget_windows = Table(
+    "budget_windows",
+    metadata,
+    # What was accepted in one window of a budget: spent when settled, held until then.
+    Column("budget_id", RowId, ForeignKey("budgets.id"), primary_key=True),
+    Column("starts_us", BigInteger, primary_key=True, autoincrement=False),
+    Column("limit_nanos", BigInteger, nullable=False),
+    Column("spent_nanos", BigInteger, nullable=False, server_default="0"),
+    Column("held_nanos", BigInteger, nullable=False, server_default="0"),
+    Column("hard", Boolean, nullable=False),
+    CheckConstraint("held_nanos >= 0", name="held"),
+    CheckConstraint("NOT hard OR spent_nanos + held_nanos <= limit_nanos", name="limit"),
+)
+
+rate_limits = Table(
+    "rate_limits",
+    metadata,
+    # Of an account, of one of its keys (0: of all together), for one model ('': for all together).
+    Column("account_id", RowId, ForeignKey("accounts.id"), primary_key=True, autoincrement=False),
+    Column("key_id", RowId, primary_key=True, autoincrement=False),
+    Column("model", String(200), primary_key=True),
+    Column("requests_per_minute", Integer),
+    Column("tokens_per_minute", Integer),
+    Column("concurrent_max", Integer),
 )
 
 outputs = Table(
@@ -230,4 +340,160 @@ webhook_deliveries = Table(
     Column("url", String(2000), nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("due_at", UtcDateTime, nullable=False, index=True),
+)
+
+periods = Table(
+    "periods",
+    metadata,
+    # Months (UTC) of the books. Whoever books holds the row of the month FOR SHARE; closing takes
+    # it FOR UPDATE, so that nothing is booked into a month that is closed.
+    Column("month", String(7), primary_key=True),
+    Column("state", String(8), nullable=False, server_default="open"),
+    Column("closed_at", UtcDateTime),
+    Column("receipts", BigInteger),
+    Column("charge_nanos", BigInteger),
+    Column("transfers", BigInteger),
+    Column("sha256", String(64)),
+    CheckConstraint("state IN ('open', 'closing', 'closed')", name="state"),
+)
+
+rebates = Table(
+    "rebates",
+    metadata,
+    # Of what an account spends in a month beyond ``from_nanos``, this part is given back at close.
+    # Account 0 is everybody that has no tiers of its own.
+    Column("account_id", RowId, primary_key=True, autoincrement=False),
+    Column("from_nanos", BigInteger, primary_key=True, autoincrement=False),
+    Column("basis_points", Integer, nullable=False),
+    CheckConstraint("from_nanos >= 0", name="from"),
+    CheckConstraint("basis_points >= 0 AND basis_points <= 10000", name="basis_points"),
+)
+
+invoices = Table(
+    "invoices",
+    metadata,
+    # Final from the start: a mistake is mended by a credit note. ``carried_in`` + the sum of the
+    # lines = the total in cents + ``carried_out``, so that nothing is lost by rounding to cents.
+    Column("id", RowId, primary_key=True),
+    Column("number", String(40), nullable=False, unique=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("month", String(7), nullable=False),
+    Column("corrects", RowId, ForeignKey("invoices.id")),
+    Column("total_cents", BigInteger, nullable=False),
+    Column("carried_in_nanos", BigInteger, nullable=False),
+    Column("carried_out_nanos", BigInteger, nullable=False),
+    Column("opening_nanos", BigInteger, nullable=False),
+    Column("closing_nanos", BigInteger, nullable=False),
+    Column("actor", String(200), nullable=False),
+    Column("reason", String(500), nullable=False, server_default=""),
+    Column("issued_at", UtcDateTime, nullable=False),
+    CheckConstraint("kind IN ('invoice', 'credit_note')", name="kind"),
+    Index(None, "account_id", "month"),
+)
+
+invoice_lines = Table(
+    "invoice_lines",
+    metadata,
+    Column("invoice_id", RowId, ForeignKey("invoices.id"), primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String(16), nullable=False),
+    Column("model", String(200)),
+    Column("unit", String(32)),
+    Column("quantity", String(64)),
+    Column("description", String(500), nullable=False, server_default=""),
+    Column("amount_nanos", BigInteger, nullable=False),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    # Numbers without gaps: taken under the row's lock, in the transaction that uses them.
+    Column("name", String(40), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+
+usage_hours = Table(
+    "usage_hours",
+    metadata,
+    # Which hours (UTC) are rolled up, and the seal of what they hold.
+    Column("hour", UtcDateTime, primary_key=True),
+    Column("rows", BigInteger, nullable=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("charge_nanos", BigInteger, nullable=False),
+    Column("refund_nanos", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("built_at", UtcDateTime, nullable=False),
+)
+
+usage_hourly = Table(
+    "usage_hourly",
+    metadata,
+    Column("account_id", RowId, primary_key=True, autoincrement=False),
+    Column("hour", UtcDateTime, primary_key=True),
+    Column("key_id", RowId, primary_key=True, autoincrement=False),
+    Column("model", String(200), primary_key=True),
+    Column("task", String(40), primary_key=True),
+    Column("outcome", String(16), primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("charge_nanos", BigInteger, nullable=False),
+    Column("refund_nanos", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("images", BigInteger, nullable=False),
+    Column("video_ms", BigInteger, nullable=False),
+    Column("audio_ms", BigInteger, nullable=False),
+    Column("characters", BigInteger, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("gpu_us", BigInteger, nullable=False),
+    Index(None, "hour", "model"),
+    Index(None, "key_id", "hour"),
+)
+
+payments = Table(
+    "payments",
+    metadata,
+    # Money that a payment provider was asked for; booked once, by a transfer, when it has come.
+    Column("id", String(40), primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("provider", String(20), nullable=False),
+    Column("reference", String(255), nullable=False),
+    Column("intent", String(255)),
+    Column("amount_nanos", BigInteger, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("transfer_id", RowId, ForeignKey("transfers.id")),
+    UniqueConstraint("provider", "reference"),
+    Index(None, "provider", "intent"),
+    CheckConstraint("amount_nanos > 0", name="amount"),
+    CheckConstraint(
+        "status IN ('open', 'paid', 'expired', 'failed', 'refunded', 'disputed')", name="status"
+    ),
+)
+
+payment_events = Table(
+    "payment_events",
+    metadata,
+    Column("provider", String(20), primary_key=True),
+    Column("event_id", String(255), primary_key=True),
+    Column("kind", String(80), nullable=False),
+    Column("received_at", UtcDateTime, nullable=False),
+)
+
+reconciliations = Table(
+    "reconciliations",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime, nullable=False),
+    Column("findings", JSON, nullable=False),
+)
+
+chores = Table(
+    "chores",
+    metadata,
+    # What is to be done now and then by one of the gateways: whoever moves ``due_at`` does it.
+    Column("name", String(40), primary_key=True),
+    Column("due_at", UtcDateTime, nullable=False),
 )

@@ -1,0 +1,1 @@
+"""The commands of ``tollgate``, one module per thing that is operated on."""
