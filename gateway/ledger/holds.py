@@ -24,6 +24,9 @@ from sqlalchemy import (
     update,
 )
 
+from gateway.accounts.budgets import Budget
+from gateway.ledger.bounds import Bounds, BudgetExceeded, Place, TooManyConcurrent
+from gateway.ledger.locks import lock_accounts
 from gateway.tables import accounts, holds, idempotency, keys, outputs, receipts
 from workers.contract.jobs import RequestId
 
@@ -50,7 +53,10 @@ class HoldRequest:
 
 @dataclass(frozen=True, slots=True)
 class Held:
+    """Accepted; ``passed`` are the soft budgets that it goes beyond."""
+
     request_id: RequestId
+    passed: tuple[Budget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,8 @@ Refusal: TypeAlias = (
     | KeyRevoked
     | KeyExpired
     | AccountSuspended
+    | BudgetExceeded
+    | TooManyConcurrent
 )
 HoldAnswer: TypeAlias = Held | Replayed | Refusal
 
@@ -118,19 +126,6 @@ class OpenHold:
     job: bytes
 
 
-_LOCK_ACCOUNTS: Final = (
-    select(
-        accounts.c.id,
-        accounts.c.status,
-        accounts.c.posted_nanos,
-        accounts.c.held_nanos,
-        accounts.c.credit_limit_nanos,
-        accounts.c.version,
-    )
-    .where(accounts.c.id.in_(bindparam("ids", expanding=True)))
-    .order_by(accounts.c.id)
-    .with_for_update()
-)
 _READ_KEYS: Final = select(
     keys.c.id,
     keys.c.revoked_at,
@@ -169,10 +164,11 @@ def hold(connection: Connection, requests: Sequence[HoldRequest]) -> list[HoldAn
         connection.execute(_KNOWN, {"ids": [request.request_id for request in requests]}).scalars()
     )
     orders = _known_orders(connection, requests)
+    bounds = Bounds(connection, requests, [id for id, book in books.items() if book["bounded"]])
 
     account_sums: defaultdict[int, int] = defaultdict(int)
     key_sums: defaultdict[int, int] = defaultdict(int)
-    accepted: list[HoldRequest] = []
+    accepted: list[tuple[HoldRequest, list[Place]]] = []
     answers: list[HoldAnswer] = []
     for request in requests:
         answer = _decide(
@@ -183,20 +179,24 @@ def hold(connection: Connection, requests: Sequence[HoldRequest]) -> list[HoldAn
             key_sum=key_sums[request.key_id],
             known=known,
             orders=orders,
+            bounds=bounds,
         )
-        answers.append(answer)
         if isinstance(answer, Held) and request.request_id not in known:
             known.add(request.request_id)
             account_sums[request.account_id] += request.hold_nanos
             key_sums[request.key_id] += request.hold_nanos
-            accepted.append(request)
+            windows, passed = bounds.add(request)
+            answer = Held(request.request_id, passed)
+            accepted.append((request, windows))
             if request.idempotency_key is not None:
                 orders[request.account_id, request.idempotency_key] = (
                     request.request_id,
                     request.body_sha256,
                 )
+        answers.append(answer)
     if accepted:
         _write(connection, accepted, account_sums, key_sums)
+        bounds.write(connection)
     return answers
 
 
@@ -209,6 +209,7 @@ def _decide(
     key_sum: int,
     known: set[str],
     orders: Mapping[tuple[int, str], tuple[str, bytes | None]],
+    bounds: Bounds,
 ) -> HoldAnswer:
     if request.request_id in known:
         return Held(request.request_id)
@@ -234,12 +235,12 @@ def _decide(
         remaining = key["spend_limit_nanos"] - used
         if request.hold_nanos > remaining:
             return KeySpendLimit(remaining)
-    return Held(request.request_id)
+    return bounds.refusal(request) or Held(request.request_id)
 
 
 def _write(
     connection: Connection,
-    accepted: Sequence[HoldRequest],
+    accepted: Sequence[tuple[HoldRequest, list[Place]]],
     account_sums: Mapping[int, int],
     key_sums: Mapping[int, int],
 ) -> None:
@@ -262,14 +263,15 @@ def _write(
                 "hold_nanos": request.hold_nanos,
                 "job": request.job,
                 "metadata": request.metadata,
+                "windows": windows or None,
                 "webhook": request.webhook,
                 "accepted_at": request.accepted_at,
                 "deadline_at": request.deadline_at,
             }
-            for request in accepted
+            for request, windows in accepted
         ],
     )
-    named = [request for request in accepted if request.idempotency_key is not None]
+    named = [request for request, _ in accepted if request.idempotency_key is not None]
     if named:
         connection.execute(
             insert(idempotency),
@@ -301,11 +303,6 @@ def _known_orders(
         select(idempotency).where(tuple_(idempotency.c.account_id, idempotency.c.key).in_(names))
     )
     return {(row.account_id, row.key): (row.request_id, row.body_sha256) for row in rows}
-
-
-def lock_accounts(connection: Connection, ids: Iterable[int]) -> dict[int, RowMapping]:
-    """Lock accounts in id order, so that no two transactions wait for each other in a circle."""
-    return _rows(connection, _LOCK_ACCOUNTS, ids)
 
 
 def _rows(connection: Connection, query: Any, ids: Iterable[int]) -> dict[int, RowMapping]:

@@ -16,8 +16,10 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select, update
 
+from gateway.ledger.bounds import close_windows
 from gateway.ledger.closed import UNITS, Closed, Output, Problem, Status
-from gateway.ledger.holds import lock_accounts
+from gateway.ledger.locks import lock_accounts
+from gateway.ledger.lots import burn
 from gateway.ledger.prices import PriceCache, read_price
 from gateway.pricing import UnpricedUsage, charge, clip
 from gateway.tables import (
@@ -94,7 +96,10 @@ def settle(
     prices: PriceCache,
     retention: timedelta,
 ) -> list[Settled | None]:
-    """Close requests; None for each one that was closed before, also within this batch."""
+    """Close requests; None for each one that was closed before, also within this batch.
+
+    ``now`` is the ``booking_time`` of the same transaction.
+    """
     ids = [settlement.request_id for settlement in settlements]
     books = lock_accounts(connection, set(connection.execute(_ACCOUNTS_OF, {"ids": ids}).scalars()))
     taken: dict[str, RowMapping] = {
@@ -186,6 +191,11 @@ def _post(
         _POST_TO_KEY,
         [{"key": id, "charged": key_charged[id], "held": key_held[id]} for id in sorted(key_held)],
     )
+    close_windows(
+        connection,
+        [(row["windows"], row["hold_nanos"], settled.closed.cost_nanos) for row, settled in ended],
+    )
+    burn(connection, charged)
     paying = sorted(first)
     if not paying:
         return {}
@@ -263,6 +273,7 @@ def _receipt(row: RowMapping, closed: Closed, charges: Mapping[int, int]) -> dic
         "attributes": closed.usage.attributes or None,
         "timings": msgspec.to_builtins(closed.timings),
         "metadata": row["metadata"],
+        "windows": row["windows"],
         "error": msgspec.to_builtins(closed.error) if closed.error else None,
         "accepted_at": closed.accepted_at,
         "settled_at": closed.settled_at,

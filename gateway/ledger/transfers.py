@@ -1,19 +1,35 @@
-"""Transfers: how money comes into an account. Append-only, idempotent by the payer's reference."""
+"""Transfers: how money comes into an account and leaves it, other than by charges.
+
+Append-only, each with its reason and actor, and idempotent by its key: the same key never books
+twice. The month's row is locked first, then the account.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Literal, TypeAlias
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, RowMapping, insert, select, update
 
-from gateway.ledger.holds import lock_accounts
+from gateway.database import exact_sum
+from gateway.ledger.locks import lock_accounts
+from gateway.ledger.lots import LotKind, burn, open_lot
+from gateway.ledger.periods import booking_time
 from gateway.tables import SYSTEM_ACCOUNTS, accounts, transfers
 
-CreditKind: TypeAlias = Literal["topup", "grant"]
+CreditKind: TypeAlias = Literal["topup", "grant", "rebate", "correction", "refund"]
+TransferKind: TypeAlias = Literal[CreditKind, "charge", "expiry", "chargeback"]
 
-_SOURCE: dict[CreditKind, str] = {"topup": "cash", "grant": "promo"}
+_CREDITS: Final[Mapping[CreditKind, tuple[str, LotKind]]] = {
+    # Where it comes from, and what kind of credit it is.
+    "topup": ("cash", "paid"),
+    "grant": ("promo", "promo"),
+    "rebate": ("revenue", "paid"),
+    "correction": ("revenue", "paid"),
+    "refund": ("revenue", "paid"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +39,7 @@ class Transfer:
     id: int
     amount_nanos: int
     posted_after: int
+    booked_at: datetime
     repeated: bool
 
 
@@ -39,47 +56,256 @@ def add_credit(
     key: str,
     actor: str,
     reason: str,
+    lot: LotKind | None = None,
+    priority: int | None = None,
+    expires_at: datetime | None = None,
 ) -> Transfer:
-    """Move money into an account, from cash (paid) or from promo (given), once per key.
+    """Move money into an account, once per key, and open a lot of it.
 
-    Locks the account. Raise ``LookupError`` if there is no such account, ``ValueError`` if the
-    amount is not positive, ``TransferConflict`` if the key stands for another movement.
+    A top-up first pays what the account owes from a chargeback. Raise ``LookupError`` if there is
+    no such account, ``ValueError`` if the amount is not positive or has expired already,
+    ``TransferConflict`` if the key stands for another movement.
     """
-    if amount_nanos <= 0:
-        raise ValueError("the amount must be positive")
-    account = lock_accounts(connection, [account_id]).get(account_id)
-    if account is None:
-        raise LookupError(f"there is no account {account_id}")
-    source = SYSTEM_ACCOUNTS[_SOURCE[kind]]
-    known = connection.execute(select(transfers).where(transfers.c.key == key)).mappings().first()
+    _check_amount(amount_nanos)
+    now = booking_time(connection)
+    if expires_at is not None and expires_at <= now:
+        raise ValueError(f"it would have expired already, at {expires_at.isoformat()}")
+    account = _lock(connection, account_id)
+    source, lot_kind = _CREDITS[kind]
+    source_id = SYSTEM_ACCOUNTS[source]
+    known = find_transfer(connection, key, source_id, account_id, amount_nanos)
     if known is not None:
-        if (known["from_account"], known["to_account"], known["amount_nanos"]) != (
-            source,
-            account_id,
-            amount_nanos,
-        ):
-            raise TransferConflict(f"{key} was used before, for another amount or account")
-        return Transfer(known["id"], amount_nanos, known["posted_after"], repeated=True)
+        return known
+    made = move(
+        connection, account, amount_nanos, source_id,
+        kind=kind, key=key, actor=actor, reason=reason, now=now,
+    )  # fmt: skip
+    open_lot(
+        connection,
+        account_id,
+        amount_nanos,
+        kind=lot or lot_kind,
+        posted_before=account["posted_nanos"],
+        transfer_id=made.id,
+        created_at=now,
+        priority=priority,
+        expires_at=expires_at,
+    )
+    if kind == "topup":
+        _repay(connection, account_id, key=key, actor=actor, now=now)
+    return made
+
+
+def chargeback(
+    connection: Connection,
+    account_id: int,
+    amount_nanos: int,
+    *,
+    key: str,
+    actor: str,
+    reason: str,
+) -> Transfer:
+    """Take a payment back, once per key: from what the account has free, and what is missing
+    becomes its debt in ``receivable:<id>`` and suspends it. Raise as ``add_credit`` does.
+
+    The transfer given is the one from the account, or that of the debt where it had nothing.
+    """
+    _check_amount(amount_nanos)
+    now = booking_time(connection)
+    account = _lock(connection, account_id)
+    cash = SYSTEM_ACCOUNTS["cash"]
+    known = _chargeback_of(connection, key, account_id, amount_nanos)
+    if known is not None:
+        return known
+    covered = min(amount_nanos, max(account["posted_nanos"] - account["held_nanos"], 0))
+    made = None
+    if covered:
+        made = move(
+            connection, account, -covered, cash,
+            kind="chargeback", key=key, actor=actor, reason=reason, now=now,
+        )  # fmt: skip
+        burn(connection, {account_id: covered}, first="paid")
+    if covered < amount_nanos:
+        owing = _insert(
+            connection,
+            key=f"{key}:owed" if covered else key,
+            kind="chargeback",
+            source=_receivable(connection, account_id, now),
+            target=cash,
+            amount_nanos=amount_nanos - covered,
+            posted_after=account["posted_nanos"] - covered,
+            version=account["version"] + (1 if covered else 0),
+            actor=actor,
+            reason=reason,
+            now=now,
+        )
+        connection.execute(
+            update(accounts).where(accounts.c.id == account_id).values(status="suspended")
+        )
+        made = made or owing
+    assert made is not None
+    return made
+
+
+def owed(connection: Connection, account_id: int) -> int:
+    """Say what an account owes beyond its balance, from chargebacks of money it had spent."""
+    receivable = connection.execute(
+        select(accounts.c.id).where(accounts.c.name == f"receivable:{account_id}")
+    ).scalar()
+    if receivable is None:
+        return 0
+    given = select(exact_sum(transfers.c.amount_nanos)).where(
+        transfers.c.from_account == receivable
+    )
+    got = select(exact_sum(transfers.c.amount_nanos)).where(transfers.c.to_account == receivable)
+    return connection.execute(given).scalar_one() - connection.execute(got).scalar_one()
+
+
+def move(
+    connection: Connection,
+    account: RowMapping,
+    amount_nanos: int,
+    other: int,
+    *,
+    kind: TransferKind,
+    key: str,
+    actor: str,
+    reason: str,
+    now: datetime,
+) -> Transfer:
+    """Book one movement of a locked customer's account: into it if positive, else out of it.
+
+    The caller keeps the lots in step. ``account`` is the row as it was locked.
+    """
     posted_after = account["posted_nanos"] + amount_nanos
     connection.execute(
         update(accounts)
-        .where(accounts.c.id == account_id)
+        .where(accounts.c.id == account["id"])
         .values(posted_nanos=posted_after, version=account["version"] + 1)
     )
+    inward = amount_nanos > 0
+    return _insert(
+        connection,
+        key=key,
+        kind=kind,
+        source=other if inward else account["id"],
+        target=account["id"] if inward else other,
+        amount_nanos=abs(amount_nanos),
+        posted_after=posted_after,
+        version=account["version"] + 1,
+        actor=actor,
+        reason=reason,
+        now=now,
+    )
+
+
+def find_transfer(
+    connection: Connection, key: str, source: int, target: int, amount_nanos: int
+) -> Transfer | None:
+    """Find what was booked under a key. Raise ``TransferConflict`` if that was something else."""
+    known = connection.execute(select(transfers).where(transfers.c.key == key)).mappings().first()
+    if known is None:
+        return None
+    if (known["from_account"], known["to_account"], known["amount_nanos"]) != (
+        source,
+        target,
+        amount_nanos,
+    ):
+        raise TransferConflict(f"{key} was used before, for another amount or account")
+    return _repeated(known)
+
+
+def _chargeback_of(
+    connection: Connection, key: str, account_id: int, amount_nanos: int
+) -> Transfer | None:
+    """Find a chargeback booked under a key, whether it was covered in whole, in part or not."""
+    rows = connection.execute(
+        select(transfers).where(transfers.c.key.in_([key, f"{key}:owed"])).order_by(transfers.c.id)
+    )
+    known = rows.mappings().all()
+    if not known:
+        return None
+    owing = connection.execute(
+        select(accounts.c.id).where(accounts.c.name == f"receivable:{account_id}")
+    ).scalar()
+    sources = {row["from_account"] for row in known}
+    if not sources <= {account_id, owing} or amount_nanos != sum(
+        row["amount_nanos"] for row in known
+    ):
+        raise TransferConflict(f"{key} was used before, for another amount or account")
+    return _repeated(known[0])
+
+
+def _repay(connection: Connection, account_id: int, *, key: str, actor: str, now: datetime) -> None:
+    """Pay what is owed out of money that has just come in; being suspended ends by hand."""
+    debt = owed(connection, account_id)
+    account = _lock(connection, account_id)
+    amount = min(debt, max(account["posted_nanos"] - account["held_nanos"], 0))
+    if amount:
+        move(
+            connection, account, -amount, _receivable(connection, account_id, now),
+            kind="chargeback", key=f"repay:{key}", actor=actor,
+            reason="what was owed from a chargeback", now=now,
+        )  # fmt: skip
+        burn(connection, {account_id: amount}, first="paid")
+
+
+def _receivable(connection: Connection, account_id: int, now: datetime) -> int:
+    """Give the account of the system that stands for what a customer owes; open it if need be."""
+    name = f"receivable:{account_id}"
+    id = connection.execute(select(accounts.c.id).where(accounts.c.name == name)).scalar()
+    if id is None:
+        made = insert(accounts).values(name=name, kind="system", created_at=now)
+        id = connection.execute(made.returning(accounts.c.id)).scalar_one()
+    return int(id)
+
+
+def _insert(
+    connection: Connection,
+    *,
+    key: str,
+    kind: TransferKind,
+    source: int,
+    target: int,
+    amount_nanos: int,
+    posted_after: int,
+    version: int,
+    actor: str,
+    reason: str,
+    now: datetime,
+) -> Transfer:
     id = connection.execute(
         insert(transfers)
         .values(
             key=key,
             kind=kind,
             from_account=source,
-            to_account=account_id,
+            to_account=target,
             amount_nanos=amount_nanos,
             posted_after=posted_after,
-            account_version=account["version"] + 1,
+            account_version=version,
             actor=actor,
             reason=reason,
-            booked_at=datetime.now(UTC),
+            booked_at=now,
         )
         .returning(transfers.c.id)
     ).scalar_one()
-    return Transfer(id, amount_nanos, posted_after, repeated=False)
+    return Transfer(id, amount_nanos, posted_after, now, repeated=False)
+
+
+def _repeated(row: RowMapping) -> Transfer:
+    return Transfer(
+        row["id"], row["amount_nanos"], row["posted_after"], row["booked_at"], repeated=True
+    )
+
+
+def _lock(connection: Connection, account_id: int) -> RowMapping:
+    account = lock_accounts(connection, [account_id]).get(account_id)
+    if account is None:
+        raise LookupError(f"there is no account {account_id}")
+    return account
+
+
+def _check_amount(amount_nanos: int) -> None:
+    if amount_nanos <= 0:
+        raise ValueError("the amount must be positive")

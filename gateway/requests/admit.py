@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from gateway.accounts.budgets import Budget
 from gateway.accounts.keys import KeyInfo
 from gateway.accounts.limits import RateLimits
 from gateway.catalog.schema import Entry
@@ -26,6 +27,7 @@ from gateway.errors import (
     TooManyRequests,
     Unauthorized,
 )
+from gateway.ledger.bounds import BudgetExceeded, TooManyConcurrent
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.holds import (
     AccountSuspended,
@@ -214,6 +216,31 @@ def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
                 f"This request can cost up to {most}, but this key may spend only "
                 f"${format_usd(remaining)} more.",
             )
+        case BudgetExceeded(budget=budget, remaining_nanos=remaining, in_use=True):
+            return TooManyRequests(
+                "budget_in_use",
+                f"This request can cost up to {most}. {_named(budget)} could cover that, but "
+                f"requests that are still running hold it down to ${format_usd(remaining)}.",
+                retry_after_s=1,
+            )
+        case BudgetExceeded(budget=budget, remaining_nanos=remaining, resets_at=resets_at):
+            end = f", until {resets_at.isoformat()}" if resets_at else ""
+            return PaymentRequired(
+                "budget_exceeded",
+                f"This request can cost up to {most}, but {_named(budget)} has only "
+                f"${format_usd(remaining)} left{end}.",
+                details={
+                    "budget_id": budget.id,
+                    "resets_at": resets_at.isoformat() if resets_at else None,
+                },
+            )
+        case TooManyConcurrent(what=what, limit=limit):
+            return TooManyRequests(
+                "too_many_concurrent",
+                f"This {what} may have {limit} requests at once, and has them; wait for one to "
+                "end.",
+                retry_after_s=1,
+            )
         case IdempotencyConflict():
             return Conflict(
                 "idempotency_conflict",
@@ -227,3 +254,9 @@ def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
         case AccountSuspended():
             return Forbidden("account_suspended", "This account is suspended.")
     raise AssertionError(f"a hold was answered by {answer!r}")
+
+
+def _named(budget: Budget) -> str:
+    name = f" {budget.name!r}" if budget.name else ""
+    span = "in all" if budget.window == "total" else f"per {budget.window}"
+    return f"the budget{name} of ${format_usd(budget.limit_nanos)} {span}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import msgspec
@@ -24,6 +24,7 @@ from gateway.database import Database
 from gateway.failpoints import reach
 from gateway.ledger.closed import Output, Problem, Status
 from gateway.ledger.group import GroupCommit
+from gateway.ledger.periods import booking_time
 from gateway.ledger.settle import Settled as Closing
 from gateway.ledger.settle import Settlement, settle
 from gateway.requests.wait import Waiters
@@ -81,7 +82,7 @@ class Settler:
                 lambda connection: settle(
                     connection,
                     batch,
-                    now=datetime.now(UTC),
+                    now=booking_time(connection),
                     prices=live.prices,
                     retention=retention,
                 )

@@ -12,6 +12,7 @@ from gateway.accounts.keys import KeyInfo, create_key
 from gateway.database import Database
 from gateway.ledger.holds import HoldRequest
 from gateway.ledger.ids import new_request_id
+from gateway.ledger.periods import booking_time
 from gateway.ledger.prices import PriceCache, put_in_force
 from gateway.ledger.settle import Settled, Settlement, settle
 from gateway.ledger.transfers import add_credit
@@ -61,7 +62,7 @@ class Books:
             return settle(
                 connection,
                 settlements,
-                now=datetime.now(UTC),
+                now=booking_time(connection),
                 prices=self.prices,
                 retention=timedelta(hours=1),
             )

@@ -1,0 +1,210 @@
+"""What bounds an account besides its credit: budgets, and how many of its jobs may run at once.
+
+Loaded for a batch under the accounts' locks, counted on while the batch is decided, and written
+with it; accounts without such bounds are never looked up. What is held counts as spent.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Protocol
+
+from sqlalchemy import Connection, RowMapping, bindparam, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.accounts.budgets import (
+    Budget,
+    budgets_in_force,
+    microseconds,
+    read_windows,
+    window_end,
+    window_start,
+)
+from gateway.tables import budget_windows, holds, rate_limits
+
+Place = tuple[int, int]
+"""A window of a budget, as (budget, start in µs)."""
+
+
+class Ordered(Protocol):
+    """What is to be accepted, as far as bounds concern it."""
+
+    @property
+    def account_id(self) -> int: ...
+    @property
+    def key_id(self) -> int: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def hold_nanos(self) -> int: ...
+    @property
+    def accepted_at(self) -> datetime: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetExceeded:
+    """A hard budget does not cover it; with ``in_use`` it would, were it not for other holds."""
+
+    budget: Budget
+    remaining_nanos: int
+    resets_at: datetime | None
+    in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyConcurrent:
+    """So many jobs of the account, key or model are accepted and have not ended."""
+
+    what: str
+    limit: int
+
+
+_CONCURRENT: Final = select(rate_limits).where(
+    rate_limits.c.account_id.in_(bindparam("accounts", expanding=True)),
+    rate_limits.c.concurrent_max.is_not(None),
+)
+_OPEN_JOBS: Final = (
+    select(holds.c.account_id, holds.c.key_id, holds.c.model, func.count().label("jobs"))
+    .where(holds.c.account_id.in_(bindparam("accounts", expanding=True)))
+    .group_by(holds.c.account_id, holds.c.key_id, holds.c.model)
+)
+_CLOSE: Final = (
+    update(budget_windows)
+    .where(
+        budget_windows.c.budget_id == bindparam("budget"),
+        budget_windows.c.starts_us == bindparam("starts"),
+    )
+    .values(
+        spent_nanos=budget_windows.c.spent_nanos + bindparam("charged"),
+        held_nanos=budget_windows.c.held_nanos - bindparam("held"),
+    )
+)
+
+
+class Bounds:
+    """Budgets and concurrent jobs of one batch's accounts, as they stand while it is decided."""
+
+    def __init__(
+        self, connection: Connection, orders: Sequence[Ordered], accounts: Collection[int]
+    ) -> None:
+        """Read what bounds these locked accounts; no account, no query."""
+        self._budgets: Mapping[int, list[Budget]] = {}
+        self._limits: defaultdict[int, list[RowMapping]] = defaultdict(list)
+        self._jobs: defaultdict[int, dict[tuple[int, str], int]] = defaultdict(dict)
+        self._held: defaultdict[Place, int] = defaultdict(int)
+        self._used: dict[Place, RowMapping] = {}
+        if not accounts:
+            return
+        ids = {"accounts": sorted(accounts)}
+        self._budgets = budgets_in_force(connection, accounts)
+        for row in connection.execute(_CONCURRENT, ids).mappings():
+            self._limits[row["account_id"]].append(row)
+        if self._limits:
+            for row in connection.execute(_OPEN_JOBS, ids).mappings():
+                self._jobs[row["account_id"]][row["key_id"], row["model"]] = row["jobs"]
+        self._used = read_windows(
+            connection, {place for order in orders for _, place in self._windows(order)}
+        )
+
+    def refusal(self, order: Ordered) -> BudgetExceeded | TooManyConcurrent | None:
+        """Say which hard bound accepting this would pass, if any."""
+        for limit in self._limits[order.account_id]:
+            if (
+                limit["key_id"] in (0, order.key_id)
+                and limit["model"] in ("", order.model)
+                and self._running(limit) >= limit["concurrent_max"]
+            ):
+                what = "model" if limit["model"] else "key" if limit["key_id"] else "account"
+                return TooManyConcurrent(what, limit["concurrent_max"])
+        for budget, place in self._windows(order):
+            remaining = self._remaining(budget, place)
+            if budget.hard and order.hold_nanos > remaining:
+                row = self._used.get(place)
+                spent = row["spent_nanos"] if row else 0
+                return BudgetExceeded(
+                    budget,
+                    remaining,
+                    window_end(budget.window, budget.tz, order.accepted_at),
+                    in_use=spent + order.hold_nanos <= budget.limit_nanos,
+                )
+        return None
+
+    def add(self, order: Ordered) -> tuple[list[Place], tuple[Budget, ...]]:
+        """Count what is accepted; give its windows, and the soft budgets that it passes."""
+        places, passed = [], []
+        for budget, place in self._windows(order):
+            self._held[place] += order.hold_nanos
+            places.append(place)
+            if not budget.hard and self._remaining(budget, place) < 0:
+                passed.append(budget)
+        if self._limits[order.account_id]:
+            jobs = self._jobs[order.account_id]
+            jobs[order.key_id, order.model] = jobs.get((order.key_id, order.model), 0) + 1
+        return places, tuple(passed)
+
+    def write(self, connection: Connection) -> None:
+        """Hold what was counted."""
+        if not self._held:
+            return
+        found = {budget.id: budget for each in self._budgets.values() for budget in each}
+        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+        statement = insert(budget_windows)
+        connection.execute(
+            statement.on_conflict_do_update(
+                index_elements=["budget_id", "starts_us"],
+                set_={"held_nanos": budget_windows.c.held_nanos + statement.excluded.held_nanos},
+            ),
+            [
+                {
+                    "budget_id": budget_id,
+                    "starts_us": starts_us,
+                    "limit_nanos": found[budget_id].limit_nanos,
+                    "hard": found[budget_id].hard,
+                    "held_nanos": amount,
+                }
+                for (budget_id, starts_us), amount in sorted(self._held.items())
+            ],
+        )
+
+    def _windows(self, order: Ordered) -> list[tuple[Budget, Place]]:
+        return [
+            (budget, (budget.id, microseconds(start)))
+            for budget in self._budgets.get(order.account_id, ())
+            if budget.covers(order.key_id, order.model)
+            for start in (window_start(budget.window, budget.tz, order.accepted_at),)
+        ]
+
+    def _remaining(self, budget: Budget, place: Place) -> int:
+        row = self._used.get(place)
+        used = row["spent_nanos"] + row["held_nanos"] if row else 0
+        return budget.limit_nanos - used - self._held[place]
+
+    def _running(self, limit: RowMapping) -> int:
+        return sum(
+            jobs
+            for (key_id, model), jobs in self._jobs[limit["account_id"]].items()
+            if limit["key_id"] in (0, key_id) and limit["model"] in ("", model)
+        )
+
+
+def close_windows(
+    connection: Connection, ended: Sequence[tuple[Sequence[Sequence[int]] | None, int, int]]
+) -> None:
+    """Turn holds into spending: for each request its windows, what was held and what charged."""
+    sums: defaultdict[Place, list[int]] = defaultdict(lambda: [0, 0])
+    for windows, held, charged in ended:
+        for budget_id, starts_us in windows or ():
+            both = sums[budget_id, starts_us]
+            both[0] += held
+            both[1] += charged
+    if sums:
+        connection.execute(
+            _CLOSE,
+            [
+                {"budget": budget, "starts": starts, "held": held, "charged": charged}
+                for (budget, starts), (held, charged) in sorted(sums.items())
+            ],
+        )

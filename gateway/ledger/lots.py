@@ -1,0 +1,90 @@
+"""Lots: what a positive balance is made of, and in which order it is used up.
+
+Every credit opens a lot, every charge burns lots in the order of priority, expiry and number. The
+invariant, under the account's lock: the remains of an account's lots sum to its posted balance, or
+to nothing where that is negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from gateway.tables import lots
+
+LotKind: TypeAlias = Literal["paid", "promo", "free"]
+
+PRIORITY: Final[Mapping[LotKind, int]] = {"free": 10, "promo": 50, "paid": 100}
+"""What was given is used before what was paid for, unless a credit says otherwise."""
+
+_OPEN: Final = (
+    select(lots.c.id, lots.c.account_id, lots.c.kind, lots.c.remaining_nanos)
+    .where(lots.c.account_id.in_(bindparam("accounts", expanding=True)), lots.c.remaining_nanos > 0)
+    .order_by(
+        lots.c.account_id,
+        lots.c.priority,
+        lots.c.expires_at.is_(None),
+        lots.c.expires_at,
+        lots.c.id,
+    )
+)
+_TAKE: Final = (
+    update(lots)
+    .where(lots.c.id == bindparam("lot"))
+    .values(remaining_nanos=lots.c.remaining_nanos - bindparam("taken"))
+)
+
+
+def open_lot(
+    connection: Connection,
+    account_id: int,
+    amount_nanos: int,
+    *,
+    kind: LotKind,
+    posted_before: int,
+    transfer_id: int,
+    created_at: datetime,
+    priority: int | None = None,
+    expires_at: datetime | None = None,
+) -> None:
+    """Add a credit to what an account's balance is made of; a debt takes its part at once."""
+    connection.execute(
+        insert(lots).values(
+            account_id=account_id,
+            kind=kind,
+            amount_nanos=amount_nanos,
+            remaining_nanos=min(amount_nanos, max(posted_before + amount_nanos, 0)),
+            priority=PRIORITY[kind] if priority is None else priority,
+            expires_at=expires_at,
+            transfer_id=transfer_id,
+            created_at=created_at,
+        )
+    )
+
+
+def burn(
+    connection: Connection, amounts: Mapping[int, int], *, first: LotKind | None = None
+) -> None:
+    """Use up lots of locked accounts, ``first`` those of one kind; the rest becomes debt."""
+    due = {account: amount for account, amount in amounts.items() if amount}
+    if not due:
+        return
+    rows = connection.execute(_OPEN, {"accounts": sorted(due)}).all()
+    if first is not None:
+        rows = sorted(rows, key=lambda row: row.kind != first)
+    taken = []
+    for row in rows:
+        amount = min(row.remaining_nanos, due[row.account_id])
+        if amount:
+            due[row.account_id] -= amount
+            taken.append({"lot": row.id, "taken": amount})
+    if taken:
+        connection.execute(_TAKE, taken)
+
+
+def take(connection: Connection, lot_id: int, amount_nanos: int) -> None:
+    """Use up a part of one lot of a locked account."""
+    connection.execute(_TAKE, [{"lot": lot_id, "taken": amount_nanos}])

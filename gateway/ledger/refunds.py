@@ -1,0 +1,152 @@
+"""Refunds: a charge given back, in whole or in part, and never more than was charged.
+
+A refund is a transfer and a row that ties it to its receipt; the receipt itself never changes. It
+also frees what the charge took of its key's spend limit and of the budgets it counted against.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from gateway.database import exact_sum
+from gateway.ledger.locks import lock_accounts
+from gateway.ledger.lots import open_lot
+from gateway.ledger.periods import booking_time
+from gateway.ledger.transfers import Transfer, TransferConflict, find_transfer, move
+from gateway.pricing import format_usd
+from gateway.tables import SYSTEM_ACCOUNTS, budget_windows, keys, receipts, refunds, transfers
+from workers.contract.jobs import RequestId
+
+RefundKind: TypeAlias = Literal["refund", "correction"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refund:
+    """Money given back for a request, as its receipt shows it."""
+
+    kind: RefundKind
+    amount_nanos: int
+    reason: str
+    booked_at: datetime
+
+
+class NotRefundable(Exception):
+    """There is nothing, or not so much, of this charge left to give back."""
+
+
+def refund(
+    connection: Connection,
+    request_id: str,
+    amount_nanos: int | None = None,
+    *,
+    key: str,
+    actor: str,
+    reason: str,
+    kind: RefundKind = "refund",
+) -> Transfer:
+    """Give back a part of a charge, once per key; without an amount, all that is left of it.
+
+    Raise ``LookupError`` if there is no such receipt, ``NotRefundable`` if more than what is left
+    would go back, ``TransferConflict`` if the key stands for another movement.
+    """
+    now = booking_time(connection)
+    receipt = (
+        connection.execute(select(receipts).where(receipts.c.request_id == request_id))
+        .mappings()
+        .first()
+    )
+    if receipt is None:
+        raise LookupError(f"there is no receipt of {request_id!r}")
+    account_id = receipt["account_id"]
+    account = lock_accounts(connection, [account_id])[account_id]
+    revenue = SYSTEM_ACCOUNTS["revenue"]
+    known = _booked(connection, key, request_id, amount_nanos)
+    if known is not None:
+        return known
+
+    given, count = connection.execute(
+        select(exact_sum(refunds.c.amount_nanos), func.count()).where(
+            refunds.c.request_id == request_id
+        )
+    ).one()
+    left = receipt["charge_nanos"] - given
+    amount = left if amount_nanos is None else amount_nanos
+    if not 0 < amount <= left:
+        raise NotRefundable(
+            f"{request_id} was charged ${format_usd(receipt['charge_nanos'])}, of which "
+            f"${format_usd(left)} can be given back, not ${format_usd(amount)}"
+        )
+    made = move(
+        connection, account, amount, revenue,
+        kind=kind, key=key, actor=actor, reason=reason, now=now,
+    )  # fmt: skip
+    open_lot(
+        connection, account_id, amount,
+        kind="paid", posted_before=account["posted_nanos"], transfer_id=made.id, created_at=now,
+    )  # fmt: skip
+    connection.execute(
+        insert(refunds).values(
+            request_id=request_id,
+            seq=count + 1,
+            kind=kind,
+            account_id=account_id,
+            amount_nanos=amount,
+            transfer_id=made.id,
+            booked_at=now,
+        )
+    )
+    _give_room(connection, receipt["key_id"], receipt["windows"] or [], amount)
+    return made
+
+
+def refunds_of(connection: Connection, request_id: RequestId) -> list[Refund]:
+    """Read what was given back for a request, oldest first."""
+    rows = connection.execute(
+        select(refunds.c.kind, refunds.c.amount_nanos, refunds.c.booked_at, transfers.c.reason)
+        .join(transfers, transfers.c.id == refunds.c.transfer_id)
+        .where(refunds.c.request_id == request_id)
+        .order_by(refunds.c.seq)
+    )
+    return [Refund(row.kind, row.amount_nanos, row.reason, row.booked_at) for row in rows]
+
+
+def _booked(
+    connection: Connection, key: str, request_id: str, amount_nanos: int | None
+) -> Transfer | None:
+    """Find the refund that was booked under a key, for whatever was left then if none is named."""
+    row = (
+        connection.execute(
+            select(transfers, refunds.c.request_id)
+            .join(refunds, refunds.c.transfer_id == transfers.c.id, isouter=True)
+            .where(transfers.c.key == key)
+        )
+        .mappings()
+        .first()
+    )
+    if row is None:
+        return None
+    if row["request_id"] != request_id:
+        raise TransferConflict(f"{key} was used before, for another request")
+    amount = row["amount_nanos"] if amount_nanos is None else amount_nanos
+    return find_transfer(connection, key, row["from_account"], row["to_account"], amount)
+
+
+def _give_room(
+    connection: Connection, key_id: int, windows: list[list[int]], amount_nanos: int
+) -> None:
+    """What came back may be spent again, under the limits that the charge counted against."""
+    connection.execute(
+        update(keys)
+        .where(keys.c.id == key_id)
+        .values(spent_nanos=keys.c.spent_nanos - amount_nanos)
+    )
+    for budget_id, starts_us in windows:
+        connection.execute(
+            update(budget_windows)
+            .where(budget_windows.c.budget_id == budget_id, budget_windows.c.starts_us == starts_us)
+            .values(spent_nanos=budget_windows.c.spent_nanos - amount_nanos)
+        )
