@@ -29,6 +29,12 @@ CLIPPED = Counter(
     ["model"],
     registry=REGISTRY,
 )
+CUT = Counter(
+    "tollgate_streams_cut",
+    "Streams stopped because nothing more could be held for them.",
+    ["model", "reason"],
+    registry=REGISTRY,
+)
 LATE_OUTCOMES = Counter(
     "tollgate_outcomes_without_hold",
     "Outcomes of requests that had been settled before.",

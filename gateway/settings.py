@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     pepper: SecretStr | None = None
     """Secret under which keys are hashed; without it a file in the home, made at first start."""
 
+    hold_slice_tokens: int = Field(default=2048, ge=1)
+    """Output tokens held for at a time, of each answer of a stream that names no length."""
     body_bytes_max: int = 4 * 1024 * 1024
     input_bytes_max: int = 48 * 1024
     """Of one request's checked input; it travels through the queue."""

@@ -47,6 +47,19 @@ RequestKey: Final = String(36)
 
 OptionalJson: Final = JSON(none_as_null=True)
 
+QUANTITIES: Final = (
+    "input_tokens",
+    "cached_input_tokens",
+    "output_tokens",
+    "images",
+    "video_ms",
+    "audio_ms",
+    "characters",
+    "steps",
+    "gpu_us",
+)
+"""What a usage counts besides requests, each a column of receipts and of their sums."""
+
 SYSTEM_ACCOUNTS: Final = {"cash": 1, "revenue": 2, "promo": 3, "breakage": -1}
 """Name → id of the accounts on the other side of every transfer; made by the migrations. What a
 customer owes beyond its balance (a chargeback of spent money) stands in ``receivable:<id>``."""
@@ -144,6 +157,10 @@ holds = Table(
     Column("metadata", OptionalJson),
     # Windows of budgets that it counts against, as [budget, start in µs]; also on its receipt.
     Column("windows", OptionalJson),
+    # Output tokens that the hold covers so far, of a stream that is held for slice by slice; and
+    # why it was cut short where no further slice could be held.
+    Column("held_tokens", BigInteger),
+    Column("cut", String(32)),
     Column("webhook", String(2000)),
     Column("accepted_at", UtcDateTime, nullable=False),
     Column("deadline_at", UtcDateTime, nullable=False, index=True),
@@ -192,15 +209,7 @@ receipts = Table(
     Column("hold_nanos", BigInteger, nullable=False),
     Column("charge_nanos", BigInteger, nullable=False),
     Column("requests", BigInteger, nullable=False),
-    Column("input_tokens", BigInteger, nullable=False),
-    Column("cached_input_tokens", BigInteger, nullable=False),
-    Column("output_tokens", BigInteger, nullable=False),
-    Column("images", BigInteger, nullable=False),
-    Column("video_ms", BigInteger, nullable=False),
-    Column("audio_ms", BigInteger, nullable=False),
-    Column("characters", BigInteger, nullable=False),
-    Column("steps", BigInteger, nullable=False),
-    Column("gpu_us", BigInteger, nullable=False),
+    *(Column(quantity, BigInteger, nullable=False) for quantity in QUANTITIES),
     Column("attributes", OptionalJson),
     Column("timings", JSON, nullable=False),
     Column("metadata", OptionalJson),
@@ -438,15 +447,7 @@ usage_hourly = Table(
     Column("requests", BigInteger, nullable=False),
     Column("charge_nanos", BigInteger, nullable=False),
     Column("refund_nanos", BigInteger, nullable=False),
-    Column("input_tokens", BigInteger, nullable=False),
-    Column("cached_input_tokens", BigInteger, nullable=False),
-    Column("output_tokens", BigInteger, nullable=False),
-    Column("images", BigInteger, nullable=False),
-    Column("video_ms", BigInteger, nullable=False),
-    Column("audio_ms", BigInteger, nullable=False),
-    Column("characters", BigInteger, nullable=False),
-    Column("steps", BigInteger, nullable=False),
-    Column("gpu_us", BigInteger, nullable=False),
+    *(Column(quantity, BigInteger, nullable=False) for quantity in QUANTITIES),
     Index(None, "hour", "model"),
     Index(None, "key_id", "hour"),
 )

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal, TypeAlias, get_args
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, insert, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, insert, select, update
 
+from gateway.accounts.budgets import read_zone
+from gateway.ledger.locks import lock_accounts
+from gateway.pricing import format_usd
 from gateway.tables import accounts
+
+Status: TypeAlias = Literal["active", "suspended", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +24,8 @@ class Account:
     posted_nanos: int
     held_nanos: int
     credit_limit_nanos: int
+    allowance_nanos: int
+    report_tz: str
     created_at: datetime
 
     @property
@@ -63,6 +71,47 @@ def find_account(connection: Connection, name_or_id: str | int) -> Account:
     return _account(found)
 
 
+def change_account(
+    connection: Connection,
+    account_id: int,
+    *,
+    credit_limit_nanos: int | None = None,
+    allowance_nanos: int | None = None,
+    status: Status | None = None,
+    report_tz: str | None = None,
+) -> Account:
+    """Change what is named. Raise ``LookupError``, or ``ValueError`` for what cannot be.
+
+    A credit limit cannot go below what is owed and held already; a suspended or closed account
+    accepts nothing new, and what runs ends as usual.
+    """
+    account = lock_accounts(connection, [account_id]).get(account_id)
+    if account is None:
+        raise LookupError(f"there is no account {account_id}")
+    changes: dict[str, object] = {}
+    if credit_limit_nanos is not None:
+        needed = account["held_nanos"] - account["posted_nanos"]
+        if credit_limit_nanos < max(needed, 0):
+            raise ValueError(
+                f"the credit limit cannot be ${format_usd(credit_limit_nanos)}: "
+                f"${format_usd(max(needed, 0))} of it is in use"
+            )
+        changes["credit_limit_nanos"] = credit_limit_nanos
+    if allowance_nanos is not None:
+        if allowance_nanos < 0:
+            raise ValueError("an allowance cannot be negative")
+        changes["allowance_nanos"] = allowance_nanos
+    if status is not None:
+        if status not in get_args(Status):
+            raise ValueError(f"{status!r} is no status; there are {', '.join(get_args(Status))}")
+        changes["status"] = status
+    if report_tz is not None:
+        changes["report_tz"] = read_zone(report_tz).key
+    if changes:
+        connection.execute(update(accounts).where(accounts.c.id == account_id).values(**changes))
+    return find_account(connection, account_id)
+
+
 def list_accounts(connection: Connection) -> list[Account]:
     rows = connection.execute(
         select(accounts).where(accounts.c.kind == "customer").order_by(accounts.c.id)
@@ -78,5 +127,7 @@ def _account(row: RowMapping) -> Account:
         posted_nanos=row["posted_nanos"],
         held_nanos=row["held_nanos"],
         credit_limit_nanos=row["credit_limit_nanos"],
+        allowance_nanos=row["allowance_nanos"],
+        report_tz=row["report_tz"],
         created_at=row["created_at"],
     )

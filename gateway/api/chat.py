@@ -25,6 +25,7 @@ from gateway.api.answers import (
 from gateway.api.bodies import idempotency
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
+from gateway.ledger.extend import CAUSES
 from gateway.requests.inputs import TextGeneration
 from gateway.requests.lifecycle import Requests, Ticket, raise_unless_succeeded
 from gateway.requests.order import Order
@@ -239,7 +240,9 @@ class ChunkWriter:
 
     def finish(self, closed: Closed) -> bytes:
         """Give what is left: missed text, finish reasons, usage. Raise what made it fail."""
-        raise_unless_succeeded(closed)
+        cut = closed.reason if closed.reason in CAUSES else None
+        if cut is None:
+            raise_unless_succeeded(closed)
         usage = openai_usage(closed.usage, closed.cost_nanos)
         choices = _choices(closed)
         parts: list[bytes] = []
@@ -248,7 +251,7 @@ class ChunkWriter:
             last = place == len(choices) and not self._include_usage
             parts.append(
                 self._chunk(
-                    [_delta(choice["index"], {}, finish_reason=choice["finish_reason"])],
+                    [_delta(choice["index"], {}, finish_reason=cut or choice["finish_reason"])],
                     usage=usage if last else None,
                 )
             )

@@ -42,6 +42,9 @@ class Ordered(Protocol):
     def hold_nanos(self) -> int: ...
     @property
     def accepted_at(self) -> datetime: ...
+    @property
+    def windows(self) -> Sequence[Sequence[int]] | None:
+        """Those it counts in already, if it has been accepted before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +112,8 @@ class Bounds:
             connection, {place for order in orders for _, place in self._windows(order)}
         )
 
-    def refusal(self, order: Ordered) -> BudgetExceeded | TooManyConcurrent | None:
-        """Say which hard bound accepting this would pass, if any."""
+    def too_many(self, order: Ordered) -> TooManyConcurrent | None:
+        """Say whether this would be one job too many."""
         for limit in self._limits[order.account_id]:
             if (
                 limit["key_id"] in (0, order.key_id)
@@ -119,6 +122,10 @@ class Bounds:
             ):
                 what = "model" if limit["model"] else "key" if limit["key_id"] else "account"
                 return TooManyConcurrent(what, limit["concurrent_max"])
+        return None
+
+    def exceeded(self, order: Ordered) -> BudgetExceeded | None:
+        """Say which hard budget accepting this would pass, if any."""
         for budget, place in self._windows(order):
             remaining = self._remaining(budget, place)
             if budget.hard and order.hold_nanos > remaining:
@@ -170,12 +177,14 @@ class Bounds:
         )
 
     def _windows(self, order: Ordered) -> list[tuple[Budget, Place]]:
-        return [
-            (budget, (budget.id, microseconds(start)))
-            for budget in self._budgets.get(order.account_id, ())
-            if budget.covers(order.key_id, order.model)
-            for start in (window_start(budget.window, budget.tz, order.accepted_at),)
-        ]
+        found = []
+        for budget in self._budgets.get(order.account_id, ()):
+            if budget.covers(order.key_id, order.model):
+                start = window_start(budget.window, budget.tz, order.accepted_at)
+                place = (budget.id, microseconds(start))
+                if order.windows is None or list(place) in order.windows:
+                    found.append((budget, place))
+        return found
 
     def _remaining(self, budget: Budget, place: Place) -> int:
         row = self._used.get(place)

@@ -10,22 +10,12 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from sqlalchemy import RowMapping
 
+from gateway.tables import QUANTITIES
 from workers.contract.jobs import BlobRef, RequestId, Timings, Usage
 
 Status: TypeAlias = Literal["succeeded", "failed", "cancelled", "expired"]
 
-UNITS: Final = (
-    "requests",
-    "input_tokens",
-    "cached_input_tokens",
-    "output_tokens",
-    "images",
-    "video_ms",
-    "audio_ms",
-    "characters",
-    "steps",
-    "gpu_us",
-)
+UNITS: Final = ("requests", *QUANTITIES)
 """Quantities of a usage, each a column of a receipt."""
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from sqlalchemy import (
     Connection,
@@ -49,6 +49,9 @@ class HoldRequest:
     body_sha256: bytes | None = None
     metadata: Mapping[str, str] | None = None
     webhook: str | None = None
+    held_tokens: int | None = None
+    """Output tokens that the amount covers, where more will be held for while it runs."""
+    windows: None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ _INSERT: Final = insert(holds)
 def hold(connection: Connection, requests: Sequence[HoldRequest]) -> list[HoldAnswer]:
     """Decide requests in the order of their arrival and hold for those that are accepted."""
     books = lock_accounts(connection, {request.account_id for request in requests})
-    known_keys = _rows(connection, _READ_KEYS, {request.key_id for request in requests})
+    known_keys = read_keys(connection, {request.key_id for request in requests})
     known = set(
         connection.execute(_KNOWN, {"ids": [request.request_id for request in requests]}).scalars()
     )
@@ -224,18 +227,46 @@ def _decide(
         if order is not None:
             same = order[1] == request.body_sha256
             return Replayed(RequestId(order[0])) if same else IdempotencyConflict()
+    short = uncovered(request.hold_nanos, account, key, account_sum=account_sum, key_sum=key_sum)
+    if short is not None:
+        return short
+    return bounds.too_many(request) or bounds.exceeded(request) or Held(request.request_id)
+
+
+def uncovered(
+    amount_nanos: int, account: RowMapping, key: RowMapping, *, account_sum: int, key_sum: int
+) -> InsufficientCredit | CreditInUse | KeySpendLimit | None:
+    """Say why a locked account or its key cannot cover an amount, on top of sums just decided."""
     total = account["posted_nanos"] + account["credit_limit_nanos"]
     available = total - account["held_nanos"] - account_sum
-    if request.hold_nanos > total:
+    if amount_nanos > total:
         return InsufficientCredit(available)
-    if request.hold_nanos > available:
+    if amount_nanos > available:
         return CreditInUse(available)
     if key["spend_limit_nanos"] is not None:
         used = key["spent_nanos"] + key["held_nanos"] + key_sum
         remaining = key["spend_limit_nanos"] - used
-        if request.hold_nanos > remaining:
+        if amount_nanos > remaining:
             return KeySpendLimit(remaining)
-    return bounds.refusal(request) or Held(request.request_id)
+    return None
+
+
+def read_keys(connection: Connection, ids: Iterable[int]) -> dict[int, RowMapping]:
+    """Read what holds depend on of keys whose accounts are locked."""
+    rows = connection.execute(_READ_KEYS, {"ids": sorted(ids)}).mappings()
+    return {row["id"]: row for row in rows}
+
+
+def add_held(
+    connection: Connection, account_sums: Mapping[int, int], key_sums: Mapping[int, int]
+) -> None:
+    """Hold more of accounts and keys."""
+    to_accounts = [{"account": id, "amount": n} for id, n in sorted(account_sums.items()) if n]
+    if to_accounts:
+        connection.execute(_ADD_TO_ACCOUNT, to_accounts)
+    to_keys = [{"key": id, "amount": n} for id, n in sorted(key_sums.items()) if n]
+    if to_keys:
+        connection.execute(_ADD_TO_KEY, to_keys)
 
 
 def _write(
@@ -244,12 +275,7 @@ def _write(
     account_sums: Mapping[int, int],
     key_sums: Mapping[int, int],
 ) -> None:
-    to_accounts = [{"account": id, "amount": n} for id, n in sorted(account_sums.items()) if n]
-    if to_accounts:
-        connection.execute(_ADD_TO_ACCOUNT, to_accounts)
-    to_keys = [{"key": id, "amount": n} for id, n in sorted(key_sums.items()) if n]
-    if to_keys:
-        connection.execute(_ADD_TO_KEY, to_keys)
+    add_held(connection, account_sums, key_sums)
     connection.execute(
         _INSERT,
         [
@@ -264,6 +290,7 @@ def _write(
                 "job": request.job,
                 "metadata": request.metadata,
                 "windows": windows or None,
+                "held_tokens": request.held_tokens,
                 "webhook": request.webhook,
                 "accepted_at": request.accepted_at,
                 "deadline_at": request.deadline_at,
@@ -303,11 +330,6 @@ def _known_orders(
         select(idempotency).where(tuple_(idempotency.c.account_id, idempotency.c.key).in_(names))
     )
     return {(row.account_id, row.key): (row.request_id, row.body_sha256) for row in rows}
-
-
-def _rows(connection: Connection, query: Any, ids: Iterable[int]) -> dict[int, RowMapping]:
-    rows = connection.execute(query, {"ids": sorted(ids)}).mappings()
-    return {row["id"]: row for row in rows}
 
 
 def open_holds(

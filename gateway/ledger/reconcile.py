@@ -6,6 +6,7 @@ tests run it after every crash.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,7 +18,17 @@ from gateway.database import exact_sum
 from gateway.ledger.closed import read_closed
 from gateway.ledger.prices import LIST, PriceCache, read_price
 from gateway.pricing import UnpricedUsage, charge, format_usd
-from gateway.tables import accounts, holds, keys, price_periods, receipts, transfers
+from gateway.tables import (
+    accounts,
+    budget_windows,
+    holds,
+    keys,
+    lots,
+    price_periods,
+    receipts,
+    refunds,
+    transfers,
+)
 
 OVERDUE_S: Final = 60
 
@@ -88,14 +99,36 @@ def _charges_are_sums_of_receipts(connection: Connection) -> Iterator[Finding]:
     for row in connection.execute(query):
         if row.amount_nanos != row.billed:
             yield _differ("R4", f"transfer {row.id}", "charged", row.amount_nanos, row.billed)
-    spent = (
-        select(exact_sum(receipts.c.charge_nanos))
+    billed_to_key = select(exact_sum(receipts.c.charge_nanos)).where(receipts.c.key_id == keys.c.id)
+    given_back = (
+        select(exact_sum(refunds.c.amount_nanos))
+        .join(receipts, receipts.c.request_id == refunds.c.request_id)
         .where(receipts.c.key_id == keys.c.id)
-        .scalar_subquery()
     )
+    spent = billed_to_key.scalar_subquery() - given_back.scalar_subquery()
     for row in connection.execute(select(keys.c.id, keys.c.spent_nanos, spent.label("billed"))):
         if row.spent_nanos != row.billed:
             yield _differ("R4", f"key {row.id}", "spent", row.spent_nanos, row.billed)
+
+
+def _refunds_are_part_of_charges(connection: Connection) -> Iterator[Finding]:
+    """R4: each refund moved its amount, and no request got back more than it was charged."""
+    both = select(refunds.c.request_id, refunds.c.amount_nanos, transfers.c.amount_nanos).join(
+        transfers, transfers.c.id == refunds.c.transfer_id
+    )
+    for request_id, amount, moved in connection.execute(
+        both.where(refunds.c.amount_nanos != transfers.c.amount_nanos)
+    ):
+        yield _differ("R4", request_id, "gave back", moved, amount)
+    given = exact_sum(refunds.c.amount_nanos)
+    over = (
+        select(receipts.c.request_id, receipts.c.charge_nanos, given.label("given"))
+        .join(refunds, refunds.c.request_id == receipts.c.request_id)
+        .group_by(receipts.c.request_id, receipts.c.charge_nanos)
+        .having(given > receipts.c.charge_nanos)
+    )
+    for request_id, charged, back in connection.execute(over):
+        yield _differ("R4", request_id, "gave back more than it charged:", back, charged)
 
 
 def _open_or_closed(connection: Connection) -> Iterator[Finding]:
@@ -146,6 +179,88 @@ def _prices_were_in_force(connection: Connection) -> Iterator[Finding]:
             yield _differ("R7", closed.request_id, "charged", closed.cost_nanos, due)
 
 
+def _lots_are_the_balance(connection: Connection) -> Iterator[Finding]:
+    """R8: what is left of an account's lots is its balance, or nothing where that is a debt."""
+    left = (
+        select(exact_sum(lots.c.remaining_nanos))
+        .where(lots.c.account_id == accounts.c.id)
+        .scalar_subquery()
+    )
+    query = select(accounts.c.id, accounts.c.posted_nanos, left.label("left")).where(
+        accounts.c.kind == "customer"
+    )
+    for row in connection.execute(query):
+        if row.left != max(row.posted_nanos, 0):
+            yield _differ(
+                "R8", f"account {row.id}", "lots hold", row.left, max(row.posted_nanos, 0)
+            )
+
+
+def _windows_are_sums(connection: Connection) -> Iterator[Finding]:
+    """R9: what a budget's window holds and spent is what its requests hold and were charged."""
+    held: defaultdict[tuple[int, int], int] = defaultdict(int)
+    spent: defaultdict[tuple[int, int], int] = defaultdict(int)
+    given = (
+        select(exact_sum(refunds.c.amount_nanos))
+        .where(refunds.c.request_id == receipts.c.request_id)
+        .scalar_subquery()
+    )
+    for table, amount, sums in (
+        (holds, holds.c.hold_nanos, held),
+        (receipts, receipts.c.charge_nanos - given, spent),
+    ):
+        query = select(table.c.windows, amount).where(table.c.windows.is_not(None))
+        for windows, nanos in connection.execution_options(yield_per=1000).execute(query):
+            for budget_id, starts_us in windows:
+                sums[budget_id, starts_us] += nanos
+    known = set()
+    for row in connection.execute(select(budget_windows)):
+        place = (row.budget_id, row.starts_us)
+        known.add(place)
+        for what, stored, due in (
+            ("held", row.held_nanos, held[place]),
+            ("spent", row.spent_nanos, spent[place]),
+        ):
+            if stored != due:
+                yield _differ("R9", f"budget {place[0]} window {place[1]}", what, stored, due)
+    for place in sorted(({*held} | {*spent}) - known):
+        yield Finding("R9", f"budget {place[0]} window {place[1]}", "is gone, but requests count")
+
+
+def _balances_follow_transfers(connection: Connection) -> Iterator[Finding]:
+    """R11: in the order of versions, each transfer changed its account's balance by its amount."""
+    inward = select(
+        transfers.c.to_account.label("account"),
+        transfers.c.amount_nanos.label("amount"),
+        transfers.c.account_version.label("version"),
+        transfers.c.posted_after.label("after"),
+        transfers.c.id,
+    )
+    outward = select(
+        transfers.c.from_account,
+        -transfers.c.amount_nanos,
+        transfers.c.account_version,
+        transfers.c.posted_after,
+        transfers.c.id,
+    )
+    moves = inward.union_all(outward).subquery()
+    query = (
+        select(moves)
+        .join(accounts, accounts.c.id == moves.c.account)
+        .where(accounts.c.kind == "customer")
+        .order_by(moves.c.account, moves.c.version, moves.c.id)
+    )
+    account, version, balance = None, 0, 0
+    for row in connection.execution_options(yield_per=1000).execute(query):
+        if row.account != account:
+            account, version, balance = row.account, 0, 0
+        if row.version <= version:
+            yield Finding("R11", f"transfer {row.id}", f"has the version {row.version} again")
+        if row.after != balance + row.amount:
+            yield _differ("R11", f"transfer {row.id}", "left", row.after, balance + row.amount)
+        version, balance = row.version, row.after
+
+
 _RULES: Final[tuple[Callable[[Connection], Iterator[Finding]], ...]] = (
     _sums_to_zero,
     _posted_is_sum_of_transfers,
@@ -153,6 +268,10 @@ _RULES: Final[tuple[Callable[[Connection], Iterator[Finding]], ...]] = (
     _charges_are_sums_of_receipts,
     _open_or_closed,
     _prices_were_in_force,
+    _refunds_are_part_of_charges,
+    _lots_are_the_balance,
+    _windows_are_sums,
+    _balances_follow_transfers,
 )
 
 

@@ -18,10 +18,11 @@ from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select
 
 from gateway.ledger.bounds import close_windows
 from gateway.ledger.closed import UNITS, Closed, Output, Problem, Status
+from gateway.ledger.extend import Extension, extend
 from gateway.ledger.locks import lock_accounts
 from gateway.ledger.lots import burn
 from gateway.ledger.prices import PriceCache, read_price
-from gateway.pricing import UnpricedUsage, charge, clip
+from gateway.pricing import NANOS_MAX, UnpricedUsage, charge, clip, quote
 from gateway.tables import (
     SYSTEM_ACCOUNTS,
     accounts,
@@ -60,7 +61,10 @@ class Settled:
     clipped: bool
 
 
-_ACCOUNTS_OF: Final = select(holds.c.account_id).where(
+_FIND: Final = select(holds.c.request_id, holds.c.account_id, holds.c.held_tokens).where(
+    holds.c.request_id.in_(bindparam("ids", expanding=True))
+)
+_JOBS: Final = select(holds.c.request_id, holds.c.job, holds.c.price_id).where(
     holds.c.request_id.in_(bindparam("ids", expanding=True))
 )
 _TAKE: Final = (
@@ -101,7 +105,12 @@ def settle(
     ``now`` is the ``booking_time`` of the same transaction.
     """
     ids = [settlement.request_id for settlement in settlements]
-    books = lock_accounts(connection, set(connection.execute(_ACCOUNTS_OF, {"ids": ids}).scalars()))
+    found = connection.execute(_FIND, {"ids": ids}).all()
+    owners = {row.account_id for row in found}
+    books = lock_accounts(connection, owners)
+    sliced = {row.request_id: row.held_tokens for row in found if row.held_tokens is not None}
+    if _hold_for_overrun(connection, settlements, sliced, prices):
+        books = lock_accounts(connection, owners)
     taken: dict[str, RowMapping] = {
         row["request_id"]: row for row in connection.execute(_TAKE, {"ids": ids}).mappings()
     }
@@ -121,6 +130,35 @@ def settle(
     return answers
 
 
+def _hold_for_overrun(
+    connection: Connection,
+    settlements: Sequence[Settlement],
+    sliced: Mapping[str, int],
+    prices: PriceCache,
+) -> bool:
+    """Hold for what a stream produced beyond its last slice, where its account can still pay it.
+
+    A worker may be quicker than the gateway that extends, or that gateway may be gone. Return
+    whether anything was asked for.
+    """
+    over = {
+        settlement.request_id: settlement.usage.output_tokens
+        for settlement in settlements
+        if settlement.billable
+        and settlement.usage.output_tokens > sliced.get(settlement.request_id, NANOS_MAX)
+    }
+    extensions = []
+    for row in connection.execute(_JOBS, {"ids": list(over)}) if over else ():
+        limits = decode_job(row.job).limits
+        tokens = min(over[row.request_id], limits.output_tokens)
+        covered = msgspec.structs.replace(limits, output_tokens=tokens)
+        bill = quote(read_price(connection, row.price_id, prices), covered)
+        extensions.append(Extension(row.request_id, bill.total_nanos, tokens))
+    if extensions:
+        extend(connection, extensions)
+    return bool(extensions)
+
+
 def _close(
     connection: Connection,
     row: RowMapping,
@@ -131,6 +169,8 @@ def _close(
 ) -> Settled:
     """Decide what a request costs; nothing that its price does not cover is given away unseen."""
     limits = decode_job(row["job"]).limits
+    if row["held_tokens"] is not None:
+        limits = msgspec.structs.replace(limits, output_tokens=row["held_tokens"])
     usage, clipped = clip(settlement.usage, limits)
     cost_nanos, status, reason, error = 0, settlement.status, settlement.reason, settlement.error
     if settlement.billable:
@@ -139,6 +179,8 @@ def _close(
         except (UnpricedUsage, ValueError) as problem:
             status, reason = "failed", "unpriced_usage"
             error = Problem("unpriced_usage", f"The usage could not be priced: {problem}.")
+    if row["cut"] and status == "cancelled":
+        reason = row["cut"]
     total_us = int((now - row["accepted_at"]) / timedelta(microseconds=1))
     closed = Closed(
         request_id=settlement.request_id,

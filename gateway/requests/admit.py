@@ -45,6 +45,7 @@ from gateway.ledger.holds import (
 from gateway.pricing import Bill, Price, UnpricedUsage, format_usd, quote
 from gateway.requests.inputs import Prepared, parse, prepare
 from gateway.requests.order import Order
+from gateway.requests.slices import Slices
 from gateway.requests.watch import Watch
 from gateway.settings import Settings
 from workers.contract.jobs import Job, RequestId, encode
@@ -73,6 +74,10 @@ class Admitted:
     payload: bytes
     batch_key: str
     replayed: bool
+    passed: tuple[Budget, ...] = ()
+    """Soft budgets that it goes beyond."""
+    slices: Slices | None = None
+    """Of a stream that named no length, and is held for piece by piece."""
 
 
 class Admission:
@@ -151,6 +156,8 @@ class Admission:
                 f"The input is {len(payload)} bytes long; at most {settings.input_bytes_max} "
                 "are accepted.",
             )
+        slices = self._slices(order, quoted)
+        hold_nanos = slices.hold_nanos if slices else quoted.bill.total_nanos
         answer = await self._holds.submit(
             HoldRequest(
                 request_id=request_id,
@@ -159,7 +166,8 @@ class Admission:
                 model=entry.name,
                 task=quoted.task,
                 price_id=quoted.price_id,
-                hold_nanos=quoted.bill.total_nanos,
+                hold_nanos=hold_nanos,
+                held_tokens=slices.covered if slices else None,
                 job=payload,
                 accepted_at=now,
                 deadline_at=deadline_at,
@@ -170,7 +178,7 @@ class Admission:
             )
         )
         if not isinstance(answer, (Held, Replayed)):
-            raise refusal(answer, quoted.bill.total_nanos)
+            raise refusal(answer, hold_nanos)
         return Admitted(
             request_id=answer.request_id,
             accepted_at=now,
@@ -179,7 +187,19 @@ class Admission:
             payload=payload,
             batch_key=prepared.batch_key,
             replayed=isinstance(answer, Replayed),
+            passed=answer.passed if isinstance(answer, Held) else (),
+            slices=slices,
         )
+
+    def _slices(self, order: Order, quoted: Quoted) -> Slices | None:
+        """Hold in slices for a stream that somebody reads and that named no length."""
+        choices = quoted.prepared.choices
+        if choices is None or not order.stream or not order.waits:
+            return None
+        slice_tokens = choices * self._settings.hold_slice_tokens
+        if slice_tokens >= quoted.prepared.limits.output_tokens:
+            return None
+        return Slices(quoted.price, quoted.prepared.limits, slice_tokens)
 
     def _entry(self, model: str) -> Entry:
         entry = self._live.entry(model)

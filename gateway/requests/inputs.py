@@ -38,6 +38,8 @@ class Prepared:
     input: dict[str, Any]
     limits: Usage
     batch_key: str = ""
+    choices: int | None = None
+    """Of a text whose length was left open: how many answers share the limit on its tokens."""
 
 
 class TextPart(BaseModel):
@@ -223,6 +225,7 @@ def _prepare_text(entry: Entry, value: TextGeneration, *, prefix: str) -> Prepar
             output_tokens=choices * max_tokens,
             gpu_us=_gpu_us_max(limits),
         ),
+        choices=choices if asked is None else None,
     )
 
 

@@ -18,8 +18,10 @@ from typing import Any, Self
 from litestar import Request
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
+from gateway.accounts.budgets import Budget
 from gateway.accounts.keys import KeyInfo
 from gateway.accounts.limits import RateLimits
 from gateway.catalog.store import LiveCatalog
@@ -27,6 +29,7 @@ from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound, RequestFailed, TollgateError, TooManyRequests
 from gateway.failpoints import reach
 from gateway.ledger.closed import Closed
+from gateway.ledger.extend import Ended, ExtendAnswer, Extended, Extension, cause, extend
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.holds import HoldAnswer, HoldRequest, hold
 from gateway.ledger.ids import new_request_id
@@ -38,6 +41,7 @@ from gateway.requests.follow import Followed, follow
 from gateway.requests.lookup import Lookup, Page
 from gateway.requests.order import Idempotency, Open, Order
 from gateway.requests.settle import Settler
+from gateway.requests.slices import Slices
 from gateway.requests.sweep import Sweeper
 from gateway.requests.wait import Waiter, Waiters, read_mailbox
 from gateway.requests.watch import Watch
@@ -80,7 +84,11 @@ class Requests:
         async def write(batch: Sequence[HoldRequest]) -> list[HoldAnswer]:
             return await database.write(lambda connection: hold(connection, batch))
 
+        async def write_more(batch: Sequence[Extension]) -> list[ExtendAnswer]:
+            return await database.write(lambda connection: extend(connection, batch))
+
         self._holds = GroupCommit(write)
+        self._extensions = GroupCommit(write_more)
         self._dispatch = Dispatch(redis, self._mailbox.name, settings=settings)
         self._admission = Admission(
             live=live, watch=self.watch, holds=self._holds, limits=limits, settings=settings
@@ -195,6 +203,14 @@ class Requests:
                 + (" by this account." if status == "account_full" else "."),
                 retry_after_s=5,
             )
+
+    async def extend(self, model: str, extension: Extension) -> None:
+        """Hold for the next slice of a stream; where that cannot be, stop the stream."""
+        answer = await self._extensions.submit(extension)
+        if isinstance(answer, (Extended, Ended)):
+            return
+        metrics.CUT.labels(model, cause(answer)).inc()
+        await self._cancel(model, extension.request_id)
 
     async def find(self, account_id: int, request_id: str) -> Open | Closed:
         """Look a request of the account up, open or closed. Raise ``NotFound``."""
@@ -314,6 +330,9 @@ class Ticket:
         self.model = order.model
         self.accepted_at = datetime.now(UTC)
         self.replayed = False
+        self.passed: tuple[Budget, ...] = ()
+        """Soft budgets that this request goes beyond."""
+        self._slices: Slices | None = None
         self._closed: Closed | None = None
 
     def _watch(self, request_id: RequestId) -> Waiter:
@@ -326,6 +345,8 @@ class Ticket:
         self.request_id = admitted.request_id
         self.accepted_at = admitted.accepted_at
         self.replayed = admitted.replayed
+        self.passed = admitted.passed
+        self._slices = None if admitted.replayed else admitted.slices
 
     @property
     def result(self) -> Closed:
@@ -353,6 +374,7 @@ class Ticket:
         """Give events as they come, None when nothing did for a while; end when closed."""
         spoke = time.monotonic()
         async for events in self._news(POLL_S):
+            await self._hold_more(events)
             for event in events:
                 yield event
             now = time.monotonic()
@@ -377,6 +399,21 @@ class Ticket:
             elif self._waiter.settled or not events:
                 await self._look()
             yield events
+
+    async def _hold_more(self, events: Sequence[SentEvent]) -> None:
+        """Keep what is held ahead of what is produced. Should that fail for now, the stream goes
+        on: it can be charged no more than was held."""
+        if self._slices is None:
+            return
+        for event in events:
+            self._slices.count(event)
+        extension = self._slices.next(self.request_id)
+        if extension is None:
+            return
+        try:
+            await self._requests.extend(self.model, extension)
+        except (DBAPIError, RedisError, OSError) as error:
+            log.warning("%s was not held for further: %s", self.request_id, type(error).__name__)
 
     async def _look(self) -> None:
         found = await self._requests.find(self._key.account_id, self.request_id)

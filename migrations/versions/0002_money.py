@@ -320,6 +320,8 @@ def upgrade() -> None:
         "accounts", sa.Column("bounded", sa.Boolean(), server_default=sa.false(), nullable=False)
     )
     op.add_column("holds", sa.Column("windows", sa.JSON(none_as_null=True), nullable=True))
+    op.add_column("holds", sa.Column("held_tokens", sa.BigInteger(), nullable=True))
+    op.add_column("holds", sa.Column("cut", sa.String(length=32), nullable=True))
     op.add_column("receipts", sa.Column("windows", sa.JSON(none_as_null=True), nullable=True))
     op.create_index(
         op.f("ix_receipts_settled_at"),

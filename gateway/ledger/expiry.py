@@ -1,0 +1,88 @@
+"""Credit that comes and goes with time: monthly allowances, and lots that expire.
+
+An allowance is given once a month by the key of its transfer. An expired lot gives back what is
+left of it, but never what a hold may still need; that part is tried again later. What was given
+returns to promo, what was paid for becomes breakage.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import Connection, String, cast, literal, select
+
+from gateway.ledger.locks import lock_accounts
+from gateway.ledger.lots import take
+from gateway.ledger.periods import booking_time, month_of, next_month, starts_at
+from gateway.ledger.transfers import add_credit, move
+from gateway.tables import SYSTEM_ACCOUNTS, accounts, lots, transfers
+
+
+def give_allowances(connection: Connection, now: datetime, *, limit: int = 500) -> int:
+    """Give this month's allowance to active accounts that have one and have not had it.
+
+    Return how many got it; call again while that is ``limit``.
+    """
+    month = month_of(now)
+    name = literal("free:") + cast(accounts.c.id, String) + literal(f":{month}")
+    given = select(transfers.c.id).where(transfers.c.key == name)
+    due = connection.execute(
+        select(accounts.c.id, accounts.c.allowance_nanos)
+        .where(accounts.c.allowance_nanos > 0, accounts.c.status == "active", ~given.exists())
+        .order_by(accounts.c.id)
+        .limit(limit)
+    ).all()
+    for row in due:
+        add_credit(
+            connection,
+            row.id,
+            row.allowance_nanos,
+            kind="grant",
+            key=f"free:{row.id}:{month}",
+            actor="calendar",
+            reason=f"allowance of {month}",
+            lot="free",
+            expires_at=starts_at(next_month(month)),
+        )
+    return len(due)
+
+
+def expire_lots(connection: Connection, now: datetime, *, limit: int = 500) -> int:
+    """Take back what is left of lots past their time; return how many were ended for good.
+
+    A lot whose money is held stays open with that part, and is looked at again.
+    """
+    overdue = connection.execute(
+        select(lots.c.id, lots.c.account_id)
+        .where(lots.c.remaining_nanos > 0, lots.c.expires_at <= now)
+        .order_by(lots.c.id)
+        .limit(limit)
+    ).all()
+    if not overdue:
+        return 0
+    booked_at = booking_time(connection)
+    lock_accounts(connection, {row.account_id for row in overdue})
+    return sum(_expire(connection, row.id, row.account_id, booked_at) for row in overdue)
+
+
+def _expire(connection: Connection, lot_id: int, account_id: int, booked_at: datetime) -> bool:
+    """Expire one lot of a locked account, as far as its money is free."""
+    account = lock_accounts(connection, [account_id])[account_id]
+    lot = connection.execute(select(lots).where(lots.c.id == lot_id)).mappings().one()
+    amount = min(lot["remaining_nanos"], max(account["posted_nanos"] - account["held_nanos"], 0))
+    if not amount:
+        return False
+    part = lot["amount_nanos"] - lot["remaining_nanos"]
+    move(
+        connection,
+        account,
+        -amount,
+        SYSTEM_ACCOUNTS["breakage" if lot["kind"] == "paid" else "promo"],
+        kind="expiry",
+        key=f"expiry:{lot_id}:{part}",
+        actor="calendar",
+        reason=f"credit of {lot['created_at'].date().isoformat()} expired",
+        now=booked_at,
+    )
+    take(connection, lot_id, amount)
+    return bool(amount == lot["remaining_nanos"])

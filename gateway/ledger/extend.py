@@ -1,0 +1,159 @@
+"""Extends holds while their requests run: a stream that named no length is held for in slices.
+
+Decided like a hold, under the same locks and bounds. Idempotent: an extension names the amount that
+is to be held in all. A request that cannot be held for any further is marked, so that its receipt
+says why it was cut.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, TypeAlias
+
+from sqlalchemy import Connection, RowMapping, bindparam, select, update
+
+from gateway.ledger.bounds import Bounds, BudgetExceeded
+from gateway.ledger.holds import (
+    CreditInUse,
+    InsufficientCredit,
+    KeySpendLimit,
+    add_held,
+    read_keys,
+    uncovered,
+)
+from gateway.ledger.locks import lock_accounts
+from gateway.tables import holds
+from workers.contract.jobs import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What is to be held for a request in all, and the output tokens that this covers."""
+
+    request_id: RequestId
+    hold_nanos: int
+    held_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """Held, now or before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The request has been settled meanwhile; there is nothing to extend."""
+
+
+Shortage: TypeAlias = InsufficientCredit | CreditInUse | KeySpendLimit | BudgetExceeded
+ExtendAnswer: TypeAlias = Extended | Ended | Shortage
+
+
+@dataclass(frozen=True, slots=True)
+class _More:
+    """The part of an extension that is not held yet, as bounds see it."""
+
+    account_id: int
+    key_id: int
+    model: str
+    hold_nanos: int
+    accepted_at: datetime
+    windows: Sequence[Sequence[int]]
+
+
+_FIND: Final = select(
+    holds.c.request_id,
+    holds.c.account_id,
+    holds.c.key_id,
+    holds.c.model,
+    holds.c.hold_nanos,
+    holds.c.windows,
+    holds.c.accepted_at,
+).where(holds.c.request_id.in_(bindparam("ids", expanding=True)))
+_EXTEND: Final = (
+    update(holds)
+    .where(holds.c.request_id == bindparam("id"))
+    .values(hold_nanos=bindparam("amount"), held_tokens=bindparam("tokens"))
+)
+_CUT: Final = (
+    update(holds).where(holds.c.request_id == bindparam("id")).values(cut=bindparam("why"))
+)
+
+
+def extend(connection: Connection, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+    """Decide extensions in their order, and hold what can be held."""
+    ids = {"ids": [extension.request_id for extension in extensions]}
+    owners = {row.account_id for row in connection.execute(_FIND, ids)}
+    books = lock_accounts(connection, owners)
+    # Read again: only under the lock is it certain which of them have not been settled.
+    rows = {row["request_id"]: row for row in connection.execute(_FIND, ids).mappings()}
+    known_keys = read_keys(connection, {row["key_id"] for row in rows.values()})
+    held = {id: row["hold_nanos"] for id, row in rows.items()}
+    bounded = {row["account_id"] for row in rows.values() if row["windows"]}
+    bounds = Bounds(connection, [_more(row, 0) for row in rows.values()], bounded)
+
+    account_sums: defaultdict[int, int] = defaultdict(int)
+    key_sums: defaultdict[int, int] = defaultdict(int)
+    answers: list[ExtendAnswer] = []
+    for extension in extensions:
+        row = rows.get(extension.request_id)
+        if row is None:
+            answers.append(Ended())
+            continue
+        part = _more(row, max(extension.hold_nanos - held[extension.request_id], 0))
+        short = uncovered(
+            part.hold_nanos,
+            books[part.account_id],
+            known_keys[part.key_id],
+            account_sum=account_sums[part.account_id],
+            key_sum=key_sums[part.key_id],
+        ) or bounds.exceeded(part)
+        if short is not None:
+            connection.execute(_CUT, {"id": extension.request_id, "why": cause(short)})
+            answers.append(short)
+            continue
+        if part.hold_nanos:
+            held[extension.request_id] = extension.hold_nanos
+            account_sums[part.account_id] += part.hold_nanos
+            key_sums[part.key_id] += part.hold_nanos
+            bounds.add(part)
+            connection.execute(
+                _EXTEND,
+                {
+                    "id": extension.request_id,
+                    "amount": extension.hold_nanos,
+                    "tokens": extension.held_tokens,
+                },
+            )
+        answers.append(Extended())
+    add_held(connection, account_sums, key_sums)
+    bounds.write(connection)
+    return answers
+
+
+def _more(row: RowMapping, amount_nanos: int) -> _More:
+    return _More(
+        account_id=row["account_id"],
+        key_id=row["key_id"],
+        model=row["model"],
+        hold_nanos=amount_nanos,
+        accepted_at=row["accepted_at"],
+        windows=row["windows"] or (),
+    )
+
+
+CAUSES: Final = ("insufficient_credit", "key_spend_limit", "budget_exceeded")
+"""Finish reasons of streams that were cut, and the reasons on their receipts."""
+
+
+def cause(short: Shortage) -> str:
+    """The finish reason of a stream that could not be held for any further."""
+    match short:
+        case KeySpendLimit():
+            return "key_spend_limit"
+        case BudgetExceeded():
+            return "budget_exceeded"
+    return "insufficient_credit"
