@@ -1,8 +1,8 @@
 """Extends holds while their requests run: a stream that named no length is held for in slices.
 
 Decided like a hold, under the same locks and bounds. Idempotent: an extension names the amount that
-is to be held in all. A request that cannot be held for any further is marked, so that its receipt
-says why it was cut.
+is to be held in all. A request that is stopped for want of more is marked, so that its receipt says
+why it was cut.
 """
 
 from __future__ import annotations
@@ -112,7 +112,6 @@ def extend(connection: Connection, extensions: Sequence[Extension]) -> list[Exte
             key_sum=key_sums[part.key_id],
         ) or bounds.exceeded(part)
         if short is not None:
-            connection.execute(_CUT, {"id": extension.request_id, "why": cause(short)})
             answers.append(short)
             continue
         if part.hold_nanos:
@@ -132,6 +131,11 @@ def extend(connection: Connection, extensions: Sequence[Extension]) -> list[Exte
     add_held(connection, account_sums, key_sums)
     bounds.write(connection)
     return answers
+
+
+def mark_cut(connection: Connection, request_id: RequestId, why: str) -> None:
+    """Note why a request is about to be stopped; says nothing of one that has ended."""
+    connection.execute(_CUT, {"id": request_id, "why": why})
 
 
 def _more(row: RowMapping, amount_nanos: int) -> _More:

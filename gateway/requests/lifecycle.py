@@ -29,7 +29,15 @@ from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound, RequestFailed, TollgateError, TooManyRequests
 from gateway.failpoints import reach
 from gateway.ledger.closed import Closed
-from gateway.ledger.extend import Ended, ExtendAnswer, Extended, Extension, cause, extend
+from gateway.ledger.extend import (
+    Ended,
+    ExtendAnswer,
+    Extended,
+    Extension,
+    cause,
+    extend,
+    mark_cut,
+)
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.holds import HoldAnswer, HoldRequest, hold
 from gateway.ledger.ids import new_request_id
@@ -204,13 +212,19 @@ class Requests:
                 retry_after_s=5,
             )
 
-    async def extend(self, model: str, extension: Extension) -> None:
-        """Hold for the next slice of a stream; where that cannot be, stop the stream."""
+    async def hold_more(self, slices: Slices, extension: Extension) -> None:
+        """Hold for the next slice of a stream, or note that it cannot be."""
         answer = await self._extensions.submit(extension)
-        if isinstance(answer, (Extended, Ended)):
-            return
-        metrics.CUT.labels(model, cause(answer)).inc()
-        await self._cancel(model, extension.request_id)
+        if isinstance(answer, Extended):
+            slices.held(extension)
+        elif not isinstance(answer, Ended):
+            slices.refused(cause(answer))
+
+    async def cut(self, model: str, request_id: RequestId, why: str) -> None:
+        """Stop a stream for which nothing more can be held."""
+        await self._database.write(lambda connection: mark_cut(connection, request_id, why))
+        metrics.CUT.labels(model, why).inc()
+        await self._cancel(model, request_id)
 
     async def find(self, account_id: int, request_id: str) -> Open | Closed:
         """Look a request of the account up, open or closed. Raise ``NotFound``."""
@@ -403,15 +417,18 @@ class Ticket:
     async def _hold_more(self, events: Sequence[SentEvent]) -> None:
         """Keep what is held ahead of what is produced. Should that fail for now, the stream goes
         on: it can be charged no more than was held."""
-        if self._slices is None:
+        slices = self._slices
+        if slices is None:
             return
         for event in events:
-            self._slices.count(event)
-        extension = self._slices.next(self.request_id)
-        if extension is None:
-            return
+            slices.count(event)
+        extension = slices.next(self.request_id)
         try:
-            await self._requests.extend(self.model, extension)
+            if extension is not None:
+                await self._requests.hold_more(slices, extension)
+            if slices.used_up:
+                self._slices = None
+                await self._requests.cut(self.model, self.request_id, slices.shortage or "")
         except (DBAPIError, RedisError, OSError) as error:
             log.warning("%s was not held for further: %s", self.request_id, type(error).__name__)
 

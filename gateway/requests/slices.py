@@ -27,14 +27,21 @@ class Slices:
         self._slice = slice_tokens
         self._attempt = 0
         self._produced: defaultdict[int, int] = defaultdict(int)
+        self._patience = slice_tokens // 2
         self.covered = min(slice_tokens, limits.output_tokens)
         """Output tokens that the hold covers."""
+        self.shortage: str | None = None
+        """Why the last extension was refused."""
 
     @property
     def hold_nanos(self) -> int:
-        """What is to be held for the tokens covered so far."""
-        limits = msgspec.structs.replace(self._limits, output_tokens=self.covered)
-        return quote(self._price, limits).total_nanos
+        """What is to be held at first."""
+        return self._quote(self.covered)
+
+    @property
+    def used_up(self) -> bool:
+        """Whether more was refused, and what is held has been produced."""
+        return self.shortage is not None and sum(self._produced.values()) >= self.covered
 
     def count(self, sent: SentEvent) -> None:
         """Take note of what a worker says; a new attempt begins from nothing."""
@@ -45,11 +52,27 @@ class Slices:
             self._produced[sent.event.index] += sent.event.count
 
     def next(self, request_id: RequestId) -> Extension | None:
-        """Say what must be held next, once half of the last slice is used up."""
+        """Say what should be held next: once half of the last slice is used up, and after each
+        refusal once half of what was left then is."""
         produced = sum(self._produced.values())
-        if self.covered >= self._limits.output_tokens or self.covered - produced > self._slice / 2:
+        if self.covered >= self._limits.output_tokens or self.covered - produced > self._patience:
             return None
         # A worker may be ahead of what has been heard of it by more than one slice.
         slices = 1 + math.ceil(max(produced - self.covered, 0) / self._slice)
-        self.covered = min(self.covered + slices * self._slice, self._limits.output_tokens)
-        return Extension(request_id, self.hold_nanos, self.covered)
+        covered = min(self.covered + slices * self._slice, self._limits.output_tokens)
+        return Extension(request_id, self._quote(covered), covered)
+
+    def held(self, extension: Extension) -> None:
+        """More is held."""
+        self.covered = extension.held_tokens
+        self._patience = self._slice // 2
+        self.shortage = None
+
+    def refused(self, shortage: str) -> None:
+        """Nothing more could be held, for now."""
+        self._patience //= 2
+        self.shortage = shortage
+
+    def _quote(self, tokens: int) -> int:
+        limits = msgspec.structs.replace(self._limits, output_tokens=tokens)
+        return quote(self._price, limits).total_nanos

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from gateway.accounts.budgets import create_budget
 from gateway.database import Database
 from gateway.ledger.bounds import BudgetExceeded
-from gateway.ledger.extend import Ended, Extended, Extension, extend
+from gateway.ledger.extend import Ended, Extended, Extension, extend, mark_cut
 from gateway.ledger.holds import CreditInUse, HoldRequest, KeySpendLimit, hold
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.settle import Settlement
@@ -51,6 +51,8 @@ def test_what_cannot_be_extended_is_cut_and_charged_for_what_was_held(database: 
     order = sliced(books)
 
     assert isinstance(ask(books, order, 1000, 10), CreditInUse)
+    with database.transaction() as connection:
+        mark_cut(connection, order.request_id, "insufficient_credit")
     (settled,) = books.settle(
         Settlement(
             order.request_id,
