@@ -16,14 +16,15 @@ from litestar.openapi.plugins import ScalarRenderPlugin, SwaggerRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 from sqlalchemy.exc import DBAPIError
 
-from gateway.accounts.limits import RateLimits
 from gateway.accounts.pepper import read_pepper
+from gateway.accounts.rates import Rates
 from gateway.api.access import Access, require_key
 from gateway.api.accounts import AccountController
 from gateway.api.admin import AdminController
 from gateway.api.bodies import EXCEPTION_HANDLERS
 from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
+from gateway.api.headers import add_limit_headers
 from gateway.api.health import HealthController
 from gateway.api.requests import RequestsController
 from gateway.api.views import request_view
@@ -50,12 +51,13 @@ def create_app(settings: Settings) -> Litestar:
             stack.push_async_callback(redis.aclose)
             live = await LiveCatalog.open(settings.catalog, database)
             pepper = read_pepper(settings)
+            rates = Rates(redis, namespace=settings.namespace)
             requests = Requests(
                 settings=settings,
                 database=database,
                 redis=redis,
                 live=live,
-                limits=RateLimits(redis, namespace=settings.namespace),
+                rates=rates,
                 gateway=f"gw-{uuid.uuid4().hex[:12]}",
                 pepper=pepper,
                 view=request_view,
@@ -66,6 +68,7 @@ def create_app(settings: Settings) -> Litestar:
                     "database": database,
                     "live": live,
                     "requests": requests,
+                    "rates": rates,
                     "pepper": pepper,
                     "access": Access(database, pepper=pepper),
                 }
@@ -84,6 +87,7 @@ def create_app(settings: Settings) -> Litestar:
             HealthController,
         ],
         guards=[require_key],
+        before_send=[add_limit_headers],
         lifespan=[lifespan],
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=settings.body_bytes_max,

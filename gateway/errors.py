@@ -3,14 +3,14 @@
     TollgateError
     ├── InvalidRequest          400  invalid_request, unknown_parameter, unsupported_parameter, …
     ├── Unauthorized            401  invalid_api_key, key_expired, key_revoked
-    ├── PaymentRequired         402  insufficient_credit, key_spend_limit
+    ├── PaymentRequired         402  insufficient_credit, budget_exceeded, key_spend_limit
     ├── Forbidden               403  missing_scope, account_suspended
     ├── NotFound                404  model_not_found, request_not_found, not_found
     ├── MethodNotAllowed        405  method_not_allowed
     ├── Conflict                409  idempotency_conflict
     ├── TooLarge                413  body_too_large
     ├── RequestFailed      400, 424  what a worker reported of an accepted request
-    ├── TooManyRequests         429  rate_limit_exceeded, credit_in_use, queue_full
+    ├── TooManyRequests         429  rate_limit_exceeded, too_many_concurrent, credit_in_use, …
     ├── InternalError           500  internal_error
     └── Unavailable             503  upstream_not_configured, no_worker, queue_unavailable, …
 
@@ -31,6 +31,8 @@ class TollgateError(Exception):
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
+    should_retry: bool | None = None
+    """What clients that retry by themselves are told; None leaves it to their own rules."""
 
     def __init__(
         self,
@@ -39,10 +41,13 @@ class TollgateError(Exception):
         *,
         param: str | None = None,
         retry_after_s: int | None = None,
+        should_retry: bool | None = None,
         request_id: str | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
+        if should_retry is not None:
+            self.should_retry = should_retry
         self.code = code
         self.message = message
         self.param = param
@@ -60,6 +65,8 @@ class TollgateError(Exception):
         headers = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(self.retry_after_s)
+        if self.should_retry is not None:
+            headers["X-Should-Retry"] = "true" if self.should_retry else "false"
         if self.request_id is not None:
             headers["X-Request-Id"] = self.request_id
         return headers
@@ -82,6 +89,7 @@ class Unauthorized(TollgateError):
 class PaymentRequired(TollgateError):
     status = 402
     type = "insufficient_quota"
+    should_retry = False
 
 
 class Forbidden(TollgateError):
@@ -112,6 +120,7 @@ class TooLarge(TollgateError):
 class TooManyRequests(TollgateError):
     status = 429
     type = "rate_limit_error"
+    should_retry = True
 
 
 class InternalError(TollgateError):
@@ -142,6 +151,8 @@ FAILURE_STATUS: Final[dict[str, int]] = {
 class RequestFailed(TollgateError):
     """An accepted request that ended without an answer; nothing was charged for it."""
 
+    should_retry = False
+
     def __init__(
         self, code: str, message: str, *, param: str | None = None, request_id: str | None = None
     ) -> None:
@@ -151,10 +162,6 @@ class RequestFailed(TollgateError):
     @property
     def http_status(self) -> int:
         return self._status
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {**super().headers, "X-Should-Retry": "false"}
 
 
 def failure(failed: Failed, request_id: str) -> RequestFailed:

@@ -35,6 +35,12 @@ CUT = Counter(
     ["model", "reason"],
     registry=REGISTRY,
 )
+SOFT_BUDGETS_PASSED = Counter(
+    "tollgate_soft_budgets_passed",
+    "How often a request was accepted though a soft budget did not cover it.",
+    ["model"],
+    registry=REGISTRY,
+)
 LATE_OUTCOMES = Counter(
     "tollgate_outcomes_without_hold",
     "Outcomes of requests that had been settled before.",

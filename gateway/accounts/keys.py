@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from sqlalchemy import Connection, RowMapping, insert, or_, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, insert, or_, select, update
 
+from gateway.accounts.limits import Limit, key_limit, limits_of_key, read_limit
 from gateway.errors import Unauthorized
-from gateway.tables import accounts, keys
+from gateway.tables import accounts, keys, rate_limits
 
 SCOPES: Final = ("inference", "read", "admin")
 PREFIX_LENGTH: Final = 10
@@ -41,6 +42,8 @@ class KeyInfo:
     spend_limit_nanos: int | None
     spent_nanos: int
     held_nanos: int
+    limits: tuple[Limit, ...] = ()
+    """All that can cover its requests; read by ``authenticate`` only."""
 
 
 def create_key(
@@ -88,12 +91,15 @@ def create_key(
 
 
 def authenticate(connection: Connection, secret: str, pepper: bytes) -> KeyInfo:
-    """Find the key of a secret. Raise ``Unauthorized`` if it is unknown, revoked or expired."""
-    found = connection.execute(_KEYS.where(keys.c.secret_hash == hash_secret(secret, pepper)))
-    row = found.mappings().first()
-    if row is None:
+    """Find the key of a secret, with its limits.
+
+    Raise ``Unauthorized`` if it is unknown, revoked or expired.
+    """
+    found = connection.execute(_LIMITED, {"secret_hash": hash_secret(secret, pepper)})
+    rows = found.mappings().all()
+    if not rows:
         raise Unauthorized("invalid_api_key", "This API key is not known here.")
-    key = _info(row)
+    key = replace(_info(rows[0]), limits=_limits(rows))
     if key.revoked_at is not None:
         raise Unauthorized("key_revoked", f"The API key {key.prefix}… has been revoked.")
     if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
@@ -136,6 +142,21 @@ def hash_secret(secret: str, pepper: bytes) -> bytes:
 _KEYS: Final = select(keys, accounts.c.name.label("account")).join(
     accounts, accounts.c.id == keys.c.account_id
 )
+_LIMITED: Final = (
+    # One statement for a key and its limits: a row for each limit, at least one.
+    _KEYS.add_columns(*(column.label(f"limit_{column.name}") for column in rate_limits.c))
+    .outerjoin(rate_limits, limits_of_key())
+    .where(keys.c.secret_hash == bindparam("secret_hash"))
+)
+
+
+def _limits(rows: Sequence[RowMapping]) -> tuple[Limit, ...]:
+    found = [
+        read_limit({name: row[f"limit_{name}"] for name in rate_limits.c.keys()})  # noqa: SIM118
+        for row in rows
+        if row["limit_account_id"] is not None
+    ]
+    return (key_limit(dict(rows[0])), *found)
 
 
 def _info(row: RowMapping) -> KeyInfo:

@@ -1,69 +1,169 @@
-"""Requests and tokens per minute of one key, counted in Redis for all gateway processes together.
+"""Limits of rate and concurrency: which there are, in SQL. What counts them knows nothing of SQL.
 
-A sliding window by the ``limits`` library. Tokens are counted as the most that a request can use,
-before it runs, so that a limit cannot be passed by many requests at once.
+A limit covers an account, or one of its keys; all models, or one. All that cover a request apply to
+it. What a whole key may do per minute stands in the key's own row, all else in ``rate_limits``.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from typing import cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
 
-from limits import RateLimitItem, RateLimitItemPerMinute
-from limits.aio.storage import RedisStorage
-from limits.aio.strategies import SlidingWindowCounterRateLimiter
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    delete,
+    exists,
+    insert,
+    or_,
+    select,
+    update,
+)
 
-from gateway.accounts.keys import KeyInfo
-from gateway.errors import TooManyRequests, Unavailable
-from workers.contract.jobs import Usage
+from gateway.ledger.locks import lock_accounts
+from gateway.tables import accounts, budgets, keys, rate_limits
+
+Unit: TypeAlias = Literal["requests", "tokens"]
+
+LIMIT_MAX: Final = 2**31 - 1
 
 
-class RateLimits:
-    def __init__(self, redis: Redis, *, namespace: str) -> None:
-        storage = RedisStorage(
-            "async+redis://",
-            implementation="redispy",
-            key_prefix=f"{namespace}:limit",
-            # The library hands its options on to the client; ours brings its own bounded pool.
-            connection_pool=cast(str, redis.connection_pool),
-        )
-        self._limiter = SlidingWindowCounterRateLimiter(storage)
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What is allowed; ``key_id`` and ``model`` are None where it covers all of them together."""
 
-    async def take(self, key: KeyInfo, most: Usage) -> None:
-        """Count a request against its key's limits; raise ``TooManyRequests`` if it is over."""
-        if key.requests_per_minute is None and key.tokens_per_minute is None:
-            return
-        tokens = most.input_tokens + most.output_tokens
-        try:
-            if key.requests_per_minute is not None:
-                await self._hit("requests", key, key.requests_per_minute, amount=1)
-            if key.tokens_per_minute is not None and tokens:
-                await self._hit("tokens", key, key.tokens_per_minute, amount=tokens)
-        except (RedisError, OSError):
-            raise Unavailable(
-                "queue_unavailable",
-                "The server that counts this key's limits does not answer; nothing was accepted.",
-                retry_after_s=2,
-            ) from None
+    account_id: int
+    key_id: int | None = None
+    model: str | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_max: int | None = None
 
-    async def _hit(self, what: str, key: KeyInfo, per_minute: int, *, amount: int) -> None:
-        if amount > per_minute:
-            raise TooManyRequests(
-                "rate_limit_exceeded",
-                f"This request can use {amount} {what}, and this key is limited to {per_minute} "
-                f"{what} per minute: it can never pass. Ask for less.",
-                details={"limit": per_minute, "unit": what},
-            )
-        item: RateLimitItem = RateLimitItemPerMinute(per_minute)
-        if await self._limiter.hit(item, what, str(key.id), cost=amount):
-            return
-        stats = await self._limiter.get_window_stats(item, what, str(key.id))
-        raise TooManyRequests(
-            "rate_limit_exceeded",
-            f"This key is limited to {per_minute} {what} per minute; {stats.remaining} are left.",
-            retry_after_s=min(60, max(1, math.ceil(stats.reset_time - time.time()))),
-            details={"limit": per_minute, "unit": what},
-        )
+    def covers(self, key_id: int, model: str) -> bool:
+        return self.key_id in (None, key_id) and self.model in (None, model)
+
+    def per_minute(self, unit: Unit) -> int | None:
+        return self.requests_per_minute if unit == "requests" else self.tokens_per_minute
+
+
+def set_limit(connection: Connection, limit: Limit) -> Limit:
+    """Put a limit in the place of the one that the same account, key and model had.
+
+    Raise ``LookupError`` for an unknown account or a key that is not its own, ``ValueError`` if a
+    number is not positive or none is given.
+    """
+    numbers = (limit.requests_per_minute, limit.tokens_per_minute, limit.concurrent_max)
+    if all(number is None for number in numbers):
+        raise ValueError("a limit needs requests or tokens per minute, or concurrent requests")
+    for number in numbers:
+        if number is not None and not 1 <= number <= LIMIT_MAX:
+            raise ValueError(f"a limit is {number}, and must be from 1 to {LIMIT_MAX}")
+    _write(connection, limit)
+    return limit
+
+
+def remove_limit(
+    connection: Connection, account_id: int, *, key_id: int | None = None, model: str | None = None
+) -> Limit:
+    """Take a limit away and return it. Raise ``LookupError`` if there is none of this kind."""
+    wanted = (account_id, key_id, model)
+    for found in list_limits(connection, account_id):
+        if (found.account_id, found.key_id, found.model) == wanted:
+            _write(connection, Limit(account_id, key_id, model))
+            return found
+    whose = f"account {account_id}" + (f", key {key_id}" if key_id is not None else "")
+    raise LookupError(f"there is no limit of {whose}{f' for {model}' if model else ''}")
+
+
+def list_limits(connection: Connection, account_id: int | None = None) -> list[Limit]:
+    """List the limits of one account or of all: by account, key, model."""
+    of_tables, of_keys = select(rate_limits), select(keys)
+    if account_id is not None:
+        of_tables = of_tables.where(rate_limits.c.account_id == account_id)
+        of_keys = of_keys.where(keys.c.account_id == account_id)
+    of_keys = of_keys.where(
+        keys.c.revoked_at.is_(None),
+        or_(keys.c.requests_per_minute.is_not(None), keys.c.tokens_per_minute.is_not(None)),
+    )
+    found: dict[tuple[int, int, str], Limit] = {}
+    for row in connection.execute(of_tables).mappings():
+        found[row["account_id"], row["key_id"], row["model"]] = read_limit(dict(row))
+    for row in connection.execute(of_keys).mappings():
+        place = (row["account_id"], row["id"], "")
+        other = found.get(place)
+        found[place] = key_limit(dict(row), concurrent_max=other.concurrent_max if other else None)
+    return [found[place] for place in sorted(found)]
+
+
+def read_limit(row: Mapping[str, Any]) -> Limit:
+    """Make a limit of a row of ``rate_limits``."""
+    return Limit(
+        account_id=row["account_id"],
+        key_id=row["key_id"] or None,
+        model=row["model"] or None,
+        requests_per_minute=row["requests_per_minute"],
+        tokens_per_minute=row["tokens_per_minute"],
+        concurrent_max=row["concurrent_max"],
+    )
+
+
+def key_limit(row: Mapping[str, Any], *, concurrent_max: int | None = None) -> Limit:
+    """Make a limit of the columns of a key's own row."""
+    return Limit(
+        account_id=row["account_id"],
+        key_id=row["id"],
+        requests_per_minute=row["requests_per_minute"],
+        tokens_per_minute=row["tokens_per_minute"],
+        concurrent_max=concurrent_max,
+    )
+
+
+def limits_of_key() -> ColumnElement[bool]:
+    """SQL: a row of ``rate_limits`` covers a row of ``keys``, for some model."""
+    return and_(
+        rate_limits.c.account_id == keys.c.account_id,
+        or_(rate_limits.c.key_id == 0, rate_limits.c.key_id == keys.c.id),
+    )
+
+
+def _write(connection: Connection, limit: Limit) -> None:
+    """Make one limit so, without a row where nothing is limited."""
+    # The lock keeps holds that are being decided from missing a bound on concurrent requests.
+    if limit.account_id not in lock_accounts(connection, [limit.account_id]):
+        raise LookupError(f"there is no account {limit.account_id}")
+    values: dict[str, Any] = {
+        "requests_per_minute": limit.requests_per_minute,
+        "tokens_per_minute": limit.tokens_per_minute,
+    }
+    if limit.key_id is not None:
+        own = keys.c.id == limit.key_id, keys.c.account_id == limit.account_id
+        if connection.execute(select(keys.c.id).where(*own)).first() is None:
+            raise LookupError(f"account {limit.account_id} has no key {limit.key_id}")
+        if limit.model is None:
+            connection.execute(update(keys).where(*own).values(values))
+            values = dict.fromkeys(values)
+    values["concurrent_max"] = limit.concurrent_max
+    place = {
+        "account_id": limit.account_id,
+        "key_id": limit.key_id or 0,
+        "model": limit.model or "",
+    }
+    connection.execute(delete(rate_limits).filter_by(**place))
+    if any(value is not None for value in values.values()):
+        connection.execute(insert(rate_limits).values(**place, **values))
+    _mark_bounded(connection, limit.account_id)
+
+
+def _mark_bounded(connection: Connection, account_id: int) -> None:
+    """Keep the sign by which holds know that they must look for bounds of this account."""
+    concurrent = exists().where(
+        rate_limits.c.account_id == account_id, rate_limits.c.concurrent_max.is_not(None)
+    )
+    budgeted = exists().where(budgets.c.account_id == account_id, budgets.c.ended_at.is_(None))
+    connection.execute(
+        update(accounts)
+        .where(accounts.c.id == account_id)
+        .values(bounded=select(or_(concurrent, budgeted)).scalar_subquery())
+    )

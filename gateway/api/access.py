@@ -16,6 +16,7 @@ from litestar.handlers import BaseRouteHandler
 from gateway.accounts.keys import KeyInfo, authenticate, hash_secret
 from gateway.database import Database
 from gateway.errors import Forbidden, Unauthorized
+from gateway.requests.call import Call
 
 REMEMBER_S: Final = 10.0
 REMEMBER_MAX: Final = 10_000
@@ -68,10 +69,15 @@ async def require_key(
             "missing_scope",
             f"This key has the scopes {', '.join(sorted(key.scopes))}; this call needs {scope}.",
         )
-    connection.state.key = key
+    connection.state.call = Call(key)
+
+
+def call_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Call:
+    """The call that ``require_key`` let through."""
+    call: Call = connection.state.call
+    return call
 
 
 def caller(connection: ASGIConnection[Any, Any, Any, Any]) -> KeyInfo:
     """The key that ``require_key`` found."""
-    key: KeyInfo = connection.state.key
-    return key
+    return call_of(connection).key

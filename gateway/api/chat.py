@@ -14,7 +14,7 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.access import caller
+from gateway.api.access import call_of
 from gateway.api.answers import (
     encode_json,
     event_stream,
@@ -142,7 +142,7 @@ class ChatController(Controller):
             metadata=data.metadata,
             idempotency=await idempotency(request),
         )
-        ticket = await requests.submit(caller(request), order)
+        ticket = await requests.submit(call_of(request), order)
         if data.stream:
             include_usage = data.stream_options is not None and data.stream_options.include_usage
             return event_stream(

@@ -10,7 +10,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.access import caller
+from gateway.api.access import call_of, caller
 from gateway.api.answers import encode_json, event_stream, json_response, request_headers
 from gateway.api.bodies import idempotency, read_body
 from gateway.api.chat import TASK, ChatCompletion
@@ -76,7 +76,7 @@ class RequestsController(Controller):
             metadata=data.metadata,
             idempotency=await idempotency(request),
         )
-        with await requests.submit(caller(request), order) as ticket:
+        with await requests.submit(call_of(request), order) as ticket:
             found = await requests.find(caller(request).account_id, ticket.request_id)
             return json_response(
                 request_view(found), status=202, headers=request_headers(ticket.request_id)

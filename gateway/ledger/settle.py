@@ -33,7 +33,7 @@ from gateway.tables import (
     transfers,
     webhook_deliveries,
 )
-from workers.contract.jobs import RequestId, Timings, Usage, decode_job
+from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
 
 NOTHING: Final = Usage()
 UNTIMED: Final = Timings()
@@ -59,6 +59,7 @@ class Settled:
 
     closed: Closed
     clipped: bool
+    job: Job
 
 
 _FIND: Final = select(holds.c.request_id, holds.c.account_id, holds.c.held_tokens).where(
@@ -168,7 +169,8 @@ def _close(
     prices: PriceCache,
 ) -> Settled:
     """Decide what a request costs; nothing that its price does not cover is given away unseen."""
-    limits = decode_job(row["job"]).limits
+    job = decode_job(row["job"])
+    limits = job.limits
     if row["held_tokens"] is not None:
         limits = msgspec.structs.replace(limits, output_tokens=row["held_tokens"])
     usage, clipped = clip(settlement.usage, limits)
@@ -201,7 +203,7 @@ def _close(
         output=settlement.output if status != "failed" else None,
         metadata=row["metadata"] or {},
     )
-    return Settled(closed, clipped or cost_nanos > row["hold_nanos"])
+    return Settled(closed, clipped or cost_nanos > row["hold_nanos"], job)
 
 
 def _post(

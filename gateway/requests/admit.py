@@ -12,8 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gateway.accounts.budgets import Budget
-from gateway.accounts.keys import KeyInfo
-from gateway.accounts.limits import RateLimits
+from gateway.accounts.rates import Rates, Taken, refuse_overrun, refuse_oversized, wanted
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import (
@@ -43,6 +42,7 @@ from gateway.ledger.holds import (
     Replayed,
 )
 from gateway.pricing import Bill, Price, UnpricedUsage, format_usd, quote
+from gateway.requests.call import Call
 from gateway.requests.inputs import Prepared, parse, prepare
 from gateway.requests.order import Order
 from gateway.requests.slices import Slices
@@ -74,8 +74,6 @@ class Admitted:
     payload: bytes
     batch_key: str
     replayed: bool
-    passed: tuple[Budget, ...] = ()
-    """Soft budgets that it goes beyond."""
     slices: Slices | None = None
     """Of a stream that named no length, and is held for piece by piece."""
 
@@ -87,13 +85,13 @@ class Admission:
         live: LiveCatalog,
         watch: Watch,
         holds: GroupCommit[HoldRequest, HoldAnswer],
-        limits: RateLimits,
+        rates: Rates,
         settings: Settings,
     ) -> None:
         self._live = live
         self._watch = watch
         self._holds = holds
-        self._limits = limits
+        self._rates = rates
         self._settings = settings
 
     def read_input(self, model: str, value: Mapping[str, Any]) -> Any:
@@ -121,22 +119,49 @@ class Admission:
             ) from None
         return Quoted(entry, task, price_id, price, prepared, bill)
 
-    async def admit(self, key: KeyInfo, order: Order, request_id: RequestId) -> Admitted:
+    async def admit(self, call: Call, order: Order, request_id: RequestId) -> Admitted:
         """Hold the quote of an order and accept it; raise the reason why not.
 
-        One committed transaction, shared with whatever else arrived in the same instant.
+        One committed transaction, shared with whatever else arrived in the same instant. What is
+        not accepted as something new gives back what it took of the limits.
         """
-        settings = self._settings
         now = datetime.now(UTC)
         quoted = self.quote(order, now)
-        entry, prepared = quoted.entry, quoted.prepared
+        settings = self._settings
         self._watch.check(
-            entry,
+            quoted.entry,
             waits=order.waits,
             wait_max_s=settings.wait_max_s if order.waits else settings.async_wait_max_s,
         )
-        await self._limits.take(key, prepared.limits)
+        taken = await self._take(call, quoted)
+        admitted = None
+        try:
+            admitted = await self._accept(call, order, request_id, quoted, now)
+        finally:
+            if admitted is None or admitted.replayed:
+                call.given_back = True
+                await self._rates.give_back(taken)
+        return admitted
 
+    async def _take(self, call: Call, quoted: Quoted) -> Taken:
+        """Take a request's share of every limit that covers it, or raise ``TooManyRequests``."""
+        rates = wanted(
+            call.key.limits,
+            call.key.id,
+            quoted.entry.name,
+            tokens=quoted.prepared.limits.tokens,
+        )
+        refuse_oversized(rates)
+        taken = await self._rates.take(rates)
+        call.taken = taken
+        refuse_overrun(taken.readings)
+        return taken
+
+    async def _accept(
+        self, call: Call, order: Order, request_id: RequestId, quoted: Quoted, now: datetime
+    ) -> Admitted:
+        settings, key = self._settings, call.key
+        entry, prepared = quoted.entry, quoted.prepared
         timeout_s = settings.timeout_s if order.waits else settings.async_timeout_s
         deadline_at = now + timedelta(seconds=entry.limits.timeout_s or timeout_s)
         job = Job(
@@ -148,6 +173,7 @@ class Admission:
             limits=prepared.limits,
             stream=order.stream,
             deadline_ms=int(deadline_at.timestamp() * 1000),
+            gateway_note=call.taken.note,
         )
         payload = encode(job)
         if len(payload) > settings.input_bytes_max:
@@ -179,6 +205,8 @@ class Admission:
         )
         if not isinstance(answer, (Held, Replayed)):
             raise refusal(answer, hold_nanos)
+        if isinstance(answer, Held):
+            call.passed = answer.passed
         return Admitted(
             request_id=answer.request_id,
             accepted_at=now,
@@ -187,7 +215,6 @@ class Admission:
             payload=payload,
             batch_key=prepared.batch_key,
             replayed=isinstance(answer, Replayed),
-            passed=answer.passed if isinstance(answer, Held) else (),
             slices=slices,
         )
 

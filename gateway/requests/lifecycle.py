@@ -21,9 +21,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
-from gateway.accounts.budgets import Budget
-from gateway.accounts.keys import KeyInfo
-from gateway.accounts.limits import RateLimits
+from gateway.accounts.rates import Rates
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound, RequestFailed, TollgateError, TooManyRequests
@@ -44,6 +42,7 @@ from gateway.ledger.ids import new_request_id
 from gateway.ledger.prices import read_price
 from gateway.pricing import Price
 from gateway.requests.admit import Admission, Admitted, Quoted
+from gateway.requests.call import Call
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.follow import Followed, follow
 from gateway.requests.lookup import Lookup, Page
@@ -74,7 +73,7 @@ class Requests:
         database: Database,
         redis: Redis,
         live: LiveCatalog,
-        limits: RateLimits,
+        rates: Rates,
         gateway: str,
         pepper: bytes,
         view: Callable[[Open | Closed], Mapping[str, Any]],
@@ -99,12 +98,13 @@ class Requests:
         self._extensions = GroupCommit(write_more)
         self._dispatch = Dispatch(redis, self._mailbox.name, settings=settings)
         self._admission = Admission(
-            live=live, watch=self.watch, holds=self._holds, limits=limits, settings=settings
+            live=live, watch=self.watch, holds=self._holds, rates=rates, settings=settings
         )
         self._settler = Settler(
             database=database,
             redis=redis,
             live=live,
+            rates=rates,
             waiters=self._waiters,
             gateway=gateway,
             namespace=namespace,
@@ -171,12 +171,12 @@ class Requests:
     def quote(self, order: Order) -> Quoted:
         return self._admission.quote(order, datetime.now(UTC))
 
-    async def submit(self, key: KeyInfo, order: Order) -> Ticket:
+    async def submit(self, call: Call, order: Order) -> Ticket:
         """Accept an order and queue it, or raise why not and leave nothing behind."""
         request_id = new_request_id()
-        ticket = Ticket(self, key, order, request_id)
+        ticket = Ticket(self, call.key.account_id, order, request_id)
         try:
-            admitted = await self._admission.admit(key, order, request_id)
+            admitted = await self._admission.admit(call, order, request_id)
         except TollgateError as error:
             ticket.close()
             metrics.REFUSED.labels(error.code).inc()
@@ -187,12 +187,13 @@ class Requests:
         ticket.attach(admitted)
         if not admitted.replayed:
             metrics.ACCEPTED.labels(order.model).inc()
+            metrics.SOFT_BUDGETS_PASSED.labels(order.model).inc(len(call.passed))
             reach("after_hold")
-            await self._enqueue(ticket, admitted)
+            await self._enqueue(call, ticket, admitted)
             reach("after_enqueue")
         return ticket
 
-    async def _enqueue(self, ticket: Ticket, admitted: Admitted) -> None:
+    async def _enqueue(self, call: Call, ticket: Ticket, admitted: Admitted) -> None:
         """Queue an accepted job. A full queue gives its hold back; the sweeper has the rest."""
         try:
             entry = self._dispatch.entry(
@@ -204,6 +205,7 @@ class Requests:
             return
         if status in ("queue_full", "account_full"):
             ticket.close()
+            call.given_back = True
             await self._settler.release(admitted.request_id, status="cancelled", reason=status)
             raise TooManyRequests(
                 status,
@@ -333,10 +335,10 @@ class Ticket:
     """
 
     def __init__(
-        self, requests: Requests, key: KeyInfo, order: Order, request_id: RequestId
+        self, requests: Requests, account_id: int, order: Order, request_id: RequestId
     ) -> None:
         self._requests = requests
-        self._key = key
+        self._account_id = account_id
         self._order = order
         self._watching = contextlib.ExitStack()
         self._waiter = self._watch(request_id)
@@ -344,8 +346,6 @@ class Ticket:
         self.model = order.model
         self.accepted_at = datetime.now(UTC)
         self.replayed = False
-        self.passed: tuple[Budget, ...] = ()
-        """Soft budgets that this request goes beyond."""
         self._slices: Slices | None = None
         self._closed: Closed | None = None
 
@@ -359,7 +359,6 @@ class Ticket:
         self.request_id = admitted.request_id
         self.accepted_at = admitted.accepted_at
         self.replayed = admitted.replayed
-        self.passed = admitted.passed
         self._slices = None if admitted.replayed else admitted.slices
 
     @property
@@ -433,7 +432,7 @@ class Ticket:
             log.warning("%s was not held for further: %s", self.request_id, type(error).__name__)
 
     async def _look(self) -> None:
-        found = await self._requests.find(self._key.account_id, self.request_id)
+        found = await self._requests.find(self._account_id, self.request_id)
         if isinstance(found, Closed):
             self._closed = found
 

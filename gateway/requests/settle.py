@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
+from gateway.accounts.rates import Rates, Unused
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.failpoints import reach
@@ -64,12 +65,14 @@ class Settler:
         database: Database,
         redis: Redis,
         live: LiveCatalog,
+        rates: Rates,
         waiters: Waiters,
         gateway: str,
         namespace: str,
         retention_hours: float,
     ) -> None:
         self._live = live
+        self._rates = rates
         self._waiters = waiters
         self._outcomes = Outcomes(redis, live.names_ever(), namespace=namespace)
         self._redis = redis
@@ -141,6 +144,7 @@ class Settler:
             except (RedisError, OSError) as error:
                 # Only a wake-up: whoever waits looks the request up by itself before long.
                 log.warning("settled requests not announced: %s", type(error).__name__)
+        await self._rates.give_back_unused([_unused(closing) for closing, _ in closed])
 
 
 def read_delivery(delivery: Delivery) -> Settlement:
@@ -197,6 +201,17 @@ def judge(request_id: RequestId, outcome: Completed | Failed | Cancelled) -> Set
                 timings=timings,
                 output=Output(outcome.output) if outcome.delivered else None,
             )
+
+
+def _unused(closing: Closing) -> Unused:
+    """What a request took of its rate limits and did not use."""
+    closed = closing.closed
+    refused = closed.status == "cancelled" and closed.reason in ("queue_full", "account_full")
+    return Unused(
+        closing.job.gateway_note,
+        requests=1 if refused else 0,
+        tokens=closing.job.limits.tokens - closed.usage.tokens,
+    )
 
 
 def _count(closing: Closing) -> None:

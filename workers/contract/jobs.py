@@ -37,6 +37,11 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu_us: int = 0
     attributes: dict[str, str] = {}
 
+    @property
+    def tokens(self) -> int:
+        """All of them: cached or not, read or written."""
+        return self.input_tokens + self.cached_input_tokens + self.output_tokens
+
 
 class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the time of one request went, in microseconds of a monotonic clock.
@@ -83,6 +88,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """Unix time in milliseconds; 0 is none."""
     attachments: tuple[BlobRef, ...] = ()
     traceparent: str | None = None
+    gateway_note: str = ""
+    """The gateway's own, to be found again when the request ends."""
     version: int = VERSION
 
 

@@ -1,0 +1,211 @@
+"""Requests and tokens per minute, counted in Redis for all gateway processes together.
+
+All limits that cover a request are taken together or none, by the script next to this file. Tokens
+are counted as the most that a request can use, before it runs, so that a limit cannot be passed by
+many requests at once; what was not used is given back when it ends, and all of it where the request
+is not accepted in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.accounts.limits import Limit, Unit
+from gateway.errors import TooManyRequests, Unavailable
+
+log = logging.getLogger(__name__)
+
+WINDOW_S: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One number of a limit, and how much of it is wanted."""
+
+    limit: Limit
+    unit: Unit
+    per_minute: int
+    amount: int
+
+    @property
+    def whose(self) -> str:
+        """Whom it binds, in words."""
+        who = "this account" if self.limit.key_id is None else "this key"
+        return who if self.limit.model is None else f"{who}, for {self.limit.model},"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a limit is used by what ran within the last minute."""
+
+    rate: Rate
+    used: int
+    reset_s: int
+    """Until nothing of it will be used any more."""
+    wait_s: int
+    """Until there will be room for what was wanted; 0 where there was."""
+
+    @property
+    def remaining(self) -> int:
+        return max(0, self.rate.per_minute - self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was counted for one request in one second of the server's clock."""
+
+    readings: tuple[Reading, ...] = ()
+    names: tuple[str, ...] = ()
+    second: int = 0
+
+    @property
+    def note(self) -> str:
+        """What is to be remembered with the job, for ``give_back_unused``; empty if nothing."""
+        return _encode_note((self.second, self.names)).decode() if self.names else ""
+
+    def undone(self) -> Sequence[Reading]:
+        """The readings as they are once all of it has been given back."""
+        if not self.names:
+            return self.readings
+        return [
+            replace(reading, used=max(0, reading.used - reading.rate.amount))
+            for reading in self.readings
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """How much a request took of its limits, by the note of its job, and did not use."""
+
+    note: str
+    requests: int
+    tokens: int
+
+
+_encode_note: Final = msgspec.json.encode
+_decode_note: Final = msgspec.json.Decoder(tuple[int, list[str]]).decode
+
+
+def wanted(limits: Iterable[Limit], key_id: int, model: str, *, tokens: int) -> tuple[Rate, ...]:
+    """Give every rate that covers a request of one key for a model."""
+    amounts: dict[Unit, int] = {"requests": 1, "tokens": tokens}
+    return tuple(
+        Rate(limit, unit, per_minute, amount)
+        for limit in limits
+        if limit.covers(key_id, model)
+        for unit, amount in amounts.items()
+        if (per_minute := limit.per_minute(unit)) is not None
+    )
+
+
+class Rates:
+    def __init__(self, redis: Redis, *, namespace: str, window_s: int = WINDOW_S) -> None:
+        text = importlib.resources.files("gateway.accounts").joinpath("rates.lua").read_text()
+        self._script = redis.register_script(text)
+        self._namespace = namespace
+        self._window_s = window_s
+
+    async def take(self, rates: Sequence[Rate]) -> Taken:
+        """Count a request against all of its rates, or against none if one has no room.
+
+        Without room ``readings`` has one or more that must be waited for, and nothing was counted;
+        see ``refuse``. Raise ``Unavailable`` if the server does not answer.
+        """
+        if not rates:
+            return Taken()
+        names = tuple(self._name(rate) for rate in rates)
+        numbers = [number for rate in rates for number in (rate.per_minute, rate.amount)]
+        try:
+            answer = await self._run(names, "take", self._window_s, *numbers)
+        except (RedisError, OSError):
+            raise Unavailable(
+                "queue_unavailable",
+                "The server that counts limits does not answer; nothing was accepted.",
+                retry_after_s=2,
+            ) from None
+        taken, second, *flat = answer
+        readings = tuple(
+            Reading(rate, used, min(reset_s, self._window_s), min(wait_s, self._window_s))
+            for rate, used, reset_s, wait_s in zip(
+                rates, flat[0::3], flat[1::3], flat[2::3], strict=True
+            )
+        )
+        return Taken(readings, names if taken else (), second)
+
+    async def look(self, rates: Sequence[Rate]) -> tuple[Reading, ...]:
+        """Read how far rates are used, and count nothing. Raise as ``take``."""
+        return (await self.take([replace(rate, amount=0) for rate in rates])).readings
+
+    async def give_back(self, taken: Taken) -> None:
+        """Undo a ``take``: what was not accepted uses up nothing."""
+        amounts = [reading.rate.amount for reading in taken.readings]
+        await self._give(taken.second, taken.names, amounts)
+
+    async def give_back_unused(self, ended: Iterable[Unused]) -> None:
+        """Give back what ended requests did not use."""
+        gifts = []
+        for unused in ended:
+            if unused.note and (unused.requests or unused.tokens):
+                second, names = _decode_note(unused.note)
+                amounts = [
+                    unused.tokens if name.endswith(":tokens") else unused.requests for name in names
+                ]
+                gifts.append(self._give(second, names, amounts))
+        await asyncio.gather(*gifts)
+
+    async def _give(self, second: int, names: Sequence[str], amounts: Sequence[int]) -> None:
+        if not names:
+            return
+        try:
+            await self._run(names, "give", second, *amounts)
+        except (RedisError, OSError) as error:
+            # It will be free within the minute without this.
+            log.warning("limits not given back: %s", type(error).__name__)
+
+    async def _run(self, names: Sequence[str], *arguments: str | int) -> Any:
+        return await self._script(keys=list(names), args=list(arguments))
+
+    def _name(self, rate: Rate) -> str:
+        # The braces keep the limits of an account in one slot of a cluster.
+        limit = rate.limit
+        place = f"{{{limit.account_id}}}:{limit.key_id or 0}:{limit.model or ''}"
+        return f"{self._namespace}:rate:{place}:{rate.unit}"
+
+
+def refuse_oversized(rates: Iterable[Rate]) -> None:
+    """Raise ``TooManyRequests`` if a request is larger than a limit: waiting would not help it."""
+    for rate in rates:
+        if rate.amount > rate.per_minute:
+            raise TooManyRequests(
+                "rate_limit_exceeded",
+                f"This request can use {rate.amount} {rate.unit}, and {rate.whose} is limited to "
+                f"{rate.per_minute} per minute: it can never pass. Ask for less.",
+                should_retry=False,
+                details={"limit": rate.per_minute, "unit": rate.unit},
+            )
+
+
+def refuse_overrun(readings: Iterable[Reading]) -> None:
+    """Raise ``TooManyRequests`` for the limit that must be waited for the longest, if any."""
+    full = [reading for reading in readings if reading.wait_s]
+    if not full:
+        return
+    reading = max(full, key=lambda reading: reading.wait_s)
+    rate = reading.rate
+    raise TooManyRequests(
+        "rate_limit_exceeded",
+        f"{rate.whose[0].upper()}{rate.whose[1:]} is limited to {rate.per_minute} {rate.unit} per "
+        f"minute. This request needs {rate.amount}, and {reading.remaining} are left; there will "
+        f"be enough in {reading.wait_s} s.",
+        retry_after_s=reading.wait_s,
+        details={"limit": rate.per_minute, "unit": rate.unit},
+    )

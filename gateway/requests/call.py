@@ -1,0 +1,26 @@
+"""One HTTP call that may order something: whose it is, and what its answer will say of limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.accounts.budgets import Budget
+from gateway.accounts.keys import KeyInfo
+from gateway.accounts.rates import Reading, Taken
+
+
+@dataclass(slots=True)
+class Call:
+    """What was taken of its limits is noted here, whether its order is accepted or not."""
+
+    key: KeyInfo
+    taken: Taken = field(default_factory=Taken)
+    given_back: bool = False
+    passed: tuple[Budget, ...] = ()
+    """Soft budgets that its order went beyond."""
+
+    @property
+    def readings(self) -> Sequence[Reading]:
+        """Its limits as they are once it has been answered."""
+        return self.taken.undone() if self.given_back else self.taken.readings

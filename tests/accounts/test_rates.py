@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.accounts.limits import Limit
+from gateway.accounts.rates import (
+    Rate,
+    Rates,
+    Taken,
+    Unused,
+    refuse_overrun,
+    refuse_oversized,
+    wanted,
+)
+from gateway.errors import TooManyRequests, Unavailable
+from workers.contract.redis import connect
+
+ACCOUNT = 7
+KEY = 70
+
+
+@contextlib.asynccontextmanager
+async def gateways(url: str, count: int, *, window_s: int = 60) -> AsyncIterator[list[Rates]]:
+    """What several gateway processes have: each its own connections, all the same namespace."""
+    namespace = f"t{secrets.token_hex(6)}"
+    clients = [connect(url) for _ in range(count)]
+    try:
+        yield [Rates(client, namespace=namespace, window_s=window_s) for client in clients]
+    finally:
+        for client in clients:
+            await client.aclose()
+
+
+def requests(per_minute: int, *, key: int | None = KEY, model: str | None = None) -> Limit:
+    return Limit(ACCOUNT, key, model, requests_per_minute=per_minute)
+
+
+def tokens(per_minute: int, *, key: int | None = KEY, model: str | None = None) -> Limit:
+    return Limit(ACCOUNT, key, model, tokens_per_minute=per_minute)
+
+
+def rates(*limits: Limit, key: int = KEY, model: str = "echo", most: int = 0) -> tuple[Rate, ...]:
+    return wanted(limits, key, model, tokens=most)
+
+
+def refused(taken: Taken) -> bool:
+    return any(reading.wait_s for reading in taken.readings)
+
+
+def remaining(taken: Taken) -> list[int]:
+    return [reading.remaining for reading in taken.readings]
+
+
+@pytest.mark.parametrize("limit", [1, 50, 199])
+async def test_a_burst_over_two_gateways_passes_exactly_the_limit(
+    server_url: str, limit: int
+) -> None:
+    async with gateways(server_url, 2) as both:
+        answers = await asyncio.gather(
+            *(both[n % 2].take(rates(requests(limit))) for n in range(200))
+        )
+
+    assert sum(not refused(taken) for taken in answers) == limit
+    assert sorted(remaining(taken)[0] for taken in answers if not refused(taken)) == [*range(limit)]
+
+
+async def test_a_request_without_room_under_one_limit_uses_up_none(server_url: str) -> None:
+    async with gateways(server_url, 1) as (gateway,):
+        both = (requests(10), tokens(100))
+        await gateway.take(rates(*both, most=60))
+
+        answer = await gateway.take(rates(*both, most=60))
+        fitting = await gateway.take(rates(*both, most=40))
+
+    assert refused(answer)
+    assert remaining(answer) == [9, 40]
+    assert not refused(fitting)
+    assert remaining(fitting) == [8, 0]
+
+
+async def test_limits_of_account_key_and_model_are_taken_together(server_url: str) -> None:
+    limits = (
+        requests(3, key=None),
+        requests(2, key=KEY),
+        requests(1, key=None, model="large"),
+        requests(2, key=KEY + 1, model="large"),
+    )
+    async with gateways(server_url, 1) as (gateway,):
+        calls = [
+            (KEY, "large", False),
+            (KEY + 1, "large", True),  # the model's limit holds for all keys
+            (KEY, "echo", False),
+            (KEY, "echo", True),  # the key's
+            (KEY + 1, "echo", False),
+            (KEY + 1, "echo", True),  # the account's
+        ]
+        for key, model, expected in calls:
+            assert refused(await gateway.take(rates(*limits, key=key, model=model))) is expected
+
+
+async def test_what_is_not_accepted_in_the_end_is_given_back(server_url: str) -> None:
+    async with gateways(server_url, 2) as both:
+        taken = await both[0].take(rates(requests(1), tokens(100), most=100))
+        assert [reading.remaining for reading in taken.undone()] == [1, 100]
+
+        await both[1].give_back(taken)
+
+        assert not refused(await both[0].take(rates(requests(1), tokens(100), most=100)))
+
+
+async def test_tokens_that_were_not_used_are_given_back_once_the_request_has_ended(
+    server_url: str,
+) -> None:
+    async with gateways(server_url, 2) as both:
+        limits = (requests(10), tokens(100), tokens(150, key=None))
+        taken = await both[0].take(rates(*limits, most=100))
+
+        await both[1].give_back_unused([Unused(taken.note, requests=0, tokens=70)])
+
+        read = await both[0].look(rates(*limits))
+        assert [reading.used for reading in read] == [1, 30, 30]
+
+
+async def test_giving_back_more_than_was_counted_leaves_nothing_below_zero(
+    server_url: str,
+) -> None:
+    async with gateways(server_url, 1) as (gateway,):
+        taken = await gateway.take(rates(tokens(100), most=10))
+
+        await gateway.give_back_unused([Unused(taken.note, requests=0, tokens=70)] * 2)
+
+        read = await gateway.look(rates(tokens(100)))
+        assert [reading.used for reading in read] == [0]
+
+
+async def test_the_window_slides(server_url: str) -> None:
+    async with gateways(server_url, 1, window_s=2) as (gateway,):
+        passed: list[tuple[float, float]] = []
+        until = time.monotonic() + 7
+        while (asked := time.monotonic()) < until:
+            if not refused(await gateway.take(rates(requests(4)))):
+                passed.append((asked, time.monotonic()))
+            await asyncio.sleep(random.uniform(0.01, 0.05))
+
+    # Never more than the limit in any stretch of a window, and no waiting for nothing.
+    assert len(passed) >= 8
+    for (asked, _), (_, answered) in zip(passed, passed[4:], strict=False):
+        assert answered - asked >= 2
+
+
+async def test_the_wait_that_a_refusal_names_is_enough_and_no_longer_than_the_window(
+    server_url: str,
+) -> None:
+    async with gateways(server_url, 1, window_s=2) as (gateway,):
+        limit = rates(tokens(100), most=100)
+        assert not refused(await gateway.take(limit))
+        answer = await gateway.take(limit)
+
+        assert 1 <= answer.readings[0].wait_s <= 2
+        await asyncio.sleep(answer.readings[0].wait_s + 1)
+        assert not refused(await gateway.take(limit))
+
+
+async def test_looking_counts_nothing(server_url: str) -> None:
+    async with gateways(server_url, 1) as (gateway,):
+        limits = rates(requests(5), tokens(100), most=10)
+        assert [reading.reset_s for reading in await gateway.look(limits)] == [0, 0]
+        await gateway.take(limits)
+
+        for _ in range(3):
+            read = await gateway.look(limits)
+
+        assert [(reading.remaining, reading.reset_s) for reading in read] == [(4, 60), (90, 60)]
+
+
+async def test_a_refusal_names_the_limit_the_amount_and_the_wait(server_url: str) -> None:
+    async with gateways(server_url, 1) as (gateway,):
+        limits = rates(requests(1, key=None, model="echo"))
+        await gateway.take(limits)
+        answer = await gateway.take(limits)
+
+    with pytest.raises(
+        TooManyRequests, match="This account, for echo, is limited to 1 requests per minute"
+    ) as caught:
+        refuse_overrun(answer.readings)
+    assert caught.value.retry_after_s == 60
+    assert caught.value.headers["X-Should-Retry"] == "true"
+
+
+def test_a_request_larger_than_a_limit_is_told_not_to_come_again() -> None:
+    with pytest.raises(TooManyRequests, match="it can never pass") as caught:
+        refuse_oversized(rates(tokens(100), most=101))
+
+    assert caught.value.headers["X-Should-Retry"] == "false"
+    assert caught.value.retry_after_s is None
+
+
+async def test_without_the_server_nothing_is_let_through() -> None:
+    async with gateways("unix:///nowhere/at/all", 1) as (gateway,):
+        assert not (await gateway.take(())).readings
+        with pytest.raises(Unavailable):
+            await gateway.take(rates(requests(5)))
+        await gateway.give_back_unused([Unused('[1,["x:tokens"]]', requests=0, tokens=5)])
