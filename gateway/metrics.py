@@ -41,6 +41,12 @@ SOFT_BUDGETS_PASSED = Counter(
     ["model"],
     registry=REGISTRY,
 )
+REJOINED = Counter(
+    "tollgate_orders_rejoined",
+    "Orders that repeated one whose connection had broken, and were not placed again.",
+    ["model"],
+    registry=REGISTRY,
+)
 LATE_OUTCOMES = Counter(
     "tollgate_outcomes_without_hold",
     "Outcomes of requests that had been settled before.",

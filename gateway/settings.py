@@ -59,6 +59,10 @@ class Settings(BaseSettings):
     """Deadline of a request whose client waits, where the catalog entry names none."""
     async_timeout_s: float = 900.0
     """Deadline of a request made through ``POST /v1/requests``."""
+    retry_grace_s: float = 5.0
+    """How long a request whose client has gone runs on, for the client to come back for it."""
+    retry_window_s: float = 120.0
+    """How long after its connection broke the same order again is the same request."""
     output_retention_hours: float = 24.0
     """How long an output can be fetched again."""
     idempotency_retention_days: float = 7.0

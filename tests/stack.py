@@ -96,6 +96,7 @@ class Stack:
             "TOLLGATE_PEPPER": PEPPER,
             "TOLLGATE_NAMESPACE": self.namespace,
             "TOLLGATE_HOLD_SLICE_TOKENS": "16",
+            "TOLLGATE_RETRY_GRACE_S": "1.5",
             "TOLLGATE_SWEEP_INTERVAL_S": "0.5",
             "TOLLGATE_SHUTDOWN_GRACE_S": "2",
             "TOLLGATE_WEBHOOK_PRIVATE_ADDRESSES": "true",

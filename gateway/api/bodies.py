@@ -18,6 +18,7 @@ from litestar.types import ExceptionHandlersMap
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import DBAPIError
 
+from gateway.api.access import caller
 from gateway.api.answers import json_response
 from gateway.errors import (
     InternalError,
@@ -31,6 +32,7 @@ from gateway.errors import (
 )
 from gateway.requests.inputs import invalid_field
 from gateway.requests.order import Idempotency
+from gateway.requests.retries import fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,16 @@ async def idempotency(request: Request[Any, Any, Any]) -> Idempotency | None:
             param="Idempotency-Key",
         )
     return Idempotency.of(key, request.scope["path"], msgspec.json.decode(await request.body()))
+
+
+async def unnamed(request: Request[Any, Any, Any]) -> str:
+    """Name an order by its bytes, for a client that sends them again after losing the answer."""
+    return fingerprint(caller(request).id, request.scope["path"], await request.body())
+
+
+def is_retry(request: Request[Any, Any, Any]) -> bool:
+    """Say whether the client counts its attempts, as OpenAI's do, and this is not the first."""
+    return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
 
 def read_body(schema: type[Body], value: Mapping[str, Any]) -> Body:

@@ -22,13 +22,14 @@ from gateway.api.answers import (
     openai_usage,
     request_headers,
 )
-from gateway.api.bodies import idempotency
+from gateway.api.bodies import idempotency, is_retry, unnamed
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.ledger.extend import CAUSES
 from gateway.requests.inputs import TextGeneration
-from gateway.requests.lifecycle import Requests, Ticket, raise_unless_succeeded
+from gateway.requests.lifecycle import Requests
 from gateway.requests.order import Order
+from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from workers.contract.jobs import SentEvent, Started, TokenLogprob, Tokens
 
 TASK: Final = "text-generation"
@@ -141,6 +142,9 @@ class ChatController(Controller):
             stream=bool(data.stream),
             metadata=data.metadata,
             idempotency=await idempotency(request),
+            # Who leaves a stream has read a part of it and wants no more: that is not lost.
+            fingerprint=None if data.stream else await unnamed(request),
+            retried=is_retry(request),
         )
         ticket = await requests.submit(call_of(request), order)
         if data.stream:

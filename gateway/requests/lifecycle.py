@@ -9,13 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from litestar import Request
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.exc import DBAPIError
@@ -24,7 +21,7 @@ from gateway import metrics
 from gateway.accounts.rates import Rates
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
-from gateway.errors import InvalidRequest, NotFound, RequestFailed, TollgateError, TooManyRequests
+from gateway.errors import InvalidRequest, NotFound, TollgateError, TooManyRequests
 from gateway.failpoints import reach
 from gateway.ledger.closed import Closed
 from gateway.ledger.extend import (
@@ -47,20 +44,19 @@ from gateway.requests.dispatch import Dispatch
 from gateway.requests.follow import Followed, follow
 from gateway.requests.lookup import Lookup, Page
 from gateway.requests.order import Idempotency, Open, Order
+from gateway.requests.retries import Retries
 from gateway.requests.settle import Settler
 from gateway.requests.slices import Slices
 from gateway.requests.sweep import Sweeper
-from gateway.requests.wait import Waiter, Waiters, read_mailbox
+from gateway.requests.ticket import Ticket
+from gateway.requests.wait import Waiters, read_mailbox
 from gateway.requests.watch import Watch
 from gateway.requests.webhooks import Webhooks, check_url
 from gateway.settings import Settings
-from workers.contract.jobs import RequestId, SentEvent
+from workers.contract.jobs import RequestId
 from workers.contract.streams import EventLog, Mailbox, check_cursor
 
 log = logging.getLogger(__name__)
-
-POLL_S = 2.0
-"""How often a waiting client's request is looked up in SQL, should its wake-up have been lost."""
 
 
 class Requests:
@@ -83,9 +79,10 @@ class Requests:
         self._database = database
         self._redis = redis
         self._log = EventLog(redis, namespace=namespace)
+        self.retries = Retries(redis, namespace=namespace, window_s=settings.retry_window_s)
         self._live = live
         self._mailbox = Mailbox(redis, gateway, namespace=namespace)
-        self._waiters = Waiters()
+        self.waiters = Waiters()
         self.watch = Watch(redis, namespace=namespace)
 
         async def write(batch: Sequence[HoldRequest]) -> list[HoldAnswer]:
@@ -105,7 +102,7 @@ class Requests:
             redis=redis,
             live=live,
             rates=rates,
-            waiters=self._waiters,
+            waiters=self.waiters,
             gateway=gateway,
             namespace=namespace,
             retention_hours=settings.output_retention_hours,
@@ -122,6 +119,7 @@ class Requests:
             private_allowed=settings.webhook_private_addresses,
         )
         self._leaving: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -131,7 +129,7 @@ class Requests:
                 group.create_task(loop, name=name)
                 for name, loop in (
                     ("watch", self.watch.run()),
-                    ("mailbox", read_mailbox(self._redis, self._mailbox, self._waiters)),
+                    ("mailbox", read_mailbox(self._redis, self._mailbox, self.waiters)),
                     ("settler", self._settler.run()),
                     ("sweeper", self._sweeper.run()),
                     ("webhooks", self._webhooks.run()),
@@ -141,6 +139,7 @@ class Requests:
             try:
                 yield
             finally:
+                self._stopping.set()
                 if self._leaving:
                     await asyncio.wait(self._leaving, timeout=2.0)
                 for task in tasks:
@@ -174,7 +173,10 @@ class Requests:
     async def submit(self, call: Call, order: Order) -> Ticket:
         """Accept an order and queue it, or raise why not and leave nothing behind."""
         request_id = new_request_id()
-        ticket = Ticket(self, call.key.account_id, order, request_id)
+        account_id = call.key.account_id
+        ticket = Ticket(self, account_id, order, request_id)
+        if await self._rejoin(ticket, account_id, order):
+            return ticket
         try:
             admitted = await self._admission.admit(call, order, request_id)
         except TollgateError as error:
@@ -192,6 +194,26 @@ class Requests:
             await self._enqueue(call, ticket, admitted)
             reach("after_enqueue")
         return ticket
+
+    async def _rejoin(self, ticket: Ticket, account_id: int, order: Order) -> bool:
+        """Join an order that repeats one whose connection broke to the request it made then.
+
+        One that has come to nothing meanwhile is placed anew.
+        """
+        if order.fingerprint is None or order.idempotency is not None:
+            return False
+        earlier = await self.retries.earlier(order.fingerprint, says_so=order.retried)
+        if earlier is None:
+            return False
+        try:
+            found = await self.find(account_id, earlier)
+        except NotFound:
+            return False
+        if isinstance(found, Closed) and (found.status != "succeeded" or found.output is None):
+            return False
+        ticket.join(earlier, found.accepted_at)
+        metrics.REJOINED.labels(order.model).inc()
+        return True
 
     async def _enqueue(self, call: Call, ticket: Ticket, admitted: Admitted) -> None:
         """Queue an accepted job. A full queue gives its hold back; the sweeper has the rest."""
@@ -261,7 +283,7 @@ class Requests:
     async def _follow(
         self, found: Open | Closed, after: str | None, keep_alive_s: float
     ) -> AsyncIterator[Followed]:
-        with self._waiters.watch(found.request_id) as waiter:
+        with self.waiters.watch(found.request_id) as waiter:
             if isinstance(found, Closed):
                 waiter.settle(found)
             else:
@@ -305,169 +327,40 @@ class Requests:
             # The queue does not know it (any more): nothing runs, so the hold ends here.
             await self._settler.release(request_id, status="cancelled", reason="client")
 
-    def leave(self, model: str, request_id: RequestId) -> None:
-        """Cancel in the background a request whose last client has gone."""
-        if request_id in self._waiters:
+    def leave(self, account_id: int, order: Order, request_id: RequestId) -> None:
+        """Cancel in the background a request whose last client has gone, unless it comes back."""
+        if request_id in self.waiters:
             return
+        if order.fingerprint is not None:
+            self.retries.lose(order.fingerprint, request_id)
 
         async def cancel() -> None:
             try:
-                await self._cancel(model, request_id)
-            except (RedisError, OSError) as error:
+                if order.fingerprint is None or await self._is_given_up(
+                    account_id, request_id, order.fingerprint
+                ):
+                    await self._cancel(order.model, request_id)
+            except (RedisError, OSError, DBAPIError) as error:
                 log.warning("%s could not be cancelled: %s", request_id, type(error).__name__)
 
         task = asyncio.create_task(cancel())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
+    async def _is_given_up(self, account_id: int, request_id: RequestId, name: str) -> bool:
+        """Give a client whose connection broke the time to place its order again. Should it end
+        meanwhile, or this process, its answer is kept for whoever comes."""
+        await self.retries.announce(name)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.retry_grace_s):
+                await self._stopping.wait()
+        if self._stopping.is_set() or isinstance(await self.find(account_id, request_id), Closed):
+            return False
+        return await self.retries.give_up(name)
+
     def observe(self) -> None:
         """Bring the gauges up to date."""
-        metrics.WAITING.set(len(self._waiters))
+        metrics.WAITING.set(len(self.waiters))
         metrics.WORKERS.set(len(self.watch.announcements))
         for model, load in self.watch.loads.items():
             metrics.QUEUE_DEPTH.labels(model).set(load.depth)
-
-
-class Ticket:
-    """One client's interest in one request, from before it is queued until it is closed.
-
-    Leaving the context while the request is still open means that the client has gone.
-    """
-
-    def __init__(
-        self, requests: Requests, account_id: int, order: Order, request_id: RequestId
-    ) -> None:
-        self._requests = requests
-        self._account_id = account_id
-        self._order = order
-        self._watching = contextlib.ExitStack()
-        self._waiter = self._watch(request_id)
-        self.request_id = request_id
-        self.model = order.model
-        self.accepted_at = datetime.now(UTC)
-        self.replayed = False
-        self._slices: Slices | None = None
-        self._closed: Closed | None = None
-
-    def _watch(self, request_id: RequestId) -> Waiter:
-        return self._watching.enter_context(self._requests._waiters.watch(request_id))
-
-    def attach(self, admitted: Admitted) -> None:
-        if admitted.request_id != self.request_id:
-            self._watching.close()
-            self._waiter = self._watch(admitted.request_id)
-        self.request_id = admitted.request_id
-        self.accepted_at = admitted.accepted_at
-        self.replayed = admitted.replayed
-        self._slices = None if admitted.replayed else admitted.slices
-
-    @property
-    def result(self) -> Closed:
-        """The closed request, once ``closed`` or ``events`` has come to its end."""
-        assert self._closed is not None
-        return self._closed
-
-    async def closed(self, request: Request[Any, Any, Any]) -> Closed:
-        """Wait for the end, or until the client disconnects (then raise ``RequestFailed``)."""
-        gone = asyncio.create_task(_disconnected(request))
-        gone.add_done_callback(lambda _: self._waiter.nudge())
-        try:
-            async for _ in self._news(POLL_S):
-                if gone.done() and self._closed is None:
-                    raise RequestFailed(
-                        "client_closed_request",
-                        "The client went away before the answer.",
-                        request_id=self.request_id,
-                    )
-        finally:
-            gone.cancel()
-        return self.result
-
-    async def events(self, keep_alive_s: float) -> AsyncIterator[SentEvent | None]:
-        """Give events as they come, None when nothing did for a while; end when closed."""
-        spoke = time.monotonic()
-        async for events in self._news(POLL_S):
-            await self._hold_more(events)
-            for event in events:
-                yield event
-            now = time.monotonic()
-            if events:
-                spoke = now
-            elif now - spoke >= keep_alive_s:
-                spoke = now
-                yield None
-
-    async def _news(self, poll_s: float) -> AsyncIterator[list[SentEvent]]:
-        """Give batches of events, empty ones at intervals; end once the request is closed.
-
-        The wake-up of a request that another process settled may be lost, so SQL is asked now and
-        then; a replayed order is asked for at once, since it may have been closed long ago.
-        """
-        if self.replayed:
-            await self._look()
-        while self._closed is None:
-            events = await self._waiter.next(poll_s)
-            if self._waiter.closed is not None:
-                self._closed = self._waiter.closed
-            elif self._waiter.settled or not events:
-                await self._look()
-            yield events
-
-    async def _hold_more(self, events: Sequence[SentEvent]) -> None:
-        """Keep what is held ahead of what is produced. Should that fail for now, the stream goes
-        on: it can be charged no more than was held."""
-        slices = self._slices
-        if slices is None:
-            return
-        for event in events:
-            slices.count(event)
-        extension = slices.next(self.request_id)
-        try:
-            if extension is not None:
-                await self._requests.hold_more(slices, extension)
-            if slices.used_up:
-                self._slices = None
-                await self._requests.cut(self.model, self.request_id, slices.shortage or "")
-        except (DBAPIError, RedisError, OSError) as error:
-            log.warning("%s was not held for further: %s", self.request_id, type(error).__name__)
-
-    async def _look(self) -> None:
-        found = await self._requests.find(self._account_id, self.request_id)
-        if isinstance(found, Closed):
-            self._closed = found
-
-    def close(self) -> None:
-        self._watching.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-        # An order with a name of its own is kept: whoever placed it will come back for it.
-        if self._closed is None and self._order.waits and self._order.idempotency is None:
-            self._requests.leave(self.model, self.request_id)
-
-
-async def _disconnected(request: Request[Any, Any, Any]) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def raise_unless_succeeded(closed: Closed) -> None:
-    """Turn an unsuccessful end into the error that the client sees."""
-    if closed.status == "succeeded":
-        return
-    raise RequestFailed(
-        closed.error.code if closed.error else closed.status,
-        closed.error.message
-        if closed.error
-        else f"The request ended as {closed.status} ({closed.reason}).",
-        param=closed.error.param if closed.error else None,
-        request_id=closed.request_id,
-    )

@@ -42,6 +42,10 @@ class Order:
     metadata: Mapping[str, str] | None = None
     webhook: str | None = None
     idempotency: Idempotency | None = None
+    fingerprint: str | None = None
+    """Of an order without a name of its own whose answer is lost with its connection."""
+    retried: bool = False
+    """Whether the client says that it has placed this order before."""
 
 
 @dataclass(frozen=True, slots=True)
