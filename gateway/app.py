@@ -7,7 +7,8 @@ import contextlib
 import logging
 import signal
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any
 
 from litestar import Litestar
 from litestar.datastructures import State
@@ -28,6 +29,7 @@ from gateway.api.headers import add_limit_headers
 from gateway.api.health import HealthController
 from gateway.api.requests import RequestsController
 from gateway.api.views import request_view
+from gateway.billing.chores import Chores, credit_chores
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.requests.lifecycle import Requests
@@ -73,7 +75,9 @@ def create_app(settings: Settings) -> Litestar:
                     "access": Access(database, pepper=pepper),
                 }
             )
+            chores = Chores(database, credit_chores(database))
             await stack.enter_async_context(requests.running())
+            await stack.enter_async_context(in_background(chores.run()))
             with reload_on_hangup(live):
                 yield
 
@@ -115,6 +119,17 @@ def create_app(settings: Settings) -> Litestar:
             render_plugins=[ScalarRenderPlugin(), SwaggerRenderPlugin(path="/swagger")],
         ),
     )
+
+
+@contextlib.asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do work beside the application, and end it with it."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work)
+        try:
+            yield
+        finally:
+            task.cancel()
 
 
 def create_app_from_environment() -> Litestar:

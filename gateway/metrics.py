@@ -65,6 +65,15 @@ PHASE_SECONDS = Histogram(
 WEBHOOKS = Counter(
     "tollgate_webhooks", "Webhooks, by what became of them.", ["outcome"], registry=REGISTRY
 )
+CHORES = Counter(
+    "tollgate_chores",
+    "Chores of the books, by how they ended.",
+    ["chore", "end"],
+    registry=REGISTRY,
+)
+CHORE_SECONDS = Gauge(
+    "tollgate_chore_seconds", "How long a chore took the last time.", ["chore"], registry=REGISTRY
+)
 QUEUE_DEPTH = Gauge("tollgate_queue_depth", "Jobs queued.", ["model"], registry=REGISTRY)
 WORKERS = Gauge("tollgate_workers", "Workers that announce themselves.", registry=REGISTRY)
 WAITING = Gauge(

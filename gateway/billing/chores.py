@@ -1,0 +1,125 @@
+"""Chores: what the books need now and then, done by one of the gateways.
+
+Whoever moves a chore's ``due_at`` has it; should that gateway die while at it, the chore is due
+again after its next interval. So a chore must be one that may be done again, or by two at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sqlalchemy import Connection, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
+
+from gateway import metrics
+from gateway.database import Database
+from gateway.ledger.expiry import expire_lots, give_allowances
+from gateway.tables import chores
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 5.0
+BATCH: Final = 200
+
+_LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """Something to do every so often; on the hour and on the day where the interval is that."""
+
+    name: str
+    every: timedelta
+    do: Callable[[], Awaitable[None]]
+    delay: timedelta = timedelta(0)
+    """From the start of each interval, for what others must have ended before."""
+
+    def next_due(self, now: datetime) -> datetime:
+        """Give the next multiple of the interval since 1970, and the delay."""
+        every = self.every / timedelta(microseconds=1)
+        since = (now - self.delay).timestamp() * 1e6
+        start = datetime.fromtimestamp((since // every + 1) * every / 1e6, UTC)
+        return start + self.delay
+
+
+class Chores:
+    def __init__(self, database: Database, chores: Sequence[Chore]) -> None:
+        self._database = database
+        self._chores = chores
+
+    async def run(self) -> None:
+        """Do what is due, for ever; what fails is logged and tried again when it is due again."""
+        while True:
+            try:
+                known = await self._database.read(due_times)
+                for chore in self._chores:
+                    due = known.get(chore.name, _LONG_AGO) <= datetime.now(UTC)
+                    if due and await self._database.write(functools.partial(take, chore=chore)):
+                        await self._do(chore)
+            except (DBAPIError, OSError) as error:
+                log.warning("chores are put off: %s", type(error).__name__)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _do(self, chore: Chore) -> None:
+        started = time.monotonic()
+        try:
+            await chore.do()
+        except Exception:  # a boundary: one chore must not keep the others from being done
+            log.exception("the chore %s failed", chore.name)
+            metrics.CHORES.labels(chore.name, "failed").inc()
+            return
+        metrics.CHORES.labels(chore.name, "done").inc()
+        metrics.CHORE_SECONDS.labels(chore.name).set(time.monotonic() - started)
+
+
+def take(connection: Connection, chore: Chore, now: datetime | None = None) -> bool:
+    """Take a chore if it is due, so that no other gateway does; one never done before is."""
+    now = now or datetime.now(UTC)
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    connection.execute(insert(chores).values(name=chore.name, due_at=now).on_conflict_do_nothing())
+    moved = connection.execute(
+        update(chores)
+        .where(chores.c.name == chore.name, chores.c.due_at <= now)
+        .values(due_at=chore.next_due(now))
+    )
+    return bool(moved.rowcount)
+
+
+def due_times(connection: Connection) -> dict[str, datetime]:
+    """Say when each chore is due next; those never done before are absent."""
+    return {row.name: row.due_at for row in connection.execute(select(chores))}
+
+
+def credit_chores(database: Database) -> tuple[Chore, ...]:
+    """Allowances at the start of a month, and the end of what has expired."""
+
+    async def allowances() -> None:
+        while (
+            await database.write(
+                lambda connection: give_allowances(connection, datetime.now(UTC), limit=BATCH)
+            )
+            == BATCH
+        ):
+            pass
+
+    async def expiry() -> None:
+        while (
+            await database.write(
+                lambda connection: expire_lots(connection, datetime.now(UTC), limit=BATCH)
+            )
+            == BATCH
+        ):
+            pass
+
+    return (
+        Chore("allowances", timedelta(minutes=1), allowances),
+        Chore("expiry", timedelta(minutes=1), expiry),
+    )
