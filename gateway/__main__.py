@@ -23,6 +23,7 @@ from gateway.catalog.loader import CatalogError
 from gateway.commands.accounts import account, key
 from gateway.commands.catalog import catalog
 from gateway.commands.credit import credit
+from gateway.commands.limits import budget, limit
 from gateway.commands.terminal import (
     example,
     json_option,
@@ -106,7 +107,7 @@ def reconcile_command(as_json: bool) -> None:
         raise SystemExit(1)
 
 
-for group in (account, key, credit, catalog):
+for group in (account, key, credit, budget, limit, catalog):
     cli.add_command(group)
 
 

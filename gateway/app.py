@@ -27,6 +27,7 @@ from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
 from gateway.api.headers import add_limit_headers
 from gateway.api.health import HealthController
+from gateway.api.limits import AdminLimitsController, LimitsController
 from gateway.api.requests import RequestsController
 from gateway.api.views import request_view
 from gateway.billing.chores import Chores, credit_chores
@@ -88,6 +89,8 @@ def create_app(settings: Settings) -> Litestar:
             CatalogController,
             AccountController,
             AdminController,
+            LimitsController,
+            AdminLimitsController,
             HealthController,
         ],
         guards=[require_key],

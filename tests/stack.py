@@ -102,10 +102,18 @@ class Stack:
             "TOLLGATE_WEBHOOK_PRIVATE_ADDRESSES": "true",
         }
 
-    def start_gateway(self, name: str = "gateway", *, failpoint: str | None = None) -> None:
+    def start_gateway(
+        self,
+        name: str = "gateway",
+        *,
+        failpoint: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         if not self.port:
             self.port = free_port()
-        more = {"TOLLGATE_FAILPOINT": failpoint} if failpoint else {}
+        more = {**(environment or {})}
+        if failpoint:
+            more["TOLLGATE_FAILPOINT"] = failpoint
         self._start(name, "gateway", "serve", environment=more)
 
         def ready() -> bool:

@@ -114,11 +114,8 @@ def list_keys(connection: Connection, account_id: int | None = None) -> list[Key
     return [_info(row) for row in connection.execute(query).mappings()]
 
 
-def revoke_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
-    """Revoke a key, at once and in every process; revoking it again changes nothing.
-
-    Raise ``LookupError`` unless exactly one key is meant.
-    """
+def find_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
+    """Find a key by its prefix or number. Raise ``LookupError`` unless exactly one is meant."""
     condition = keys.c.prefix == prefix_or_id[:PREFIX_LENGTH]
     if prefix_or_id.isdecimal():
         condition = or_(condition, keys.c.id == int(prefix_or_id))
@@ -126,12 +123,21 @@ def revoke_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
     if len(rows) != 1:
         number = "no key" if not rows else f"{len(rows)} keys"
         raise LookupError(f"{number} found for {prefix_or_id[:PREFIX_LENGTH]!r}; see `key list`")
+    return _info(rows[0])
+
+
+def revoke_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
+    """Revoke a key, at once and in every process; revoking it again changes nothing.
+
+    Raise ``LookupError`` unless exactly one key is meant.
+    """
+    found = find_key(connection, prefix_or_id)
     connection.execute(
         update(keys)
-        .where(keys.c.id == rows[0]["id"], keys.c.revoked_at.is_(None))
+        .where(keys.c.id == found.id, keys.c.revoked_at.is_(None))
         .values(revoked_at=datetime.now(UTC))
     )
-    return _info(connection.execute(_KEYS.where(keys.c.id == rows[0]["id"])).mappings().one())
+    return _info(connection.execute(_KEYS.where(keys.c.id == found.id)).mappings().one())
 
 
 def hash_secret(secret: str, pepper: bytes) -> bytes:

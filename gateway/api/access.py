@@ -7,15 +7,18 @@ that has been revoked; every other route asks the database.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, Final
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
+from sqlalchemy import Connection
 
+from gateway.accounts.accounts import Account, find_account
 from gateway.accounts.keys import KeyInfo, authenticate, hash_secret
 from gateway.database import Database
-from gateway.errors import Forbidden, Unauthorized
+from gateway.errors import Forbidden, NotFound, Unauthorized
 from gateway.requests.call import Call
 
 REMEMBER_S: Final = 10.0
@@ -76,6 +79,23 @@ def call_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Call:
     """The call that ``require_key`` let through."""
     call: Call = connection.state.call
     return call
+
+
+def find_asked(
+    request: ASGIConnection[Any, Any, Any, Any], connection: Connection, account: str | None
+) -> Account:
+    """The account that a call asks about: its own, or with the scope ``admin`` any that it names.
+
+    Raise ``NotFound`` for another one, whether or not it exists.
+    """
+    key = caller(request)
+    if account is None:
+        return find_account(connection, key.account_id)
+    with contextlib.suppress(LookupError):
+        found = find_account(connection, account)
+        if found.id == key.account_id or "admin" in key.scopes:
+            return found
+    raise NotFound("account_not_found", f"There is no account {account!r}.", param="account")
 
 
 def caller(connection: ASGIConnection[Any, Any, Any, Any]) -> KeyInfo:

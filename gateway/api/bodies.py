@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from litestar import Request, Response
@@ -15,7 +15,7 @@ from litestar.exceptions import (
     ValidationException,
 )
 from litestar.types import ExceptionHandlersMap
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError, WithJsonSchema
 from sqlalchemy.exc import DBAPIError
 
 from gateway.api.access import caller
@@ -30,11 +30,26 @@ from gateway.errors import (
     Unavailable,
     render_openai,
 )
+from gateway.pricing import parse_usd
 from gateway.requests.inputs import invalid_field
 from gateway.requests.order import Idempotency
 from gateway.requests.retries import fingerprint
 
 log = logging.getLogger(__name__)
+
+
+def _read_usd(value: Any) -> int:
+    if not isinstance(value, str):
+        raise ValueError('an amount is a string, such as "25.00"')
+    return parse_usd(value)
+
+
+UsdAmount = Annotated[
+    int,
+    BeforeValidator(_read_usd),
+    WithJsonSchema({"type": "string", "description": "USD, as a decimal", "examples": ["25.00"]}),
+]
+"""An amount in a body: sent as a decimal string, read as nano-dollars."""
 
 IDEMPOTENCY_KEY_MAX: Final = 255
 

@@ -266,27 +266,25 @@ def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
         case BudgetExceeded(budget=budget, remaining_nanos=remaining, in_use=True):
             return TooManyRequests(
                 "budget_in_use",
-                f"This request can cost up to {most}. {_named(budget)} could cover that, but "
+                f"This request can cost up to {most}. That would fit {_named(budget)}, but "
                 f"requests that are still running hold it down to ${format_usd(remaining)}.",
                 retry_after_s=1,
             )
         case BudgetExceeded(budget=budget, remaining_nanos=remaining, resets_at=resets_at):
-            end = f", until {resets_at.isoformat()}" if resets_at else ""
+            end = resets_at.strftime("%Y-%m-%dT%H:%M:%SZ") if resets_at else None
             return PaymentRequired(
                 "budget_exceeded",
                 f"This request can cost up to {most}, but {_named(budget)} has only "
-                f"${format_usd(remaining)} left{end}.",
-                details={
-                    "budget_id": budget.id,
-                    "resets_at": resets_at.isoformat() if resets_at else None,
-                },
+                f"${format_usd(remaining)} left" + (f", until {end}." if end else "."),
+                details={"budget_id": budget.id, "resets_at": end},
             )
         case TooManyConcurrent(what=what, limit=limit):
             return TooManyRequests(
                 "too_many_concurrent",
-                f"This {what} may have {limit} requests at once, and has them; wait for one to "
-                "end.",
+                f"At most {limit} requests of this {what} may be queued or running at once, and so "
+                "many are; wait for one to end.",
                 retry_after_s=1,
+                details={"limit": limit, "unit": "concurrent"},
             )
         case IdempotencyConflict():
             return Conflict(

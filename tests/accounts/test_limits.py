@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, event, select
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import KeyInfo, authenticate, create_key, list_keys
 from gateway.accounts.limits import Limit, list_limits, remove_limit, set_limit
+from gateway.api.access import Access
 from gateway.database import Database
+from gateway.ledger.holds import hold
 from gateway.tables import accounts
-
-PEPPER = b"a pepper for tests, long enough"
+from tests.ledger.books import HOLD, PEPPER, open_books
 
 
 def make_key(
@@ -89,6 +93,43 @@ def test_only_bounds_on_concurrent_requests_mark_an_account(database: Database) 
 
         remove_limit(connection, key.account_id, key_id=key.id)
         assert not bounded(connection, key.account_id)
+
+
+@pytest.fixture
+def statements(database: Database) -> Iterator[list[str]]:
+    """What is asked of the database, as it is asked."""
+    asked: list[str] = []
+
+    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+        asked.append(statement)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    yield asked
+    event.remove(database.engine, "before_cursor_execute", note)
+
+
+async def test_limits_cost_an_order_no_statement(database: Database, statements: list[str]) -> None:
+    books = open_books(database, credit=100 * HOLD)
+    with database.transaction() as connection:
+        secret, key = create_key(connection, books.account.id, pepper=PEPPER)
+        hold(connection, [books.order()])
+        statements.clear()
+        hold(connection, [books.order()])
+        without = list(statements)
+        set_limit(connection, Limit(books.account.id, requests_per_minute=5))
+        set_limit(connection, Limit(books.account.id, key.id, "echo", tokens_per_minute=5))
+        statements.clear()
+        hold(connection, [books.order()])
+        assert statements == without
+
+    access = Access(database, pepper=PEPPER)
+    statements.clear()
+    found = await access.key(secret, remembered=True)
+    assert len(found.limits) == 3
+    assert len([each for each in statements if each.startswith("SELECT")]) == 1
+    statements.clear()
+    assert await access.key(secret, remembered=True) is found
+    assert statements == []
 
 
 def test_limits_that_make_no_sense_are_refused_by_name(database: Database) -> None:

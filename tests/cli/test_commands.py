@@ -24,6 +24,13 @@ COMMANDS = (
     "key list",
     "key revoke",
     "credit add",
+    "budget create",
+    "budget list",
+    "budget set",
+    "budget end",
+    "limit set",
+    "limit list",
+    "limit remove",
     "catalog check",
     "catalog show",
     "reconcile",
@@ -81,6 +88,47 @@ def test_an_account_gets_credit_and_a_key(command: Command) -> None:
     assert command.run("reconcile").strip() == "the books agree"
 
 
+def test_budgets_are_set_listed_changed_and_ended(command: Command) -> None:
+    command.run("account", "create", "acme")
+    key = command.json("key", "create", "acme")
+
+    [made] = command.json(
+        *("budget", "create", "acme", "25.5", "--window", "day", "--tz", "Europe/Berlin"),
+        *("--key", key["prefix"], "--model", "echo", "--soft", "--name", "trial"),
+    )
+
+    assert (made["limit"], made["remaining"], made["kind"]) == ("25.5", "25.5", "soft")
+    assert (made["key"], made["model"], made["tz"]) == (key["id"], "echo", "Europe/Berlin")
+    assert command.json("budget", "list", "acme") == [made]
+    [changed] = command.json("budget", "set", str(made["id"]), "--limit", "40", "--hard")
+    assert changed == {**made, "limit": "40", "remaining": "40", "kind": "hard"}
+    assert command.json("budget", "end", str(made["id"])) == [changed]
+    assert command.json("budget", "list") == []
+
+
+def test_limits_are_set_listed_and_removed(command: Command) -> None:
+    command.run("account", "create", "acme")
+    key = command.json("key", "create", "acme", "--requests-per-minute", "5")
+    whole = ("limit", "set", "acme", "--concurrent", "3")
+
+    [made] = command.json(*whole, "--model", "echo", "--tokens-per-minute", "900")
+    command.run(*whole, "--key", key["prefix"])
+
+    assert made == {
+        "account": "acme",
+        "key": None,
+        "model": "echo",
+        "requests_per_minute": None,
+        "tokens_per_minute": 900,
+        "concurrent": 3,
+    }
+    # Setting a limit replaces all that it had: the key's five per minute are gone.
+    of_key = {**made, "key": key["id"], "model": None, "tokens_per_minute": None}
+    assert command.json("limit", "list", "acme") == [made, of_key]
+    assert command.json("limit", "remove", "acme", "--model", "echo") == [made]
+    assert command.json("limit", "list") == [of_key]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -89,6 +137,10 @@ def test_an_account_gets_credit_and_a_key(command: Command) -> None:
         (("key", "revoke", "tg_unknown"), 1, "no key found"),
         (("credit", "add", "nobody", "1", "--reason", "x"), 1, "there is no account"),
         (("credit", "add", "x", "one", "--reason", "x"), 2, "is no amount"),
+        (("budget", "end", "7"), 1, "there is no budget 7"),
+        (("budget", "set", "7"), 2, "nothing to change"),
+        (("limit", "remove", "nobody"), 1, "there is no account 'nobody'"),
+        (("limit", "set", "x", "--concurrent", "0"), 2, "not in the range"),
         (("catalog", "check", "nowhere.yaml"), 1, "cannot be read"),
         (("serve",), 1, "REDIS_URL is not set"),
     ],
