@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gateway.accounts.budgets import Budget
-from gateway.accounts.rates import Rates, Taken, refuse_overrun, refuse_oversized, wanted
+from gateway.accounts.rates import Rates, refuse_overrun, refuse_oversized, wanted
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import (
@@ -133,17 +133,18 @@ class Admission:
             waits=order.waits,
             wait_max_s=settings.wait_max_s if order.waits else settings.async_wait_max_s,
         )
-        taken = await self._take(call, quoted)
-        admitted = None
+        await self._take(call, quoted)
         try:
             admitted = await self._accept(call, order, request_id, quoted, now)
-        finally:
-            if admitted is None or admitted.replayed:
-                call.given_back = True
-                await self._rates.give_back(taken)
+        except TollgateError:
+            # Not after anything else: what is in doubt may have been accepted.
+            await self._give_back(call)
+            raise
+        if admitted.replayed:
+            await self._give_back(call)
         return admitted
 
-    async def _take(self, call: Call, quoted: Quoted) -> Taken:
+    async def _take(self, call: Call, quoted: Quoted) -> None:
         """Take a request's share of every limit that covers it, or raise ``TooManyRequests``."""
         rates = wanted(
             call.key.limits,
@@ -152,10 +153,12 @@ class Admission:
             tokens=quoted.prepared.limits.tokens,
         )
         refuse_oversized(rates)
-        taken = await self._rates.take(rates)
-        call.taken = taken
-        refuse_overrun(taken.readings)
-        return taken
+        call.taken = await self._rates.take(rates)
+        refuse_overrun(call.taken.readings)
+
+    async def _give_back(self, call: Call) -> None:
+        call.given_back = True
+        await self._rates.give_back(call.taken)
 
     async def _accept(
         self, call: Call, order: Order, request_id: RequestId, quoted: Quoted, now: datetime
