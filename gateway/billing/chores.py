@@ -13,13 +13,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Protocol
 
 from sqlalchemy import Connection, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
+from gateway.billing.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
 from gateway.database import Database
 from gateway.ledger.expiry import expire_lots, give_allowances
 from gateway.tables import chores
@@ -101,25 +102,32 @@ def due_times(connection: Connection) -> dict[str, datetime]:
 def credit_chores(database: Database) -> tuple[Chore, ...]:
     """Allowances at the start of a month, and the end of what has expired."""
 
-    async def allowances() -> None:
-        while (
-            await database.write(
-                lambda connection: give_allowances(connection, datetime.now(UTC), limit=BATCH)
-            )
-            == BATCH
-        ):
-            pass
-
-    async def expiry() -> None:
-        while (
-            await database.write(
-                lambda connection: expire_lots(connection, datetime.now(UTC), limit=BATCH)
-            )
-            == BATCH
-        ):
-            pass
-
     return (
-        Chore("allowances", timedelta(minutes=1), allowances),
-        Chore("expiry", timedelta(minutes=1), expiry),
+        Chore("allowances", timedelta(minutes=1), _in_batches(database, give_allowances, BATCH)),
+        Chore("expiry", timedelta(minutes=1), _in_batches(database, expire_lots, BATCH)),
     )
+
+
+def usage_chores(database: Database) -> tuple[Chore, ...]:
+    """The rollup of each hour, once it has closed."""
+    build = _in_batches(database, build_due, HOURS_MAX)
+    return (Chore("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
+
+
+class _Batched(Protocol):
+    """Does at most ``limit`` of what is to be done; returns how many it did."""
+
+    def __call__(self, connection: Connection, now: datetime, *, limit: int) -> int: ...
+
+
+def _in_batches(database: Database, work: _Batched, limit: int) -> Callable[[], Awaitable[None]]:
+    """Do all of a work, in transactions that stay short."""
+
+    async def do() -> None:
+        did = limit
+        while did == limit:
+            did = await database.write(
+                lambda connection: work(connection, datetime.now(UTC), limit=limit)
+            )
+
+    return do

@@ -1,47 +1,57 @@
-"""Usage of an account over time, straight from its receipts, in any time zone.
+"""Usage over time, for accounts, keys, models, tasks and tags, in any time zone, to the last nano.
 
-Receipts are booked when they are settled, so a closed day never changes. Days are cut in the zone
-asked for: SQL sums quarter hours (every zone's offset is a multiple of one), Python folds them.
+Reports use the time of booking, so a past day never changes. Sealed hours come from the rollup;
+what they do not cover (hours not sealed yet, parts of hours at the ends, hours that a zone's
+midnight cuts) comes from the receipts and refunds themselves. A report by tag reads receipts only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final, Literal, TypeAlias
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import Any, Final
+from zoneinfo import ZoneInfo
 
-from sqlalchemy import ColumnElement, Connection, case, func, select
+from sqlalchemy import ColumnElement, Connection, Table, case, func, literal_column, or_, select
 
+from gateway.accounts.budgets import read_zone
+from gateway.billing.rollups import HOUR, built_range, floor_hour
 from gateway.database import exact_sum, quarter_hour
 from gateway.errors import InvalidRequest
-from gateway.ledger.closed import UNITS
-from gateway.tables import keys, receipts
+from gateway.tables import QUANTITIES, accounts, keys, receipts, refunds, usage_hourly
 
-Dimension: TypeAlias = Literal["day", "model", "key", "task"]
-DIMENSIONS: Final[tuple[Dimension, ...]] = ("day", "model", "key", "task")
+TIMES: Final = ("hour", "day", "month")
+DIMENSIONS: Final = (*TIMES, "account", "key", "model", "task")
+TAG: Final = "tag:"
+DAYS_MAX: Final = 800
+RANGES_MAX: Final = 100
+"""Of time in one query's condition."""
 
-QUANTITIES: Final = tuple(unit for unit in UNITS if unit != "requests")
-QUARTER_S: Final = 900
-DAYS_MAX: Final = 366
+_QUARTER: Final = timedelta(minutes=15)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Range = tuple[datetime, datetime]
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
-    """Whole days of one time zone: ``first`` up to and including ``last``."""
+class Span:
+    """From one moment up to another, in the zone in which its hours, days and months are cut."""
 
-    first: date
-    last: date
+    starts_at: datetime
+    ends_at: datetime
     zone: ZoneInfo
 
-    @property
-    def starts_at(self) -> datetime:
-        return datetime.combine(self.first, time.min, self.zone).astimezone(UTC)
 
-    @property
-    def ends_at(self) -> datetime:
-        return datetime.combine(self.last + timedelta(days=1), time.min, self.zone).astimezone(UTC)
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What a report is about; None is everything."""
+
+    account_id: int | None = None
+    key_id: int | None = None
+    model: str | None = None
+    task: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -52,54 +62,172 @@ class Group:
     requests: int = 0
     charged: int = 0
     cost_nanos: int = 0
+    refund_nanos: int = 0
     units: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: Group) -> None:
         self.requests += other.requests
         self.charged += other.charged
         self.cost_nanos += other.cost_nanos
+        self.refund_nanos += other.refund_nanos
         for unit, quantity in other.units.items():
             self.units[unit] = self.units.get(unit, 0) + quantity
 
 
-def read_period(first: date | None, last: date | None, zone_name: str, *, now: datetime) -> Period:
-    """Make a period of what a client sent; by default the last 30 days, today included."""
+def read_span(first: str | None, last: str | None, tz: str, *, now: datetime) -> Span:
+    """Make a span of what a client sent: days of the zone, the last included, or moments, the last
+    excluded; by default the last 30 days, today included. Raise ``InvalidRequest``."""
     try:
-        zone = ZoneInfo(zone_name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
+        zone = read_zone(tz)
+    except ValueError as error:
+        raise InvalidRequest("invalid_value", f"tz: {error}.", param="tz") from None
+    ends_at = _moment(last or now.astimezone(zone).date().isoformat(), zone, "to", days=1)
+    if first is None:
+        local = (ends_at - timedelta(microseconds=1)).astimezone(zone).date()
+        starts_at = _midnight(local - timedelta(days=29), zone)
+    else:
+        starts_at = _moment(first, zone, "from")
+    if starts_at >= ends_at:
         raise InvalidRequest(
-            "invalid_value",
-            f"tz is {zone_name!r}; send an IANA name such as Europe/Berlin or UTC.",
-            param="tz",
-        ) from None
-    last = last or now.astimezone(zone).date()
-    first = first or last - timedelta(days=29)
-    if first > last:
-        raise InvalidRequest("invalid_value", f"from {first} is after to {last}.", param="from")
-    if (last - first).days >= DAYS_MAX:
+            "invalid_value", f"from {first} is not before the end of to {last}.", param="from"
+        )
+    if ends_at - starts_at > timedelta(days=DAYS_MAX):
         raise InvalidRequest(
             "invalid_value", f"At most {DAYS_MAX} days can be asked for at once.", param="from"
         )
-    return Period(first, last, zone)
+    return Span(starts_at, ends_at, zone)
+
+
+def read_dimensions(text: str, *, accounts: bool = False) -> tuple[str, ...]:
+    """Read a ``group_by``; raise ``InvalidRequest`` if it names what is no dimension."""
+    by = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    known = [name for name in DIMENSIONS if accounts or name != "account"]
+    for part in by:
+        if part not in known and not (part.startswith(TAG) and len(part) > len(TAG)):
+            raise InvalidRequest(
+                "invalid_value",
+                f"group_by names {part!r}; one or more of {', '.join(known)} and tag:<name> can "
+                "be had.",
+                param="group_by",
+            )
+    return by
 
 
 def usage(
-    connection: Connection, account_id: int, period: Period, by: Sequence[Dimension]
+    connection: Connection,
+    span: Span,
+    by: Sequence[str],
+    filters: Filters,
+    *,
+    rolled: bool = True,
 ) -> list[Group]:
-    """Sum an account's receipts in a period, grouped, in the order of the labels."""
-    columns: dict[str, ColumnElement[Any]] = {}
-    if "day" in by:
-        columns["day"] = quarter_hour(receipts.c.settled_at)
-    if "model" in by:
-        columns["model"] = receipts.c.model
-    if "task" in by:
-        columns["task"] = receipts.c.task
-    if "key" in by:
-        columns["key"] = keys.c.prefix
-    charged = receipts.c.outcome == "charged"
+    """Sum what was booked in a span, grouped, in the order of the labels.
+
+    ``rolled=False`` reads receipts alone; the answer is the same.
+    """
+    unsealed: list[Range] = [(span.starts_at, span.ends_at)]
+    groups: dict[tuple[str, ...], Group] = {}
+    tagged = bool(filters.tags) or any(name.startswith(TAG) for name in by)
+    if rolled and not tagged:
+        sealed, unsealed = _split(connection, span, by)
+        for part in sealed:
+            _fold(groups, _rollup_rows(connection, part, by, filters), span.zone, by)
+    for ranges in _chunks(unsealed):
+        for table, moment in ((receipts, receipts.c.settled_at), (refunds, refunds.c.booked_at)):
+            rows = _booked_rows(connection, table, moment, ranges, by, filters)
+            _fold(groups, rows, span.zone, by)
+    return [groups[place] for place in sorted(groups)]
+
+
+def total(groups: Iterable[Group]) -> Group:
+    """Add groups up."""
+    whole = Group(labels={})
+    for group in groups:
+        whole.add(group)
+    return whole
+
+
+def _split(
+    connection: Connection, span: Span, by: Sequence[str]
+) -> tuple[list[Range], list[Range]]:
+    """Cut a span into whole sealed hours that no border of the report cuts, and the rest."""
+    built = built_range(connection)
+    start = floor_hour(span.starts_at + HOUR - timedelta(microseconds=1))
+    end = floor_hour(span.ends_at)
+    if built is None or (end := min(end, built[1])) <= start:
+        return [], [(span.starts_at, span.ends_at)]
+    cut = [
+        hour
+        for border in _borders(span, by)
+        if start <= (hour := floor_hour(border)) < end and hour != border
+    ]
+    rest: list[Range] = [(span.starts_at, start), *((hour, hour + HOUR) for hour in cut)]
+    rest.append((end, span.ends_at))
+    sealed, at = [], start
+    for hour in cut:
+        sealed.append((at, hour))
+        at = hour + HOUR
+    sealed.append((at, end))
+    return (
+        [(a, b) for a, b in sealed if a < b],
+        [(a, b) for a, b in rest if a < b],
+    )
+
+
+def _borders(span: Span, by: Sequence[str]) -> Iterator[datetime]:
+    """Where one hour, day or month of the zone ends and the next begins."""
+    if "hour" in by:
+        at = floor_hour(span.starts_at)
+        while at < span.ends_at:
+            offset = at.astimezone(span.zone).utcoffset() or timedelta(0)
+            yield at + (-offset % HOUR)
+            at += HOUR
+    elif "day" in by or "month" in by:
+        day = span.starts_at.astimezone(span.zone).date()
+        while (at := _midnight(day, span.zone)) < span.ends_at:
+            yield at
+            day += timedelta(days=1)
+
+
+def _rollup_rows(
+    connection: Connection, span: Range, by: Sequence[str], filters: Filters
+) -> Iterator[tuple[datetime, Group]]:
+    table = usage_hourly
+    columns = _columns(by, table, {"hour": table.c.hour})
+    charged = table.c.outcome == "charged"
     query = (
         select(
-            *(column.label(name) for name, column in columns.items()),
+            *columns.values(),
+            exact_sum(table.c.requests).label("requests"),
+            exact_sum(case((charged, table.c.requests), else_=0)).label("charged"),
+            exact_sum(table.c.charge_nanos).label("cost_nanos"),
+            exact_sum(table.c.refund_nanos).label("refund_nanos"),
+            *(
+                exact_sum(case((charged, table.c[unit]), else_=0)).label(unit)
+                for unit in QUANTITIES
+            ),
+        )
+        .select_from(_joined(table, by))
+        .where(table.c.hour >= span[0], table.c.hour < span[1], *_conditions(table, filters))
+        .group_by(*_places(columns))
+    )
+    for row in connection.execute(query).mappings():
+        yield row.get("at", _EPOCH), _group(row, by)
+
+
+def _booked_rows(
+    connection: Connection,
+    table: Table,
+    moment: ColumnElement[datetime],
+    ranges: Sequence[Range],
+    by: Sequence[str],
+    filters: Filters,
+) -> Iterator[tuple[datetime, Group]]:
+    """Sums over receipts, or over refunds under the labels of their receipts."""
+    columns = _columns(by, receipts, {"hour": quarter_hour(moment)})
+    charged = receipts.c.outcome == "charged"
+    if table is receipts:
+        sums = [
             func.count().label("requests"),
             exact_sum(case((charged, 1), else_=0)).label("charged"),
             exact_sum(receipts.c.charge_nanos).label("cost_nanos"),
@@ -107,41 +235,132 @@ def usage(
                 exact_sum(case((charged, receipts.c[unit]), else_=0)).label(unit)
                 for unit in QUANTITIES
             ),
-        )
-        .select_from(
-            receipts.join(keys, keys.c.id == receipts.c.key_id) if "key" in by else receipts
-        )
+        ]
+        source = _joined(receipts, by)
+    else:
+        sums = [exact_sum(refunds.c.amount_nanos).label("refund_nanos")]
+        source = _joined(receipts.join(refunds, refunds.c.request_id == receipts.c.request_id), by)
+    conditions = _conditions(receipts, filters)
+    if table is refunds and filters.account_id is not None:
+        conditions.append(refunds.c.account_id == filters.account_id)
+    query = (
+        select(*columns.values(), *sums)
+        .select_from(source)
         .where(
-            receipts.c.account_id == account_id,
-            receipts.c.settled_at >= period.starts_at,
-            receipts.c.settled_at < period.ends_at,
+            or_(*((moment >= start) & (moment < end) for start, end in ranges)),
+            # The whole of it as well, so that an index can be entered at one place.
+            moment >= min(start for start, _ in ranges),
+            moment < max(end for _, end in ranges),
+            *conditions,
         )
-        .group_by(*columns.values())
+        .group_by(*_places(columns))
     )
-    groups: dict[tuple[str, ...], Group] = {}
     for row in connection.execute(query).mappings():
-        labels = {name: str(row[name]) for name in columns if name != "day"}
-        if "day" in columns:
-            moment = datetime.fromtimestamp(row["day"] * QUARTER_S, period.zone)
-            labels = {"day": moment.date().isoformat(), **labels}
-        group = Group(
-            labels=labels,
-            requests=row["requests"],
-            charged=row["charged"],
-            cost_nanos=row["cost_nanos"],
-            units={unit: row[unit] for unit in QUANTITIES if row[unit]},
-        )
-        place = tuple(labels[name] for name in by)
+        at = _EPOCH + row["at"] * _QUARTER if "at" in row else _EPOCH
+        yield at, _group(row, by)
+
+
+def _columns(
+    by: Sequence[str], table: Table, moments: Mapping[str, ColumnElement[Any]]
+) -> dict[str, ColumnElement[Any]]:
+    columns: dict[str, ColumnElement[Any]] = {}
+    for name in by:
+        if name in TIMES:
+            columns["at"] = moments["hour"].label("at")
+        elif name == "account":
+            columns[name] = accounts.c.name.label(name)
+        elif name == "key":
+            columns[name] = keys.c.prefix.label(name)
+        elif name.startswith(TAG):
+            tag = receipts.c["metadata"][name.removeprefix(TAG)].as_string()
+            columns[name] = func.coalesce(tag, "").label(name)
+        else:
+            columns[name] = table.c[name].label(name)
+    return columns
+
+
+def _places(columns: Mapping[str, ColumnElement[Any]]) -> Iterator[ColumnElement[Any]]:
+    """Group by place: a parameter in an expression would make it another one to PostgreSQL."""
+    for place in range(1, len(columns) + 1):
+        yield literal_column(str(place))
+
+
+def _joined(source: Any, by: Sequence[str]) -> Any:
+    table = usage_hourly if source is usage_hourly else receipts
+    if "key" in by:
+        source = source.join(keys, keys.c.id == table.c.key_id)
+    if "account" in by:
+        source = source.join(accounts, accounts.c.id == table.c.account_id)
+    return source
+
+
+def _conditions(table: Table, filters: Filters) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    for name in ("account_id", "key_id", "model", "task"):
+        value = getattr(filters, name)
+        if value is not None:
+            conditions.append(table.c[name] == value)
+    for tag, value in filters.tags.items():
+        conditions.append(receipts.c["metadata"][tag].as_string() == value)
+    return conditions
+
+
+def _group(row: Any, by: Sequence[str]) -> Group:
+    return Group(
+        labels={name: str(row[name]) for name in by if name not in TIMES},
+        requests=row.get("requests", 0),
+        charged=row.get("charged", 0),
+        cost_nanos=row.get("cost_nanos", 0),
+        refund_nanos=row.get("refund_nanos", 0),
+        units={unit: row[unit] for unit in QUANTITIES if row.get(unit)},
+    )
+
+
+def _fold(
+    groups: dict[tuple[str, ...], Group],
+    rows: Iterable[tuple[datetime, Group]],
+    zone: ZoneInfo,
+    by: Sequence[str],
+) -> None:
+    """Add rows to the groups of their labels, times cut in the zone."""
+    for at, group in rows:
+        local = at.astimezone(zone)
+        times = {
+            "hour": local.replace(minute=0).isoformat(timespec="minutes"),
+            "day": local.date().isoformat(),
+            "month": local.date().isoformat()[:7],
+        }
+        labels = {name: times[name] if name in TIMES else group.labels[name] for name in by}
+        place = tuple(labels.values())
         if place in groups:
             groups[place].add(group)
         else:
+            group.labels = labels
             groups[place] = group
-    return [groups[place] for place in sorted(groups)]
 
 
-def total(groups: Sequence[Group]) -> Group:
-    """Add groups up."""
-    whole = Group(labels={})
-    for group in groups:
-        whole.add(group)
-    return whole
+def _chunks(ranges: Sequence[Range]) -> Iterator[Sequence[Range]]:
+    for start in range(0, len(ranges), RANGES_MAX):
+        yield ranges[start : start + RANGES_MAX]
+
+
+def _moment(text: str, zone: ZoneInfo, param: str, *, days: int = 0) -> datetime:
+    """Read a day, of which ``days`` are added, or a moment with its offset."""
+    try:
+        if len(text) == len("2026-03-01"):
+            return _midnight(date.fromisoformat(text) + timedelta(days=days), zone)
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise InvalidRequest(
+        "invalid_value",
+        f"{param} is {text!r}; send a day such as 2026-03-01 or a moment with its offset such as "
+        "2026-03-01T10:00:00Z.",
+        param=param,
+    )
+
+
+def _midnight(day: date, zone: ZoneInfo) -> datetime:
+    return datetime.combine(day, time.min, zone).astimezone(UTC)

@@ -13,12 +13,21 @@ from sqlalchemy import Connection, String, cast, literal, select
 
 from gateway.ledger.locks import lock_accounts
 from gateway.ledger.lots import take
-from gateway.ledger.periods import booking_time, month_of, next_month, starts_at
+from gateway.ledger.periods import (
+    Clock,
+    booking_time,
+    month_of,
+    next_month,
+    starts_at,
+    utc_now,
+)
 from gateway.ledger.transfers import add_credit, move
 from gateway.tables import SYSTEM_ACCOUNTS, accounts, lots, transfers
 
 
-def give_allowances(connection: Connection, now: datetime, *, limit: int = 500) -> int:
+def give_allowances(
+    connection: Connection, now: datetime, *, limit: int = 500, clock: Clock = utc_now
+) -> int:
     """Give this month's allowance to active accounts that have one and have not had it.
 
     Return how many got it; call again while that is ``limit``.
@@ -43,11 +52,14 @@ def give_allowances(connection: Connection, now: datetime, *, limit: int = 500) 
             reason=f"allowance of {month}",
             lot="free",
             expires_at=starts_at(next_month(month)),
+            clock=clock,
         )
     return len(due)
 
 
-def expire_lots(connection: Connection, now: datetime, *, limit: int = 500) -> int:
+def expire_lots(
+    connection: Connection, now: datetime, *, limit: int = 500, clock: Clock = utc_now
+) -> int:
     """Take back what is left of lots past their time; return how many were ended for good.
 
     A lot whose money is held stays open with that part, and is looked at again.
@@ -60,7 +72,7 @@ def expire_lots(connection: Connection, now: datetime, *, limit: int = 500) -> i
     ).all()
     if not overdue:
         return 0
-    booked_at = booking_time(connection)
+    booked_at = booking_time(connection, clock)
     lock_accounts(connection, {row.account_id for row in overdue})
     return sum(_expire(connection, row.id, row.account_id, booked_at) for row in overdue)
 

@@ -8,6 +8,7 @@ to nothing where that is negative.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
@@ -17,11 +18,29 @@ from gateway.tables import lots
 
 LotKind: TypeAlias = Literal["paid", "promo", "free"]
 
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """A credit of which something is left."""
+
+    kind: LotKind
+    amount_nanos: int
+    remaining_nanos: int
+    expires_at: datetime | None
+
+
 PRIORITY: Final[Mapping[LotKind, int]] = {"free": 10, "promo": 50, "paid": 100}
 """What was given is used before what was paid for, unless a credit says otherwise."""
 
 _OPEN: Final = (
-    select(lots.c.id, lots.c.account_id, lots.c.kind, lots.c.remaining_nanos)
+    select(
+        lots.c.id,
+        lots.c.account_id,
+        lots.c.kind,
+        lots.c.amount_nanos,
+        lots.c.remaining_nanos,
+        lots.c.expires_at,
+    )
     .where(lots.c.account_id.in_(bindparam("accounts", expanding=True)), lots.c.remaining_nanos > 0)
     .order_by(
         lots.c.account_id,
@@ -83,6 +102,12 @@ def burn(
             taken.append({"lot": row.id, "taken": amount})
     if taken:
         connection.execute(_TAKE, taken)
+
+
+def open_lots(connection: Connection, account_id: int) -> list[Lot]:
+    """Read what an account's balance is made of, in the order in which it is used up."""
+    rows = connection.execute(_OPEN, {"accounts": [account_id]})
+    return [Lot(row.kind, row.amount_nanos, row.remaining_nanos, row.expires_at) for row in rows]
 
 
 def take(connection: Connection, lot_id: int, amount_nanos: int) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from gateway.database import exact_sum
 from gateway.ledger.locks import lock_accounts
 from gateway.ledger.lots import open_lot
-from gateway.ledger.periods import booking_time
+from gateway.ledger.periods import Clock, booking_time, utc_now
 from gateway.ledger.transfers import Transfer, TransferConflict, find_transfer, move
 from gateway.pricing import format_usd
 from gateway.tables import SYSTEM_ACCOUNTS, budget_windows, keys, receipts, refunds, transfers
@@ -47,13 +47,14 @@ def refund(
     actor: str,
     reason: str,
     kind: RefundKind = "refund",
+    clock: Clock = utc_now,
 ) -> Transfer:
     """Give back a part of a charge, once per key; without an amount, all that is left of it.
 
     Raise ``LookupError`` if there is no such receipt, ``NotRefundable`` if more than what is left
     would go back, ``TransferConflict`` if the key stands for another movement.
     """
-    now = booking_time(connection)
+    now = booking_time(connection, clock)
     receipt = (
         connection.execute(select(receipts).where(receipts.c.request_id == request_id))
         .mappings()

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from gateway.database import exact_sum
 from gateway.ledger.locks import lock_accounts
 from gateway.ledger.lots import LotKind, burn, open_lot
-from gateway.ledger.periods import booking_time
+from gateway.ledger.periods import Clock, booking_time, utc_now
 from gateway.tables import SYSTEM_ACCOUNTS, accounts, transfers
 
 CreditKind: TypeAlias = Literal["topup", "grant", "rebate", "correction", "refund"]
@@ -59,6 +59,7 @@ def add_credit(
     lot: LotKind | None = None,
     priority: int | None = None,
     expires_at: datetime | None = None,
+    clock: Clock = utc_now,
 ) -> Transfer:
     """Move money into an account, once per key, and open a lot of it.
 
@@ -67,7 +68,7 @@ def add_credit(
     ``TransferConflict`` if the key stands for another movement.
     """
     _check_amount(amount_nanos)
-    now = booking_time(connection)
+    now = booking_time(connection, clock)
     if expires_at is not None and expires_at <= now:
         raise ValueError(f"it would have expired already, at {expires_at.isoformat()}")
     account = _lock(connection, account_id)
@@ -104,6 +105,7 @@ def chargeback(
     key: str,
     actor: str,
     reason: str,
+    clock: Clock = utc_now,
 ) -> Transfer:
     """Take a payment back, once per key: from what the account has free, and what is missing
     becomes its debt in ``receivable:<id>`` and suspends it. Raise as ``add_credit`` does.
@@ -111,7 +113,7 @@ def chargeback(
     The transfer given is the one from the account, or that of the debt where it had nothing.
     """
     _check_amount(amount_nanos)
-    now = booking_time(connection)
+    now = booking_time(connection, clock)
     account = _lock(connection, account_id)
     cash = SYSTEM_ACCOUNTS["cash"]
     known = _chargeback_of(connection, key, account_id, amount_nanos)

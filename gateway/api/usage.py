@@ -1,0 +1,168 @@
+"""Usage over time: an account's own, or for an administrator anybody's and everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from litestar import Controller, Request, Response, get
+from litestar.params import FromQuery, QueryParameter
+from sqlalchemy import Connection
+
+from gateway.accounts.accounts import find_account
+from gateway.accounts.keys import list_keys
+from gateway.api.access import caller
+from gateway.api.answers import json_response
+from gateway.api.views import timestamp
+from gateway.billing.usage import (
+    TAG,
+    Filters,
+    Group,
+    Span,
+    read_dimensions,
+    read_span,
+    total,
+    usage,
+)
+from gateway.database import Database
+from gateway.errors import InvalidRequest, NotFound
+from gateway.pricing import format_usd
+
+
+class UsageController(Controller):
+    path = "/v1"
+    tags = ["Account"]
+
+    @get(
+        "/usage",
+        opt={"scope": "read"},
+        operation_id="GetUsage",
+        summary="Requests, quantities and cost by time, model, key, task or tag, in any time zone",
+        description="Filter by tag with tag:<name>=<value>.",
+    )
+    async def own(
+        self,
+        request: Request[Any, Any, Any],
+        group_by: FromQuery[str] = "day",
+        tz: FromQuery[str | None] = None,
+        first: Annotated[str | None, QueryParameter(name="from")] = None,
+        last: Annotated[str | None, QueryParameter(name="to")] = None,
+        model: FromQuery[str | None] = None,
+        key: FromQuery[str | None] = None,
+        task: FromQuery[str | None] = None,
+        as_of: FromQuery[datetime | None] = None,
+    ) -> Response[bytes]:
+        account_id = caller(request).account_id
+        return await _report(
+            request, account_id, read_dimensions(group_by), tz, first, last, as_of,
+            model=model, key=key, task=task,
+        )  # fmt: skip
+
+    @get(
+        "/admin/usage",
+        opt={"scope": "admin"},
+        operation_id="GetUsageOfAll",
+        summary="The same of one account or of all together",
+    )
+    async def of_all(
+        self,
+        request: Request[Any, Any, Any],
+        account: FromQuery[str | None] = None,
+        group_by: FromQuery[str] = "account",
+        tz: FromQuery[str | None] = None,
+        first: Annotated[str | None, QueryParameter(name="from")] = None,
+        last: Annotated[str | None, QueryParameter(name="to")] = None,
+        model: FromQuery[str | None] = None,
+        key: FromQuery[str | None] = None,
+        task: FromQuery[str | None] = None,
+        as_of: FromQuery[datetime | None] = None,
+    ) -> Response[bytes]:
+        account_id = None if account is None else await account_number(request, account)
+        return await _report(
+            request, account_id, read_dimensions(group_by, accounts=True), tz, first, last, as_of,
+            model=model, key=key, task=task,
+        )  # fmt: skip
+
+
+async def account_number(request: Request[Any, Any, Any], name_or_id: str) -> int:
+    """Find the account that an administrator names. Raise ``NotFound``."""
+    database: Database = request.app.state.database
+    try:
+        return await database.read(lambda connection: find_account(connection, name_or_id).id)
+    except LookupError as error:
+        raise NotFound("account_not_found", f"{error.args[0]}.", param="account") from None
+
+
+def tag_filters(request: Request[Any, Any, Any]) -> Mapping[str, str]:
+    """Read ``tag:<name>=<value>`` parameters; they have no fixed names."""
+    return {
+        name.removeprefix(TAG): value
+        for name, value in request.query_params.items()
+        if name.startswith(TAG) and len(name) > len(TAG)
+    }
+
+
+def key_number(connection: Connection, account_id: int | None, prefix_or_id: str) -> int:
+    """Find the key that a filter names, among an account's or all. Raise ``InvalidRequest``."""
+    for key in list_keys(connection, account_id):
+        if prefix_or_id in (key.prefix, str(key.id)):
+            return key.id
+    raise InvalidRequest(
+        "invalid_value", f"There is no key {prefix_or_id!r}; send its prefix or id.", param="key"
+    )
+
+
+async def _report(
+    request: Request[Any, Any, Any],
+    account_id: int | None,
+    by: tuple[str, ...],
+    tz: str | None,
+    first: str | None,
+    last: str | None,
+    as_of: datetime | None,
+    *,
+    model: str | None,
+    key: str | None,
+    task: str | None,
+) -> Response[bytes]:
+    database: Database = request.app.state.database
+    tags = tag_filters(request)
+    now = datetime.now(UTC)
+    if as_of is not None and as_of.tzinfo is None:
+        raise InvalidRequest("invalid_value", "as_of needs an offset, such as Z.", param="as_of")
+    moment = min(as_of.astimezone(UTC), now) if as_of else now
+
+    def read(connection: Connection) -> tuple[Span, str, list[Group]]:
+        zone = tz or (find_account(connection, account_id).report_tz if account_id else "UTC")
+        span = read_span(first, last, zone, now=now)
+        seen = Span(span.starts_at, max(min(span.ends_at, moment), span.starts_at), span.zone)
+        key_id = None if key is None else key_number(connection, account_id, key)
+        filters = Filters(account_id, key_id, model, task, tags)
+        return span, zone, usage(connection, seen, by, filters)
+
+    span, zone, groups = await database.read(read)
+    return json_response(
+        {
+            "object": "list",
+            "from": span.starts_at.astimezone(span.zone).isoformat(),
+            "to": span.ends_at.astimezone(span.zone).isoformat(),
+            "tz": zone,
+            "as_of": timestamp(moment),
+            "group_by": list(by),
+            "data": [group_view(group) for group in groups],
+            "total": group_view(total(groups)),
+        }
+    )
+
+
+def group_view(group: Group) -> dict[str, Any]:
+    return {
+        **group.labels,
+        "requests": group.requests,
+        "charged_requests": group.charged,
+        "cost": format_usd(group.cost_nanos),
+        "refunded": format_usd(group.refund_nanos),
+        "net_cost": format_usd(group.cost_nanos - group.refund_nanos),
+        "usage": group.units,
+    }
