@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import asdict
-from datetime import UTC, datetime
 
 import click
-import msgspec
 from sqlalchemy.exc import DBAPIError
 
 from gateway import embedded
@@ -24,17 +21,16 @@ from gateway.commands.accounts import account, key
 from gateway.commands.catalog import catalog
 from gateway.commands.credit import credit
 from gateway.commands.limits import budget, limit
+from gateway.commands.reports import ledger_command, reconcile_command, usage_command
 from gateway.commands.terminal import (
     example,
-    json_option,
     open_database,
     read_settings,
     refuse,
-    transaction,
 )
 from gateway.database import migrate
 from gateway.embedded import CannotStart
-from gateway.ledger.reconcile import reconcile
+from gateway.errors import TollgateError
 from gateway.ledger.transfers import TransferConflict
 
 
@@ -90,25 +86,18 @@ def migrate_command() -> None:
     click.echo("the database is up to date")
 
 
-@cli.command("reconcile", epilog=example("tollgate reconcile --json"))
-@json_option
-def reconcile_command(as_json: bool) -> None:
-    """Prove that the books agree; say what differs, and exit with 1 if anything does."""
-    with transaction() as connection:
-        findings = reconcile(connection, now=datetime.now(UTC))
-    if as_json:
-        click.echo(msgspec.json.encode([asdict(finding) for finding in findings]).decode())
-    else:
-        for finding in findings:
-            click.echo(str(finding))
-        if not findings:
-            click.echo("the books agree")
-    if findings:
-        raise SystemExit(1)
-
-
-for group in (account, key, credit, budget, limit, catalog):
-    cli.add_command(group)
+for command in (
+    account,
+    key,
+    credit,
+    budget,
+    limit,
+    catalog,
+    usage_command,
+    ledger_command,
+    reconcile_command,
+):
+    cli.add_command(command)
 
 
 def main() -> None:
@@ -117,6 +106,8 @@ def main() -> None:
         cli(prog_name="tollgate")
     except (CannotStart, AccountExists, TransferConflict, LookupError, ValueError) as error:
         refuse(str(error.args[0] if error.args else error))
+    except TollgateError as error:
+        refuse(error.message)
     except CatalogError as error:
         refuse(str(error))
     except DBAPIError as error:

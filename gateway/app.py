@@ -27,11 +27,13 @@ from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
 from gateway.api.headers import add_limit_headers
 from gateway.api.health import HealthController
+from gateway.api.ledger import LedgerController
 from gateway.api.limits import AdminLimitsController, LimitsController
+from gateway.api.lists import ListsController
 from gateway.api.requests import RequestsController
 from gateway.api.usage import UsageController
 from gateway.api.views import request_view
-from gateway.billing.chores import Chores, credit_chores, usage_chores
+from gateway.billing.chores import Chores, audit_chores, credit_chores, usage_chores
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.requests.lifecycle import Requests
@@ -77,7 +79,14 @@ def create_app(settings: Settings) -> Litestar:
                     "access": Access(database, pepper=pepper),
                 }
             )
-            chores = Chores(database, (*credit_chores(database), *usage_chores(database)))
+            chores = Chores(
+                database,
+                [
+                    *credit_chores(database),
+                    *usage_chores(database),
+                    *audit_chores(database),
+                ],
+            )
             await stack.enter_async_context(requests.running())
             await stack.enter_async_context(in_background(chores.run()))
             with reload_on_hangup(live):
@@ -90,6 +99,8 @@ def create_app(settings: Settings) -> Litestar:
             CatalogController,
             AccountController,
             UsageController,
+            LedgerController,
+            ListsController,
             AdminController,
             LimitsController,
             AdminLimitsController,

@@ -166,8 +166,10 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.engine = open_engine(url)
-        self._reading = self.engine.execution_options(reads=True)
         sqlite = self.engine.dialect.name == "sqlite"
+        # Whatever a transaction reads is of one moment; SQLite knows it no other way.
+        snapshot = {} if sqlite else {"isolation_level": "REPEATABLE READ"}
+        self._reading = self.engine.execution_options(reads=True, **snapshot)
         self._writer = ThreadPoolExecutor(1 if sqlite else 4, thread_name_prefix="sql-write")
         self._reader = ThreadPoolExecutor(READERS, thread_name_prefix="sql-read")
 
@@ -177,7 +179,7 @@ class Database:
         return await loop.run_in_executor(self._writer, self._transact, self.engine, function)
 
     async def read(self, function: Callable[[Connection], T]) -> T:
-        """Run a function that only reads, in one transaction of its own."""
+        """Run a function that only reads, in one transaction of its own, on one snapshot."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reader, self._transact, self._reading, function)
 
@@ -190,6 +192,12 @@ class Database:
     def transaction(self) -> Iterator[Connection]:
         """A writing transaction in this thread, for the command line and for tests."""
         with self.engine.begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A transaction in this thread that only reads, and sees one moment."""
+        with self._reading.begin() as connection:
             yield connection
 
     async def close(self) -> None:

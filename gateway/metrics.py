@@ -74,6 +74,12 @@ CHORES = Counter(
 CHORE_SECONDS = Gauge(
     "tollgate_chore_seconds", "How long a chore took the last time.", ["chore"], registry=REGISTRY
 )
+RECONCILED_AT = Gauge(
+    "tollgate_reconciled_at", "When the books were last reconciled.", registry=REGISTRY
+)
+RECONCILE_FINDINGS = Gauge(
+    "tollgate_reconcile_findings", "What did not agree then; 0 is a proof.", registry=REGISTRY
+)
 QUEUE_DEPTH = Gauge("tollgate_queue_depth", "Jobs queued.", ["model"], registry=REGISTRY)
 WORKERS = Gauge("tollgate_workers", "Workers that announce themselves.", registry=REGISTRY)
 WAITING = Gauge(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Controller, Request, Response, get
+from litestar.params import FromQuery
+from sqlalchemy import Connection
 
-from gateway.accounts.accounts import find_account
-from gateway.api.access import caller
+from gateway.accounts.accounts import Account
+from gateway.api.access import caller, find_asked
 from gateway.api.answers import json_response
 from gateway.api.views import key_view, timestamp
 from gateway.database import Database
-from gateway.ledger.lots import open_lots
+from gateway.ledger.lots import Lot, open_lots
 from gateway.ledger.transfers import owed
 from gateway.pricing import format_usd
 from gateway.requests.webhooks import signing_secret
@@ -23,16 +25,16 @@ class AccountController(Controller):
     opt = {"scope": "read"}
 
     @get("/balance", operation_id="GetBalance", summary="What the account has, and what is held")
-    async def balance(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def balance(
+        self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
+    ) -> Response[bytes]:
         database: Database = request.app.state.database
-        account_id = caller(request).account_id
-        found, lots, debt = await database.read(
-            lambda connection: (
-                find_account(connection, account_id),
-                open_lots(connection, account_id),
-                owed(connection, account_id),
-            )
-        )
+
+        def read(connection: Connection) -> tuple[Account, list[Lot], int]:
+            owner = find_asked(request, connection, account)
+            return owner, open_lots(connection, owner.id), owed(connection, owner.id)
+
+        found, lots, debt = await database.read(read)
         return json_response(
             {
                 "currency": "USD",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from litestar import Controller, Request, Response, post
+from litestar import Controller, Request, Response, get, post
 
 from gateway.api.answers import json_response
+from gateway.api.views import timestamp
+from gateway.billing.audit import Reconciliation, audit_and_keep, last_audit
 from gateway.catalog.store import LiveCatalog
-from gateway.errors import InvalidRequest
+from gateway.database import Database
+from gateway.errors import InvalidRequest, NotFound
 
 
 class AdminController(Controller):
@@ -33,3 +37,34 @@ class AdminController(Controller):
                 details={"problems": [str(problem) for problem in problems]},
             )
         return json_response({"object": "catalog", "models": len(live.names())})
+
+    @post(
+        "/reconcile",
+        status_code=200,
+        operation_id="Reconcile",
+        summary="Prove now that the books agree, or say what differs",
+    )
+    async def reconcile(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        return json_response(_view(await audit_and_keep(request.app.state.database)))
+
+    @get(
+        "/reconcile",
+        operation_id="GetReconciliation",
+        summary="What the last proof found, by whichever gateway",
+    )
+    async def last(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        database: Database = request.app.state.database
+        found = await database.read(last_audit)
+        if found is None:
+            raise NotFound("not_reconciled", "The books have not been reconciled yet.")
+        return json_response(_view(found))
+
+
+def _view(found: Reconciliation) -> dict[str, Any]:
+    return {
+        "object": "reconciliation",
+        "agrees": not found.findings,
+        "findings": [asdict(finding) for finding in found.findings],
+        "started_at": timestamp(found.started_at),
+        "finished_at": timestamp(found.finished_at),
+    }

@@ -52,6 +52,7 @@ UsdAmount = Annotated[
 """An amount in a body: sent as a decimal string, read as nano-dollars."""
 
 IDEMPOTENCY_KEY_MAX: Final = 255
+PAGE_MAX: Final = 1000
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -78,6 +79,14 @@ async def unnamed(request: Request[Any, Any, Any]) -> str:
 def is_retry(request: Request[Any, Any, Any]) -> bool:
     """Say whether the client counts its attempts, as OpenAI's do, and this is not the first."""
     return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+
+
+def check_limit(limit: int) -> None:
+    """Check how many items a page is to have. Raise ``InvalidRequest``."""
+    if not 1 <= limit <= PAGE_MAX:
+        raise InvalidRequest(
+            "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
+        )
 
 
 def read_body(schema: type[Body], value: Mapping[str, Any]) -> Body:

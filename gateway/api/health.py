@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from litestar import Controller, Request, Response, get
@@ -10,9 +11,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from gateway.api.answers import json_response
+from gateway.billing.audit import last_audit
 from gateway.catalog.availability import availability
 from gateway.catalog.store import LiveCatalog
-from gateway.metrics import REGISTRY
+from gateway.metrics import RECONCILE_FINDINGS, RECONCILED_AT, REGISTRY
 from gateway.requests.lifecycle import Requests
 
 
@@ -55,4 +57,9 @@ class HealthController(Controller):
     async def metrics(self, request: Request[Any, Any, Any]) -> Response[bytes]:
         requests: Requests = request.app.state.requests
         requests.observe()
+        with contextlib.suppress(DBAPIError):
+            found = await request.app.state.database.read(last_audit)
+            if found is not None:
+                RECONCILED_AT.set(found.finished_at.timestamp())
+                RECONCILE_FINDINGS.set(len(found.findings))
         return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)

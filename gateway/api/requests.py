@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from litestar import Controller, Request, Response, get, post
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import call_of, caller
 from gateway.api.answers import encode_json, event_stream, json_response, request_headers
-from gateway.api.bodies import idempotency, read_body
+from gateway.api.bodies import check_limit, idempotency, read_body
 from gateway.api.chat import TASK, ChatCompletion
+from gateway.api.lists import Direction, Outcome, Status, page_view, read_choice
 from gateway.api.views import quote_view, receipt_view, request_view
-from gateway.errors import InvalidRequest
 from gateway.ledger.closed import Closed
 from gateway.requests.follow import Followed
 from gateway.requests.lifecycle import Requests
+from gateway.requests.lookup import Choice
 from gateway.requests.order import Order
 
 KEEP_ALIVE_S: Final = 15.0
-
-Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
 
 
 class RequestBody(BaseModel):
@@ -86,32 +85,33 @@ class RequestsController(Controller):
         "/requests",
         opt={"scope": "read"},
         operation_id="ListRequests",
-        summary="List requests, newest first, in pages",
+        summary="List requests by the time of their acceptance, in pages",
+        description="Filter by tag with tag:<name>=<value>.",
     )
     async def index(
         self,
         request: Request[Any, Any, Any],
         limit: FromQuery[int] = 20,
         cursor: FromQuery[str | None] = None,
+        order: FromQuery[Direction] = "desc",
         model: FromQuery[str | None] = None,
         status: FromQuery[Status | None] = None,
+        task: FromQuery[str | None] = None,
+        key: FromQuery[str | None] = None,
+        outcome: FromQuery[Outcome | None] = None,
+        tz: FromQuery[str | None] = None,
+        first: Annotated[str | None, QueryParameter(name="from")] = None,
+        last: Annotated[str | None, QueryParameter(name="to")] = None,
+        account: FromQuery[str | None] = None,
     ) -> Response[bytes]:
-        if not 1 <= limit <= 1000:
-            raise InvalidRequest(
-                "invalid_value", f"limit is {limit}; 1 to 1000 can be had.", param="limit"
-            )
+        check_limit(limit)
         requests: Requests = request.app.state.requests
-        page = await requests.list(
-            caller(request).account_id, limit=limit, cursor=cursor, model=model, status=status
-        )
-        return json_response(
-            {
-                "object": "list",
-                "data": [request_view(found) for found in page.items],
-                "has_more": page.next_cursor is not None,
-                "next_cursor": page.next_cursor,
-            }
-        )
+        choice = await read_choice(
+            request, Choice(None, model, status, task, outcome=outcome),
+            account=account, key=key, tz=tz, first=first, last=last,
+        )  # fmt: skip
+        page = await requests.list(choice, limit=limit, cursor=cursor, oldest_first=order == "asc")
+        return json_response(page_view(page))
 
     @get(
         "/requests/{request_id:str}",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -10,9 +11,8 @@ from litestar import Controller, Request, Response, get
 from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
-from gateway.accounts.accounts import find_account
 from gateway.accounts.keys import list_keys
-from gateway.api.access import caller
+from gateway.api.access import find_asked
 from gateway.api.answers import json_response
 from gateway.api.views import timestamp
 from gateway.billing.usage import (
@@ -26,7 +26,7 @@ from gateway.billing.usage import (
     usage,
 )
 from gateway.database import Database
-from gateway.errors import InvalidRequest, NotFound
+from gateway.errors import InvalidRequest
 from gateway.pricing import format_usd
 
 
@@ -52,46 +52,39 @@ class UsageController(Controller):
         key: FromQuery[str | None] = None,
         task: FromQuery[str | None] = None,
         as_of: FromQuery[datetime | None] = None,
+        account: FromQuery[str | None] = None,
     ) -> Response[bytes]:
-        account_id = caller(request).account_id
-        return await _report(
-            request, account_id, read_dimensions(group_by), tz, first, last, as_of,
-            model=model, key=key, task=task,
-        )  # fmt: skip
+        def choose(connection: Connection) -> tuple[Filters, str]:
+            owner = find_asked(request, connection, account)
+            key_id = None if key is None else key_number(connection, owner.id, key)
+            filters = Filters(owner.id, key_id, model, task, tag_filters(request))
+            return filters, tz or owner.report_tz
+
+        by = read_dimensions(group_by)
+        return await _report(request, choose, by, first=first, last=last, as_of=as_of)
 
     @get(
         "/admin/usage",
         opt={"scope": "admin"},
         operation_id="GetUsageOfAll",
-        summary="The same of one account or of all together",
+        summary="The same of all accounts together, by account too",
     )
     async def of_all(
         self,
         request: Request[Any, Any, Any],
-        account: FromQuery[str | None] = None,
         group_by: FromQuery[str] = "account",
-        tz: FromQuery[str | None] = None,
+        tz: FromQuery[str] = "UTC",
         first: Annotated[str | None, QueryParameter(name="from")] = None,
         last: Annotated[str | None, QueryParameter(name="to")] = None,
         model: FromQuery[str | None] = None,
-        key: FromQuery[str | None] = None,
         task: FromQuery[str | None] = None,
         as_of: FromQuery[datetime | None] = None,
     ) -> Response[bytes]:
-        account_id = None if account is None else await account_number(request, account)
+        filters = Filters(model=model, task=task, tags=tag_filters(request))
+        by = read_dimensions(group_by, accounts=True)
         return await _report(
-            request, account_id, read_dimensions(group_by, accounts=True), tz, first, last, as_of,
-            model=model, key=key, task=task,
-        )  # fmt: skip
-
-
-async def account_number(request: Request[Any, Any, Any], name_or_id: str) -> int:
-    """Find the account that an administrator names. Raise ``NotFound``."""
-    database: Database = request.app.state.database
-    try:
-        return await database.read(lambda connection: find_account(connection, name_or_id).id)
-    except LookupError as error:
-        raise NotFound("account_not_found", f"{error.args[0]}.", param="account") from None
+            request, lambda _: (filters, tz), by, first=first, last=last, as_of=as_of
+        )
 
 
 def tag_filters(request: Request[Any, Any, Any]) -> Mapping[str, str]:
@@ -103,8 +96,8 @@ def tag_filters(request: Request[Any, Any, Any]) -> Mapping[str, str]:
     }
 
 
-def key_number(connection: Connection, account_id: int | None, prefix_or_id: str) -> int:
-    """Find the key that a filter names, among an account's or all. Raise ``InvalidRequest``."""
+def key_number(connection: Connection, account_id: int, prefix_or_id: str) -> int:
+    """Find the key that a filter names, among an account's. Raise ``InvalidRequest``."""
     for key in list_keys(connection, account_id):
         if prefix_or_id in (key.prefix, str(key.id)):
             return key.id
@@ -115,30 +108,23 @@ def key_number(connection: Connection, account_id: int | None, prefix_or_id: str
 
 async def _report(
     request: Request[Any, Any, Any],
-    account_id: int | None,
+    choose: Callable[[Connection], tuple[Filters, str]],
     by: tuple[str, ...],
-    tz: str | None,
+    *,
     first: str | None,
     last: str | None,
     as_of: datetime | None,
-    *,
-    model: str | None,
-    key: str | None,
-    task: str | None,
 ) -> Response[bytes]:
     database: Database = request.app.state.database
-    tags = tag_filters(request)
     now = datetime.now(UTC)
     if as_of is not None and as_of.tzinfo is None:
         raise InvalidRequest("invalid_value", "as_of needs an offset, such as Z.", param="as_of")
     moment = min(as_of.astimezone(UTC), now) if as_of else now
 
     def read(connection: Connection) -> tuple[Span, str, list[Group]]:
-        zone = tz or (find_account(connection, account_id).report_tz if account_id else "UTC")
+        filters, zone = choose(connection)
         span = read_span(first, last, zone, now=now)
-        seen = Span(span.starts_at, max(min(span.ends_at, moment), span.starts_at), span.zone)
-        key_id = None if key is None else key_number(connection, account_id, key)
-        filters = Filters(account_id, key_id, model, task, tags)
+        seen = replace(span, ends_at=max(min(span.ends_at, moment), span.starts_at))
         return span, zone, usage(connection, seen, by, filters)
 
     span, zone, groups = await database.read(read)

@@ -20,6 +20,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
+from gateway.billing.audit import audit_and_keep
 from gateway.billing.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
 from gateway.database import Database
 from gateway.ledger.expiry import expire_lots, give_allowances
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 5.0
 BATCH: Final = 200
+NIGHT: Final = timedelta(hours=3, minutes=17)
+"""When, in UTC, what takes long is done."""
 
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -112,6 +115,17 @@ def usage_chores(database: Database) -> tuple[Chore, ...]:
     """The rollup of each hour, once it has closed."""
     build = _in_batches(database, build_due, HOURS_MAX)
     return (Chore("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
+
+
+def audit_chores(database: Database) -> tuple[Chore, ...]:
+    """The nightly proof of the books."""
+
+    async def reconcile() -> None:
+        found = await audit_and_keep(database)
+        for finding in found.findings:
+            log.error("the books do not agree: %s", finding)
+
+    return (Chore("reconcile", timedelta(days=1), reconcile, delay=NIGHT),)
 
 
 class _Batched(Protocol):

@@ -63,6 +63,12 @@ def transaction() -> Iterator[Connection]:
         yield connection
 
 
+@contextlib.contextmanager
+def snapshot() -> Iterator[Connection]:
+    with open_database(read_settings()) as database, database.snapshot() as connection:
+        yield connection
+
+
 def print_rows(items: Sequence[Any], row: Callable[[Any], dict[str, Any]], as_json: bool) -> None:
     rows = [row(item) for item in items]
     if as_json:

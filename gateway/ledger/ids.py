@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from datetime import datetime
 from typing import Final
 
 from workers.contract.jobs import RequestId
@@ -18,6 +19,11 @@ def new_request_id() -> RequestId:
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     return RequestId(f"req_{value:032x}")
+
+
+def first_request_id(moment: datetime) -> RequestId:
+    """The least id that a request made at a moment, or after it, can have."""
+    return RequestId(f"req_{max(int(moment.timestamp() * 1000), 0):012x}")
 
 
 def is_request_id(text: str) -> bool:

@@ -42,7 +42,7 @@ from gateway.requests.admit import Admission, Admitted, Quoted
 from gateway.requests.call import Call
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.follow import Followed, follow
-from gateway.requests.lookup import Lookup, Page
+from gateway.requests.lookup import Choice, Lookup, Page, Summary
 from gateway.requests.order import Idempotency, Open, Order
 from gateway.requests.retries import Retries
 from gateway.requests.settle import Settler
@@ -303,17 +303,14 @@ class Requests:
                 yield event
 
     async def list(
-        self,
-        account_id: int,
-        *,
-        limit: int,
-        cursor: str | None,
-        model: str | None,
-        status: str | None,
+        self, choice: Choice, *, limit: int, cursor: str | None, oldest_first: bool = False
     ) -> Page:
         return await self._lookup.list(
-            account_id, limit=limit, cursor=cursor, model=model, status=status
+            choice, limit=limit, cursor=cursor, oldest_first=oldest_first
         )
+
+    async def summarize(self, choice: Choice) -> Summary:
+        return await self._lookup.summarize(choice)
 
     async def cancel(self, account_id: int, request_id: str) -> None:
         """Stop a request if it still runs; a closed one stays as it is. Raise ``NotFound``."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from sqlalchemy import ColumnElement, Connection, RowMapping, Table, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, func, select
 
-from gateway.database import Database
+from gateway.database import Database, exact_sum
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.closed import Closed, read_closed
-from gateway.ledger.ids import is_request_id
+from gateway.ledger.ids import first_request_id, is_request_id
 from gateway.requests.order import Open
 from gateway.tables import holds, outputs, receipts
 from workers.contract.jobs import RequestId
 from workers.contract.queue import Queue
 
 PATIENCE_S: Final = 2.0
+OPEN_STATES: Final = ("queued", "running")
 
 _CLOSED: Final = select(receipts, outputs.c.body).outerjoin(
     outputs, outputs.c.request_id == receipts.c.request_id
@@ -45,6 +47,54 @@ class Page:
     next_cursor: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which requests a list shows; None is all of them. Times are those of acceptance."""
+
+    account_id: int | None
+    model: str | None = None
+    status: str | None = None
+    task: str | None = None
+    key_id: int | None = None
+    outcome: str | None = None
+    starts_at: datetime | None = None
+    ends_at: datetime | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        return self.status in (None, *OPEN_STATES) and self.outcome is None
+
+    @property
+    def closed(self) -> bool:
+        return self.status not in OPEN_STATES
+
+    def conditions(self, table: Table) -> list[ColumnElement[bool]]:
+        """The same of holds and of receipts, but for what only receipts have."""
+        found = []
+        for name in ("account_id", "model", "task", "key_id", "status", "outcome"):
+            value = getattr(self, name)
+            if value is not None and name in table.c:
+                found.append(table.c[name] == value)
+        # By the time in the id, which the order of the list is too.
+        if self.starts_at is not None:
+            found.append(table.c.request_id >= first_request_id(self.starts_at))
+        if self.ends_at is not None:
+            found.append(table.c.request_id < first_request_id(self.ends_at))
+        for tag, value in self.tags.items():
+            found.append(table.c["metadata"][tag].as_string() == value)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How many requests run, how many ended in which way, and what they cost."""
+
+    running: int
+    ended: Mapping[str, int]
+    cost_nanos: int
+
+
 class Lookup:
     def __init__(self, database: Database, redis: Redis, *, namespace: str) -> None:
         self._database = database
@@ -65,32 +115,31 @@ class Lookup:
         return await self._with_state(found) if isinstance(found, Open) else found
 
     async def list(
-        self,
-        account_id: int,
-        *,
-        limit: int,
-        cursor: str | None,
-        model: str | None,
-        status: str | None,
+        self, choice: Choice, *, limit: int, cursor: str | None, oldest_first: bool = False
     ) -> Page:
-        """Ids of requests are ordered by time, so a page goes on below the last id of the one
-        before; open and closed requests are merged."""
+        """Ids of requests are ordered by time and never change, so a page goes on beyond the last
+        id of the one before; none is left out or repeated, whatever is accepted or settled
+        meanwhile. Open and closed requests are merged."""
         if cursor is not None and not is_request_id(cursor):
             raise InvalidRequest(
                 "invalid_value", f"cursor is {cursor!r}; send a next_cursor.", param="cursor"
             )
         found = await self._database.read(
             lambda connection: _list(
-                connection, account_id, limit=limit + 1, cursor=cursor, model=model, status=status
+                connection, choice, limit=limit + 1, cursor=cursor, oldest_first=oldest_first
             )
         )
         items = [
             await self._with_state(item) if isinstance(item, Open) else item
             for item in found[:limit]
         ]
-        if status in ("queued", "running"):
-            items = [item for item in items if item.status == status]
+        if choice.status in OPEN_STATES:
+            items = [item for item in items if item.status == choice.status]
         return Page(items, found[limit - 1].request_id if len(found) > limit else None)
+
+    async def summarize(self, choice: Choice) -> Summary:
+        """Count what a list would show, and sum what it cost."""
+        return await self._database.read(lambda connection: _summarize(connection, choice))
 
     async def _with_state(self, found: Open) -> Open:
         """Add what the queue knows; without it an open request counts as queued."""
@@ -119,33 +168,42 @@ def _find(connection: Connection, account_id: int, request_id: str) -> Open | Cl
 
 def _list(
     connection: Connection,
-    account_id: int,
+    choice: Choice,
     *,
     limit: int,
     cursor: str | None,
-    model: str | None,
-    status: str | None,
+    oldest_first: bool,
 ) -> list[Open | Closed]:
-    def conditions(table: Table) -> list[ColumnElement[bool]]:
-        found = [table.c.account_id == account_id]
+    def ordered(query: Select[Any], table: Table) -> Select[Any]:
+        id = table.c.request_id
         if cursor is not None:
-            found.append(table.c.request_id < cursor)
-        if model is not None:
-            found.append(table.c.model == model)
-        return found
+            query = query.where(id > cursor if oldest_first else id < cursor)
+        return query.order_by(id if oldest_first else id.desc()).limit(limit)
 
     items: list[Open | Closed] = []
-    if status in (None, "queued", "running"):
-        query = _OPEN.where(*conditions(holds)).order_by(holds.c.request_id.desc()).limit(limit)
+    if choice.open:
+        query = ordered(_OPEN.where(*choice.conditions(holds)), holds)
         items += [_open(row) for row in connection.execute(query).mappings()]
-    if status not in ("queued", "running"):
-        ended = _CLOSED.where(*conditions(receipts))
-        if status is not None:
-            ended = ended.where(receipts.c.status == status)
-        ended = ended.order_by(receipts.c.request_id.desc()).limit(limit)
-        items += [read_closed(row) for row in connection.execute(ended).mappings()]
-    items.sort(key=lambda item: item.request_id, reverse=True)
+    if choice.closed:
+        query = ordered(_CLOSED.where(*choice.conditions(receipts)), receipts)
+        items += [read_closed(row) for row in connection.execute(query).mappings()]
+    items.sort(key=lambda item: item.request_id, reverse=not oldest_first)
     return items[:limit]
+
+
+def _summarize(connection: Connection, choice: Choice) -> Summary:
+    running = 0
+    if choice.open:
+        counted = select(func.count()).where(*choice.conditions(holds))
+        running = connection.execute(counted.select_from(holds)).scalar_one()
+    if not choice.closed:
+        return Summary(running, {}, 0)
+    rows = connection.execute(
+        select(receipts.c.status, func.count(), exact_sum(receipts.c.charge_nanos))
+        .where(*choice.conditions(receipts))
+        .group_by(receipts.c.status)
+    ).all()
+    return Summary(running, {row[0]: row[1] for row in rows}, sum(row[2] for row in rows))
 
 
 def _open(row: RowMapping | Any) -> Open:

@@ -1,0 +1,110 @@
+"""The whole proof of the books: the ledger's own rules, and those of what is made from it.
+
+Run nightly by one gateway, by ``tollgate reconcile`` and by an administrator's call; what is found
+is kept, counted and shown, and mends nothing by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import Connection, func, insert, select
+
+from gateway.billing.rollups import Seal, seal_of, seals
+from gateway.database import Database, exact_sum, quarter_hour
+from gateway.ledger.reconcile import Finding, reconcile
+from gateway.pricing import format_usd
+from gateway.tables import receipts, reconciliations, refunds
+
+QUARTERS = 4
+KEPT = 400
+"""Results kept: more than a year of nights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """One run of all rules; no findings are a proof."""
+
+    started_at: datetime
+    finished_at: datetime
+    findings: tuple[Finding, ...]
+
+
+def audit(connection: Connection, *, now: datetime) -> list[Finding]:
+    """Check every rule in one transaction; an empty list is a proof."""
+    return [*reconcile(connection, now=now), *_rollups_are_receipts(connection)]
+
+
+async def audit_and_keep(database: Database) -> Reconciliation:
+    """Check every rule, and keep what was found."""
+    started_at = datetime.now(UTC)
+    findings = await database.read(lambda connection: audit(connection, now=started_at))
+    found = Reconciliation(started_at, datetime.now(UTC), tuple(findings))
+
+    def keep(connection: Connection) -> None:
+        connection.execute(
+            insert(reconciliations).values(
+                started_at=found.started_at,
+                finished_at=found.finished_at,
+                findings=[asdict(finding) for finding in found.findings],
+            )
+        )
+        last = connection.execute(select(func.max(reconciliations.c.id))).scalar_one()
+        connection.execute(reconciliations.delete().where(reconciliations.c.id <= last - KEPT))
+
+    await database.write(keep)
+    return found
+
+
+def last_audit(connection: Connection) -> Reconciliation | None:
+    """Read the last run, by whichever gateway."""
+    row = connection.execute(
+        select(reconciliations).order_by(reconciliations.c.id.desc()).limit(1)
+    ).first()
+    if row is None:
+        return None
+    findings = tuple(Finding(**finding) for finding in row.findings)
+    return Reconciliation(row.started_at, row.finished_at, findings)
+
+
+def _rollups_are_receipts(connection: Connection) -> Iterator[Finding]:
+    """R10: each sealed hour holds what its seal says, and that is what was booked in it."""
+    booked = _booked_by_hour(connection)
+    for seal in seals(connection):
+        hour = seal.hour.isoformat(timespec="minutes")
+        if seal_of(connection, seal.hour) != seal:
+            yield Finding("R10", f"hour {hour}", "does not hold what its seal says")
+        requests, charged, returned = booked.get(seal.hour, (0, 0, 0))
+        if (seal.requests, seal.charge_nanos, seal.refund_nanos) != (requests, charged, returned):
+            yield Finding("R10", f"hour {hour}", _difference(seal, requests, charged, returned))
+
+
+def _booked_by_hour(connection: Connection) -> dict[datetime, tuple[int, int, int]]:
+    """Requests, charges and refunds of each hour, from the receipts and refunds themselves."""
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    sums: dict[datetime, tuple[int, int, int]] = {}
+    settled = select(
+        quarter_hour(receipts.c.settled_at), func.count(), exact_sum(receipts.c.charge_nanos)
+    ).group_by(quarter_hour(receipts.c.settled_at))
+    for quarter, requests, charged in connection.execute(settled):
+        hour = epoch + timedelta(hours=quarter // QUARTERS)
+        before = sums.get(hour, (0, 0, 0))
+        sums[hour] = (before[0] + requests, before[1] + charged, before[2])
+    returned = select(
+        quarter_hour(refunds.c.booked_at), exact_sum(refunds.c.amount_nanos)
+    ).group_by(quarter_hour(refunds.c.booked_at))
+    for quarter, amount in connection.execute(returned):
+        hour = epoch + timedelta(hours=quarter // QUARTERS)
+        before = sums.get(hour, (0, 0, 0))
+        sums[hour] = (before[0], before[1], before[2] + amount)
+    return sums
+
+
+def _difference(seal: Seal, requests: int, charged: int, returned: int) -> str:
+    return (
+        f"is sealed with {seal.requests} requests, {format_usd(seal.charge_nanos)} charged and "
+        f"{format_usd(seal.refund_nanos)} given back, but {requests}, {format_usd(charged)} and "
+        f"{format_usd(returned)} were booked"
+    )

@@ -1,0 +1,114 @@
+"""``tollgate usage``, ``ledger`` and ``reconcile``: what the books say, and the proof of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import msgspec
+
+from gateway.accounts.accounts import find_account
+from gateway.billing.audit import audit
+from gateway.billing.entries import Entry, entries
+from gateway.billing.rollups import rebuild
+from gateway.billing.usage import Filters, Group, read_dimensions, read_span, total, usage
+from gateway.commands.terminal import example, json_option, print_rows, snapshot, transaction
+from gateway.pricing import format_usd
+
+
+@click.command(
+    "usage",
+    epilog=example("tollgate usage acme --from 2026-11-01 --to 2026-11-30 --group-by day,model"),
+)
+@click.argument("account_name", metavar="[ACCOUNT]", required=False)
+@click.option("--from", "first", help="First day, or a moment with its offset.")
+@click.option("--to", "last", help="Last day (included), or a moment (excluded).")
+@click.option("--group-by", default="model", show_default=True, help="Dimensions, by comma.")
+@click.option("--tz", help="Time zone in which days are cut. [the account's]")
+@click.option("--model", help="Only of this model.")
+@json_option
+def usage_command(
+    account_name: str | None,
+    first: str | None,
+    last: str | None,
+    group_by: str,
+    tz: str | None,
+    model: str | None,
+    as_json: bool,
+) -> None:
+    """Sum usage and cost, of one account or of all."""
+    by = read_dimensions(group_by, accounts=account_name is None)
+    with snapshot() as connection:
+        owner = find_account(connection, account_name) if account_name else None
+        zone = tz or (owner.report_tz if owner else "UTC")
+        span = read_span(first, last, zone, now=datetime.now(UTC))
+        groups = usage(connection, span, by, Filters(owner.id if owner else None, model=model))
+    whole = total(groups)
+    whole.labels = {name: "total" if name == by[0] else "" for name in by}
+    print_rows([*groups, whole], _usage_row, as_json)
+
+
+@click.command("ledger", epilog=example("tollgate ledger acme --limit 50"))
+@click.argument("account_name", metavar="ACCOUNT")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("--kind", help="Only movements of this kind, such as topup.")
+@json_option
+def ledger_command(account_name: str, limit: int, kind: str | None, as_json: bool) -> None:
+    """Show the movements of an account's balance, newest first."""
+    with snapshot() as connection:
+        owner = find_account(connection, account_name)
+        found = entries(connection, owner.id, limit=limit, kind=kind)
+    print_rows(found, _entry_row, as_json)
+
+
+@click.command(
+    "reconcile", epilog=example("tollgate reconcile --json", "tollgate reconcile --rebuild")
+)
+@click.option("--rebuild", "anew", is_flag=True, help="Build the hourly sums anew as well.")
+@json_option
+def reconcile_command(anew: bool, as_json: bool) -> None:
+    """Prove that the books agree; say what differs, and exit with 1 if anything does."""
+    differing = []
+    if anew:
+        with transaction() as connection:
+            differing = rebuild(connection)
+    with snapshot() as connection:
+        findings = audit(connection, now=datetime.now(UTC))
+    if as_json:
+        click.echo(msgspec.json.encode([asdict(finding) for finding in findings]).decode())
+    else:
+        if anew and not differing:
+            click.echo("the hourly sums were built anew, byte for byte the same")
+        for old, new in differing:
+            click.echo(f"hour {old.hour:%Y-%m-%dT%H:%MZ} was {old.sha256} and is {new.sha256}")
+        for finding in findings:
+            click.echo(str(finding))
+        if not findings:
+            click.echo("the books agree")
+    if findings or differing:
+        raise SystemExit(1)
+
+
+def _usage_row(group: Group) -> dict[str, Any]:
+    return {
+        **group.labels,
+        "requests": group.requests,
+        "cost": format_usd(group.cost_nanos),
+        "refunded": format_usd(group.refund_nanos),
+        "net": format_usd(group.cost_nanos - group.refund_nanos),
+    }
+
+
+def _entry_row(entry: Entry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "booked_at": entry.booked_at.isoformat(timespec="seconds"),
+        "kind": entry.kind,
+        "amount": format_usd(entry.amount_nanos),
+        "balance": format_usd(entry.balance_nanos),
+        "requests": entry.requests,
+        "actor": entry.actor,
+        "reason": entry.reason,
+    }

@@ -1,0 +1,123 @@
+"""What an account asks of its bill over HTTP, and what an administrator asks of everybody's."""
+
+from __future__ import annotations
+
+import threading
+
+from tests.stack import Caller, Stack, chat, ended, order, wait_for
+
+
+def spend(caller: Caller, *words: str) -> None:
+    for word in words:
+        assert caller.http.post(
+            "/v1/chat/completions", json=chat("echo", word, metadata={"project": word})
+        ).is_success
+
+
+def admin(stack: Stack) -> Caller:
+    return stack.caller(credit="0", scopes=("read", "admin"))
+
+
+def test_usage_ledger_and_requests_agree_to_the_nano(stack: Stack) -> None:
+    caller = stack.caller()
+    spend(caller, "one", "two words", "one")
+
+    usage = caller.http.get("/v1/usage", params={"group_by": "tag:project"}).json()
+    ledger = caller.http.get("/v1/ledger", params={"kind": "charge"}).json()["data"]
+    summary = caller.http.get("/v1/requests/summary").json()
+    balance = caller.http.get("/v1/balance").json()
+
+    assert [(row["tag:project"], row["requests"]) for row in usage["data"]] == [
+        ("one", 2),
+        ("two words", 1),
+    ]
+    assert sum(entry["requests"] for entry in ledger) == summary["succeeded"] == 3
+    assert usage["total"]["cost"] == summary["cost"]
+    nanos = round(float(summary["cost"]) * 1e9)
+    assert sum(round(float(entry["amount"]) * 1e9) for entry in ledger) == -nanos
+    assert round(float(balance["posted"]) * 1e9) == 10**9 - nanos
+    assert balance["lots"][0]["remaining"] == balance["posted"]
+
+
+def test_a_charge_lists_its_requests(stack: Stack) -> None:
+    caller = stack.caller()
+    spend(caller, "one")
+    (entry, topup) = caller.http.get("/v1/ledger").json()["data"]
+
+    found = caller.http.get(f"/v1/ledger/{entry['id']}").json()
+
+    assert topup["kind"] == "topup"
+    assert [each["model"] for each in found["receipts"]] == ["echo"]
+    assert found["receipts"][0]["cost"] == entry["amount"].removeprefix("-")
+    other = stack.caller(credit="0")
+    assert other.http.get(f"/v1/ledger/{entry['id']}").status_code == 404
+
+
+def test_pages_while_requests_are_settled_neither_skip_nor_repeat(stack: Stack) -> None:
+    caller = stack.caller()
+    ids = [order(caller, "slow", "a few words") for _ in range(12)]
+    seen: list[str] = []
+
+    def read() -> None:
+        cursor = None
+        while True:
+            page = caller.http.get(
+                "/v1/requests", params={"limit": 2} | ({"cursor": cursor} if cursor else {})
+            ).json()
+            seen.extend(item["id"] for item in page["data"])
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for request_id in ids:
+        ended(caller, request_id)
+    reader.join()
+
+    assert seen == sorted(ids, reverse=True)
+    oldest = caller.http.get("/v1/requests", params={"order": "asc", "limit": 1000}).json()
+    assert [item["id"] for item in oldest["data"]] == sorted(ids)
+
+
+def test_lists_are_filtered(stack: Stack) -> None:
+    caller = stack.caller()
+    spend(caller, "one", "two")
+
+    def count(**filters: str) -> int:
+        return len(caller.http.get("/v1/requests", params=filters).json()["data"])
+
+    assert count(**{"tag:project": "one"}) == 1
+    assert count(model="slow") == 0
+    assert count(outcome="charged", task="text-generation", status="succeeded") == 2
+    assert count(**{"from": "2020-01-01T00:00:00Z", "to": "2020-01-02T00:00:00Z"}) == 0
+    assert count(key=caller.secret[:10]) == 2
+    assert caller.http.get("/v1/requests", params={"key": "tg_nobody"}).status_code == 400
+    assert caller.http.get("/v1/requests", params={"limit": 0}).status_code == 400
+
+
+def test_an_administrator_sees_every_account_but_not_what_was_said(stack: Stack) -> None:
+    caller = stack.caller()
+    spend(caller, "a secret")
+    boss = admin(stack)
+
+    usage = boss.http.get("/v1/admin/usage").json()["data"]
+    listed = boss.http.get("/v1/admin/requests", params={"limit": 1}).json()["data"]
+    own = boss.http.get("/v1/usage", params={"account": str(caller.account_id)}).json()
+
+    assert any(row["requests"] == 1 for row in usage)
+    assert listed[0]["account_id"] == caller.account_id
+    assert "secret" not in str(listed[0]["output"])
+    assert own["total"]["requests"] == 1
+    assert caller.http.get("/v1/admin/usage").status_code == 403
+    assert caller.http.get("/v1/usage", params={"account": "1"}).status_code == 404
+
+
+def test_the_books_are_reconciled_on_demand_and_the_result_is_a_metric(stack: Stack) -> None:
+    boss = admin(stack)
+    wait_for(lambda: boss.http.get("/v1/admin/reconcile").is_success, "the first reconciliation")
+
+    found = boss.http.post("/v1/admin/reconcile").json()
+
+    assert (found["agrees"], found["findings"]) == (True, [])
+    assert "tollgate_reconcile_findings 0.0" in boss.http.get("/metrics").text
