@@ -31,6 +31,7 @@ from gateway.commands.terminal import (
 from gateway.database import migrate
 from gateway.embedded import CannotStart
 from gateway.errors import TollgateError
+from gateway.ledger.prices import PriceConflict
 from gateway.ledger.transfers import TransferConflict
 
 
@@ -104,7 +105,14 @@ def main() -> None:
     """Run the command; turn what an operator can mend into one line."""
     try:
         cli(prog_name="tollgate")
-    except (CannotStart, AccountExists, TransferConflict, LookupError, ValueError) as error:
+    except (
+        CannotStart,
+        AccountExists,
+        TransferConflict,
+        PriceConflict,
+        LookupError,
+        ValueError,
+    ) as error:
         refuse(str(error.args[0] if error.args else error))
     except TollgateError as error:
         refuse(error.message)

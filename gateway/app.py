@@ -30,6 +30,7 @@ from gateway.api.health import HealthController
 from gateway.api.ledger import LedgerController
 from gateway.api.limits import AdminLimitsController, LimitsController
 from gateway.api.lists import ListsController
+from gateway.api.prices import PricesController
 from gateway.api.requests import RequestsController
 from gateway.api.usage import UsageController
 from gateway.api.views import request_view
@@ -102,6 +103,7 @@ def create_app(settings: Settings) -> Litestar:
             LedgerController,
             ListsController,
             AdminController,
+            PricesController,
             LimitsController,
             AdminLimitsController,
             HealthController,

@@ -162,6 +162,11 @@ def clip(usage: Usage, limits: Usage) -> tuple[Usage, bool]:
     return clipped, clipped != usage
 
 
+def device_cost(gpu_us: int, hour_nanos: int) -> int:
+    """Give what device time costs its operator, rounded up to the nano-dollar."""
+    return -(-gpu_us * hour_nanos // 3_600_000_000)
+
+
 def format_usd(nanos: int) -> str:
     """Write an amount as a decimal string of USD, without exponent or trailing zeros."""
     whole, rest = divmod(abs(nanos), NANOS_PER_USD)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import AliasChoices, Field, SecretStr
+from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.pricing import parse_usd
 
 
 class Settings(BaseSettings):
@@ -42,6 +44,8 @@ class Settings(BaseSettings):
     pepper: SecretStr | None = None
     """Secret under which keys are hashed; without it a file in the home, made at first start."""
 
+    gpu_hour_usd: str | None = None
+    """What a device costs you in an hour, such as `2.50`; administrators then see margins."""
     hold_slice_tokens: int = Field(default=2048, ge=1)
     """Output tokens held for at a time, of each answer of a stream that names no length."""
     body_bytes_max: int = 4 * 1024 * 1024
@@ -72,6 +76,13 @@ class Settings(BaseSettings):
     shutdown_grace_s: float = 10.0
     """How long a stopping gateway waits for open connections."""
     log_level: str = "INFO"
+
+    @field_validator("gpu_hour_usd")
+    @classmethod
+    def _is_amount(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_usd(value)
+        return value
 
     @property
     def queue_url(self) -> str:

@@ -95,6 +95,7 @@ class Stack:
             "TOLLGATE_PORT": str(self.port),
             "TOLLGATE_PEPPER": PEPPER,
             "TOLLGATE_NAMESPACE": self.namespace,
+            "TOLLGATE_GPU_HOUR_USD": "3.6",
             "TOLLGATE_HOLD_SLICE_TOKENS": "16",
             "TOLLGATE_RETRY_GRACE_S": "1.5",
             "TOLLGATE_SWEEP_INTERVAL_S": "0.5",

@@ -8,6 +8,7 @@ from typing import Any
 from litestar import Controller, Request, Response, get
 from litestar.params import FromPath, FromQuery
 
+from gateway.api.access import caller
 from gateway.api.answers import json_response
 from gateway.catalog.listing import Sort, choose, entry_view, model_view
 from gateway.catalog.schema import Entry
@@ -31,8 +32,11 @@ class CatalogController(Controller):
             {
                 "object": "list",
                 "data": [
-                    model_view(entry, announcements, live.on_sale_since(entry.name))
-                    for entry in live.entries()
+                    {
+                        **model_view(entry, announcements, live.on_sale_since(entry.name)),
+                        **_whose_price(request, entry),
+                    }
+                    for entry in live.entries(caller(request).account_id)
                 ],
             }
         )
@@ -41,9 +45,9 @@ class CatalogController(Controller):
     async def model(self, request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
         live: LiveCatalog = request.app.state.live
         requests: Requests = request.app.state.requests
-        entry = _find(live, name)
+        entry = _find(request, name)
         view = model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name))
-        return json_response(view)
+        return json_response({**view, **_whose_price(request, entry)})
 
     @get(
         "/catalog",
@@ -63,7 +67,7 @@ class CatalogController(Controller):
         requests: Requests = request.app.state.requests
         announcements = requests.watch.announcements
         chosen = choose(
-            live.entries(),
+            live.entries(caller(request).account_id),
             announcements,
             task=task,
             max_price=_amount(max_price),
@@ -72,21 +76,36 @@ class CatalogController(Controller):
             sort=sort,
         )
         return json_response(
-            {"object": "list", "data": [entry_view(entry, announcements) for entry in chosen]}
+            {
+                "object": "list",
+                "data": [
+                    {**entry_view(entry, announcements), **_whose_price(request, entry)}
+                    for entry in chosen
+                ],
+            }
         )
 
     @get(
         "/catalog/{name:path}", operation_id="GetCatalogEntry", summary="Everything about one model"
     )
     async def entry(self, request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
-        live: LiveCatalog = request.app.state.live
         requests: Requests = request.app.state.requests
-        return json_response(entry_view(_find(live, name), requests.watch.announcements))
+        entry = _find(request, name)
+        view = entry_view(entry, requests.watch.announcements)
+        return json_response({**view, **_whose_price(request, entry)})
 
 
-def _find(live: LiveCatalog, name: str) -> Entry:
+def _whose_price(request: Request[Any, Any, Any], entry: Entry) -> dict[str, str]:
+    """Say whether the price shown is the caller's own or everybody's."""
+    live: LiveCatalog = request.app.state.live
+    own = live.has_own_price(entry.name, caller(request).account_id)
+    return {"price_of": "account" if own else "list"}
+
+
+def _find(request: Request[Any, Any, Any], name: str) -> Entry:
+    live: LiveCatalog = request.app.state.live
     name = name.lstrip("/")
-    entry = live.entry(name)
+    entry = live.entry(name, caller(request).account_id)
     if entry is None:
         raise NotFound(
             "model_not_found",

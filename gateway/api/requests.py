@@ -10,17 +10,20 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.access import call_of, caller
+from gateway.api.access import call_of, caller, find_asked
 from gateway.api.answers import encode_json, event_stream, json_response, request_headers
 from gateway.api.bodies import check_limit, idempotency, read_body
 from gateway.api.chat import TASK, ChatCompletion
 from gateway.api.lists import Direction, Outcome, Status, page_view, read_choice
-from gateway.api.views import quote_view, receipt_view, request_view
+from gateway.api.views import margin_view, quote_view, receipt_view, request_view
+from gateway.database import Database
 from gateway.ledger.closed import Closed
+from gateway.pricing import parse_usd
 from gateway.requests.follow import Followed
 from gateway.requests.lifecycle import Requests
 from gateway.requests.lookup import Choice
 from gateway.requests.order import Order
+from gateway.settings import Settings
 
 KEEP_ALIVE_S: Final = 15.0
 
@@ -131,15 +134,24 @@ class RequestsController(Controller):
         opt={"scope": "read"},
         operation_id="GetReceipt",
         summary="Itemise what a request cost and where its time went",
+        description="With the scope admin, of any account, and with cost and margin.",
     )
     async def receipt(
-        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+        self,
+        request: Request[Any, Any, Any],
+        request_id: FromPath[str],
+        account: FromQuery[str | None] = None,
     ) -> Response[bytes]:
         requests: Requests = request.app.state.requests
-        closed, price = await requests.receipt(caller(request).account_id, request_id)
-        return json_response(
-            receipt_view(closed, price), headers=request_headers(closed.request_id)
-        )
+        database: Database = request.app.state.database
+        owner = await database.read(lambda connection: find_asked(request, connection, account))
+        closed, price, given = await requests.receipt(owner.id, request_id)
+        view = receipt_view(closed, price, given)
+        settings: Settings = request.app.state.settings
+        if "admin" in caller(request).scopes and settings.gpu_hour_usd is not None:
+            returned = sum(refund.amount_nanos for refund in given)
+            view["operator"] = margin_view(closed, returned, parse_usd(settings.gpu_hour_usd))
+        return json_response(view, headers=request_headers(closed.request_id))
 
     @get(
         "/requests/{request_id:str}/events",
@@ -180,7 +192,8 @@ class RequestsController(Controller):
         self, request: Request[Any, Any, Any], data: JSONBody[dict[str, Any]]
     ) -> Response[bytes]:
         requests: Requests = request.app.state.requests
-        return json_response(quote_view(requests.quote(_ordered(requests, data))))
+        account_id = caller(request).account_id
+        return json_response(quote_view(requests.quote(_ordered(requests, data), account_id)))
 
 
 async def _server_sent(

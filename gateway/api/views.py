@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +10,8 @@ import msgspec
 
 from gateway.accounts.keys import KeyInfo
 from gateway.ledger.closed import Closed
-from gateway.pricing import Line, Price, charge, format_usd
+from gateway.ledger.refunds import Refund
+from gateway.pricing import Line, Price, charge, device_cost, format_usd
 from gateway.requests.admit import Quoted
 from gateway.requests.order import Open
 
@@ -47,7 +48,7 @@ def request_view(found: Open | Closed) -> dict[str, Any]:
     return view
 
 
-def receipt_view(closed: Closed, price: Price) -> dict[str, Any]:
+def receipt_view(closed: Closed, price: Price, given: Sequence[Refund]) -> dict[str, Any]:
     """Itemise a request; the lines are recomputed from its price and usage, and sum to its cost."""
     timings = closed.timings
     lines = charge(price, closed.usage).lines if closed.outcome == "charged" else ()
@@ -62,6 +63,16 @@ def receipt_view(closed: Closed, price: Price) -> dict[str, Any]:
         "price_id": closed.price_id,
         "lines": line_views(lines),
         "cost": format_usd(closed.cost_nanos),
+        "refunds": [
+            {
+                "kind": refund.kind,
+                "amount": format_usd(refund.amount_nanos),
+                "reason": refund.reason,
+                "booked_at": timestamp(refund.booked_at),
+            }
+            for refund in given
+        ],
+        "net_cost": format_usd(closed.cost_nanos - sum(each.amount_nanos for each in given)),
         "hold": format_usd(closed.hold_nanos),
         "released": format_usd(closed.hold_nanos - closed.cost_nanos),
         "usage": msgspec.to_builtins(closed.usage),
@@ -78,6 +89,19 @@ def receipt_view(closed: Closed, price: Price) -> dict[str, Any]:
         },
         "accepted_at": timestamp(closed.accepted_at),
         "settled_at": timestamp(closed.settled_at),
+    }
+
+
+def margin_view(closed: Closed, returned_nanos: int, hour_nanos: int) -> dict[str, Any]:
+    """What a request cost the operator and what is left of its charge; failed runs cost, too."""
+    cost = device_cost(closed.usage.gpu_us, hour_nanos)
+    kept = closed.cost_nanos - returned_nanos
+    return {
+        "device_seconds": f"{closed.usage.gpu_us / 1e6:.6f}",
+        "gpu_hour": format_usd(hour_nanos),
+        "cost": format_usd(cost),
+        "revenue": format_usd(kept),
+        "margin": format_usd(kept - cost),
     }
 
 

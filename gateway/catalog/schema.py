@@ -123,7 +123,22 @@ class Upstream(Strict):
     concurrency: Annotated[StrictInt, Field(ge=1, le=10_000)] = 64
 
 
-class Entry(Strict):
+class Offer(Strict):
+    """What something is sold at."""
+
+    price: Annotated[tuple[PriceLine, ...], Field(min_length=1)]
+    minimum: Amount | None = None
+    """The least that a charged request costs."""
+
+    @property
+    def selling_price(self) -> Price:
+        return Price(
+            tuple(Component(line.unit, line.amount, line.per, line.when) for line in self.price),
+            self.minimum or 0,
+        )
+
+
+class Entry(Offer):
     """One model on sale."""
 
     name: Name
@@ -137,9 +152,6 @@ class Entry(Strict):
     upstream: Upstream | None = None
     limits: Limits = Limits()
     default_parameters: DefaultParameters = DefaultParameters()
-    price: Annotated[tuple[PriceLine, ...], Field(min_length=1)]
-    minimum: Amount | None = None
-    """The least that a charged request costs."""
 
     family: Text | None = None
     description: Annotated[str, StringConstraints(max_length=1000)] = ""
@@ -155,13 +167,6 @@ class Entry(Strict):
         if found := tuple(rules.conflicts(self)):
             raise rules.Conflicts(found)
         return self
-
-    @property
-    def selling_price(self) -> Price:
-        return Price(
-            tuple(Component(line.unit, line.amount, line.per, line.when) for line in self.price),
-            self.minimum or 0,
-        )
 
     def at(self, price: Price) -> Entry:
         """The same entry as it is sold at a price that is not, or not yet, the file's."""

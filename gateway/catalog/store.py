@@ -39,15 +39,20 @@ NOTICE_ALONE_S: Final = 0.5
 ATTEMPTS: Final = 3
 
 
+OPERATOR_NOTICE_S: Final = 10.0
+"""The same for prices that an operator sets, by a command that no gateway sees."""
+
+
 class Period(NamedTuple):
-    """From a moment on, until the next period of the same model, a price is in force."""
+    """From a moment on, until the next period of the same model and account, a price is in force;
+    none where an account's own has ended."""
 
     starts_at: datetime
-    price_id: int
+    price_id: int | None
 
 
-Periods: TypeAlias = Mapping[str, tuple[Period, ...]]
-"""By model, oldest first."""
+Periods: TypeAlias = Mapping[tuple[str, int], tuple[Period, ...]]
+"""By model and account, oldest first."""
 
 
 class LiveCatalog:
@@ -98,28 +103,32 @@ class LiveCatalog:
         asked = time.monotonic()
         self._take_over(await self._database.read(self._read), asked)
 
-    def priced(self, name: str, now: datetime) -> tuple[int, Price]:
-        """Give the price in force at a moment of a model that is on sale, and its id."""
-        if not self._alone and time.monotonic() - self._heard > NOTICE_S:
+    def priced(self, name: str, now: datetime, account_id: int = LIST) -> tuple[int, Price]:
+        """Give the price at which an account gets a model at a moment, and its id."""
+        if time.monotonic() - self._heard > (OPERATOR_NOTICE_S if self._alone else NOTICE_S):
             raise Unavailable(
                 "prices_unknown",
                 "The prices in force could not be read for some seconds; nothing is accepted.",
                 retry_after_s=2,
             )
-        price_id = self._price_id(name, now)
+        price_id = self._price_id(name, now, account_id)
         if price_id is None:
             raise Unavailable("no_price", f"{name} has no price in force; it is not for sale.")
         return price_id, self.prices[price_id]
 
-    def entry(self, name: str) -> Entry | None:
-        """An entry, at the price in force now."""
+    def entry(self, name: str, account_id: int = LIST) -> Entry | None:
+        """An entry, at the price in force now for an account."""
         entry = self._entries.get(name)
-        return None if entry is None else self._at_price(entry, datetime.now(UTC))
+        return None if entry is None else self._at_price(entry, datetime.now(UTC), account_id)
 
-    def entries(self) -> tuple[Entry, ...]:
-        """Whatever is on sale, at the prices in force now."""
+    def entries(self, account_id: int = LIST) -> tuple[Entry, ...]:
+        """Whatever is on sale, at the prices in force now for an account."""
         now = datetime.now(UTC)
-        return tuple(self._at_price(entry, now) for entry in self._entries.values())
+        return tuple(self._at_price(entry, now, account_id) for entry in self._entries.values())
+
+    def has_own_price(self, name: str, account_id: int) -> bool:
+        """Say whether an account gets a model at a price of its own now."""
+        return self._in_force((name, account_id), datetime.now(UTC)) is not None
 
     def names(self) -> tuple[str, ...]:
         """The models on sale."""
@@ -127,11 +136,11 @@ class LiveCatalog:
 
     def names_ever(self) -> tuple[str, ...]:
         """The models that are or were on sale: requests for these may still be running."""
-        return tuple({**self._entries, **self._periods})
+        return tuple(dict.fromkeys([*self._entries, *(model for model, _ in self._periods)]))
 
     def on_sale_since(self, name: str) -> int:
         """Unix time of a model's first price."""
-        return int(self._periods[name][0].starts_at.timestamp())
+        return int(self._periods[name, LIST][0].starts_at.timestamp())
 
     async def _put_on_sale(self, catalog: Catalog) -> None:
         notice = timedelta(seconds=NOTICE_ALONE_S if self._alone else NOTICE_S)
@@ -155,8 +164,14 @@ class LiveCatalog:
                 if attempt == ATTEMPTS:
                     raise
         self._take_over(periods, asked)
-        pending = [periods[entry.name][-1].starts_at - now for entry in catalog.models]
-        await asyncio.sleep(max(min(max(pending), notice).total_seconds(), 0))
+        # What begins later than that, an operator has set.
+        ahead = (
+            period.starts_at - now
+            for entry in catalog.models
+            for period in periods[entry.name, LIST]
+            if period.starts_at - now <= notice
+        )
+        await asyncio.sleep(max(max(ahead).total_seconds(), 0))
         self._entries = {entry.name: entry for entry in catalog.models}
 
     def _take_over(self, periods: Periods, asked: float) -> None:
@@ -167,21 +182,30 @@ class LiveCatalog:
 
     def _read(self, connection: Connection) -> Periods:
         """Read every period, and those price rows that this process has not seen."""
-        periods: dict[str, tuple[Period, ...]] = {}
+        periods: dict[tuple[str, int], tuple[Period, ...]] = {}
         rows = connection.execute(
-            select(price_periods.c.model, price_periods.c.effective_from, price_periods.c.price_id)
-            .where(price_periods.c.account_id == LIST)
-            .order_by(price_periods.c.effective_from)
+            select(
+                price_periods.c.model,
+                price_periods.c.account_id,
+                price_periods.c.effective_from,
+                price_periods.c.price_id,
+            ).order_by(price_periods.c.effective_from)
         )
-        for model, starts_at, price_id in rows.all():
-            periods[model] = (*periods.get(model, ()), Period(starts_at, price_id))
-            read_price(connection, price_id, self.prices)
+        for model, account_id, starts_at, price_id in rows.all():
+            place = (model, account_id)
+            periods[place] = (*periods.get(place, ()), Period(starts_at, price_id))
+            if price_id is not None:
+                read_price(connection, price_id, self.prices)
         return periods
 
-    def _price_id(self, name: str, now: datetime) -> int | None:
-        periods = self._periods.get(name, ())
+    def _price_id(self, name: str, now: datetime, account_id: int) -> int | None:
+        own = self._in_force((name, account_id), now) if account_id != LIST else None
+        return own if own is not None else self._in_force((name, LIST), now)
+
+    def _in_force(self, place: tuple[str, int], now: datetime) -> int | None:
+        periods = self._periods.get(place, ())
         return next((each.price_id for each in reversed(periods) if each.starts_at <= now), None)
 
-    def _at_price(self, entry: Entry, now: datetime) -> Entry:
-        price_id = self._price_id(entry.name, now)
+    def _at_price(self, entry: Entry, now: datetime, account_id: int) -> Entry:
+        price_id = self._price_id(entry.name, now, account_id)
         return entry if price_id is None else entry.at(self.prices[price_id])

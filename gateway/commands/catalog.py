@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.schema import Entry
+from gateway.commands.prices import price, whatif_command
 from gateway.commands.terminal import (
     example,
     json_option,
@@ -23,7 +24,11 @@ from gateway.pricing import format_usd
 
 @click.group()
 def catalog() -> None:
-    """The catalog file."""
+    """What is on sale, and for how much."""
+
+
+catalog.add_command(price)
+catalog.add_command(whatif_command)
 
 
 @catalog.command("check", epilog=example("tollgate catalog check catalog.yaml"))
@@ -58,7 +63,7 @@ def catalog_show(name: str | None, as_json: bool) -> None:
 
 
 def _entry_row(entry: Entry) -> dict[str, Any]:
-    price = [
+    lines = [
         f"${format_usd(line.amount)} per {line.per if line.per > 1 else ''} {line.unit}".replace(
             "  ", " "
         )
@@ -68,5 +73,5 @@ def _entry_row(entry: Entry) -> dict[str, Any]:
         "name": entry.name,
         "task": entry.task,
         "route": entry.engine or "upstream",
-        "price": price,
+        "price": lines,
     }

@@ -7,8 +7,9 @@ new row and a new period; what was accepted before keeps the old one.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from sqlalchemy import Connection, RowMapping, insert, select
@@ -21,16 +22,43 @@ LIST: Final = 0
 
 _TICK: Final = timedelta(microseconds=1)
 
+
+@dataclass(frozen=True, slots=True)
+class PricePeriod:
+    """From a moment on, until the next period of the same model and account, a price is in force;
+    none where an account's own has ended."""
+
+    model: str
+    account_id: int
+    effective_from: datetime
+    price_id: int | None
+    source: Literal["catalog", "operator"]
+    actor: str
+    reason: str
+
+
+class PriceConflict(Exception):
+    """Two prices would begin at the same moment."""
+
+
 PriceCache = dict[int, Price]
 """Price rows never change, so a process may remember them."""
 
 
 def put_in_force(connection: Connection, model: str, price: Price, now: datetime) -> int:
-    """Make a price the list price of a model from now on; return its id. Does nothing if it is."""
+    """Make the catalog's price the list price of a model from now on; return its id.
+
+    Does nothing while the catalog says what it said before, so that what an operator has set since
+    then stays in force.
+    """
     price_id = _store(connection, model, price)
     latest = connection.execute(
         select(price_periods.c.price_id, price_periods.c.effective_from)
-        .where(price_periods.c.model == model, price_periods.c.account_id == LIST)
+        .where(
+            price_periods.c.model == model,
+            price_periods.c.account_id == LIST,
+            price_periods.c.source == "catalog",
+        )
         .order_by(price_periods.c.effective_from.desc())
         .limit(1)
     ).first()
@@ -44,14 +72,69 @@ def put_in_force(connection: Connection, model: str, price: Price, now: datetime
     return price_id
 
 
-def in_force(connection: Connection, now: datetime) -> dict[str, int]:
-    """Give the id of every model's list price at a moment."""
+def set_price(
+    connection: Connection,
+    model: str,
+    price: Price | None,
+    *,
+    account_id: int = LIST,
+    starts_at: datetime,
+    actor: str,
+    reason: str,
+) -> PricePeriod:
+    """Put a price in force from a moment on, for everybody or for one account; without a price,
+    end the account's own. Raise ``PriceConflict`` if another price begins at that very moment."""
+    if price is None and account_id == LIST:
+        raise ValueError("a list price does not end; take the model out of the catalog instead")
+    same = select(price_periods).where(
+        price_periods.c.model == model,
+        price_periods.c.account_id == account_id,
+        price_periods.c.effective_from == starts_at,
+    )
+    if connection.execute(same).first() is not None:
+        raise PriceConflict(f"another price of {model} begins at {starts_at.isoformat()}")
+    period = PricePeriod(
+        model=model,
+        account_id=account_id,
+        effective_from=starts_at,
+        price_id=None if price is None else _store(connection, model, price),
+        source="operator",
+        actor=actor,
+        reason=reason,
+    )
+    connection.execute(insert(price_periods).values(**asdict(period)))
+    return period
+
+
+def price_periods_of(
+    connection: Connection, *, model: str | None = None, account_id: int | None = None
+) -> list[PricePeriod]:
+    """Read price periods, of one model or account or of all, oldest first."""
+    query = select(price_periods).order_by(
+        price_periods.c.model, price_periods.c.account_id, price_periods.c.effective_from
+    )
+    if model is not None:
+        query = query.where(price_periods.c.model == model)
+    if account_id is not None:
+        query = query.where(price_periods.c.account_id == account_id)
+    return [PricePeriod(**row) for row in connection.execute(query).mappings()]
+
+
+def in_force(connection: Connection, now: datetime, *, account_id: int = LIST) -> dict[str, int]:
+    """Give the id of the price of every model at a moment, as one account pays it."""
+    found: dict[int, dict[str, int | None]] = {LIST: {}, account_id: {}}
     periods = connection.execute(
-        select(price_periods.c.model, price_periods.c.price_id)
-        .where(price_periods.c.account_id == LIST, price_periods.c.effective_from <= now)
+        select(price_periods.c.account_id, price_periods.c.model, price_periods.c.price_id)
+        .where(price_periods.c.account_id.in_(list(found)), price_periods.c.effective_from <= now)
         .order_by(price_periods.c.effective_from)
     )
-    return {period.model: period.price_id for period in periods}
+    for period in periods:
+        found[period.account_id][period.model] = period.price_id
+    return {
+        model: own
+        for model, price_id in found[LIST].items()
+        if (own := found[account_id].get(model) or price_id) is not None
+    }
 
 
 def read_price(connection: Connection, price_id: int, cache: PriceCache) -> Price:

@@ -148,23 +148,27 @@ def _overdue(connection: Connection, now: datetime) -> Iterator[Finding]:
 
 
 def _prices_were_in_force(connection: Connection) -> Iterator[Finding]:
-    """R7: each receipt has a price that was in force when it was accepted, and its charge is what
-    that price makes of its usage."""
-    periods: dict[str, list[tuple[datetime, int]]] = {}
-    listed = select(price_periods).where(price_periods.c.account_id == LIST)
-    for period in connection.execute(listed.order_by(price_periods.c.effective_from)):
-        periods.setdefault(period.model, []).append((period.effective_from, period.price_id))
+    """R7: each receipt has the price that was in force for its account when it was accepted, and
+    its charge is what that price makes of its usage."""
+    periods: defaultdict[tuple[str, int], list[tuple[datetime, int | None]]] = defaultdict(list)
+    for period in connection.execute(
+        select(price_periods).order_by(price_periods.c.effective_from)
+    ):
+        periods[period.model, period.account_id].append((period.effective_from, period.price_id))
+
+    def in_force(model: str, account_id: int, moment: datetime) -> int | None:
+        known = periods[model, account_id]
+        return next((price for start, price in reversed(known) if start <= moment), None)
+
     cache: PriceCache = {}
     stream = connection.execution_options(yield_per=1000)
     query: Select[tuple[object]] = select(receipts, cast(None, BigInteger).label("body"))
     for row in stream.execute(query).mappings():
         closed = read_closed(row)
-        started = [
-            start
-            for start, price_id in periods.get(closed.model, [])
-            if price_id == closed.price_id
-        ]
-        if not started or min(started) > closed.accepted_at:
+        due_price = in_force(closed.model, closed.account_id, closed.accepted_at) or in_force(
+            closed.model, LIST, closed.accepted_at
+        )
+        if due_price != closed.price_id:
             yield Finding(
                 "R7", closed.request_id, f"price {closed.price_id} was not in force when accepted"
             )

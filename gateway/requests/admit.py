@@ -98,8 +98,8 @@ class Admission:
         """Check the shape of an input of the native API by the task of its model."""
         return parse(self._entry(model).task, value)
 
-    def quote(self, order: Order, now: datetime) -> Quoted:
-        """Price an order without running it. Raise ``NotFound`` or ``InvalidRequest``."""
+    def quote(self, order: Order, now: datetime, account_id: int) -> Quoted:
+        """Price an order as an account pays it. Raise ``NotFound`` or ``InvalidRequest``."""
         entry = self._entry(order.model)
         task = order.task or entry.task
         if task != entry.task and task not in entry.also:
@@ -108,7 +108,7 @@ class Admission:
                 f"{entry.name} does {entry.task}, not {task}.",
                 param="model",
             )
-        price_id, price = self._live.priced(entry.name, now)
+        price_id, price = self._live.priced(entry.name, now, account_id)
         prepared = prepare(entry, order.input, prefix="" if order.task else "input")
         try:
             bill = quote(price, prepared.limits)
@@ -126,7 +126,7 @@ class Admission:
         not accepted as something new gives back what it took of the limits.
         """
         now = datetime.now(UTC)
-        quoted = self.quote(order, now)
+        quoted = self.quote(order, now, call.key.account_id)
         settings = self._settings
         self._watch.check(
             quoted.entry,

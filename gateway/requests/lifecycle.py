@@ -37,6 +37,7 @@ from gateway.ledger.group import GroupCommit
 from gateway.ledger.holds import HoldAnswer, HoldRequest, hold
 from gateway.ledger.ids import new_request_id
 from gateway.ledger.prices import read_price
+from gateway.ledger.refunds import Refund, refunds_of
 from gateway.pricing import Price
 from gateway.requests.admit import Admission, Admitted, Quoted
 from gateway.requests.call import Call
@@ -167,8 +168,8 @@ class Requests:
             idempotency=idempotency,
         )
 
-    def quote(self, order: Order) -> Quoted:
-        return self._admission.quote(order, datetime.now(UTC))
+    def quote(self, order: Order, account_id: int) -> Quoted:
+        return self._admission.quote(order, datetime.now(UTC), account_id)
 
     async def submit(self, call: Call, order: Order) -> Ticket:
         """Accept an order and queue it, or raise why not and leave nothing behind."""
@@ -254,18 +255,26 @@ class Requests:
         """Look a request of the account up, open or closed. Raise ``NotFound``."""
         return await self._lookup.find(account_id, request_id)
 
-    async def receipt(self, account_id: int, request_id: str) -> tuple[Closed, Price]:
-        """Find a closed request and the price that it was accepted at. Raise ``NotFound``."""
+    async def receipt(
+        self, account_id: int, request_id: str
+    ) -> tuple[Closed, Price, Sequence[Refund]]:
+        """Find a closed request, the price that it was accepted at, and what was given back.
+
+        Raise ``NotFound``.
+        """
         found = await self._lookup.find(account_id, request_id)
         if isinstance(found, Open):
             raise NotFound(
                 "receipt_not_ready",
                 f"{request_id} is still {found.status}; its receipt is written when it ends.",
             )
-        price = await self._database.read(
-            lambda connection: read_price(connection, found.price_id, self._live.prices)
+        price, given = await self._database.read(
+            lambda connection: (
+                read_price(connection, found.price_id, self._live.prices),
+                refunds_of(connection, found.request_id),
+            )
         )
-        return found, price
+        return found, price, given
 
     def follow(
         self, found: Open | Closed, *, after: str | None, keep_alive_s: float

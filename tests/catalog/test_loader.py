@@ -47,7 +47,7 @@ def test_an_unknown_field_is_told_with_the_nearest_known_one(file: Path) -> None
 
     assert len(said) == 1
     assert said[0].startswith("6:5: models[0].resolution: unknown field 'resolution'; ")
-    assert "did you mean resolutions? (accepted: name, task, also," in said[0]
+    assert "did you mean resolutions? (accepted: price, minimum, name, task, also," in said[0]
 
 
 @pytest.mark.parametrize(

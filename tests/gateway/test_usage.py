@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 
+from gateway.database import Database
+from gateway.ledger.refunds import refund
+from gateway.pricing import device_cost, parse_usd
 from tests.stack import Caller, Stack, chat, ended, order, wait_for
 
 
@@ -111,6 +114,31 @@ def test_an_administrator_sees_every_account_but_not_what_was_said(stack: Stack)
     assert own["total"]["requests"] == 1
     assert caller.http.get("/v1/admin/usage").status_code == 403
     assert caller.http.get("/v1/usage", params={"account": "1"}).status_code == 404
+
+
+def test_a_receipt_shows_what_was_given_back_and_an_administrator_the_margin(
+    stack: Stack,
+) -> None:
+    caller = stack.caller()
+    spend(caller, "one")
+    (request,) = caller.http.get("/v1/requests").json()["data"]
+    path = f"/v1/requests/{request['id']}/receipt"
+    database = Database(stack.database_url)
+    with database.transaction() as connection:
+        refund(connection, request["id"], 10, key=request["id"], actor="test", reason="slow")
+    database.engine.dispose()
+
+    own = caller.http.get(path).json()
+    full = admin(stack).http.get(path, params={"account": str(caller.account_id)}).json()
+
+    assert own["refunds"][0]["amount"] == "0.00000001"
+    assert own["refunds"][0]["reason"] == "slow"
+    assert parse_usd(own["net_cost"]) == parse_usd(own["cost"]) - 10
+    assert "operator" not in own
+    operator = full["operator"]
+    assert parse_usd(operator["cost"]) == device_cost(full["usage"]["gpu_us"], 3_600_000_000)
+    assert parse_usd(operator["margin"]) == parse_usd(own["net_cost"]) - parse_usd(operator["cost"])
+    assert caller.http.get(path, params={"account": "1"}).status_code == 404
 
 
 def test_the_books_are_reconciled_on_demand_and_the_result_is_a_metric(stack: Stack) -> None:

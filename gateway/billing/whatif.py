@@ -1,0 +1,79 @@
+"""What past usage would have cost under another price list. Reads receipts, writes nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, select
+
+from gateway.ledger.closed import UNITS
+from gateway.pricing import Price, UnpricedUsage, charge
+from gateway.tables import receipts
+from workers.contract.jobs import Usage
+
+
+@dataclass(slots=True)
+class Repriced:
+    """One model's charged requests: what they cost, and what they would have.
+
+    What the other list does not price stands apart and counts in neither amount.
+    """
+
+    model: str
+    requests: int = 0
+    charged_nanos: int = 0
+    would_nanos: int = 0
+    unpriced_requests: int = 0
+    unpriced_nanos: int = 0
+
+    @property
+    def difference_nanos(self) -> int:
+        return self.would_nanos - self.charged_nanos
+
+
+def whatif(
+    connection: Connection,
+    prices: Mapping[str, Price],
+    *,
+    starts_at: datetime,
+    ends_at: datetime,
+    account_id: int | None = None,
+) -> list[Repriced]:
+    """Price the charged requests of a span again, by model; refunds are left aside."""
+    columns = [receipts.c[unit] for unit in UNITS]
+    query = select(
+        receipts.c.model, receipts.c.charge_nanos, receipts.c.attributes, *columns
+    ).where(
+        receipts.c.outcome == "charged",
+        receipts.c.settled_at >= starts_at,
+        receipts.c.settled_at < ends_at,
+    )
+    if account_id is not None:
+        query = query.where(receipts.c.account_id == account_id)
+    found: defaultdict[str, Repriced] = defaultdict(lambda: Repriced(""))
+    for row in connection.execution_options(yield_per=1000).execute(query):
+        model, charged, attributes, *quantities = row
+        sums = found[model]
+        sums.model = model
+        usage = Usage(**dict(zip(UNITS, quantities, strict=True)), attributes=attributes or {})
+        would = _would_cost(prices.get(model), usage)
+        if would is None:
+            sums.unpriced_requests += 1
+            sums.unpriced_nanos += charged
+            continue
+        sums.requests += 1
+        sums.charged_nanos += charged
+        sums.would_nanos += would
+    return [found[model] for model in sorted(found)]
+
+
+def _would_cost(price: Price | None, usage: Usage) -> int | None:
+    if price is None:
+        return None
+    try:
+        return charge(price, usage).total_nanos
+    except (UnpricedUsage, ValueError):
+        return None

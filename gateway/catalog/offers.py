@@ -1,0 +1,97 @@
+"""Prices that an operator sets: read as in the catalog file, and held to the same rules.
+
+A price of an account's own must cover what its model's tasks use just as the list price must, so
+it is checked as if it stood in the catalog entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway.catalog.document import Document, Unreadable
+from gateway.catalog.loader import load_catalog
+from gateway.catalog.rules import Conflicts
+from gateway.catalog.schema import Catalog, Entry, Offer
+from gateway.catalog.store import OPERATOR_NOTICE_S
+from gateway.pricing import Price
+
+
+class BadOffer(ValueError):
+    """A price that cannot be sold at, and why."""
+
+
+def read_offer(entry: Entry, value: Mapping[str, Any]) -> Price:
+    """Check a price for a model; raise ``BadOffer`` with everything that is wrong with it."""
+    if unknown := set(value) - {"price", "minimum"}:
+        raise BadOffer(f"{min(unknown)!r} is no part of a price; there are price and minimum")
+    told = entry.model_dump(exclude={"price", "minimum"}, exclude_unset=True)
+    try:
+        return Entry.model_validate({**told, **value}).selling_price
+    except ValidationError as error:
+        raise BadOffer("; ".join(_complaints(error))) from None
+
+
+def read_start(text: str | None, now: datetime) -> datetime:
+    """Read when a price is to begin: soon, or at a moment with its offset that lies ahead.
+
+    Every gateway must have heard of it before it counts. Raise ``BadOffer`` for one too near.
+    """
+    earliest = now + timedelta(seconds=OPERATOR_NOTICE_S)
+    if text is None:
+        return earliest
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise BadOffer(
+            f"{text!r} is no moment; send one with its offset, such as 2026-12-01T00:00:00Z"
+        )
+    if moment < earliest:
+        raise BadOffer(
+            f"a price can begin at {earliest.isoformat(timespec='seconds')} at the earliest, not "
+            f"at {text}: every gateway must know it before it counts"
+        )
+    return moment.astimezone(UTC)
+
+
+def read_prices(path: Path) -> dict[str, Price]:
+    """Read the prices of a whole list: a catalog file, or one of ``prices`` by model alone.
+
+    Raise ``CatalogError`` or ``BadOffer``, or ``OSError`` if it cannot be read.
+    """
+    try:
+        value = Document(path.read_text()).value
+    except (Unreadable, UnicodeDecodeError):
+        value = None
+    if not isinstance(value, dict) or "prices" not in value:
+        catalog: Catalog = load_catalog(path)
+        return {entry.name: entry.selling_price for entry in catalog.models}
+    found = {}
+    for name, offer in (value["prices"] or {}).items():
+        # No entry to check it against: what it does not cover is reported where it is missing.
+        try:
+            found[str(name)] = Offer.model_validate(offer).selling_price
+        except ValidationError as error:
+            raise BadOffer(f"{path}: {name}: {'; '.join(_complaints(error))}") from None
+    return found
+
+
+def _complaints(error: ValidationError) -> list[str]:
+    said = []
+    for each in error.errors(include_url=False):
+        cause = each.get("ctx", {}).get("error")
+        if isinstance(cause, Conflicts):
+            said += [f"{_place(place)}{message}" for place, message in cause.found]
+        else:
+            said.append(f"{_place(each['loc'])}{each['msg'].removeprefix('Value error, ')}")
+    return list(dict.fromkeys(said))
+
+
+def _place(place: tuple[str | int, ...]) -> str:
+    return f"{'.'.join(map(str, place))}: " if place else ""
