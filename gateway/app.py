@@ -30,6 +30,8 @@ from gateway.api.health import HealthController
 from gateway.api.ledger import LedgerController
 from gateway.api.limits import AdminLimitsController, LimitsController
 from gateway.api.lists import ListsController
+from gateway.api.openrouter import OpenRouterAliasController, OpenRouterController
+from gateway.api.organization import OrganizationController
 from gateway.api.prices import PricesController
 from gateway.api.requests import RequestsController
 from gateway.api.usage import UsageController
@@ -102,6 +104,9 @@ def create_app(settings: Settings) -> Litestar:
             UsageController,
             LedgerController,
             ListsController,
+            OpenRouterController,
+            OpenRouterAliasController,
+            OrganizationController,
             AdminController,
             PricesController,
             LimitsController,
@@ -129,6 +134,7 @@ def create_app(settings: Settings) -> Litestar:
             security=[{"key": []}],
             tags=[
                 Tag("OpenAI", "What unmodified OpenAI clients call."),
+                Tag("OpenRouter", "What clients of OpenRouter ask about money."),
                 Tag("Requests", "Every task of every model, asynchronously."),
                 Tag("Catalog", "Models, prices, availability."),
                 Tag("Account", "Balance, usage, keys."),

@@ -37,7 +37,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import ColumnElement
-from sqlalchemy.types import Integer
+from sqlalchemy.sql.visitors import InternalTraversal
 
 T = TypeVar("T")
 
@@ -82,25 +82,52 @@ class UtcDateTime(TypeDecorator[datetime]):
         return _EPOCH + timedelta(microseconds=value)
 
 
-class quarter_hour(ColumnElement[int]):  # reads as the SQL function that it is
-    """Number of the quarter hour since 1970 in which a moment lies."""
+class time_bucket(ColumnElement[int]):  # reads as the SQL function that it is
+    """Number of the span of so many seconds since 1970 in which a moment lies."""
 
-    type = Integer()
+    type = BigInteger()
     inherit_cache = True
+    _traverse_internals = [
+        ("column", InternalTraversal.dp_clauseelement),
+        ("seconds", InternalTraversal.dp_plain_obj),
+    ]
+
+    def __init__(self, column: ColumnElement[datetime], seconds: int) -> None:
+        self.column = column
+        self.seconds = seconds
+
+
+@compiles(time_bucket, "sqlite")
+def _time_bucket_sqlite(element: time_bucket, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"({compiler.process(element.column, **kw)} / {element.seconds * 1_000_000})"
+
+
+@compiles(time_bucket, "postgresql")
+def _time_bucket_postgresql(element: time_bucket, compiler: SQLCompiler, **kw: Any) -> str:
+    column = compiler.process(element.column, **kw)
+    return f"CAST(floor(extract(epoch FROM {column}) / {element.seconds}) AS BIGINT)"
+
+
+class microseconds(ColumnElement[int]):  # reads as the SQL function that it is
+    """A moment as microseconds since 1970, without making an object of it."""
+
+    type = BigInteger()
+    inherit_cache = True
+    _traverse_internals = [("column", InternalTraversal.dp_clauseelement)]
 
     def __init__(self, column: ColumnElement[datetime]) -> None:
         self.column = column
 
 
-@compiles(quarter_hour, "sqlite")
-def _quarter_hour_sqlite(element: quarter_hour, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"({compiler.process(element.column, **kw)} / 900000000)"
+@compiles(microseconds, "sqlite")
+def _microseconds_sqlite(element: microseconds, compiler: SQLCompiler, **kw: Any) -> str:
+    return compiler.process(element.column, **kw)
 
 
-@compiles(quarter_hour, "postgresql")
-def _quarter_hour_postgresql(element: quarter_hour, compiler: SQLCompiler, **kw: Any) -> str:
+@compiles(microseconds, "postgresql")
+def _microseconds_postgresql(element: microseconds, compiler: SQLCompiler, **kw: Any) -> str:
     column = compiler.process(element.column, **kw)
-    return f"CAST(floor(extract(epoch FROM {column}) / 900) AS BIGINT)"
+    return f"CAST(extract(epoch FROM {column}) * 1000000 AS BIGINT)"
 
 
 def exact_sum(column: ColumnElement[Any]) -> ColumnElement[int]:

@@ -56,8 +56,8 @@ class UsageController(Controller):
     ) -> Response[bytes]:
         def choose(connection: Connection) -> tuple[Filters, str]:
             owner = find_asked(request, connection, account)
-            key_id = None if key is None else key_number(connection, owner.id, key)
-            filters = Filters(owner.id, key_id, model, task, tag_filters(request))
+            keys = None if key is None else (key_number(connection, owner.id, key),)
+            filters = Filters((owner.id,), keys, _one(model), _one(task), tag_filters(request))
             return filters, tz or owner.report_tz
 
         by = read_dimensions(group_by)
@@ -80,7 +80,7 @@ class UsageController(Controller):
         task: FromQuery[str | None] = None,
         as_of: FromQuery[datetime | None] = None,
     ) -> Response[bytes]:
-        filters = Filters(model=model, task=task, tags=tag_filters(request))
+        filters = Filters(models=_one(model), tasks=_one(task), tags=tag_filters(request))
         by = read_dimensions(group_by, accounts=True)
         return await _report(
             request, lambda _: (filters, tz), by, first=first, last=last, as_of=as_of
@@ -140,6 +140,10 @@ async def _report(
             "total": group_view(total(groups)),
         }
     )
+
+
+def _one(value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else (value,)
 
 
 def group_view(group: Group) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Connection, func, insert, select
 
 from gateway.billing.rollups import Seal, seal_of, seals
-from gateway.database import Database, exact_sum, quarter_hour
+from gateway.database import Database, exact_sum, time_bucket
 from gateway.ledger.reconcile import Finding, reconcile
 from gateway.pricing import format_usd
 from gateway.tables import receipts, reconciliations, refunds
 
-QUARTERS = 4
+HOUR_S = 3600
 KEPT = 400
 """Results kept: more than a year of nights."""
 
@@ -86,17 +86,17 @@ def _booked_by_hour(connection: Connection) -> dict[datetime, tuple[int, int, in
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     sums: dict[datetime, tuple[int, int, int]] = {}
     settled = select(
-        quarter_hour(receipts.c.settled_at), func.count(), exact_sum(receipts.c.charge_nanos)
-    ).group_by(quarter_hour(receipts.c.settled_at))
-    for quarter, requests, charged in connection.execute(settled):
-        hour = epoch + timedelta(hours=quarter // QUARTERS)
+        time_bucket(receipts.c.settled_at, HOUR_S), func.count(), exact_sum(receipts.c.charge_nanos)
+    ).group_by(time_bucket(receipts.c.settled_at, HOUR_S))
+    for number, requests, charged in connection.execute(settled):
+        hour = epoch + timedelta(hours=number)
         before = sums.get(hour, (0, 0, 0))
         sums[hour] = (before[0] + requests, before[1] + charged, before[2])
     returned = select(
-        quarter_hour(refunds.c.booked_at), exact_sum(refunds.c.amount_nanos)
-    ).group_by(quarter_hour(refunds.c.booked_at))
-    for quarter, amount in connection.execute(returned):
-        hour = epoch + timedelta(hours=quarter // QUARTERS)
+        time_bucket(refunds.c.booked_at, HOUR_S), exact_sum(refunds.c.amount_nanos)
+    ).group_by(time_bucket(refunds.c.booked_at, HOUR_S))
+    for number, amount in connection.execute(returned):
+        hour = epoch + timedelta(hours=number)
         before = sums.get(hour, (0, 0, 0))
         sums[hour] = (before[0], before[1], before[2] + amount)
     return sums

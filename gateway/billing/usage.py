@@ -17,18 +17,20 @@ from sqlalchemy import ColumnElement, Connection, Table, case, func, literal_col
 
 from gateway.accounts.budgets import read_zone
 from gateway.billing.rollups import HOUR, built_range, floor_hour
-from gateway.database import exact_sum, quarter_hour
+from gateway.database import exact_sum, time_bucket
 from gateway.errors import InvalidRequest
 from gateway.tables import QUANTITIES, accounts, keys, receipts, refunds, usage_hourly
 
-TIMES: Final = ("hour", "day", "month")
-DIMENSIONS: Final = (*TIMES, "account", "key", "model", "task")
+TIMES: Final = ("minute", "hour", "day", "month")
+DIMENSIONS: Final = (*TIMES[1:], "account", "key", "model", "task")
+"""What clients may group by; programs of ours also by minute, ``account_id`` and ``key_id``."""
 TAG: Final = "tag:"
 DAYS_MAX: Final = 800
 RANGES_MAX: Final = 100
 """Of time in one query's condition."""
 
-_QUARTER: Final = timedelta(minutes=15)
+_QUARTER_S: Final = 900
+_MINUTE_S: Final = 60
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Range = tuple[datetime, datetime]
@@ -47,10 +49,10 @@ class Span:
 class Filters:
     """What a report is about; None is everything."""
 
-    account_id: int | None = None
-    key_id: int | None = None
-    model: str | None = None
-    task: str | None = None
+    account_ids: tuple[int, ...] | None = None
+    key_ids: tuple[int, ...] | None = None
+    models: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -127,8 +129,8 @@ def usage(
     """
     unsealed: list[Range] = [(span.starts_at, span.ends_at)]
     groups: dict[tuple[str, ...], Group] = {}
-    tagged = bool(filters.tags) or any(name.startswith(TAG) for name in by)
-    if rolled and not tagged:
+    fine = bool(filters.tags) or any(name.startswith(TAG) or name == "minute" for name in by)
+    if rolled and not fine:
         sealed, unsealed = _split(connection, span, by)
         for part in sealed:
             _fold(groups, _rollup_rows(connection, part, by, filters), span.zone, by)
@@ -193,7 +195,7 @@ def _rollup_rows(
     connection: Connection, span: Range, by: Sequence[str], filters: Filters
 ) -> Iterator[tuple[datetime, Group]]:
     table = usage_hourly
-    columns = _columns(by, table, {"hour": table.c.hour})
+    columns = _columns(by, table, table.c.hour)
     charged = table.c.outcome == "charged"
     query = (
         select(
@@ -224,7 +226,8 @@ def _booked_rows(
     filters: Filters,
 ) -> Iterator[tuple[datetime, Group]]:
     """Sums over receipts, or over refunds under the labels of their receipts."""
-    columns = _columns(by, receipts, {"hour": quarter_hour(moment)})
+    seconds = _MINUTE_S if "minute" in by else _QUARTER_S
+    columns = _columns(by, receipts, time_bucket(moment, seconds))
     charged = receipts.c.outcome == "charged"
     if table is receipts:
         sums = [
@@ -241,8 +244,8 @@ def _booked_rows(
         sums = [exact_sum(refunds.c.amount_nanos).label("refund_nanos")]
         source = _joined(receipts.join(refunds, refunds.c.request_id == receipts.c.request_id), by)
     conditions = _conditions(receipts, filters)
-    if table is refunds and filters.account_id is not None:
-        conditions.append(refunds.c.account_id == filters.account_id)
+    if table is refunds and filters.account_ids is not None:
+        conditions.append(refunds.c.account_id.in_(filters.account_ids))
     query = (
         select(*columns.values(), *sums)
         .select_from(source)
@@ -256,17 +259,17 @@ def _booked_rows(
         .group_by(*_places(columns))
     )
     for row in connection.execute(query).mappings():
-        at = _EPOCH + row["at"] * _QUARTER if "at" in row else _EPOCH
+        at = _EPOCH + timedelta(seconds=row["at"] * seconds) if "at" in row else _EPOCH
         yield at, _group(row, by)
 
 
 def _columns(
-    by: Sequence[str], table: Table, moments: Mapping[str, ColumnElement[Any]]
+    by: Sequence[str], table: Table, moment: ColumnElement[Any]
 ) -> dict[str, ColumnElement[Any]]:
     columns: dict[str, ColumnElement[Any]] = {}
     for name in by:
         if name in TIMES:
-            columns["at"] = moments["hour"].label("at")
+            columns["at"] = moment.label("at")
         elif name == "account":
             columns[name] = accounts.c.name.label(name)
         elif name == "key":
@@ -297,9 +300,9 @@ def _joined(source: Any, by: Sequence[str]) -> Any:
 def _conditions(table: Table, filters: Filters) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     for name in ("account_id", "key_id", "model", "task"):
-        value = getattr(filters, name)
-        if value is not None:
-            conditions.append(table.c[name] == value)
+        values = getattr(filters, f"{name}s")
+        if values is not None:
+            conditions.append(table.c[name].in_(values))
     for tag, value in filters.tags.items():
         conditions.append(receipts.c["metadata"][tag].as_string() == value)
     return conditions
@@ -326,6 +329,7 @@ def _fold(
     for at, group in rows:
         local = at.astimezone(zone)
         times = {
+            "minute": local.isoformat(timespec="minutes"),
             "hour": local.replace(minute=0).isoformat(timespec="minutes"),
             "day": local.date().isoformat(),
             "month": local.date().isoformat()[:7],

@@ -44,7 +44,10 @@ def usage_command(
         owner = find_account(connection, account_name) if account_name else None
         zone = tz or (owner.report_tz if owner else "UTC")
         span = read_span(first, last, zone, now=datetime.now(UTC))
-        groups = usage(connection, span, by, Filters(owner.id if owner else None, model=model))
+        filters = Filters(
+            account_ids=(owner.id,) if owner else None, models=(model,) if model else None
+        )
+        groups = usage(connection, span, by, filters)
     whole = total(groups)
     whole.labels = {name: "total" if name == by[0] else "" for name in by}
     print_rows([*groups, whole], _usage_row, as_json)

@@ -108,7 +108,7 @@ def ask(books: Books, span: Span, *by: str, rolled: bool = True, **filters: obje
             connection,
             span,
             by,
-            Filters(books.account.id, **filters),  # type: ignore[arg-type]
+            Filters((books.account.id,), **filters),  # type: ignore[arg-type]
             rolled=rolled,
         )
 
@@ -171,8 +171,8 @@ def test_any_span_is_what_was_booked_in_it(past: tuple[Books, list[Booked]]) -> 
 def test_filters_choose(past: tuple[Books, list[Booked]]) -> None:
     books, booked = past
 
-    red = total(ask(books, whole(), tags={"colour": "red"}, model="m"))
-    own = total(ask(books, whole(), key_id=books.key.id))
+    red = total(ask(books, whole(), tags={"colour": "red"}, models=("m",)))
+    own = total(ask(books, whole(), key_ids=(books.key.id,)))
 
     assert red.cost_nanos == sum(e.cost for e in booked if (e.tag, e.model) == ("red", "m"))
     assert own.cost_nanos == sum(e.cost for e in booked if e.key == books.key.prefix)
