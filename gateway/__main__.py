@@ -21,7 +21,12 @@ from gateway.commands.accounts import account, key
 from gateway.commands.catalog import catalog
 from gateway.commands.credit import credit
 from gateway.commands.limits import budget, limit
-from gateway.commands.reports import ledger_command, reconcile_command, usage_command
+from gateway.commands.reports import (
+    export_command,
+    ledger_command,
+    reconcile_command,
+    usage_command,
+)
 from gateway.commands.terminal import (
     example,
     open_database,
@@ -95,6 +100,7 @@ for command in (
     limit,
     catalog,
     usage_command,
+    export_command,
     ledger_command,
     reconcile_command,
 ):

@@ -25,6 +25,7 @@ from gateway.api.admin import AdminController
 from gateway.api.bodies import EXCEPTION_HANDLERS
 from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
+from gateway.api.exports import ExportsController
 from gateway.api.headers import add_limit_headers
 from gateway.api.health import HealthController
 from gateway.api.ledger import LedgerController
@@ -102,6 +103,7 @@ def create_app(settings: Settings) -> Litestar:
             CatalogController,
             AccountController,
             UsageController,
+            ExportsController,
             LedgerController,
             ListsController,
             OpenRouterController,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,8 @@ import msgspec
 from gateway.accounts.accounts import find_account
 from gateway.billing.audit import audit
 from gateway.billing.entries import Entry, entries
+from gateway.billing.exports import Footer, Format, encode_footer
+from gateway.billing.files import Profile, export
 from gateway.billing.rollups import rebuild
 from gateway.billing.usage import Filters, Group, read_dimensions, read_span, total, usage
 from gateway.commands.terminal import example, json_option, print_rows, snapshot, transaction
@@ -51,6 +54,43 @@ def usage_command(
     whole = total(groups)
     whole.labels = {name: "total" if name == by[0] else "" for name in by}
     print_rows([*groups, whole], _usage_row, as_json)
+
+
+@click.command(
+    "export",
+    epilog=example("tollgate export acme --from 2026-11-01 --to 2026-11-30 -o november.csv"),
+)
+@click.argument("account_name", metavar="ACCOUNT")
+@click.option("--from", "first", help="First day, or a moment with its offset.")
+@click.option("--to", "last", help="Last day (included), or a moment (excluded).")
+@click.option("--tz", help="Time zone of the days and of local times. [the account's]")
+@click.option("--format", type=click.Choice(["csv", "parquet"]), default="csv", show_default=True)
+@click.option(
+    "--profile", type=click.Choice(["native", "focus"]), default="native", show_default=True
+)
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False))
+def export_command(
+    account_name: str,
+    first: str | None,
+    last: str | None,
+    tz: str | None,
+    format: Format,
+    profile: Profile,
+    output: Path,
+) -> None:
+    """Write every charge and refund of an account to a file, and its footer beside it."""
+    footer = Footer()
+    with snapshot() as connection, open(output, "wb") as file:
+        owner = find_account(connection, account_name)
+        span = read_span(first, last, tz or owner.report_tz, now=datetime.now(UTC))
+        parts = export(
+            connection, span, Filters((owner.id,)), format=format, profile=profile, footer=footer
+        )
+        for part in parts:
+            file.write(part)
+    beside = output.with_name(f"{output.name}.footer.json")
+    beside.write_bytes(encode_footer(footer))
+    click.echo(f"{output}: {footer.rows} rows, ${format_usd(footer.amount_nanos)}; see {beside}")
 
 
 @click.command("ledger", epilog=example("tollgate ledger acme --limit 50"))

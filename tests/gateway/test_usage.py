@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
 
 from gateway.database import Database
 from gateway.ledger.refunds import refund
@@ -149,3 +150,40 @@ def test_the_books_are_reconciled_on_demand_and_the_result_is_a_metric(stack: St
 
     assert (found["agrees"], found["findings"]) == (True, [])
     assert "tollgate_reconcile_findings 0.0" in boss.http.get("/metrics").text
+
+
+def test_an_export_can_be_checked_by_its_footer(stack: Stack) -> None:
+    caller = stack.caller()
+    spend(caller, "one", "two words")
+    params = {"from": "2026-01-01T00:00:00Z", "tz": "Asia/Kolkata", "to": now_text()}
+    # A file ends ten seconds ago, and so does not have what has just been booked.
+    early = caller.http.get("/v1/usage/export", params=params)
+    assert len(early.text.splitlines()) == 1
+
+    exported = caller.http.get("/v1/usage/export", params=params)
+    footer = caller.http.get("/v1/usage/export/footer", params=params).json()
+
+    assert exported.headers["content-disposition"].startswith("attachment; filename=")
+    assert footer["rows"] == len(exported.text.splitlines()) - 1
+    assert caller.http.get("/v1/usage/export", params={"format": "xls"}).status_code == 400
+    assert caller.http.get("/v1/usage/export", params={"from": "2099-01-01"}).status_code == 400
+    boss = admin(stack)
+    params["account"] = str(caller.account_id)
+    assert boss.http.get("/v1/usage/export", params=params).is_success
+
+
+def test_an_export_that_is_left_gives_its_place_back(stack: Stack) -> None:
+    caller = stack.caller()
+    spend(caller, "one")
+    for _ in range(8):
+        with caller.http.stream("GET", "/v1/usage/export"):
+            pass
+
+    wait_for(
+        lambda: all(caller.http.get("/v1/usage/export").is_success for _ in range(4)),
+        "the places of those that were left",
+    )
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat()

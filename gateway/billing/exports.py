@@ -1,0 +1,304 @@
+"""Receipts and refunds as files: CSV and Parquet, streamed, the same bytes for the same books.
+
+Rows are sorted by request, refunds after charges, read on one snapshot in chunks and never held
+whole. Amounts stand as decimals and as whole nano-dollars; a refund's are negative, so the column
+adds up to what was paid. ``Footer`` has the number of rows, what they sum to, and a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+from sqlalchemy import BigInteger, Connection, Select, String, cast, literal, null, select
+
+from gateway.billing.usage import Filters, Span
+from gateway.database import microseconds
+from gateway.ledger.ids import first_request_id
+from gateway.pricing import NANOS_PER_USD
+from gateway.tables import QUANTITIES, keys, receipts, refunds
+
+Format: TypeAlias = Literal["csv", "parquet"]
+
+CHUNK: Final = 20_000
+ROW_GROUP: Final = 100_000
+LONGEST_REQUEST: Final = timedelta(days=2)
+"""From acceptance to settlement: an id is at most so much older than its booking."""
+
+_USD: Final = pa.decimal128(19, 9)
+_DETAILS: Final = ("key", "model", "task", "status", "outcome", "reason")
+_QUARTER_US: Final = 900_000_000
+
+CSV_SCHEMA: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("request_id", pa.string()),
+        ("booked_at", pa.string()),
+        ("booked_at_local", pa.string()),
+        ("accepted_at", pa.string()),
+        ("account_id", pa.int64()),
+        *((name, pa.string()) for name in _DETAILS),
+        ("price_id", pa.int64()),
+        ("amount_usd", pa.string()),
+        ("amount_nanos", pa.int64()),
+        *((name, pa.int64()) for name in QUANTITIES),
+        ("metadata", pa.string()),
+    ]
+)
+
+# What CSV writes as digits has a type of its own in Parquet.
+PARQUET_SCHEMA: Final = CSV_SCHEMA.set(
+    CSV_SCHEMA.get_field_index("amount_usd"), pa.field("amount_usd", _USD)
+)
+
+
+@dataclass(slots=True)
+class Footer:
+    """What a file holds; complete once the file has been written to its end."""
+
+    rows: int = 0
+    amount_nanos: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    @property
+    def sha256(self) -> str:
+        return str(self.digest.hexdigest())
+
+
+def write(
+    tables: Iterator[pa.Table], schema: pa.Schema, format: Format, footer: Footer, *, amount: str
+) -> Iterator[bytes]:
+    """Write tables of one schema as a file; ``amount`` is the column that the footer sums."""
+    sink = _Sink()
+    if format == "csv":
+        options = pyarrow.csv.WriteOptions(quoting_style="needed")
+        csv = pyarrow.csv.CSVWriter(sink.file, schema, write_options=options)
+        put: Callable[[pa.Table], None] = csv.write_table
+        close = csv.close
+        wait = 0
+    else:
+        parquet = pyarrow.parquet.ParquetWriter(sink.file, schema, compression="zstd")
+        put, wait = parquet.write_table, ROW_GROUP
+
+        def close() -> None:
+            parquet.add_key_value_metadata(
+                {"rows": str(footer.rows), "amount_nanos": str(footer.amount_nanos)}
+            )
+            parquet.close()
+
+    waiting: list[pa.Table] = []
+    for table in tables:
+        footer.rows += table.num_rows
+        footer.amount_nanos += pc.sum(table[amount]).as_py() or 0
+        waiting.append(table)
+        if sum(each.num_rows for each in waiting) >= wait:
+            put(pa.concat_tables(waiting).combine_chunks())
+            waiting.clear()
+            if data := sink.take():
+                footer.digest.update(data)
+                yield data
+    if waiting:
+        put(pa.concat_tables(waiting).combine_chunks())
+    close()
+    data = sink.take()
+    footer.digest.update(data)
+    yield data
+
+
+def native_tables(
+    connection: Connection, span: Span, filters: Filters, schema: pa.Schema
+) -> Iterator[pa.Table]:
+    """Read what was booked in a span: charges by request, then refunds by request."""
+    for query in (_charges(span, filters), _refunds(span, filters)):
+        result = connection.execution_options(yield_per=CHUNK).execute(query)
+        for rows in result.partitions():
+            yield _table(rows, span.zone, schema)
+
+
+def between(span: Span, filters: Filters) -> list[Any]:
+    """Conditions for receipts that were booked in a span; ids lead, since they order the file."""
+    conditions: list[Any] = [
+        receipts.c.settled_at >= span.starts_at,
+        receipts.c.settled_at < span.ends_at,
+        receipts.c.request_id >= first_request_id(span.starts_at - LONGEST_REQUEST),
+        receipts.c.request_id < first_request_id(span.ends_at + timedelta(hours=1)),
+    ]
+    return conditions + chosen(filters)
+
+
+def chosen(filters: Filters) -> list[Any]:
+    """Conditions for receipts of the accounts, keys, models and tasks asked for."""
+    return [
+        receipts.c[name].in_(values)
+        for name in ("account_id", "key_id", "model", "task")
+        if (values := getattr(filters, f"{name}s")) is not None
+    ]
+
+
+def _charges(span: Span, filters: Filters) -> Select[Any]:
+    return (
+        select(
+            literal("charge"),
+            receipts.c.request_id,
+            microseconds(receipts.c.settled_at),
+            microseconds(receipts.c.accepted_at),
+            receipts.c.account_id,
+            keys.c.prefix,
+            *(receipts.c[name] for name in _DETAILS[1:]),
+            receipts.c.price_id,
+            receipts.c.charge_nanos,
+            *(receipts.c[name] for name in QUANTITIES),
+            cast(receipts.c["metadata"], String),
+        )
+        .join(keys, keys.c.id == receipts.c.key_id)
+        .where(*between(span, filters))
+        .order_by(receipts.c.request_id)
+    )
+
+
+def _refunds(span: Span, filters: Filters) -> Select[Any]:
+    none = cast(null(), BigInteger)
+    return (
+        select(
+            refunds.c.kind,
+            receipts.c.request_id,
+            microseconds(refunds.c.booked_at),
+            microseconds(receipts.c.accepted_at),
+            receipts.c.account_id,
+            keys.c.prefix,
+            *(receipts.c[name] for name in _DETAILS[1:]),
+            receipts.c.price_id,
+            -refunds.c.amount_nanos,
+            *(none.label(name) for name in QUANTITIES),
+            cast(receipts.c["metadata"], String),
+        )
+        .join(receipts, receipts.c.request_id == refunds.c.request_id)
+        .join(keys, keys.c.id == receipts.c.key_id)
+        .where(
+            refunds.c.booked_at >= span.starts_at,
+            refunds.c.booked_at < span.ends_at,
+            *chosen(filters),
+        )
+        .order_by(refunds.c.request_id, refunds.c.seq)
+    )
+
+
+def _table(rows: Sequence[Any], zone: ZoneInfo, schema: pa.Schema) -> pa.Table:
+    columns: list[Any] = list(zip(*rows, strict=True))
+    count = len(_DETAILS)
+    kind, request, booked, accepted, account = columns[:5]
+    details, price, nanos = columns[5 : 5 + count], columns[5 + count], columns[6 + count]
+    quantities, metadata = columns[7 + count : -1], columns[-1]
+    booked_us = pa.array(booked, pa.int64())
+    amounts = pa.array(nanos, pa.int64())
+    arrays = [
+        pa.array(kind, pa.string()),
+        pa.array(request, pa.string()),
+        utc_text(booked_us),
+        local_text(booked_us, zone),
+        utc_text(pa.array(accepted, pa.int64())),
+        pa.array(account, pa.int64()),
+        *(pa.array(values, pa.string()) for values in details),
+        pa.array(price, pa.int64()),
+        usd(amounts) if schema is PARQUET_SCHEMA else usd_text(amounts),
+        amounts,
+        *(pa.array(values, pa.int64()) for values in quantities),
+        pa.array(metadata, pa.string()),
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def usd(nanos: pa.Array) -> pa.Array:
+    """Make decimals of nano-dollars: the same digits, nine of them after the point."""
+    whole = nanos.cast(pa.decimal128(19, 0))
+    return pa.Array.from_buffers(_USD, len(whole), whole.buffers(), offset=whole.offset)
+
+
+def usd_text(nanos: pa.Array) -> pa.Array:
+    """Write nano-dollars as decimals of USD with nine digits after the point."""
+    size = pc.abs(nanos)
+    whole = pc.divide(size, NANOS_PER_USD)
+    rest = pc.subtract(size, pc.multiply(whole, NANOS_PER_USD))
+    digits = pc.utf8_lpad(rest.cast(pa.string()), 9, "0")
+    text = pc.binary_join_element_wise(whole.cast(pa.string()), digits, ".")
+    sign = pc.if_else(pc.less(nanos, 0), "-", "")
+    return pc.binary_join_element_wise(sign, text, "")
+
+
+def utc_text(moments_us: pa.Array) -> pa.Array:
+    """Write moments as RFC 3339 in UTC, to the microsecond."""
+    text = pc.strftime(moments_us.cast(pa.timestamp("us")), format="%Y-%m-%dT%H:%M:%S")
+    return pc.binary_join_element_wise(text, "Z", "")
+
+
+def local_text(moments_us: pa.Array, zone: ZoneInfo) -> pa.Array:
+    """Write moments by the clocks of a zone, whose offset changes at quarter hours at most."""
+    quarters = pc.divide(moments_us, _QUARTER_US)
+    distinct = pc.unique(quarters)
+    offsets = [
+        datetime.fromtimestamp(quarter * 900, UTC).astimezone(zone).utcoffset() or timedelta(0)
+        for quarter in distinct.to_pylist()
+    ]
+    places = pc.index_in(quarters, distinct)
+    shift = pa.array([offset // timedelta(microseconds=1) for offset in offsets], pa.int64())
+    suffix = pa.array([_offset(offset) for offset in offsets], pa.string())
+    local = pc.add(moments_us, pc.take(shift, places)).cast(pa.timestamp("us"))
+    text = pc.strftime(local, format="%Y-%m-%dT%H:%M:%S")
+    return pc.binary_join_element_wise(text, pc.take(suffix, places), "")
+
+
+def footer_view(footer: Footer) -> dict[str, Any]:
+    """Say what a file holds, for whoever wants to check it."""
+    return {
+        "object": "export.footer",
+        "rows": footer.rows,
+        "amount_nanos": footer.amount_nanos,
+        "sha256": footer.sha256,
+    }
+
+
+def encode_footer(footer: Footer) -> bytes:
+    return msgspec.json.encode(footer_view(footer)) + b"\n"
+
+
+class _Sink:
+    """Takes what a writer writes, part by part."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._at = 0
+        self.file = pa.PythonFile(self, mode="w")
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(bytes(data))
+        self._at += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._at
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    def take(self) -> bytes:
+        data = b"".join(self._parts)
+        self._parts.clear()
+        return data
+
+
+def _offset(offset: timedelta) -> str:
+    minutes = offset // timedelta(minutes=1)
+    return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"

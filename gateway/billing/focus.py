@@ -1,0 +1,209 @@
+"""The FOCUS profile of an export: one row for each priced line of a charge, and for each refund.
+
+Columns as in the FinOps Open Cost and Usage Specification 1.2, focus.finops.org. The lines of a
+request sum exactly to its charge, so BilledCost adds up to what the ledger moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from sqlalchemy import BigInteger, Connection, Select, cast, literal, null, select
+
+from gateway.billing.exports import CHUNK, between, chosen, usd, usd_text
+from gateway.billing.usage import Filters, Span
+from gateway.ledger.closed import UNITS
+from gateway.ledger.prices import PriceCache, read_price
+from gateway.pricing import Price, charge
+from gateway.tables import accounts, keys, receipts, refunds
+from workers.contract.jobs import Usage
+
+_AMOUNTS: Final = ("BilledCost", "EffectiveCost", "ContractedCost", "ListCost")
+_TEXTS: Final = (
+    "BillingCurrency",
+    "BillingPeriodStart",
+    "BillingPeriodEnd",
+    "ChargePeriodStart",
+    "ChargePeriodEnd",
+    "ChargeCategory",
+    "ChargeClass",
+    "ChargeDescription",
+    "ChargeFrequency",
+    "ConsumedQuantity",
+    "ConsumedUnit",
+    "PricingQuantity",
+    "PricingUnit",
+    "PricingCategory",
+    "ListUnitPrice",
+    "ServiceName",
+    "ServiceCategory",
+    "ProviderName",
+    "PublisherName",
+    "InvoiceIssuerName",
+    "BillingAccountId",
+    "BillingAccountName",
+    "SubAccountId",
+    "SubAccountName",
+    "ResourceId",
+    "ResourceName",
+    "SkuId",
+    "SkuPriceId",
+    "Tags",
+)
+CSV: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in _AMOUNTS),
+        *((name, pa.string()) for name in _TEXTS),
+        ("x_AmountNanos", pa.int64()),
+    ]
+)
+PARQUET: Final = pa.schema(
+    [
+        *((name, pa.decimal128(19, 9)) for name in _AMOUNTS),
+        *((name, pa.string()) for name in _TEXTS),
+        ("x_AmountNanos", pa.int64()),
+    ]
+)
+AMOUNT: Final = "x_AmountNanos"
+
+
+def focus_tables(
+    connection: Connection, span: Span, filters: Filters, schema: pa.Schema
+) -> Iterator[pa.Table]:
+    """Read what was charged in a span, line by line, then what was given back."""
+    prices: PriceCache = {}
+    for query in (_charged(span, filters), _returned(span, filters)):
+        result = connection.execution_options(yield_per=CHUNK).execute(query)
+        for rows in result.mappings().partitions():
+            lines = [line for row in rows for line in _lines(connection, row, prices)]
+            if lines:
+                yield _table(lines, schema)
+
+
+def _charged(span: Span, filters: Filters) -> Select[Any]:
+    none = cast(null(), BigInteger)
+    return (
+        _rows(literal("charge").label("kind"), receipts.c.settled_at, none.label("returned"))
+        .where(*between(span, filters), receipts.c.outcome == "charged")
+        .order_by(receipts.c.request_id)
+    )
+
+
+def _returned(span: Span, filters: Filters) -> Select[Any]:
+    return (
+        _rows(refunds.c.kind, refunds.c.booked_at, refunds.c.amount_nanos.label("returned"))
+        .join(refunds, refunds.c.request_id == receipts.c.request_id)
+        .where(
+            refunds.c.booked_at >= span.starts_at,
+            refunds.c.booked_at < span.ends_at,
+            *chosen(filters),
+        )
+        .order_by(refunds.c.request_id, refunds.c.seq)
+    )
+
+
+def _rows(kind: Any, moment: Any, returned: Any) -> Select[Any]:
+    return (
+        select(
+            kind,
+            moment.label("moment"),
+            returned,
+            receipts.c.request_id,
+            receipts.c.account_id,
+            accounts.c.name.label("account"),
+            receipts.c.key_id,
+            keys.c.prefix,
+            receipts.c.model,
+            receipts.c.task,
+            receipts.c.price_id,
+            receipts.c.charge_nanos,
+            receipts.c.accepted_at,
+            receipts.c.attributes,
+            receipts.c["metadata"],
+            *(receipts.c[unit] for unit in UNITS),
+        )
+        .select_from(receipts)
+        .join(accounts, accounts.c.id == receipts.c.account_id)
+        .join(keys, keys.c.id == receipts.c.key_id)
+    )
+
+
+def _lines(connection: Connection, row: Any, prices: PriceCache) -> Iterator[dict[str, Any]]:
+    common = _common(row)
+    if row["kind"] != "charge":
+        yield {
+            **common,
+            "nanos": -row["returned"],
+            "ChargeCategory": "Credit" if row["kind"] == "refund" else "Adjustment",
+            "ChargeClass": "Correction",
+            "ChargeDescription": f"{row['kind']} of {row['request_id']}",
+        }
+        return
+    price = read_price(connection, row["price_id"], prices)
+    for unit, quantity, per, unit_price, nanos in _priced(price, row):
+        yield {
+            **common,
+            "nanos": nanos,
+            "ChargeCategory": "Usage",
+            "ChargeDescription": f"{row['model']}: {unit}",
+            "ConsumedQuantity": quantity,
+            "ConsumedUnit": unit,
+            "PricingQuantity": quantity,
+            "PricingUnit": unit if per == 1 else f"{per} {unit}",
+            "PricingCategory": "Standard",
+            "ListUnitPrice": unit_price,
+            "SkuId": f"{row['model']}/{unit}",
+        }
+
+
+def _priced(price: Price, row: Any) -> Iterator[tuple[str, str, int, str, int]]:
+    """The lines of a charge; where less was held than they come to, the last ones are shorter."""
+    usage = Usage(**{unit: row[unit] for unit in UNITS}, attributes=row["attributes"] or {})
+    left = row["charge_nanos"]
+    for line in charge(price, usage).lines:
+        nanos = min(line.amount_nanos, left)
+        left -= nanos
+        unit_price = f"{line.price_nanos // 10**9}.{line.price_nanos % 10**9:09d}"
+        yield line.unit, line.quantity, line.per, unit_price, nanos
+
+
+def _common(row: Any) -> dict[str, Any]:
+    moment: datetime = row["moment"]
+    month = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    following = (month + timedelta(days=32)).replace(day=1)
+    return {
+        "BillingCurrency": "USD",
+        "BillingPeriodStart": _text(month),
+        "BillingPeriodEnd": _text(following),
+        "ChargePeriodStart": _text(row["accepted_at"]),
+        "ChargePeriodEnd": _text(moment),
+        "ChargeFrequency": "Usage-Based",
+        "ServiceName": row["task"],
+        "ServiceCategory": "AI and Machine Learning",
+        "ProviderName": "Tollgate",
+        "PublisherName": "Tollgate",
+        "InvoiceIssuerName": "Tollgate",
+        "BillingAccountId": str(row["account_id"]),
+        "BillingAccountName": row["account"],
+        "SubAccountId": str(row["key_id"]),
+        "SubAccountName": row["prefix"],
+        "ResourceId": row["request_id"],
+        "ResourceName": row["model"],
+        "SkuPriceId": str(row["price_id"]),
+        "Tags": msgspec.json.encode(row["metadata"] or {}, order="sorted").decode(),
+    }
+
+
+def _table(lines: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    nanos = pa.array([line["nanos"] for line in lines], pa.int64())
+    amounts = usd(nanos) if schema is PARQUET else usd_text(nanos)
+    texts = [pa.array([line.get(name) for line in lines], pa.string()) for name in _TEXTS]
+    return pa.Table.from_arrays([amounts] * len(_AMOUNTS) + texts + [nanos], schema=schema)
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
