@@ -37,6 +37,7 @@ from gateway.database import migrate
 from gateway.embedded import CannotStart
 from gateway.errors import TollgateError
 from gateway.ledger.prices import PriceConflict
+from gateway.ledger.refunds import NotRefundable
 from gateway.ledger.transfers import TransferConflict
 
 
@@ -116,6 +117,7 @@ def main() -> None:
         AccountExists,
         TransferConflict,
         PriceConflict,
+        NotRefundable,
         LookupError,
         ValueError,
     ) as error:

@@ -25,6 +25,7 @@ from gateway.api.admin import AdminController
 from gateway.api.bodies import EXCEPTION_HANDLERS
 from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
+from gateway.api.credit import CreditController
 from gateway.api.exports import ExportsController
 from gateway.api.headers import add_limit_headers
 from gateway.api.health import HealthController
@@ -33,6 +34,7 @@ from gateway.api.limits import AdminLimitsController, LimitsController
 from gateway.api.lists import ListsController
 from gateway.api.openrouter import OpenRouterAliasController, OpenRouterController
 from gateway.api.organization import OrganizationController
+from gateway.api.payments import PaymentsController, ProviderEventsController
 from gateway.api.prices import PricesController
 from gateway.api.requests import RequestsController
 from gateway.api.usage import UsageController
@@ -40,6 +42,7 @@ from gateway.api.views import request_view
 from gateway.billing.chores import Chores, audit_chores, credit_chores, usage_chores
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
+from gateway.payments.provider import PaymentProvider
 from gateway.requests.lifecycle import Requests
 from gateway.settings import Settings
 from workers.contract.redis import connect
@@ -80,6 +83,7 @@ def create_app(settings: Settings) -> Litestar:
                     "requests": requests,
                     "rates": rates,
                     "pepper": pepper,
+                    "payment_provider": payment_provider(settings),
                     "access": Access(database, pepper=pepper),
                 }
             )
@@ -88,7 +92,7 @@ def create_app(settings: Settings) -> Litestar:
                 [
                     *credit_chores(database),
                     *usage_chores(database),
-                    *audit_chores(database),
+                    *audit_chores(database, app.state.payment_provider),
                 ],
             )
             await stack.enter_async_context(requests.running())
@@ -106,11 +110,14 @@ def create_app(settings: Settings) -> Litestar:
             ExportsController,
             LedgerController,
             ListsController,
+            PaymentsController,
+            ProviderEventsController,
             OpenRouterController,
             OpenRouterAliasController,
             OrganizationController,
             AdminController,
             PricesController,
+            CreditController,
             LimitsController,
             AdminLimitsController,
             HealthController,
@@ -156,6 +163,20 @@ async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             yield
         finally:
             task.cancel()
+
+
+def payment_provider(settings: Settings) -> PaymentProvider | None:
+    """The provider that is set up, if any is."""
+    if settings.stripe_api_key is None or settings.stripe_webhook_secret is None:
+        return None
+    # Its library takes a while to import, and most installations have no use for it.
+    from gateway.payments.stripe import StripeProvider
+
+    return StripeProvider(
+        settings.stripe_api_key.get_secret_value(),
+        settings.stripe_webhook_secret.get_secret_value(),
+        base=settings.stripe_api_base,
+    )
 
 
 def create_app_from_environment() -> Litestar:

@@ -65,6 +65,9 @@ PHASE_SECONDS = Histogram(
 WEBHOOKS = Counter(
     "tollgate_webhooks", "Webhooks, by what became of them.", ["outcome"], registry=REGISTRY
 )
+PAYMENTS = Counter(
+    "tollgate_payments", "What payment providers told.", ["provider", "event"], registry=REGISTRY
+)
 CHORES = Counter(
     "tollgate_chores",
     "Chores of the books, by how they ended.",

@@ -6,8 +6,9 @@ Every setting is listed with its default in ``docs/settings.md``; a test keeps t
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.pricing import parse_usd
@@ -38,6 +39,21 @@ class Settings(BaseSettings):
         default=None, validation_alias=AliasChoices("blob_url", "BLOB_URL")
     )
     """``file:///…`` or ``s3://…``; without it a directory in the home."""
+
+    stripe_api_key: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("stripe_api_key", "STRIPE_API_KEY")
+    )
+    """Lets accounts top up by card through Stripe Checkout."""
+    stripe_webhook_secret: SecretStr | None = Field(
+        default=None,
+        validation_alias=AliasChoices("stripe_webhook_secret", "STRIPE_WEBHOOK_SECRET"),
+    )
+    """Signing secret of the endpoint `/webhooks/stripe`; needed beside the key."""
+    stripe_api_base: str | None = None
+    """Another address of Stripe's API, for tests and proxies."""
+    topup_min_usd: str = "5"
+    topup_max_usd: str = "10000"
+    """Bounds of one payment."""
 
     namespace: str = "gq"
     """Prefix of every Redis key, so that several installations can share one server."""
@@ -77,7 +93,17 @@ class Settings(BaseSettings):
     """How long a stopping gateway waits for open connections."""
     log_level: str = "INFO"
 
-    @field_validator("gpu_hour_usd")
+    @model_validator(mode="after")
+    def _webhooks_are_signed(self) -> Self:
+        secret = self.stripe_webhook_secret
+        if self.stripe_api_key is not None and not (secret and secret.get_secret_value()):
+            raise ValueError(
+                "STRIPE_API_KEY is set but STRIPE_WEBHOOK_SECRET is empty: anybody could report a "
+                "payment; set the signing secret of the endpoint /webhooks/stripe"
+            )
+        return self
+
+    @field_validator("gpu_hour_usd", "topup_min_usd", "topup_max_usd")
     @classmethod
     def _is_amount(cls, value: str | None) -> str | None:
         if value is not None:

@@ -425,7 +425,6 @@ counters = Table(
 usage_hours = Table(
     "usage_hours",
     metadata,
-    # Which hours (UTC) are rolled up, and the seal of what they hold.
     Column("hour", UtcDateTime, primary_key=True),
     Column("rows", BigInteger, nullable=False),
     Column("requests", BigInteger, nullable=False),
@@ -462,6 +461,7 @@ payments = Table(
     Column("reference", String(255), nullable=False),
     Column("intent", String(255)),
     Column("amount_nanos", BigInteger, nullable=False),
+    Column("returned_nanos", BigInteger, nullable=False, server_default="0"),
     Column("status", String(16), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("transfer_id", RowId, ForeignKey("transfers.id")),
@@ -494,7 +494,7 @@ reconciliations = Table(
 chores = Table(
     "chores",
     metadata,
-    # What is to be done now and then by one of the gateways: whoever moves ``due_at`` does it.
+    # What one of the gateways is to do now and then: whoever moves ``due_at`` does it.
     Column("name", String(40), primary_key=True),
     Column("due_at", UtcDateTime, nullable=False),
 )

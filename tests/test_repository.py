@@ -38,7 +38,13 @@ def test_every_setting_is_documented() -> None:
 
     for settings in (Settings, WorkerSettings):
         for name in settings.model_fields:
-            plain = name in ("database_url", "redis_url", "blob_url")
+            plain = name in (
+                "database_url",
+                "redis_url",
+                "blob_url",
+                "stripe_api_key",
+                "stripe_webhook_secret",
+            )
             variable = name.upper() if plain else f"TOLLGATE_{name.upper()}"
             assert f"`{variable}`" in page, f"docs/settings.md lacks {variable}"
 

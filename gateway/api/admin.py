@@ -45,7 +45,8 @@ class AdminController(Controller):
         summary="Prove now that the books agree, or say what differs",
     )
     async def reconcile(self, request: Request[Any, Any, Any]) -> Response[bytes]:
-        return json_response(_view(await audit_and_keep(request.app.state.database)))
+        state = request.app.state
+        return json_response(_view(await audit_and_keep(state.database, state.payment_provider)))
 
     @get(
         "/reconcile",

@@ -15,10 +15,13 @@ from sqlalchemy import Connection, func, insert, select
 from gateway.billing.rollups import Seal, seal_of, seals
 from gateway.database import Database, exact_sum, time_bucket
 from gateway.ledger.reconcile import Finding, reconcile
+from gateway.payments.payments import compare
+from gateway.payments.provider import PaymentProvider, ProviderFailed
 from gateway.pricing import format_usd
 from gateway.tables import receipts, reconciliations, refunds
 
 HOUR_S = 3600
+PAYMENTS_WITHIN = timedelta(days=35)
 KEPT = 400
 """Results kept: more than a year of nights."""
 
@@ -37,10 +40,14 @@ def audit(connection: Connection, *, now: datetime) -> list[Finding]:
     return [*reconcile(connection, now=now), *_rollups_are_receipts(connection)]
 
 
-async def audit_and_keep(database: Database) -> Reconciliation:
-    """Check every rule, and keep what was found."""
+async def audit_and_keep(
+    database: Database, provider: PaymentProvider | None = None
+) -> Reconciliation:
+    """Check every rule, also by a payment provider's list if there is one; keep what was found."""
     started_at = datetime.now(UTC)
     findings = await database.read(lambda connection: audit(connection, now=started_at))
+    if provider is not None:
+        findings += await payments_agree(database, provider, now=started_at)
     found = Reconciliation(started_at, datetime.now(UTC), tuple(findings))
 
     def keep(connection: Connection) -> None:
@@ -56,6 +63,17 @@ async def audit_and_keep(database: Database) -> Reconciliation:
 
     await database.write(keep)
     return found
+
+
+async def payments_agree(
+    database: Database, provider: PaymentProvider, *, now: datetime
+) -> list[Finding]:
+    """R12: compare the provider's list of the last weeks with what was booked."""
+    try:
+        paid = await provider.paid_since(now - PAYMENTS_WITHIN)
+    except ProviderFailed as error:
+        return [Finding("R12", provider.name, f"could not be asked: {error}")]
+    return await database.read(lambda connection: compare(connection, paid, provider=provider.name))
 
 
 def last_audit(connection: Connection) -> Reconciliation | None:

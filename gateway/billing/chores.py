@@ -24,6 +24,7 @@ from gateway.billing.audit import audit_and_keep
 from gateway.billing.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
 from gateway.database import Database
 from gateway.ledger.expiry import expire_lots, give_allowances
+from gateway.payments.provider import PaymentProvider
 from gateway.tables import chores
 
 log = logging.getLogger(__name__)
@@ -117,11 +118,11 @@ def usage_chores(database: Database) -> tuple[Chore, ...]:
     return (Chore("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
 
 
-def audit_chores(database: Database) -> tuple[Chore, ...]:
-    """The nightly proof of the books."""
+def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[Chore, ...]:
+    """The nightly proof of the books, by the payment provider's list too."""
 
     async def reconcile() -> None:
-        found = await audit_and_keep(database)
+        found = await audit_and_keep(database, provider)
         for finding in found.findings:
             log.error("the books do not agree: %s", finding)
 

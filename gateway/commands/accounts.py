@@ -11,6 +11,8 @@ import msgspec
 
 from gateway.accounts.accounts import (
     Account,
+    Status,
+    change_account,
     create_account,
     find_account,
     list_accounts,
@@ -61,6 +63,36 @@ def account_show(name: str, as_json: bool) -> None:
     with transaction() as connection:
         found = find_account(connection, name)
     print_rows([found], _account_row, as_json)
+
+
+@account.command(
+    "set", epilog=example("tollgate account set acme --allowance 5 --tz Europe/Berlin")
+)
+@click.argument("name")
+@click.option("--credit-limit", type=Usd(), help="USD the balance may fall below zero.")
+@click.option("--allowance", type=Usd(), help="USD given anew every month, until its end.")
+@click.option("--status", type=click.Choice(["active", "suspended", "closed"]))
+@click.option("--tz", help="Time zone of its budgets and reports.")
+@json_option
+def account_set(
+    name: str,
+    credit_limit: int | None,
+    allowance: int | None,
+    status: Status | None,
+    tz: str | None,
+    as_json: bool,
+) -> None:
+    """Change an account."""
+    with transaction() as connection:
+        changed = change_account(
+            connection,
+            find_account(connection, name).id,
+            credit_limit_nanos=credit_limit,
+            allowance_nanos=allowance,
+            status=status,
+            report_tz=tz,
+        )
+    print_rows([changed], _account_row, as_json)
 
 
 @click.group()
@@ -144,6 +176,8 @@ def _account_row(found: Account) -> dict[str, Any]:
         "held": format_usd(found.held_nanos),
         "available": format_usd(found.available_nanos),
         "credit_limit": format_usd(found.credit_limit_nanos),
+        "allowance": format_usd(found.allowance_nanos),
+        "tz": found.report_tz,
     }
 
 

@@ -239,6 +239,7 @@ def upgrade() -> None:
         sa.Column("reference", sa.String(length=255), nullable=False),
         sa.Column("intent", sa.String(length=255), nullable=True),
         sa.Column("amount_nanos", sa.BigInteger(), nullable=False),
+        sa.Column("returned_nanos", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("status", sa.String(length=16), nullable=False),
         sa.Column("created_at", UtcDateTime(), nullable=False),
         sa.Column("transfer_id", ROW_ID, nullable=True),

@@ -1,0 +1,378 @@
+"""Accounts, keys and their credit, as an administrator keeps them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from datetime import UTC
+from typing import Annotated, Any, Literal, TypeVar
+
+from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from gateway.accounts.accounts import (
+    Account,
+    AccountExists,
+    change_account,
+    create_account,
+    list_accounts,
+)
+from gateway.accounts.keys import create_key, list_keys, revoke_key
+from gateway.api.access import caller, find_asked
+from gateway.api.answers import json_response
+from gateway.api.bodies import UsdAmount
+from gateway.api.views import key_view, timestamp
+from gateway.billing.corrections import Correction, plan
+from gateway.billing.corrections import post as post_corrections
+from gateway.catalog.offers import BadOffer, read_offer
+from gateway.catalog.store import LiveCatalog
+from gateway.database import Database
+from gateway.errors import Conflict, InvalidRequest, NotFound
+from gateway.ledger.refunds import NotRefundable, refund
+from gateway.ledger.transfers import Transfer, TransferConflict, add_credit, chargeback
+from gateway.pricing import format_usd
+
+T = TypeVar("T")
+
+Reason = Annotated[str, Field(min_length=1, max_length=500)]
+Reference = Annotated[str, Field(min_length=1, max_length=120)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class AccountBody(Strict):
+    name: Name
+    credit_limit: UsdAmount = 0
+
+
+class AccountChange(Strict):
+    credit_limit: UsdAmount | None = None
+    allowance: UsdAmount | None = None
+    status: Literal["active", "suspended", "closed"] | None = None
+    report_tz: str | None = None
+
+
+class CreditBody(Strict):
+    kind: Literal["topup", "grant"]
+    amount: UsdAmount
+    reference: Reference
+    reason: Reason
+    priority: Annotated[int, Field(ge=0, le=1000)] | None = None
+    expires_at: AwareDatetime | None = None
+
+
+class ChargebackBody(Strict):
+    amount: UsdAmount
+    reference: Reference
+    reason: Reason
+
+
+class RefundBody(Strict):
+    amount: UsdAmount | None = None
+    reason: Reason
+    reference: Reference | None = None
+
+
+class CorrectionBody(Strict):
+    model: Name
+    account: str | None = None
+    starts_at: Annotated[AwareDatetime, Field(alias="from")]
+    ends_at: Annotated[AwareDatetime, Field(alias="to")]
+    price: list[dict[str, Any]]
+    minimum: str | None = None
+    reference: Reference
+    reason: Reason
+    dry_run: bool = True
+
+
+class KeyBody(Strict):
+    name: Annotated[str, Field(max_length=200)] = ""
+    scopes: tuple[Literal["inference", "read", "admin"], ...] = ("inference", "read")
+    expires_at: AwareDatetime | None = None
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    spend_limit: UsdAmount | None = None
+
+
+class CreditController(Controller):
+    path = "/v1/admin"
+    tags = ["Operation"]
+    opt = {"scope": "admin"}
+
+    @get("/accounts", operation_id="ListAccounts", summary="All accounts with their balances")
+    async def accounts(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        database: Database = request.app.state.database
+        found = await database.read(list_accounts)
+        return json_response({"object": "list", "data": [account_view(each) for each in found]})
+
+    @post("/accounts", status_code=201, operation_id="CreateAccount", summary="Open an account")
+    async def create(
+        self, request: Request[Any, Any, Any], data: JSONBody[AccountBody]
+    ) -> Response[bytes]:
+        made = await _write(
+            request,
+            lambda connection: create_account(
+                connection, data.name, credit_limit_nanos=data.credit_limit
+            ),
+        )
+        return json_response(account_view(made), status=201)
+
+    @patch(
+        "/accounts/{account:str}",
+        operation_id="ChangeAccount",
+        summary="Change limit, allowance, status or time zone",
+    )
+    async def change(
+        self,
+        request: Request[Any, Any, Any],
+        account: FromPath[str],
+        data: JSONBody[AccountChange],
+    ) -> Response[bytes]:
+        changed = await _write(
+            request,
+            lambda connection: change_account(
+                connection,
+                find_asked(request, connection, account).id,
+                credit_limit_nanos=data.credit_limit,
+                allowance_nanos=data.allowance,
+                status=data.status,
+                report_tz=data.report_tz,
+            ),
+        )
+        return json_response(account_view(changed))
+
+    @post(
+        "/accounts/{account:str}/credit",
+        status_code=201,
+        operation_id="AddCredit",
+        summary="Book a top-up or a grant, once per reference",
+    )
+    async def credit(
+        self, request: Request[Any, Any, Any], account: FromPath[str], data: JSONBody[CreditBody]
+    ) -> Response[bytes]:
+        made = await _write(
+            request,
+            lambda connection: add_credit(
+                connection,
+                find_asked(request, connection, account).id,
+                data.amount,
+                kind=data.kind,
+                key=f"{data.kind}:{data.reference}",
+                actor=caller(request).prefix,
+                reason=data.reason,
+                priority=data.priority,
+                expires_at=data.expires_at,
+            ),
+        )
+        return json_response(transfer_view(made), status=200 if made.repeated else 201)
+
+    @post(
+        "/accounts/{account:str}/chargebacks",
+        status_code=201,
+        operation_id="ChargeBack",
+        summary="Take a payment back; what is spent already is owed",
+    )
+    async def charge_back(
+        self,
+        request: Request[Any, Any, Any],
+        account: FromPath[str],
+        data: JSONBody[ChargebackBody],
+    ) -> Response[bytes]:
+        made = await _write(
+            request,
+            lambda connection: chargeback(
+                connection,
+                find_asked(request, connection, account).id,
+                data.amount,
+                key=f"chargeback:{data.reference}",
+                actor=caller(request).prefix,
+                reason=data.reason,
+            ),
+        )
+        return json_response(transfer_view(made), status=200 if made.repeated else 201)
+
+    @post(
+        "/requests/{request_id:str}/refund",
+        status_code=201,
+        operation_id="RefundRequest",
+        summary="Give a charge back, in whole or in part",
+    )
+    async def refund(
+        self,
+        request: Request[Any, Any, Any],
+        request_id: FromPath[str],
+        data: JSONBody[RefundBody],
+    ) -> Response[bytes]:
+        name = data.reference or secrets.token_hex(12)
+        made = await _write(
+            request,
+            lambda connection: refund(
+                connection,
+                request_id,
+                data.amount,
+                key=f"refund:{request_id}:{name}",
+                actor=caller(request).prefix,
+                reason=data.reason,
+            ),
+        )
+        return json_response(transfer_view(made), status=200 if made.repeated else 201)
+
+    @post(
+        "/corrections",
+        status_code=200,
+        operation_id="CorrectPrice",
+        summary="Give back what a wrong price took; a dry run unless told otherwise",
+    )
+    async def correct(
+        self, request: Request[Any, Any, Any], data: JSONBody[CorrectionBody]
+    ) -> Response[bytes]:
+        live: LiveCatalog = request.app.state.live
+        entry = live.entry(data.model)
+        if entry is None:
+            raise NotFound("model_not_found", f"The model {data.model!r} does not exist.")
+        told: dict[str, Any] = {"price": data.price}
+        if data.minimum is not None:
+            told["minimum"] = data.minimum
+        try:
+            price = read_offer(entry, told)
+        except BadOffer as error:
+            raise InvalidRequest("invalid_price", f"{error}.", param="price") from None
+
+        def work(connection: Connection) -> tuple[list[Correction], int]:
+            owner = find_asked(request, connection, data.account) if data.account else None
+            found = plan(
+                connection,
+                data.model,
+                price,
+                starts_at=data.starts_at,
+                ends_at=data.ends_at,
+                account_id=owner.id if owner else None,
+            )
+            if data.dry_run:
+                return found, 0
+            return found, post_corrections(
+                connection,
+                found,
+                reference=data.reference,
+                actor=caller(request).prefix,
+                reason=data.reason,
+            )
+
+        found, booked = await _write(request, work)
+        return json_response(
+            {
+                "object": "correction",
+                "dry_run": data.dry_run,
+                "requests": len(found),
+                "total": format_usd(sum(each.back_nanos for each in found)),
+                "booked": format_usd(booked),
+                "data": [correction_view(each) for each in found[:1000]],
+            }
+        )
+
+    @get("/keys", operation_id="ListKeys", summary="Keys, of one account or of all")
+    async def keys(
+        self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
+    ) -> Response[bytes]:
+        database: Database = request.app.state.database
+
+        def read(connection: Connection) -> list[dict[str, Any]]:
+            owner = find_asked(request, connection, account).id if account else None
+            return [key_view(key) for key in list_keys(connection, owner)]
+
+        return json_response({"object": "list", "data": await database.read(read)})
+
+    @post(
+        "/accounts/{account:str}/keys",
+        status_code=201,
+        operation_id="CreateKey",
+        summary="Make a key; its secret is shown this once",
+    )
+    async def create_key(
+        self, request: Request[Any, Any, Any], account: FromPath[str], data: JSONBody[KeyBody]
+    ) -> Response[bytes]:
+        secret, made = await _write(
+            request,
+            lambda connection: create_key(
+                connection,
+                find_asked(request, connection, account).id,
+                pepper=request.app.state.pepper,
+                name=data.name,
+                scopes=data.scopes,
+                expires_at=data.expires_at.astimezone(UTC) if data.expires_at else None,
+                requests_per_minute=data.requests_per_minute,
+                tokens_per_minute=data.tokens_per_minute,
+                spend_limit_nanos=data.spend_limit,
+            ),
+        )
+        return json_response({**key_view(made), "secret": secret}, status=201)
+
+    @delete(
+        "/keys/{key:str}",
+        status_code=200,
+        operation_id="RevokeKey",
+        summary="Revoke a key, at once and in every gateway",
+    )
+    async def revoke(self, request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
+        return json_response(
+            key_view(await _write(request, lambda connection: revoke_key(connection, key)))
+        )
+
+
+async def _write(request: Request[Any, Any, Any], work: Callable[[Connection], T]) -> T:
+    """Run a transaction; turn what its caller can mend into an answer."""
+    database: Database = request.app.state.database
+    try:
+        return await database.write(work)
+    except AccountExists as error:
+        raise Conflict("account_exists", f"{error}.", param="name") from None
+    except TransferConflict as error:
+        raise Conflict("reference_conflict", f"{error}.", param="reference") from None
+    except NotRefundable as error:
+        raise InvalidRequest("not_refundable", f"{error}.", param="amount") from None
+    except LookupError as error:
+        raise NotFound("not_found", f"{error.args[0]}.") from None
+    except ValueError as error:
+        raise InvalidRequest("invalid_value", f"{error}.") from None
+
+
+def account_view(account: Account) -> dict[str, Any]:
+    return {
+        "object": "account",
+        "id": account.id,
+        "name": account.name,
+        "status": account.status,
+        "posted": format_usd(account.posted_nanos),
+        "held": format_usd(account.held_nanos),
+        "available": format_usd(account.available_nanos),
+        "credit_limit": format_usd(account.credit_limit_nanos),
+        "allowance": format_usd(account.allowance_nanos),
+        "report_tz": account.report_tz,
+        "created_at": timestamp(account.created_at),
+    }
+
+
+def transfer_view(made: Transfer) -> dict[str, Any]:
+    return {
+        "object": "transfer",
+        "id": made.id,
+        "amount": format_usd(made.amount_nanos),
+        "balance_after": format_usd(made.posted_after),
+        "booked_at": timestamp(made.booked_at),
+        "repeated": made.repeated,
+    }
+
+
+def correction_view(each: Correction) -> dict[str, Any]:
+    return {
+        "request_id": each.request_id,
+        "account_id": each.account_id,
+        "paid": format_usd(each.paid_nanos),
+        "due": format_usd(each.due_nanos),
+        "back": format_usd(each.back_nanos),
+    }

@@ -1,0 +1,120 @@
+"""Corrections after a price mistake: what requests should have cost, and the difference given back.
+
+A receipt never changes, and what was promised at acceptance is never exceeded: a correction only
+gives back. It is planned first, and books one movement per receipt, once for its reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, select
+
+from gateway.database import exact_sum
+from gateway.ledger.closed import UNITS
+from gateway.ledger.refunds import NotRefundable, refund
+from gateway.ledger.transfers import TransferConflict
+from gateway.pricing import Price, UnpricedUsage, charge
+from gateway.tables import receipts, refunds
+from workers.contract.jobs import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What one request was charged, less what has been given back, and what it should have cost."""
+
+    request_id: str
+    account_id: int
+    paid_nanos: int
+    due_nanos: int
+
+    @property
+    def back_nanos(self) -> int:
+        return self.paid_nanos - self.due_nanos
+
+
+def plan(
+    connection: Connection,
+    model: str,
+    price: Price,
+    *,
+    starts_at: datetime,
+    ends_at: datetime,
+    account_id: int | None = None,
+) -> list[Correction]:
+    """Find the charged requests accepted in a span that paid more than the right price asks."""
+    return list(_overpaid(connection, model, price, starts_at, ends_at, account_id))
+
+
+def post(
+    connection: Connection,
+    corrections: Sequence[Correction],
+    *,
+    reference: str,
+    actor: str,
+    reason: str,
+) -> int:
+    """Give back what was planned, once per reference; return how much was booked just now."""
+    booked = 0
+    # Accounts are locked one after the other, in the order in which everybody locks them.
+    for each in sorted(corrections, key=lambda each: (each.account_id, each.request_id)):
+        try:
+            made = refund(
+                connection,
+                each.request_id,
+                each.back_nanos,
+                key=f"correction:{reference}:{each.request_id}",
+                actor=actor,
+                reason=reason,
+                kind="correction",
+            )
+        except (TransferConflict, NotRefundable):
+            # Planned again after a part was booked, or refunded meanwhile: nothing more is due.
+            continue
+        if not made.repeated:
+            booked += made.amount_nanos
+    return booked
+
+
+def _overpaid(
+    connection: Connection,
+    model: str,
+    price: Price,
+    starts_at: datetime,
+    ends_at: datetime,
+    account_id: int | None,
+) -> Iterator[Correction]:
+    given = (
+        select(exact_sum(refunds.c.amount_nanos))
+        .where(refunds.c.request_id == receipts.c.request_id)
+        .scalar_subquery()
+    )
+    query = (
+        select(
+            receipts.c.request_id,
+            receipts.c.account_id,
+            receipts.c.charge_nanos - given,
+            receipts.c.attributes,
+            *(receipts.c[unit] for unit in UNITS),
+        )
+        .where(
+            receipts.c.model == model,
+            receipts.c.outcome == "charged",
+            receipts.c.accepted_at >= starts_at,
+            receipts.c.accepted_at < ends_at,
+        )
+        .order_by(receipts.c.request_id)
+    )
+    if account_id is not None:
+        query = query.where(receipts.c.account_id == account_id)
+    for row in connection.execute(query):
+        request_id, owner, paid, attributes, *quantities = row
+        usage = Usage(**dict(zip(UNITS, quantities, strict=True)), attributes=attributes or {})
+        try:
+            due = charge(price, usage).total_nanos
+        except UnpricedUsage as error:
+            raise ValueError(f"{request_id} cannot be priced so: {error}") from None
+        if due < paid:
+            yield Correction(request_id, owner, paid, due)

@@ -1,0 +1,1 @@
+"""Payments: money that accounts pay in through a provider."""
