@@ -21,6 +21,7 @@ from gateway.commands.accounts import account, key
 from gateway.commands.catalog import catalog
 from gateway.commands.credit import credit
 from gateway.commands.limits import budget, limit
+from gateway.commands.periods import invoice, period, rebate
 from gateway.commands.reports import (
     export_command,
     ledger_command,
@@ -100,6 +101,9 @@ for command in (
     budget,
     limit,
     catalog,
+    period,
+    invoice,
+    rebate,
     usage_command,
     export_command,
     ledger_command,

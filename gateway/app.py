@@ -37,9 +37,16 @@ from gateway.api.organization import OrganizationController
 from gateway.api.payments import PaymentsController, ProviderEventsController
 from gateway.api.prices import PricesController
 from gateway.api.requests import RequestsController
+from gateway.api.statements import AdminPeriodsController, StatementsController
 from gateway.api.usage import UsageController
 from gateway.api.views import request_view
-from gateway.billing.chores import Chores, audit_chores, credit_chores, usage_chores
+from gateway.billing.chores import (
+    Chores,
+    audit_chores,
+    close_chores,
+    credit_chores,
+    usage_chores,
+)
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.payments.provider import PaymentProvider
@@ -93,6 +100,7 @@ def create_app(settings: Settings) -> Litestar:
                     *credit_chores(database),
                     *usage_chores(database),
                     *audit_chores(database, app.state.payment_provider),
+                    *(close_chores(database) if settings.close_months else ()),
                 ],
             )
             await stack.enter_async_context(requests.running())
@@ -106,6 +114,8 @@ def create_app(settings: Settings) -> Litestar:
             RequestsController,
             CatalogController,
             AccountController,
+            StatementsController,
+            AdminPeriodsController,
             UsageController,
             ExportsController,
             LedgerController,

@@ -9,7 +9,16 @@ import os
 import signal
 from typing import Final, Literal, TypeAlias
 
-Failpoint: TypeAlias = Literal["after_hold", "after_enqueue", "before_settle", "after_settle"]
+Failpoint: TypeAlias = Literal[
+    "after_hold",
+    "after_enqueue",
+    "before_settle",
+    "after_settle",
+    "close_begun",
+    "close_sealed",
+    "close_rebated",
+    "close_issued",
+]
 
 _ARMED: Final = os.environ.get("TOLLGATE_FAILPOINT")
 

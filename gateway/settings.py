@@ -55,6 +55,15 @@ class Settings(BaseSettings):
     topup_max_usd: str = "10000"
     """Bounds of one payment."""
 
+    close_months: bool = True
+    """Whether each month is closed and invoiced by itself in the night after its end."""
+    issuer_name: str = "Tollgate"
+    """Who issues statements; printed on them with the next two."""
+    issuer_address: str = ""
+    """Its address, lines separated by `;`."""
+    issuer_note: str = ""
+    """What else statements must say, such as a tax number."""
+
     namespace: str = "gq"
     """Prefix of every Redis key, so that several installations can share one server."""
     pepper: SecretStr | None = None

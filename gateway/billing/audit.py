@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, func, insert, select
 
+from gateway.billing.close import changed_since_close, list_periods
 from gateway.billing.rollups import Seal, seal_of, seals
 from gateway.database import Database, exact_sum, time_bucket
 from gateway.ledger.reconcile import Finding, reconcile
@@ -22,6 +23,7 @@ from gateway.tables import receipts, reconciliations, refunds
 
 HOUR_S = 3600
 PAYMENTS_WITHIN = timedelta(days=35)
+SEALS_CHECKED = 2
 KEPT = 400
 """Results kept: more than a year of nights."""
 
@@ -37,7 +39,11 @@ class Reconciliation:
 
 def audit(connection: Connection, *, now: datetime) -> list[Finding]:
     """Check every rule in one transaction; an empty list is a proof."""
-    return [*reconcile(connection, now=now), *_rollups_are_receipts(connection)]
+    return [
+        *reconcile(connection, now=now),
+        *_rollups_are_receipts(connection),
+        *_closed_months_are_as_sealed(connection),
+    ]
 
 
 async def audit_and_keep(
@@ -85,6 +91,14 @@ def last_audit(connection: Connection) -> Reconciliation | None:
         return None
     findings = tuple(Finding(**finding) for finding in row.findings)
     return Reconciliation(row.started_at, row.finished_at, findings)
+
+
+def _closed_months_are_as_sealed(connection: Connection) -> Iterator[Finding]:
+    """R13: the months closed last are as they were; ``tollgate period verify`` has the rest."""
+    closed = [period.month for period in list_periods(connection) if period.state == "closed"]
+    for month in closed[-SEALS_CHECKED:]:
+        if changed_since_close(connection, month):
+            yield Finding("R13", f"month {month}", "is not as it was when it was closed")
 
 
 def _rollups_are_receipts(connection: Connection) -> Iterator[Finding]:

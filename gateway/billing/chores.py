@@ -21,9 +21,11 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
 from gateway.billing.audit import audit_and_keep
+from gateway.billing.close import SETTLED_AFTER, close_month, list_periods
 from gateway.billing.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
 from gateway.database import Database
 from gateway.ledger.expiry import expire_lots, give_allowances
+from gateway.ledger.periods import month_of
 from gateway.payments.provider import PaymentProvider
 from gateway.tables import chores
 
@@ -127,6 +129,19 @@ def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[
             log.error("the books do not agree: %s", finding)
 
     return (Chore("reconcile", timedelta(days=1), reconcile, delay=NIGHT),)
+
+
+def close_chores(database: Database) -> tuple[Chore, ...]:
+    """The close of months that have ended."""
+
+    async def close() -> None:
+        now = datetime.now(UTC)
+        for period in await database.read(list_periods):
+            if period.month < month_of(now - SETTLED_AFTER) and period.state != "closed":
+                await asyncio.to_thread(close_month, database, period.month, actor="calendar")
+                log.info("%s is closed", period.month)
+
+    return (Chore("close", timedelta(days=1), close, delay=NIGHT),)
 
 
 class _Batched(Protocol):

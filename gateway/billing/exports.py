@@ -119,7 +119,7 @@ def native_tables(
 ) -> Iterator[pa.Table]:
     """Read what was booked in a span: charges by request, then refunds by request."""
     for query in (_charges(span, filters), _refunds(span, filters)):
-        result = connection.execution_options(yield_per=CHUNK).execute(query)
+        result = connection.execute(query, execution_options={"yield_per": CHUNK})
         for rows in result.partitions():
             yield _table(rows, span.zone, schema)
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 from sqlalchemy import BigInteger, Connection, Select, cast, literal, null, select
 
 from gateway.billing.exports import CHUNK, between, chosen, usd, usd_text
+from gateway.billing.lines import charged_lines
 from gateway.billing.usage import Filters, Span
 from gateway.ledger.closed import UNITS
 from gateway.ledger.prices import PriceCache, read_price
-from gateway.pricing import Price, charge
+from gateway.pricing import format_usd
 from gateway.tables import accounts, keys, receipts, refunds
-from workers.contract.jobs import Usage
 
 _AMOUNTS: Final = ("BilledCost", "EffectiveCost", "ContractedCost", "ListCost")
 _TEXTS: Final = (
@@ -77,7 +77,7 @@ def focus_tables(
     """Read what was charged in a span, line by line, then what was given back."""
     prices: PriceCache = {}
     for query in (_charged(span, filters), _returned(span, filters)):
-        result = connection.execution_options(yield_per=CHUNK).execute(query)
+        result = connection.execute(query, execution_options={"yield_per": CHUNK})
         for rows in result.mappings().partitions():
             lines = [line for row in rows for line in _lines(connection, row, prices)]
             if lines:
@@ -144,31 +144,20 @@ def _lines(connection: Connection, row: Any, prices: PriceCache) -> Iterator[dic
         }
         return
     price = read_price(connection, row["price_id"], prices)
-    for unit, quantity, per, unit_price, nanos in _priced(price, row):
+    for line in charged_lines(price, row):
         yield {
             **common,
-            "nanos": nanos,
+            "nanos": line.amount_nanos,
             "ChargeCategory": "Usage",
-            "ChargeDescription": f"{row['model']}: {unit}",
-            "ConsumedQuantity": quantity,
-            "ConsumedUnit": unit,
-            "PricingQuantity": quantity,
-            "PricingUnit": unit if per == 1 else f"{per} {unit}",
+            "ChargeDescription": f"{row['model']}: {line.unit}",
+            "ConsumedQuantity": line.quantity,
+            "ConsumedUnit": line.unit,
+            "PricingQuantity": line.quantity,
+            "PricingUnit": line.unit if line.per == 1 else f"{line.per} {line.unit}",
             "PricingCategory": "Standard",
-            "ListUnitPrice": unit_price,
-            "SkuId": f"{row['model']}/{unit}",
+            "ListUnitPrice": format_usd(line.price_nanos),
+            "SkuId": f"{row['model']}/{line.unit}",
         }
-
-
-def _priced(price: Price, row: Any) -> Iterator[tuple[str, str, int, str, int]]:
-    """The lines of a charge; where less was held than they come to, the last ones are shorter."""
-    usage = Usage(**{unit: row[unit] for unit in UNITS}, attributes=row["attributes"] or {})
-    left = row["charge_nanos"]
-    for line in charge(price, usage).lines:
-        nanos = min(line.amount_nanos, left)
-        left -= nanos
-        unit_price = f"{line.price_nanos // 10**9}.{line.price_nanos % 10**9:09d}"
-        yield line.unit, line.quantity, line.per, unit_price, nanos
 
 
 def _common(row: Any) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def whatif(
     if account_id is not None:
         query = query.where(receipts.c.account_id == account_id)
     found: defaultdict[str, Repriced] = defaultdict(lambda: Repriced(""))
-    for row in connection.execution_options(yield_per=1000).execute(query):
+    for row in connection.execute(query, execution_options={"yield_per": 1000}):
         model, charged, attributes, *quantities = row
         sums = found[model]
         sums.model = model

@@ -161,9 +161,8 @@ def _prices_were_in_force(connection: Connection) -> Iterator[Finding]:
         return next((price for start, price in reversed(known) if start <= moment), None)
 
     cache: PriceCache = {}
-    stream = connection.execution_options(yield_per=1000)
     query: Select[tuple[object]] = select(receipts, cast(None, BigInteger).label("body"))
-    for row in stream.execute(query).mappings():
+    for row in connection.execute(query, execution_options={"yield_per": 1000}).mappings():
         closed = read_closed(row)
         due_price = in_force(closed.model, closed.account_id, closed.accepted_at) or in_force(
             closed.model, LIST, closed.accepted_at
@@ -214,7 +213,7 @@ def _windows_are_sums(connection: Connection) -> Iterator[Finding]:
         (receipts, receipts.c.charge_nanos - given, spent),
     ):
         query = select(table.c.windows, amount).where(table.c.windows.is_not(None))
-        for windows, nanos in connection.execution_options(yield_per=1000).execute(query):
+        for windows, nanos in connection.execute(query, execution_options={"yield_per": 1000}):
             for budget_id, starts_us in windows:
                 sums[budget_id, starts_us] += nanos
     known = set()
@@ -255,7 +254,7 @@ def _balances_follow_transfers(connection: Connection) -> Iterator[Finding]:
         .order_by(moves.c.account, moves.c.version, moves.c.id)
     )
     account, version, balance = None, 0, 0
-    for row in connection.execution_options(yield_per=1000).execute(query):
+    for row in connection.execute(query, execution_options={"yield_per": 1000}):
         if row.account != account:
             account, version, balance = row.account, 0, 0
         if row.version <= version:

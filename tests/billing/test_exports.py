@@ -127,7 +127,7 @@ def test_the_lines_of_the_focus_profile_are_those_of_the_receipts(books: Books) 
     assert {row["ConsumedUnit"] for row in used} == {"input_token", "output_token"}
     assert {row["ChargeCategory"] for row in found} == {"Usage", "Credit", "Adjustment"}
     assert used[0]["SkuId"] == "m/output_token"
-    assert used[0]["ListUnitPrice"] == "0.000000080"
+    assert used[0]["ListUnitPrice"] == "0.00000008"
     assert used[0]["BilledCost"] == used[0]["EffectiveCost"] == "0.000000240"
     assert used[0]["ServiceCategory"] == "AI and Machine Learning"
 

@@ -187,3 +187,28 @@ def test_an_export_that_is_left_gives_its_place_back(stack: Stack) -> None:
 
 def now_text() -> str:
     return datetime.now(UTC).isoformat()
+
+
+def test_a_statement_is_json_a_page_and_a_pdf(stack: Stack) -> None:
+    caller, boss = stack.caller(), admin(stack)
+    spend(caller, "one")
+    (listed,) = caller.http.get("/v1/statements").json()["data"]
+    path = f"/v1/statements/{listed['month']}"
+
+    made = caller.http.get(path).json()
+    page = caller.http.get(f"{path}.html")
+    printed = caller.http.get(f"{path}.pdf")
+
+    assert (made["draft"], made["payments"][0]["amount"]) == (True, "1")
+    assert {line["unit"] for line in made["lines"]} == {"input_token", "output_token"}
+    cost = parse_usd(made["sum"])
+    assert parse_usd(made["closing_balance"]) == 10**9 - cost
+    assert page.headers["content-type"].startswith("text/html")
+    assert made["sum"] in page.text
+    assert printed.content.startswith(b"%PDF")
+    assert caller.http.get("/v1/statements/2026-13").status_code == 400
+    assert caller.http.get(path, params={"account": "1"}).status_code == 404
+    refused = boss.http.post(f"/v1/admin/periods/{listed['month']}/close")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "cannot_close")
+    periods = boss.http.get("/v1/admin/periods").json()["data"]
+    assert (periods[-1]["month"], periods[-1]["state"]) == (listed["month"], "open")

@@ -92,7 +92,7 @@ def open_books(database: Database, *, credit: int, spend_limit: int | None = Non
                 actor="test",
                 reason="test",
             )
-        price_id = put_in_force(connection, "m", PRICE, datetime.now(UTC))
+        price_id = put_in_force(connection, "m", PRICE, datetime(2020, 1, 1, tzinfo=UTC))
     return Books(database, account, key, secret, price_id, {})
 
 

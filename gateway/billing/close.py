@@ -1,0 +1,379 @@
+"""The close of a month: nothing more is booked into it, its seal, rebates, invoices.
+
+Each step may be done again, so a close that was interrupted goes on where it stopped. While a month
+is being closed everything else goes on: what is booked meanwhile is booked into the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, func, insert, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.billing.statements import Invoice, InvoiceLine, Statement, invoices_of, statement
+from gateway.database import Database, exact_sum, microseconds
+from gateway.failpoints import reach
+from gateway.ledger.locks import lock_accounts
+from gateway.ledger.periods import (
+    Clock,
+    booking_time,
+    month_of,
+    next_month,
+    open_period,
+    starts_at,
+    utc_now,
+)
+from gateway.ledger.transfers import add_credit
+from gateway.pricing import format_usd
+from gateway.tables import (
+    accounts,
+    counters,
+    invoice_lines,
+    invoices,
+    periods,
+    rebates,
+    receipts,
+    transfers,
+)
+
+SETTLED_AFTER: Final = timedelta(minutes=5)
+"""A month is closed no sooner after its end."""
+EVERYBODY: Final = 0
+BASIS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    month: str
+    state: str
+    closed_at: datetime | None
+    receipts: int | None
+    charge_nanos: int | None
+    transfers: int | None
+    sha256: str | None
+
+
+class CannotClose(ValueError):
+    """The month has not ended, or one before it is open."""
+
+
+def close_month(database: Database, month: str, *, actor: str, clock: Clock = utc_now) -> Period:
+    """Close a month in steps, each in a transaction of its own; closing it again finishes it.
+
+    What takes long is read on snapshots, so that nobody who books waits for it. Raise
+    ``CannotClose`` before its end, or while an earlier month is open.
+    """
+    with database.transaction() as connection:
+        _begin(connection, month, clock())
+    reach("close_begun")
+    with database.snapshot() as connection:
+        period = find_period(connection, month)
+        sealed = period if period.state == "closed" else _sealed(connection, month, clock())
+    with database.transaction() as connection:
+        _seal(connection, sealed)
+    reach("close_sealed")
+    with database.snapshot() as connection:
+        moved = _moved_in(connection, month)
+    for account_id in moved:
+        with database.transaction() as connection:
+            rebate(connection, account_id, month, clock=clock)
+        reach("close_rebated")
+        with database.snapshot() as connection:
+            made = statement(connection, account_id, month)
+        with database.transaction() as connection:
+            issue(connection, made, actor, clock=clock)
+        reach("close_issued")
+    return sealed
+
+
+def find_period(connection: Connection, month: str) -> Period:
+    """Raise ``LookupError`` if nothing was ever booked in that month."""
+    row = connection.execute(select(periods).where(periods.c.month == month)).mappings().first()
+    if row is None:
+        raise LookupError(f"nothing was booked in {month}")
+    return Period(**row)
+
+
+def list_periods(connection: Connection) -> list[Period]:
+    rows = connection.execute(select(periods).order_by(periods.c.month))
+    return [Period(**row) for row in rows.mappings()]
+
+
+def changed_since_close(connection: Connection, month: str) -> bool:
+    """Compute a closed month's seal again, and say whether it is another one now."""
+    period = find_period(connection, month)
+    return period.sha256 is not None and _digest(connection, month) != period.sha256
+
+
+def rebate_due(connection: Connection, account_id: int, month: str) -> int:
+    """What the tiers of an account give back of its month: a part of the spending within each."""
+    tiers = _tiers(connection, account_id) or _tiers(connection, EVERYBODY)
+    spent = connection.execute(
+        select(exact_sum(receipts.c.charge_nanos)).where(
+            receipts.c.account_id == account_id,
+            receipts.c.settled_at >= starts_at(month),
+            receipts.c.settled_at < starts_at(next_month(month)),
+        )
+    ).scalar_one()
+    due = 0
+    for place, (start, points) in enumerate(tiers):
+        end = tiers[place + 1][0] if place + 1 < len(tiers) else spent
+        due += max(min(spent, end) - start, 0) * points
+    return due // BASIS
+
+
+def set_rebates(connection: Connection, account_id: int, tiers: dict[int, int]) -> None:
+    """Replace the tiers of an account, or of everybody (0): from so many nanos, basis points."""
+    connection.execute(rebates.delete().where(rebates.c.account_id == account_id))
+    if tiers:
+        connection.execute(
+            insert(rebates),
+            [
+                {"account_id": account_id, "from_nanos": start, "basis_points": points}
+                for start, points in sorted(tiers.items())
+            ],
+        )
+
+
+def rebate(connection: Connection, account_id: int, month: str, *, clock: Clock = utc_now) -> int:
+    """Give an account its rebate of a closed month, once; it is booked in the open one."""
+    due = rebate_due(connection, account_id, month)
+    if due:
+        add_credit(
+            connection,
+            account_id,
+            due,
+            kind="rebate",
+            key=f"rebate:{account_id}:{month}",
+            actor="calendar",
+            reason=f"volume rebate of {month}",
+            clock=clock,
+        )
+    return due
+
+
+def issue(
+    connection: Connection, made: Statement, actor: str, *, clock: Clock = utc_now
+) -> Invoice:
+    """Write an account's invoice of a closed month, once; it is final."""
+    now = booking_time(connection, clock)
+    lock_accounts(connection, [made.account_id])
+    for known in invoices_of(connection, made.account_id, made.month):
+        if known.kind == "invoice":
+            return known
+    _write(connection, made, made.lines, kind="invoice", actor=actor, now=now)
+    return invoices_of(connection, made.account_id, made.month)[-1]
+
+
+def credit_note(
+    connection: Connection,
+    number: str,
+    amount_nanos: int,
+    *,
+    actor: str,
+    reason: str,
+    clock: Clock = utc_now,
+) -> Invoice:
+    """Mend an invoice: give a part of it back, with its movement, in whole cents.
+
+    Raise ``LookupError`` if there is no such invoice, ``ValueError`` if more than its total would
+    go back.
+    """
+    now = booking_time(connection, clock)
+    row = connection.execute(
+        select(invoices).where(invoices.c.number == number, invoices.c.kind == "invoice")
+    ).first()
+    if row is None:
+        raise LookupError(f"there is no invoice {number!r}")
+    lock_accounts(connection, [row.account_id])
+    notes = select(func.coalesce(func.sum(invoices.c.total_cents), 0), func.count()).where(
+        invoices.c.corrects == row.id
+    )
+    given, count = connection.execute(notes).one()
+    left = row.total_cents + int(given)
+    cents, odd = divmod(amount_nanos, 10_000_000)
+    if odd or not 0 < cents <= left:
+        raise ValueError(
+            f"of {number} whole cents up to ${format_usd(max(left, 0) * 10_000_000)} can be given "
+            f"back, not ${format_usd(amount_nanos)}"
+        )
+    add_credit(
+        connection,
+        row.account_id,
+        amount_nanos,
+        kind="correction",
+        key=f"credit_note:{number}:{count + 1}",
+        actor=actor,
+        reason=f"credit note to {number}: {reason}",
+        clock=clock,
+    )
+    made = statement(connection, row.account_id, month_of(now))
+    lines = [InvoiceLine("credit", -amount_nanos, description=reason)]
+    _write(
+        connection, made, lines, kind="credit_note", actor=actor, now=now,
+        corrects=row.id, reason=reason,
+    )  # fmt: skip
+    return invoices_of(connection, row.account_id, month_of(now))[-1]
+
+
+def _begin(connection: Connection, month: str, now: datetime) -> None:
+    """Let nothing more in; wait for whoever is booking into it."""
+    if now < starts_at(next_month(month)) + SETTLED_AFTER:
+        raise CannotClose(
+            f"{month} ends at {starts_at(next_month(month)).isoformat()}, and can be closed five "
+            "minutes later"
+        )
+    open_before = connection.execute(
+        select(func.min(periods.c.month)).where(
+            periods.c.month < month, periods.c.state != "closed"
+        )
+    ).scalar()
+    if open_before is not None:
+        raise CannotClose(f"{open_before} is still open; months are closed in their order")
+    open_period(connection, month)
+    state = connection.execute(
+        select(periods.c.state).where(periods.c.month == month).with_for_update()
+    ).scalar_one()
+    if state == "open":
+        connection.execute(update(periods).where(periods.c.month == month).values(state="closing"))
+
+
+def _sealed(connection: Connection, month: str, now: datetime) -> Period:
+    """Count and digest a month into which nothing more comes."""
+    span = (starts_at(month), starts_at(next_month(month)))
+    counted = connection.execute(
+        select(func.count(), exact_sum(receipts.c.charge_nanos)).where(
+            receipts.c.settled_at >= span[0], receipts.c.settled_at < span[1]
+        )
+    ).one()
+    moved = connection.execute(
+        select(func.count())
+        .select_from(transfers)
+        .where(transfers.c.booked_at >= span[0], transfers.c.booked_at < span[1])
+    ).scalar_one()
+    return Period(month, "closed", now, counted[0], counted[1], moved, _digest(connection, month))
+
+
+def _seal(connection: Connection, sealed: Period) -> None:
+    connection.execute(
+        update(periods)
+        .where(periods.c.month == sealed.month, periods.c.state == "closing")
+        .values(**asdict(sealed))
+    )
+
+
+def _digest(connection: Connection, month: str) -> str:
+    """A digest of every receipt and transfer of a month, in the order of their ids."""
+    digest = hashlib.sha256()
+    for table, moment, order in (
+        (receipts, receipts.c.settled_at, receipts.c.request_id),
+        (transfers, transfers.c.booked_at, transfers.c.id),
+    ):
+        plain = [
+            microseconds(column) if column.name.endswith("_at") else column
+            for column in table.c
+            if column.name not in ("metadata", "timings", "error", "windows", "attributes")
+        ]
+        query = (
+            select(*plain)
+            .where(moment >= starts_at(month), moment < starts_at(next_month(month)))
+            .order_by(order)
+        )
+        rows = connection.execute(query, execution_options={"yield_per": 5000})
+        for row in rows:
+            digest.update(msgspec.json.encode(tuple(row)) + b"\n")
+    return digest.hexdigest()
+
+
+def _moved_in(connection: Connection, month: str) -> list[int]:
+    """Customers' accounts with any movement or balance by the end of a month, by number."""
+    before = transfers.c.booked_at < starts_at(next_month(month))
+    moved = select(transfers.c.id).where(
+        or_(transfers.c.from_account == accounts.c.id, transfers.c.to_account == accounts.c.id),
+        transfers.c.booked_at >= starts_at(month),
+        before,
+    )
+    rows = connection.execute(
+        select(accounts.c.id)
+        .where(accounts.c.kind == "customer", moved.exists())
+        .order_by(accounts.c.id)
+    )
+    return list(rows.scalars())
+
+
+def _write(
+    connection: Connection,
+    made: Statement,
+    lines: Any,
+    *,
+    kind: str,
+    actor: str,
+    now: datetime,
+    corrects: int | None = None,
+    reason: str = "",
+) -> None:
+    note = kind == "credit_note"
+    total = sum(line.amount_nanos for line in lines) // 10_000_000 if note else made.total_cents
+    invoice_id = connection.execute(
+        insert(invoices)
+        .values(
+            number=_next_number(connection, now),
+            account_id=made.account_id,
+            kind=kind,
+            month=made.month,
+            corrects=corrects,
+            total_cents=total,
+            carried_in_nanos=0 if note else made.carried_in_nanos,
+            carried_out_nanos=0 if note else made.carried_out_nanos,
+            opening_nanos=made.opening_nanos,
+            closing_nanos=made.closing_nanos,
+            actor=actor,
+            reason=reason,
+            issued_at=now,
+        )
+        .returning(invoices.c.id)
+    ).scalar_one()
+    if lines:
+        connection.execute(
+            insert(invoice_lines),
+            [
+                {
+                    "invoice_id": invoice_id,
+                    "seq": seq,
+                    "kind": line.kind,
+                    "model": line.model,
+                    "unit": line.unit,
+                    "quantity": line.quantity,
+                    "description": line.description[:500],
+                    "amount_nanos": line.amount_nanos,
+                }
+                for seq, line in enumerate(lines, start=1)
+            ],
+        )
+
+
+def _next_number(connection: Connection, now: datetime) -> str:
+    """Numbers of a year follow one another without a gap: taken in the invoice's transaction."""
+    name = f"invoices:{now.year}"
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(counters).values(name=name, value=1)
+    value = connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["name"], set_={"value": counters.c.value + 1}
+        ).returning(counters.c.value)
+    ).scalar_one()
+    return f"{now.year}-{value:06d}"
+
+
+def _tiers(connection: Connection, account_id: int) -> list[tuple[int, int]]:
+    rows = connection.execute(
+        select(rebates.c.from_nanos, rebates.c.basis_points)
+        .where(rebates.c.account_id == account_id)
+        .order_by(rebates.c.from_nanos)
+    )
+    return [(row.from_nanos, row.basis_points) for row in rows]

@@ -1,0 +1,308 @@
+"""Statements: what an account used in a month, what it paid, and how its balance went.
+
+Of an open month it is a draft. Lines are sums of the lines of receipts, so they add up to the
+ledger; the total is rounded to cents once, and what that leaves is carried to the next invoice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Final
+
+from sqlalchemy import Connection, or_, select
+
+from gateway.billing.lines import charged_lines
+from gateway.ledger.closed import UNITS
+from gateway.ledger.periods import month_of, next_month, starts_at
+from gateway.ledger.prices import PriceCache, read_price
+from gateway.pricing import NANOS_PER_USD
+from gateway.tables import (
+    accounts,
+    invoice_lines,
+    invoices,
+    periods,
+    receipts,
+    refunds,
+    transfers,
+)
+
+NANOS_PER_CENT: Final = NANOS_PER_USD // 100
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceLine:
+    """``kind`` is usage, refund, correction, rebate or credit; what comes back is negative."""
+
+    kind: str
+    amount_nanos: int
+    model: str | None = None
+    unit: str | None = None
+    quantity: str | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """What else moved the balance: top-ups, grants, expiry, chargebacks."""
+
+    booked_at: datetime
+    kind: str
+    amount_nanos: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invoice:
+    id: int
+    number: str
+    kind: str
+    month: str
+    total_cents: int
+    carried_in_nanos: int
+    carried_out_nanos: int
+    issued_at: datetime
+    reason: str
+    corrects: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One month of one account; ``invoice`` is None while it is a draft."""
+
+    account_id: int
+    account: str
+    month: str
+    opening_nanos: int
+    closing_nanos: int
+    lines: Sequence[InvoiceLine]
+    movements: Sequence[Movement]
+    carried_in_nanos: int
+    invoice: Invoice | None
+    credit_notes: Sequence[Invoice]
+
+    @property
+    def sum_nanos(self) -> int:
+        return sum(line.amount_nanos for line in self.lines)
+
+    @property
+    def total_cents(self) -> int:
+        """Rounded down once; what is left over is carried."""
+        return (self.carried_in_nanos + self.sum_nanos) // NANOS_PER_CENT
+
+    @property
+    def carried_out_nanos(self) -> int:
+        return (self.carried_in_nanos + self.sum_nanos) % NANOS_PER_CENT
+
+
+def statement(connection: Connection, account_id: int, month: str) -> Statement:
+    """Read the statement of a month, or draft it. Raise ``LookupError`` for no such account."""
+    name = connection.execute(
+        select(accounts.c.name).where(accounts.c.id == account_id, accounts.c.kind == "customer")
+    ).scalar()
+    if name is None:
+        raise LookupError(f"there is no account {account_id}")
+    issued = invoices_of(connection, account_id, month)
+    invoice = next((each for each in issued if each.kind == "invoice"), None)
+    opening = _balance_at(connection, account_id, starts_at(month))
+    return Statement(
+        account_id=account_id,
+        account=name,
+        month=month,
+        opening_nanos=opening,
+        closing_nanos=_balance_at(connection, account_id, starts_at(next_month(month))),
+        lines=_draft(connection, account_id, month)
+        if invoice is None
+        else _stored(connection, invoice.id),
+        movements=_movements(connection, account_id, month),
+        carried_in_nanos=_carried(connection, account_id, month)
+        if invoice is None
+        else invoice.carried_in_nanos,
+        invoice=invoice,
+        credit_notes=[each for each in issued if each.kind == "credit_note"],
+    )
+
+
+def months_of(connection: Connection, account_id: int) -> list[str]:
+    """List the months in which anything was booked for an account, newest first."""
+    first = connection.execute(
+        select(transfers.c.booked_at)
+        .where(or_(transfers.c.from_account == account_id, transfers.c.to_account == account_id))
+        .order_by(transfers.c.id)
+        .limit(1)
+    ).scalar()
+    latest = connection.execute(select(periods.c.month).order_by(periods.c.month.desc())).scalar()
+    if first is None or latest is None:
+        return []
+    months = [month_of(first)]
+    while months[-1] < latest:
+        months.append(next_month(months[-1]))
+    return months[::-1]
+
+
+def invoices_of(
+    connection: Connection, account_id: int | None = None, month: str | None = None
+) -> list[Invoice]:
+    """Read invoices and credit notes in the order of their issue."""
+    corrected = invoices.alias()
+    query = (
+        select(invoices, corrected.c.number.label("corrects_number"))
+        .outerjoin(corrected, corrected.c.id == invoices.c.corrects)
+        .order_by(invoices.c.id)
+    )
+    if account_id is not None:
+        query = query.where(invoices.c.account_id == account_id)
+    if month is not None:
+        query = query.where(invoices.c.month == month)
+    return [
+        Invoice(
+            id=row["id"],
+            number=row["number"],
+            kind=row["kind"],
+            month=row["month"],
+            total_cents=row["total_cents"],
+            carried_in_nanos=row["carried_in_nanos"],
+            carried_out_nanos=row["carried_out_nanos"],
+            issued_at=row["issued_at"],
+            reason=row["reason"],
+            corrects=row["corrects_number"],
+        )
+        for row in connection.execute(query).mappings()
+    ]
+
+
+def _draft(connection: Connection, account_id: int, month: str) -> list[InvoiceLine]:
+    """Add up the receipts' own lines by model and unit, then what came back."""
+    amounts: defaultdict[tuple[str, str], int] = defaultdict(int)
+    quantities: defaultdict[tuple[str, str], Decimal] = defaultdict(Decimal)
+    prices: PriceCache = {}
+    charged = select(
+        receipts.c.model,
+        receipts.c.price_id,
+        receipts.c.charge_nanos,
+        receipts.c.attributes,
+        *(receipts.c[unit] for unit in UNITS),
+    ).where(
+        receipts.c.account_id == account_id,
+        receipts.c.outcome == "charged",
+        receipts.c.settled_at >= starts_at(month),
+        receipts.c.settled_at < starts_at(next_month(month)),
+    )
+    rows = connection.execute(charged, execution_options={"yield_per": 1000}).mappings()
+    for row in rows:
+        for line in charged_lines(read_price(connection, row["price_id"], prices), row):
+            place = (row["model"], line.unit)
+            amounts[place] += line.amount_nanos
+            quantities[place] += Decimal(line.quantity)
+    lines = [
+        InvoiceLine("usage", amounts[place], *place, quantity=format(quantities[place], "f"))
+        for place in sorted(amounts)
+    ]
+    return lines + _returned(connection, account_id, month)
+
+
+def _returned(connection: Connection, account_id: int, month: str) -> list[InvoiceLine]:
+    span = (starts_at(month), starts_at(next_month(month)))
+    given = connection.execute(
+        select(refunds.c.kind, refunds.c.request_id, refunds.c.amount_nanos, transfers.c.reason)
+        .join(transfers, transfers.c.id == refunds.c.transfer_id)
+        .where(
+            refunds.c.account_id == account_id,
+            refunds.c.booked_at >= span[0],
+            refunds.c.booked_at < span[1],
+        )
+        .order_by(refunds.c.request_id, refunds.c.seq)
+    )
+    lines = [
+        InvoiceLine(row.kind, -row.amount_nanos, description=f"{row.request_id}: {row.reason}")
+        for row in given
+    ]
+    others = connection.execute(
+        select(transfers)
+        .where(
+            transfers.c.to_account == account_id,
+            transfers.c.kind.in_(["rebate", "correction"]),
+            # A credit note is a document of its own, not a line of the next invoice.
+            ~transfers.c.key.startswith("credit_note:", autoescape=True),
+            ~select(refunds.c.seq).where(refunds.c.transfer_id == transfers.c.id).exists(),
+            transfers.c.booked_at >= span[0],
+            transfers.c.booked_at < span[1],
+        )
+        .order_by(transfers.c.id)
+    )
+    return lines + [
+        InvoiceLine(row.kind, -row.amount_nanos, description=row.reason) for row in others
+    ]
+
+
+def _stored(connection: Connection, invoice_id: int) -> list[InvoiceLine]:
+    rows = connection.execute(
+        select(invoice_lines)
+        .where(invoice_lines.c.invoice_id == invoice_id)
+        .order_by(invoice_lines.c.seq)
+    )
+    return [
+        InvoiceLine(
+            row.kind,
+            row.amount_nanos,
+            model=row.model,
+            unit=row.unit,
+            quantity=row.quantity,
+            description=row.description,
+        )
+        for row in rows
+    ]
+
+
+def _movements(connection: Connection, account_id: int, month: str) -> list[Movement]:
+    rows = connection.execute(
+        select(transfers)
+        .where(
+            or_(transfers.c.from_account == account_id, transfers.c.to_account == account_id),
+            transfers.c.kind.in_(["topup", "grant", "expiry", "chargeback"]),
+            transfers.c.booked_at >= starts_at(month),
+            transfers.c.booked_at < starts_at(next_month(month)),
+        )
+        .order_by(transfers.c.id)
+    )
+    return [
+        Movement(
+            row.booked_at,
+            row.kind,
+            row.amount_nanos if row.to_account == account_id else -row.amount_nanos,
+            row.reason,
+        )
+        for row in rows
+    ]
+
+
+def _carried(connection: Connection, account_id: int, month: str) -> int:
+    """What the account's last invoice before a month left over."""
+    last = connection.execute(
+        select(invoices.c.carried_out_nanos)
+        .where(
+            invoices.c.account_id == account_id,
+            invoices.c.kind == "invoice",
+            invoices.c.month < month,
+        )
+        .order_by(invoices.c.month.desc())
+        .limit(1)
+    ).scalar()
+    return last or 0
+
+
+def _balance_at(connection: Connection, account_id: int, moment: datetime) -> int:
+    """The balance just before a moment, as the last movement before it left it."""
+    last = connection.execute(
+        select(transfers.c.posted_after)
+        .where(
+            or_(transfers.c.from_account == account_id, transfers.c.to_account == account_id),
+            transfers.c.booked_at < moment,
+        )
+        .order_by(transfers.c.account_version.desc())
+        .limit(1)
+    ).scalar()
+    return last or 0
