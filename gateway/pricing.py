@@ -14,6 +14,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final, Literal, TypeAlias, get_args
 
+import msgspec
+
 from workers.contract.jobs import Usage
 
 NANOS_PER_USD: Final = 1_000_000_000
@@ -51,6 +53,10 @@ _MEASURES: Final[Mapping[Unit, tuple[str, int]]] = {
 
 UNBOUNDED_UNITS: Final = frozenset({"step", "gpu_second"})
 """Measured without a limit, unless a request names one; a price on them needs that limit."""
+
+
+class Unbookable(ValueError):
+    """A bill of more than the ledger can hold."""
 
 
 class UnpricedUsage(Exception):
@@ -141,8 +147,9 @@ def quote(price: Price, limits: Usage) -> Bill:
 def clip(usage: Usage, limits: Usage) -> tuple[Usage, bool]:
     """Cut a usage down to its limits, and say whether anything was cut.
 
-    Usage above a limit is our mistake, not the customer's bill. Device time and steps have no
-    limit unless one is named, and are then priced by nobody.
+    Usage above a limit is our mistake, not the customer's bill, and so is making something else
+    than the limits name: what they leave open is as measured. Device time and steps have no limit
+    unless one is named, and are then priced by nobody.
     """
     cached = min(usage.cached_input_tokens, limits.input_tokens + limits.cached_input_tokens)
     fresh = min(usage.input_tokens, limits.input_tokens + limits.cached_input_tokens - cached)
@@ -157,9 +164,11 @@ def clip(usage: Usage, limits: Usage) -> tuple[Usage, bool]:
         characters=min(usage.characters, limits.characters),
         steps=min(usage.steps, limits.steps) if limits.steps else usage.steps,
         gpu_us=min(usage.gpu_us, limits.gpu_us) if limits.gpu_us else usage.gpu_us,
-        attributes=usage.attributes,
+        attributes={**usage.attributes, **limits.attributes},
     )
-    return clipped, clipped != usage
+    # An attribute that the worker leaves unsaid is filled in, which cuts nothing.
+    told = {**limits.attributes, **usage.attributes}
+    return clipped, clipped != msgspec.structs.replace(usage, attributes=told)
 
 
 def device_cost(gpu_us: int, hour_nanos: int) -> int:
@@ -241,7 +250,7 @@ def _bill(chosen: Iterable[tuple[Component, Fraction]], minimum_nanos: int) -> B
         lines.append(Line("minimum", "1", minimum_nanos, 1, minimum_nanos - total))
         total = minimum_nanos
     if total > NANOS_MAX:
-        raise ValueError(f"a bill of {total} nano-dollars is beyond what can be booked")
+        raise Unbookable(f"a bill of {total} nano-dollars is beyond what can be booked")
     return Bill(total, tuple(lines))
 
 

@@ -11,7 +11,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gateway.catalog.tasks import TASKS, Modality, Task
-from gateway.pricing import Unit
+from gateway.pricing import NANOS_MAX, Unbookable, Unit, UnpricedUsage, format_usd, quote
+from workers.contract.jobs import Usage
 
 if TYPE_CHECKING:
     from gateway.catalog.schema import Entry, PriceLine
@@ -41,6 +42,10 @@ _LIMITS: Final[Mapping[Modality, tuple[str, ...]]] = {
     "video": ("seconds", "characters", "steps"),
     "audio": ("seconds", "characters", "steps"),
 }
+_UNREPORTED: Final[Mapping[Unit, str]] = {"gpu_second": "GPU time", "step": "steps"}
+"""What nobody says who serves a model over HTTP."""
+_QUANTITY_MAX: Final = 1_000_000_000
+"""What counts as the most of something that has no limit: the highest limit there can be."""
 _LIMITS_OF_ALL: Final = ("gpu_seconds", "timeout_s")
 
 
@@ -60,6 +65,8 @@ def conflicts(entry: Entry) -> Iterator[Conflict]:
     yield from _limits(entry)
     yield from _coverage(entry)
     yield from _conditions(entry.price)
+    yield from _applicable(entry)
+    yield from _bookable(entry)
 
 
 def route(*, engine: bool, upstream: bool) -> Iterator[Conflict]:
@@ -141,8 +148,9 @@ def _coverage(entry: Entry) -> Iterator[Conflict]:
         if limit and getattr(entry.limits, limit) is None:
             message = f"a price per {line.unit} needs limits.{limit}, or nothing bounds it"
             yield ("price", index, "unit"), message
-        if line.unit == "gpu_second" and entry.upstream is not None:
-            yield ("price", index, "unit"), "an upstream reports no GPU time; price what it reports"
+        if line.unit in _UNREPORTED and entry.upstream is not None:
+            message = f"an upstream reports no {_UNREPORTED[line.unit]}; price what it reports"
+            yield ("price", index, "unit"), message
 
 
 def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
@@ -170,6 +178,48 @@ def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
         ):
             message = f"{_said(one.when)} and {_said(other.when)} can both apply; add a line for "
             yield ("price", index, "when"), f"{message}both together"
+
+
+def _applicable(entry: Entry) -> Iterator[Conflict]:
+    """Refuse a condition that never holds, so that its line would quietly never apply."""
+    only_text = all(TASKS[task].makes == "text" for task in _all_tasks(entry))
+    for index, line in enumerate(entry.price):
+        resolution = line.when.get("resolution")
+        if line.when and only_text:
+            message = f"{entry.task} has no {min(line.when)}; leave `when` out"
+            yield ("price", index, "when"), message
+        elif resolution and entry.resolutions and resolution not in entry.resolutions:
+            message = f"{resolution!r} is none of its resolutions: {', '.join(entry.resolutions)}"
+            yield ("price", index, "when", "resolution"), message
+
+
+def _bookable(entry: Entry) -> Iterator[Conflict]:
+    """Refuse a price at which the largest request could not be quoted at all."""
+    limits = entry.limits
+    milliseconds = round((limits.seconds or 0) * 1000)
+    largest = Usage(
+        requests=1,
+        input_tokens=limits.context_tokens or _QUANTITY_MAX,
+        output_tokens=(limits.output_tokens or 0) * (limits.choices or 1),
+        images=limits.images or 1,
+        video_ms=milliseconds,
+        audio_ms=milliseconds,
+        characters=limits.characters or _QUANTITY_MAX,
+        steps=limits.steps or 0,
+        gpu_us=round((limits.gpu_seconds or 0) * 1_000_000),
+    )
+    try:
+        quote(entry.selling_price, largest)
+    except Unbookable:
+        most = format_usd(NANOS_MAX)
+        yield (
+            ("price",),
+            f"the largest request would cost more than the {most} USD that can be "
+            "booked; lower the price or the limits",
+        )
+    except UnpricedUsage:
+        # A limit or a price is missing, which is said where it is missing.
+        return
 
 
 def _all_tasks(entry: Entry) -> tuple[Task, ...]:

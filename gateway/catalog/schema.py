@@ -50,8 +50,10 @@ def _amount(value: Any) -> int:
 Amount: TypeAlias = Annotated[int, BeforeValidator(_amount)]
 """USD as a decimal string in YAML; nano-dollars here."""
 Count: TypeAlias = Annotated[StrictInt, Field(ge=1, le=1_000_000_000)]
+SECONDS_MAX: Final = 86_400
 Number: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Seconds: TypeAlias = Annotated[Number, Field(gt=0, le=86_400)]
+# Less than the millisecond in which seconds are measured would be a limit of nothing.
+Seconds: TypeAlias = Annotated[Number, Field(ge=0.001, le=SECONDS_MAX)]
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Name: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from gateway.catalog.schema import Entry, Limits
+from gateway.catalog.schema import SECONDS_MAX, Entry, Limits
 from gateway.catalog.tasks import TASKS
 from gateway.errors import InvalidRequest
 from workers.contract.jobs import ChatInput, ChatMessage, Usage
@@ -108,7 +108,7 @@ class Media(BaseModel):
     prompt: str | None = None
     text: str | None = None
     n: Annotated[int, Field(ge=1)] = 1
-    seconds: Annotated[float, Field(gt=0)] | None = None
+    seconds: Annotated[float, Field(gt=0, le=SECONDS_MAX)] | None = None
 
 
 Input: TypeAlias = TextGeneration | Media

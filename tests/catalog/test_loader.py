@@ -152,6 +152,49 @@ def test_an_amount_that_is_no_plain_decimal_is_told(file: Path, amount: str) -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [
+        (
+            '{unit: image, amount: "0.0000000001"}',
+            "6:23: models[0].price[0].amount: '0.0000000001' is no amount; write USD as digits ",
+        ),
+        (
+            '{unit: pixel, amount: "0.01"}',
+            "6:10: models[0].price[0].unit: 'pixel' is not known; accepted: request, input_token, ",
+        ),
+        (
+            '{unit: image, amount: "0.01", when: {resolution: 720p}}',
+            "6:39: models[0].price[0].when: image is priced only under conditions; add a line ",
+        ),
+        (
+            '{unit: input_token, amount: "0.01"}',
+            "5:5: models[0].price: this does not cover text-to-image; price its request, or ",
+        ),
+        (
+            '{unit: image, amount: "999999999"}',
+            "5:5: models[0].price: the largest request would cost more than the 9223372036.8547",
+        ),
+    ],
+)
+def test_a_price_that_cannot_be_sold_at_is_told_with_its_line_and_column(
+    file: Path, price: str, said: str
+) -> None:
+    text = RIGHT.replace('[{unit: image, amount: "0.01"}]', f"\n      - {price}")
+
+    found = problems(file, text + "    limits: {images: 100}\n")
+
+    assert [problem for problem in found if problem.startswith(said)], found
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.0001", "86401"])
+def test_a_limit_on_seconds_is_a_millisecond_to_a_day(file: Path, seconds: str) -> None:
+    said = problems(file, RIGHT + f"    limits: {{gpu_seconds: {seconds}}}\n")
+
+    assert len(said) == 1
+    assert said[0].startswith("6:14: models[0].limits.gpu_seconds: should be ")
+
+
 def test_nothing_is_sold_for_nothing(file: Path) -> None:
     said = problems(file, RIGHT.replace("0.01", "0.000"))
 

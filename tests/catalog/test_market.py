@@ -10,6 +10,7 @@ import yaml
 
 from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.schema import Dialect, Engine, Entry, Upstream
+from gateway.catalog.tasks import TASKS, Task
 from gateway.pricing import charge, format_usd, parse_usd, quote
 from gateway.requests.inputs import Media, TextGeneration, parse, prepare
 from workers.contract.jobs import Usage
@@ -78,6 +79,33 @@ def test_the_prices_add_up_as_the_source_has_them(entries: dict[str, Entry]) -> 
     )
 
     assert format_usd(total) == "2.169703"
+
+
+def entries_and_tasks() -> list[tuple[Entry, Task]]:
+    """Whatever is on sale, once for each of its tasks."""
+    catalog = load_catalog(CATALOG)
+    return [(entry, task) for entry in catalog.models for task in (entry.task, *entry.also)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "task"), entries_and_tasks(), ids=lambda value: getattr(value, "name", value)
+)
+def test_nothing_on_sale_bills_nothing(entry: Entry, task: Task) -> None:
+    text = task == "text-generation"
+    smallest = {"messages": [{"role": "user", "content": ""}]} if text else {"prompt": ""}
+    prepared = prepare(entry, parse(task, {**smallest, "max_tokens": 1} if text else smallest))
+    # The least that such a request can be said to have used: one unit of what the task makes.
+    used = {
+        "text": Usage(requests=1, cached_input_tokens=1),
+        "image": Usage(requests=1, images=1),
+        "video": Usage(requests=1, video_ms=1),
+        "audio": Usage(requests=1, audio_ms=1),
+    }[TASKS[task].makes]
+
+    most = quote(entry.selling_price, prepared.limits).total_nanos
+    due = charge(entry.selling_price, used).total_nanos
+
+    assert 0 < due <= most
 
 
 def test_names_are_matched_by_case(entries: dict[str, Entry]) -> None:

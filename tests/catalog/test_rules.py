@@ -92,6 +92,16 @@ def test_a_right_entry_has_no_conflicts() -> None:
             "an upstream reports no GPU time",
         ),
         (
+            {
+                "engine": None,
+                "upstream": GMI,
+                "limits": {"steps": 9},
+                "price": [line("step")],
+            },
+            "price.0.unit",
+            "an upstream reports no steps",
+        ),
+        (
             {"price": [line("request"), line("image")]},
             "price.1.unit",
             "text-to-video is not counted in images; accepted: gpu_second, request, step, video",
@@ -145,6 +155,37 @@ def test_a_right_entry_has_no_conflicts() -> None:
             "price.2.when",
             "resolution=720p and quality=high can both apply; add a line for both together",
         ),
+        (
+            {
+                "resolutions": ["480p", "720p"],
+                "price": [line("video_second"), line("video_second", resolution="720")],
+            },
+            "price.1.when.resolution",
+            "'720' is none of its resolutions: 480p, 720p",
+        ),
+        (
+            {
+                "task": "text-generation",
+                "limits": {"output_tokens": 9},
+                "price": [line("request"), line("request", quality="high")],
+            },
+            "price.1.when",
+            "text-generation has no quality; leave `when` out",
+        ),
+        (
+            {"limits": {"seconds": 10}, "price": [line("video_second", "999999999")]},
+            "price",
+            "the largest request would cost more than the 9223372036.854775807 USD that can be",
+        ),
+        (
+            {
+                "task": "text-generation",
+                "limits": {"output_tokens": 9},
+                "price": [line("input_token", "10"), line("output_token")],
+            },
+            "price",
+            "the largest request would cost more than the 9223372036.854775807 USD that can be",
+        ),
     ],
 )
 def test_a_conflict_is_told_with_its_place(
@@ -168,6 +209,13 @@ def test_conditions_are_clear_once_a_line_names_both() -> None:
         )
         == []
     )
+
+
+def test_conditions_on_what_is_made_here_and_prices_that_can_be_booked_are_right() -> None:
+    banded = [line("video_second"), line("video_second", resolution="720p")]
+
+    assert conflicts(price=banded, resolutions=["480p", "720p"]) == []
+    assert conflicts(limits={"seconds": 9}, price=[line("video_second", "999999999")]) == []
 
 
 def test_an_unknown_condition_is_told_with_the_known_ones() -> None:
@@ -200,7 +248,7 @@ def price_lines(draw: st.DrawFn, units: list[Unit]) -> list[dict[str, Any]]:
     lines = [
         {
             "unit": unit,
-            "amount": draw(st.sampled_from(["0.000000001", "0.02", "3", "0.3"])),
+            "amount": draw(st.sampled_from(["0.000000001", "0.02", "3", "999999999"])),
             "per": draw(st.sampled_from([1, 3, 1000, 1_000_000])),
             "when": when,
         }

@@ -1,0 +1,33 @@
+"""What a client asks for is bounded before it is priced, whatever the catalog leaves open."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.catalog.schema import Entry
+from gateway.errors import InvalidRequest
+from gateway.requests.inputs import parse, prepare
+
+
+@pytest.mark.parametrize("seconds", [86_400.001, 1e18, 1e308])
+def test_more_seconds_than_a_day_are_refused(seconds: float) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse("text-to-video", {"prompt": "rain", "seconds": seconds})
+
+    assert refused.value.param == "input.seconds"
+    assert "less than or equal to 86400" in str(refused.value)
+
+
+def test_seconds_are_bounded_though_a_price_per_request_needs_no_limit_on_them() -> None:
+    film = Entry.model_validate(
+        {
+            "name": "film",
+            "task": "text-to-video",
+            "engine": "echo",
+            "price": [{"unit": "request", "amount": "1"}],
+        }
+    )
+
+    prepared = prepare(film, parse("text-to-video", {"prompt": "rain", "seconds": 86_400}))
+
+    assert prepared.limits.video_ms == 86_400_000

@@ -1,0 +1,278 @@
+"""What holds of every price and every usage: covered by the quote, exact, rounded up once.
+
+Prices here have every unit, conditions on what is made, fractions that end nowhere and minimums;
+the sums they are compared with are worked out here, from the definition of a price alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.pricing import (
+    UNBOUNDED_UNITS,
+    UNITS,
+    Component,
+    Price,
+    Unit,
+    UnpricedUsage,
+    charge,
+    clip,
+    format_usd,
+    parse_usd,
+    quote,
+)
+from workers.contract.jobs import Usage
+
+PARTS: Final[Mapping[Unit, tuple[str, int]]] = {
+    # What a unit counts, and how many of those make one of it.
+    "request": ("requests", 1),
+    "input_token": ("input_tokens", 1),
+    "cached_input_token": ("cached_input_tokens", 1),
+    "output_token": ("output_tokens", 1),
+    "image": ("images", 1),
+    "video_second": ("video_ms", 1000),
+    "audio_second": ("audio_ms", 1000),
+    "character": ("characters", 1),
+    "step": ("steps", 1),
+    "gpu_second": ("gpu_us", 1_000_000),
+}
+QUANTITIES: Final = tuple(name for name, _ in PARTS.values())
+COUNT_MAX: Final = 10**6
+
+amounts = st.integers(1, 10**10)
+pers = st.sampled_from([1, 3, 7, 1000, 10**6, 999_983, 10**9])
+counts = st.integers(0, COUNT_MAX)
+attributes = st.fixed_dictionaries(
+    {}, optional={"size": st.sampled_from("ab"), "quality": st.sampled_from("ab")}
+)
+
+
+@st.composite
+def components(draw: st.DrawFn, unit: Unit) -> list[Component]:
+    """One line for everything, and one for each condition: as the catalog demands, whatever can
+    apply together has a line of its own."""
+    sizes = draw(st.sets(st.sampled_from("ab")))
+    qualities = draw(st.sets(st.sampled_from("ab")))
+    conditions: list[dict[str, str]] = [
+        {},
+        *({"size": size} for size in sizes),
+        *({"quality": quality} for quality in qualities),
+        *({"size": size, "quality": quality} for size in sizes for quality in qualities),
+    ]
+    return [
+        Component(unit, draw(amounts), draw(pers), when) for when in sorted(conditions, key=str)
+    ]
+
+
+@st.composite
+def prices(draw: st.DrawFn, *, minimums: bool = True) -> Price:
+    units = draw(st.sets(st.sampled_from(UNITS), min_size=1, max_size=4))
+    lines = [line for unit in sorted(units) for line in draw(components(unit))]
+    minimum = draw(st.sampled_from([0, 1, 10**9])) if minimums else 0
+    return Price(tuple(draw(st.permutations(lines))), minimum)
+
+
+@st.composite
+def usages(draw: st.DrawFn) -> Usage:
+    quantities = {name: draw(counts) for name in QUANTITIES if name != "requests"}
+    return Usage(requests=1, **quantities, attributes=draw(attributes))
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> Usage:
+    """Of a request; what may only be priced with a limit has one."""
+    quantities = {name: draw(counts) for name in QUANTITIES if name != "requests"}
+    for unit in UNBOUNDED_UNITS:
+        quantities[PARTS[unit][0]] = draw(st.integers(1, COUNT_MAX))
+    return Usage(requests=1, **quantities, attributes=draw(attributes))
+
+
+@st.composite
+def within(draw: st.DrawFn, bounds: Usage) -> Usage:
+    """A usage that keeps to its limits; how much of what was read was cached is the worker's."""
+    most = {name: getattr(bounds, name) for name in QUANTITIES}
+    prompt = draw(st.integers(0, most.pop("input_tokens") + most.pop("cached_input_tokens")))
+    cached = draw(st.integers(0, prompt))
+    quantities = {name: draw(st.integers(0, value)) for name, value in most.items()}
+    quantities |= {"requests": 1, "input_tokens": prompt - cached, "cached_input_tokens": cached}
+    return Usage(**quantities, attributes={**draw(attributes), **bounds.attributes})
+
+
+def exactly(price: Price, usage: Usage) -> Fraction:
+    """The charge before it is rounded: the definition, written as plainly as possible."""
+    total = Fraction(0)
+    for unit, (name, parts) in PARTS.items():
+        for priced in (unit, "input_token" if unit == "cached_input_token" else unit):
+            lines = {
+                frozenset(line.when.items()): Fraction(line.amount_nanos, line.per)
+                for line in price.components
+                if line.unit == priced and line.when.items() <= usage.attributes.items()
+            }
+            if lines:
+                total += lines[max(lines, key=len)] * getattr(usage, name) / parts
+                break
+    return total
+
+
+def due(price: Price, usage: Usage) -> int:
+    """A charge, which is nothing where nothing was used that has a price."""
+    try:
+        return charge(price, usage).total_nanos
+    except UnpricedUsage:
+        return 0
+
+
+def up(value: Fraction) -> int:
+    return -(-value.numerator // value.denominator)
+
+
+# --- A quote covers -------------------------------------------------------------------------------
+
+
+@given(st.data(), prices(), limits())
+def test_a_quote_covers_every_usage_within_its_limits(
+    data: st.DataObject, price: Price, bounds: Usage
+) -> None:
+    usage = data.draw(within(bounds))
+    try:
+        most = quote(price, bounds).total_nanos
+    except UnpricedUsage:
+        most = 0
+
+    assert due(price, usage) <= most
+    assert clip(usage, bounds) == (usage, False)
+
+
+@given(prices(), limits(), usages())
+def test_whatever_a_worker_reports_is_covered_once_it_is_clipped(
+    price: Price, bounds: Usage, reported: Usage
+) -> None:
+    clipped, cut = clip(reported, bounds)
+    try:
+        most = quote(price, bounds).total_nanos
+    except UnpricedUsage:
+        most = 0
+
+    assert due(price, clipped) <= most
+    assert clip(clipped, bounds) == (clipped, False)
+    assert cut or {**bounds.attributes, **reported.attributes} == clipped.attributes
+
+
+@given(st.data(), prices(), limits(), st.sampled_from(QUANTITIES), counts)
+def test_more_of_anything_never_costs_less(
+    data: st.DataObject, price: Price, bounds: Usage, name: str, more: int
+) -> None:
+    usage = data.draw(within(bounds))
+    most = msgspec.structs.replace(bounds, **{name: getattr(bounds, name) + more})
+    used = msgspec.structs.replace(usage, **{name: getattr(usage, name) + more})
+
+    assert due(price, usage) <= due(price, used)
+    assert quote_or_nothing(price, bounds) <= quote_or_nothing(price, most)
+
+
+@given(st.data(), prices(), limits())
+def test_what_is_known_of_a_request_never_makes_its_quote_dearer(
+    data: st.DataObject, price: Price, bounds: Usage
+) -> None:
+    known = msgspec.structs.replace(
+        bounds, attributes={**data.draw(attributes), **bounds.attributes}
+    )
+
+    assert quote_or_nothing(price, known) <= quote_or_nothing(price, bounds)
+
+
+def quote_or_nothing(price: Price, bounds: Usage) -> int:
+    try:
+        return quote(price, bounds).total_nanos
+    except UnpricedUsage:
+        return 0
+
+
+# --- A charge is exact ----------------------------------------------------------------------------
+
+
+@given(prices(), usages())
+def test_a_charge_is_the_exact_sum_rounded_up_once(price: Price, usage: Usage) -> None:
+    exact = exactly(price, usage)
+
+    assert due(price, usage) == max(up(exact), price.minimum_nanos)
+
+
+@given(prices(), usages())
+def test_the_lines_of_a_bill_sum_to_its_total(price: Price, usage: Usage) -> None:
+    try:
+        bill = charge(price, usage)
+    except UnpricedUsage:
+        return
+
+    assert sum(line.amount_nanos for line in bill.lines) == bill.total_nanos
+    assert all(line.amount_nanos >= 0 for line in bill.lines)
+    running = Fraction(0)
+    for line in bill.lines[: -1 if bill.lines[-1].unit == "minimum" else None]:
+        running += Fraction(line.quantity) * Fraction(line.price_nanos, line.per)
+    assert max(up(running), price.minimum_nanos) == bill.total_nanos
+
+
+@given(prices(), usages())
+def test_the_order_of_components_does_not_matter(price: Price, usage: Usage) -> None:
+    turned = Price(price.components[::-1], price.minimum_nanos)
+
+    assert due(price, usage) == due(turned, usage)
+
+
+@given(prices(minimums=False), st.lists(st.integers(0, COUNT_MAX), min_size=1, max_size=8))
+def test_parting_a_usage_costs_at_most_a_nano_dollar_for_each_cut(
+    price: Price, cuts: list[int]
+) -> None:
+    places = [0, *sorted(cuts), COUNT_MAX]
+    shares = [after - before for before, after in pairwise(places)]
+    whole = Usage(**dict.fromkeys(QUANTITIES, COUNT_MAX))
+    parts = [Usage(**dict.fromkeys(QUANTITIES, share)) for share in shares]
+
+    surplus = sum(due(price, part) for part in parts) - due(price, whole)
+
+    assert 0 <= surplus <= len(cuts)
+
+
+# --- Amounts are read as they are written ---------------------------------------------------------
+
+
+@given(st.integers(-(10**18), 10**18))
+def test_amounts_survive_being_written_and_read(nanos: int) -> None:
+    text = format_usd(nanos)
+
+    assert parse_usd(text) == nanos
+    assert "e" not in text.lower()
+    assert Fraction(text) * 10**9 == nanos
+
+
+@given(st.integers(0, 10**9), st.text("0123456789", min_size=1, max_size=9))
+def test_every_amount_of_nine_decimals_is_read_exactly(whole: int, decimals: str) -> None:
+    text = f"{whole}.{decimals}"
+
+    assert parse_usd(text) == Fraction(text) * 10**9
+
+
+@given(st.integers(0, 10**9), st.text("0123456789", min_size=9, max_size=30), st.sampled_from("19"))
+def test_more_than_nine_decimals_are_refused_and_never_rounded(
+    whole: int, decimals: str, last: str
+) -> None:
+    with pytest.raises(ValueError, match="more than 9 decimals"):
+        parse_usd(f"{whole}.{decimals}{last}")
+
+
+def test_a_thousand_million_of_the_smallest_market_price_are_a_thousand_dollars() -> None:
+    price = Price((Component("request", parse_usd("0.000001")),))
+
+    once = charge(price, Usage(requests=1)).total_nanos
+    together = charge(price, Usage(requests=10**9)).total_nanos
+
+    assert format_usd(once * 10**9) == format_usd(together) == "1000"
