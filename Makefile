@@ -2,10 +2,11 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+SOAK ?= 1800
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help up test check format bench clean
+.PHONY: help up test check format soak bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -25,6 +26,9 @@ check: $(VENV)/installed-test ## format, lint, types, import rules
 format: $(VENV)/installed-test ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+soak: $(VENV)/installed-test ## try the ledger against its model for SOAK seconds, with new choices
+	TOLLGATE_SOAK=$(SOAK) $(BIN)/python -m pytest -n 2 tests/ledger/test_model.py
 
 bench: $(VENV)/installed-test ## measure on this machine, beside a peer
 	$(BIN)/python -m benchmarks

@@ -179,6 +179,10 @@ def end_budget(connection: Connection, budget_id: int) -> Budget:
     connection.execute(
         update(budgets).where(budgets.c.id == budget_id).values(ended_at=datetime.now(UTC))
     )
+    # What runs on still counts in them, but is bound by them no more.
+    connection.execute(
+        update(budget_windows).where(budget_windows.c.budget_id == budget_id).values(hard=False)
+    )
     return found
 
 

@@ -74,6 +74,14 @@ _OPEN_JOBS: Final = (
     .where(holds.c.account_id.in_(bindparam("accounts", expanding=True)))
     .group_by(holds.c.account_id, holds.c.key_id, holds.c.model)
 )
+_HOLD_MORE: Final = (
+    update(budget_windows)
+    .where(
+        budget_windows.c.budget_id == bindparam("budget"),
+        budget_windows.c.starts_us == bindparam("starts"),
+    )
+    .values(held_nanos=budget_windows.c.held_nanos + bindparam("more"))
+)
 _CLOSE: Final = (
     update(budget_windows)
     .where(
@@ -196,6 +204,22 @@ class Bounds:
             jobs
             for (key_id, model), jobs in self._jobs[limit["account_id"]].items()
             if limit["key_id"] in (0, key_id) and limit["model"] in ("", model)
+        )
+
+
+def hold_more(connection: Connection, grown: Sequence[tuple[Sequence[Sequence[int]], int]]) -> None:
+    """Add to what requests hold in their windows, also in those of budgets that have ended."""
+    sums: defaultdict[Place, int] = defaultdict(int)
+    for windows, amount in grown:
+        for budget_id, starts_us in windows:
+            sums[budget_id, starts_us] += amount
+    if sums:
+        connection.execute(
+            _HOLD_MORE,
+            [
+                {"budget": budget, "starts": starts, "more": more}
+                for (budget, starts), more in sorted(sums.items())
+            ],
         )
 
 

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
-from gateway.ledger.bounds import Bounds, BudgetExceeded
+from gateway.ledger.bounds import Bounds, BudgetExceeded, hold_more
 from gateway.ledger.holds import (
     CreditInUse,
     InsufficientCredit,
@@ -97,6 +97,7 @@ def extend(connection: Connection, extensions: Sequence[Extension]) -> list[Exte
 
     account_sums: defaultdict[int, int] = defaultdict(int)
     key_sums: defaultdict[int, int] = defaultdict(int)
+    grown: list[tuple[Sequence[Sequence[int]], int]] = []
     answers: list[ExtendAnswer] = []
     for extension in extensions:
         row = rows.get(extension.request_id)
@@ -119,6 +120,7 @@ def extend(connection: Connection, extensions: Sequence[Extension]) -> list[Exte
             account_sums[part.account_id] += part.hold_nanos
             key_sums[part.key_id] += part.hold_nanos
             bounds.add(part)
+            grown.append((part.windows, part.hold_nanos))
             connection.execute(
                 _EXTEND,
                 {
@@ -129,7 +131,7 @@ def extend(connection: Connection, extensions: Sequence[Extension]) -> list[Exte
             )
         answers.append(Extended())
     add_held(connection, account_sums, key_sums)
-    bounds.write(connection)
+    hold_more(connection, grown)
     return answers
 
 

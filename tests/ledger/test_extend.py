@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from gateway.accounts.budgets import create_budget
+from gateway.accounts.budgets import create_budget, end_budget
 from gateway.database import Database
 from gateway.ledger.bounds import BudgetExceeded
 from gateway.ledger.extend import Ended, Extended, Extension, extend, mark_cut
@@ -97,4 +97,19 @@ def test_an_extension_is_bound_by_credit_key_and_budget(database: Database) -> N
     with database.transaction() as connection:
         create_budget(connection, books.account.id, 700, window="hour")
     assert isinstance(ask(books, sliced(books), 1000, 10), BudgetExceeded)
+    assert agree(books)
+
+
+def test_a_budget_that_ends_meanwhile_neither_binds_nor_breaks_it(database: Database) -> None:
+    books = open_books(database, credit=10 * HOLD)
+    with database.transaction() as connection:
+        budget = create_budget(connection, books.account.id, 700, window="day")
+    order = sliced(books)
+    with database.transaction() as connection:
+        end_budget(connection, budget.id)
+
+    assert isinstance(ask(books, order, 1000, 10), Extended)
+    books.settle(done(order.request_id, input_tokens=10, output_tokens=10))
+
+    assert books.balance().held_nanos == 0
     assert agree(books)
