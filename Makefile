@@ -6,7 +6,7 @@ SOAK ?= 1800
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help up test check format soak bench clean
+.PHONY: help up test check format soak mutations bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,6 +29,9 @@ format: $(VENV)/installed-test ## format the code
 
 soak: $(VENV)/installed-test ## try the ledger against its model for SOAK seconds, with new choices
 	TOLLGATE_SOAK=$(SOAK) $(BIN)/python -m pytest -n 2 tests/ledger/test_model.py
+
+mutations: $(VENV)/installed-test ## put mistakes into the money path; tests must notice each
+	$(BIN)/python -m tests.mutations
 
 bench: $(VENV)/installed-test ## measure on this machine, beside a peer
 	$(BIN)/python -m benchmarks

@@ -1,12 +1,21 @@
-"""Hold and settle pairs per second of the ledger alone, on one hot account, one thread."""
+"""Hold and settle pairs per second of the ledger alone, one thread, beside a bare insert.
+
+The bare insert writes the same rows (hold, then receipt and output, and deletes the hold) without
+deciding anything: what is left of it is what the database lets anybody have.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import msgspec
+from sqlalchemy import delete, func, insert, select
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
@@ -14,20 +23,23 @@ from gateway.database import Database, migrate
 from gateway.ledger.closed import Output
 from gateway.ledger.holds import HoldRequest, hold
 from gateway.ledger.ids import new_request_id
+from gateway.ledger.periods import booking_time
 from gateway.ledger.prices import PriceCache, put_in_force
 from gateway.ledger.settle import Settlement, settle
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import Component, Price
+from gateway.tables import QUANTITIES, holds, outputs, receipts, transfers
 from workers.contract.jobs import Job, RequestId, Timings, Usage, encode
 
 SECONDS = 3.0
-BATCHES = (1, 8, 64, 128)
+BATCHES = (1, 16, 64, 128, 256)
+ACCOUNTS = 1000
 LIMITS = Usage(requests=1, input_tokens=100, output_tokens=100)
 
 
 def main() -> None:
-    print("\nledger: pairs of hold and settle per second, one hot account")
-    print(f"{'database':<12}" + "".join(f"{f'batch {size}':>12}" for size in BATCHES))
+    print("\nledger: pairs of hold and settle per second")
+    print(f"{'':<34}" + "".join(f"{f'batch {size}':>11}" for size in BATCHES))
     with tempfile.TemporaryDirectory() as directory:
         measure("SQLite", f"sqlite:///{Path(directory) / 'bench.db'}")
         postgres = os.environ.get("BENCH_POSTGRES")
@@ -35,76 +47,146 @@ def main() -> None:
             measure("PostgreSQL", postgres)
         else:
             print(
-                "PostgreSQL   set BENCH_POSTGRES=postgresql://… to an empty database to measure it"
+                "PostgreSQL: set BENCH_POSTGRES=postgresql://… to an empty database to measure it"
             )
 
 
 def measure(name: str, url: str) -> None:
     migrate(url)
     database = Database(url)
+    books = open_books(database, ACCOUNTS)
+    hot = [run(books, size, hot=True) for size in BATCHES]
+    wide = [run(books, size, hot=False) for size in BATCHES]
+    bare = [insert_only(books, size) for size in BATCHES]
+    database.engine.dispose()
+    show(f"{name}, one hot account", hot)
+    show(f"{name}, {ACCOUNTS:,} accounts", wide)
+    show(f"{name}, bare insert of the same rows", bare)
+    ratios = "".join(f"{a / b:>11.2f}" for a, b in zip(hot, bare, strict=True))
+    print(f"{'ratio, hot account to bare insert':<34}{ratios}")
+
+
+@dataclass(frozen=True)
+class Books:
+    database: Database
+    owners: list[tuple[int, int]]
+    price_id: int
+    job: bytes
+
+
+def open_books(database: Database, count: int) -> Books:
+    owners = []
     with database.transaction() as connection:
-        account = create_account(connection, f"bench {time.time_ns()}")
-        _, key = create_key(connection, account.id, pepper=b"a pepper for benchmarks")
-        add_credit(
-            connection,
-            account.id,
-            10**15,
-            kind="topup",
-            key=f"bench:{account.id}",
-            actor="bench",
-            reason="bench",
-        )
+        for number in range(count):
+            account = create_account(connection, f"bench {time.time_ns()} {number}")
+            _, key = create_key(connection, account.id, pepper=b"a pepper for benchmarks")
+            add_credit(
+                connection,
+                account.id,
+                10**15,
+                kind="topup",
+                key=f"bench:{account.id}",
+                actor="bench",
+                reason="bench",
+            )
+            owners.append((account.id, key.id))
         price = Price((Component("input_token", 20), Component("output_token", 80)))
         price_id = put_in_force(connection, "bench", price, datetime.now(UTC))
-    job = encode(
-        Job(
-            RequestId("req_" + "0" * 32),
-            str(account.id),
-            "bench",
-            "text-generation",
-            {"messages": [{"role": "user", "content": "hello " * 20}]},
-            LIMITS,
-        )
-    )
+    input = {"messages": [{"role": "user", "content": "hello " * 20}]}
+    job = Job(RequestId("req_" + "0" * 32), "1", "bench", "text-generation", input, LIMITS)
+    return Books(database, owners, price_id, encode(job))
+
+
+def run(books: Books, size: int, *, hot: bool) -> float:
     cache: PriceCache = {}
-    figures = []
-    for size in BATCHES:
-        pairs = 0
-        started = time.perf_counter()
-        while time.perf_counter() - started < SECONDS:
-            now = datetime.now(UTC)
-            orders = [
-                HoldRequest(
-                    new_request_id(),
-                    account.id,
-                    key.id,
-                    "bench",
-                    "text-generation",
-                    price_id,
-                    10_000,
-                    job,
-                    now,
-                    now + timedelta(minutes=1),
-                )
-                for _ in range(size)
-            ]
-            with database.transaction() as connection:
-                hold(connection, orders)
-            with database.transaction() as connection:
-                settle(
-                    connection,
-                    [_settlement(order.request_id) for order in orders],
-                    now=now,
-                    prices=cache,
-                    retention=timedelta(hours=1),
-                )
-            pairs += size
-        figures.append(pairs / (time.perf_counter() - started))
-    database.engine.dispose()
-    print(f"{name:<12}" + "".join(f"{figure:>12,.0f}" for figure in figures))
+    owners = itertools.cycle(books.owners[:1] if hot else books.owners)
+    pairs = 0
+    started = time.perf_counter()
+    while time.perf_counter() - started < SECONDS:
+        now = datetime.now(UTC)
+        orders = [order(books, *next(owners), now) for _ in range(size)]
+        with books.database.transaction() as connection:
+            hold(connection, orders)
+        with books.database.transaction() as connection:
+            settle(
+                connection,
+                [settlement(each.request_id) for each in orders],
+                now=booking_time(connection),
+                prices=cache,
+                retention=timedelta(hours=1),
+            )
+        pairs += size
+    return pairs / (time.perf_counter() - started)
 
 
-def _settlement(request_id: RequestId) -> Settlement:
+def insert_only(books: Books, size: int) -> float:
+    """The rows of a pair, in the same two transactions."""
+    account_id, key_id = books.owners[0]
+    body = msgspec.msgpack.encode(settlement(RequestId("req_")).output)
+    with books.database.transaction() as connection:
+        transfer_id = connection.execute(select(func.max(transfers.c.id))).scalar_one()
+    pairs = 0
+    started = time.perf_counter()
+    while time.perf_counter() - started < SECONDS:
+        now = datetime.now(UTC)
+        orders = [order(books, account_id, key_id, now) for _ in range(size)]
+        with books.database.transaction() as connection:
+            connection.execute(insert(holds), [hold_row(each) for each in orders])
+        with books.database.transaction() as connection:
+            ids = [each.request_id for each in orders]
+            connection.execute(delete(holds).where(holds.c.request_id.in_(ids)))
+            connection.execute(
+                insert(receipts), [receipt_row(each, transfer_id, now) for each in orders]
+            )
+            connection.execute(
+                insert(outputs),
+                [{"request_id": id, "body": body, "expires_at": now} for id in ids],
+            )
+        pairs += size
+    return pairs / (time.perf_counter() - started)
+
+
+def order(books: Books, account_id: int, key_id: int, now: datetime) -> HoldRequest:
+    return HoldRequest(
+        new_request_id(),
+        account_id,
+        key_id,
+        "bench",
+        "text-generation",
+        books.price_id,
+        10_000,
+        books.job,
+        now,
+        now + timedelta(minutes=1),
+    )
+
+
+def hold_row(each: HoldRequest) -> dict[str, object]:
+    names = ("request_id", "account_id", "key_id", "model", "task", "price_id", "hold_nanos")
+    times = ("job", "accepted_at", "deadline_at")
+    return {name: getattr(each, name) for name in (*names, *times)}
+
+
+def receipt_row(each: HoldRequest, transfer_id: int, now: datetime) -> dict[str, object]:
+    row = hold_row(each)
+    del row["job"], row["deadline_at"]
+    return {
+        **row,
+        **dict.fromkeys(QUANTITIES, 0),
+        "requests": 1,
+        "input_tokens": 10,
+        "output_tokens": 10,
+        "charge_nanos": 1000,
+        "outcome": "charged",
+        "status": "succeeded",
+        "reason": "completed",
+        "timings": {"queue_us": 500, "forward_us": 100},
+        "settled_at": now,
+        "transfer_id": transfer_id,
+    }
+
+
+def settlement(request_id: RequestId) -> Settlement:
     return Settlement(
         request_id,
         "succeeded",
@@ -114,3 +196,7 @@ def _settlement(request_id: RequestId) -> Settlement:
         timings=Timings(queue_us=500, forward_us=100),
         output=Output({"choices": [{"index": 0, "text": "hello", "finish_reason": "stop"}]}),
     )
+
+
+def show(name: str, figures: list[float]) -> None:
+    print(f"{name:<34}" + "".join(f"{figure:>11,.0f}" for figure in figures))

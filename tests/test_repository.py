@@ -9,6 +9,7 @@ from typing import get_args
 
 from gateway.errors import FAILURE_STATUS
 from gateway.settings import Settings
+from tests.mutations import MUTATIONS
 from workers.contract.jobs import FailureCode
 from workers.settings import WorkerSettings
 
@@ -63,3 +64,9 @@ def test_no_module_is_longer_than_a_reader_can_hold() -> None:
     }
 
     assert long == {}
+
+
+def test_the_mistakes_that_tests_must_notice_fit_the_source() -> None:
+    for mutation in MUTATIONS:
+        source = (ROOT / mutation.file).read_text()
+        assert source.count(mutation.right) == 1, f"{mutation.file}: {mutation.right!r}"

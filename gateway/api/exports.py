@@ -21,8 +21,7 @@ from sqlalchemy import Connection
 from gateway.api.access import find_asked
 from gateway.api.answers import json_response
 from gateway.api.usage import key_number
-from gateway.billing.exports import Footer, Format, footer_view
-from gateway.billing.files import MEDIA_TYPES, Profile, export
+from gateway.billing.footer import MEDIA_TYPES, Footer, Format, Profile, footer_view
 from gateway.billing.usage import Filters, Span, read_span
 from gateway.database import Database
 from gateway.errors import InvalidRequest, TooManyRequests
@@ -167,6 +166,9 @@ _running = _Running()
 
 def _parts(database: Database, asked: Question, footer: Footer) -> Iterator[bytes]:
     """Read on one snapshot from the first part to the last."""
+    # Imported where it is used: it takes a while, and a gateway should answer soon.
+    from gateway.billing.files import export
+
     with _running, database.snapshot() as connection:
         yield from export(
             connection,

@@ -7,27 +7,23 @@ adds up to what was paid. ``Footer`` has the number of rows, what they sum to, a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 from sqlalchemy import BigInteger, Connection, Select, String, cast, literal, null, select
 
+from gateway.billing.footer import Footer, Format
 from gateway.billing.usage import Filters, Span
 from gateway.database import microseconds
 from gateway.ledger.ids import first_request_id
 from gateway.pricing import NANOS_PER_USD
 from gateway.tables import QUANTITIES, keys, receipts, refunds
-
-Format: TypeAlias = Literal["csv", "parquet"]
 
 CHUNK: Final = 20_000
 ROW_GROUP: Final = 100_000
@@ -59,19 +55,6 @@ CSV_SCHEMA: Final = pa.schema(
 PARQUET_SCHEMA: Final = CSV_SCHEMA.set(
     CSV_SCHEMA.get_field_index("amount_usd"), pa.field("amount_usd", _USD)
 )
-
-
-@dataclass(slots=True)
-class Footer:
-    """What a file holds; complete once the file has been written to its end."""
-
-    rows: int = 0
-    amount_nanos: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)
-
-    @property
-    def sha256(self) -> str:
-        return str(self.digest.hexdigest())
 
 
 def write(
@@ -254,20 +237,6 @@ def local_text(moments_us: pa.Array, zone: ZoneInfo) -> pa.Array:
     local = pc.add(moments_us, pc.take(shift, places)).cast(pa.timestamp("us"))
     text = pc.strftime(local, format="%Y-%m-%dT%H:%M:%S")
     return pc.binary_join_element_wise(text, pc.take(suffix, places), "")
-
-
-def footer_view(footer: Footer) -> dict[str, Any]:
-    """Say what a file holds, for whoever wants to check it."""
-    return {
-        "object": "export.footer",
-        "rows": footer.rows,
-        "amount_nanos": footer.amount_nanos,
-        "sha256": footer.sha256,
-    }
-
-
-def encode_footer(footer: Footer) -> bytes:
-    return msgspec.json.encode(footer_view(footer)) + b"\n"
 
 
 class _Sink:

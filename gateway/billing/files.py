@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, TypeAlias
 
 from sqlalchemy import Connection
 
@@ -11,16 +10,11 @@ from gateway.billing import focus
 from gateway.billing.exports import (
     CSV_SCHEMA,
     PARQUET_SCHEMA,
-    Footer,
-    Format,
     native_tables,
     write,
 )
+from gateway.billing.footer import Footer, Format, Profile
 from gateway.billing.usage import Filters, Span
-
-Profile: TypeAlias = Literal["native", "focus"]
-
-MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
 
 def export(

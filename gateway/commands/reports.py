@@ -13,8 +13,7 @@ import msgspec
 from gateway.accounts.accounts import find_account
 from gateway.billing.audit import audit
 from gateway.billing.entries import Entry, entries
-from gateway.billing.exports import Footer, Format, encode_footer
-from gateway.billing.files import Profile, export
+from gateway.billing.footer import Footer, Format, Profile, encode_footer
 from gateway.billing.rollups import rebuild
 from gateway.billing.usage import Filters, Group, read_dimensions, read_span, total, usage
 from gateway.commands.terminal import example, json_option, print_rows, snapshot, transaction
@@ -79,6 +78,9 @@ def export_command(
     output: Path,
 ) -> None:
     """Write every charge and refund of an account to a file, and its footer beside it."""
+    # Imported where it is used: no other command should wait for it.
+    from gateway.billing.files import export
+
     footer = Footer()
     with snapshot() as connection, open(output, "wb") as file:
         owner = find_account(connection, account_name)

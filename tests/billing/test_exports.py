@@ -14,8 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from gateway.billing import exports
-from gateway.billing.exports import Footer
 from gateway.billing.files import export
+from gateway.billing.footer import Footer
 from gateway.billing.usage import Filters, Span, total, usage
 from gateway.database import Database
 from gateway.ledger.holds import hold

@@ -1,0 +1,45 @@
+"""What an exported file is and holds; apart from what writes it, which takes a while to import."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+Format: TypeAlias = Literal["csv", "parquet"]
+Profile: TypeAlias = Literal["native", "focus"]
+
+MEDIA_TYPES: Final[Mapping[Format, str]] = {
+    "csv": "text/csv; charset=utf-8",
+    "parquet": "application/vnd.apache.parquet",
+}
+
+
+@dataclass(slots=True)
+class Footer:
+    """What a file holds; complete once the file has been written to its end."""
+
+    rows: int = 0
+    amount_nanos: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    @property
+    def sha256(self) -> str:
+        return str(self.digest.hexdigest())
+
+
+def footer_view(footer: Footer) -> dict[str, Any]:
+    """Say what a file holds, for whoever wants to check it."""
+    return {
+        "object": "export.footer",
+        "rows": footer.rows,
+        "amount_nanos": footer.amount_nanos,
+        "sha256": footer.sha256,
+    }
+
+
+def encode_footer(footer: Footer) -> bytes:
+    return msgspec.json.encode(footer_view(footer)) + b"\n"
