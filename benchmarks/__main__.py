@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import gateway, ledger, peer
+from benchmarks import gateway, ledger, peer, usage
 
-BENCHMARKS = {"ledger": ledger.main, "gateway": gateway.main, "peer": peer.main}
+BENCHMARKS = {
+    "ledger": ledger.main,
+    "usage": usage.main,
+    "gateway": gateway.main,
+    "peer": peer.main,
+}
 
 
 def main() -> None:

@@ -1,0 +1,210 @@
+"""Usage queries, pages and exports over many receipts, each beside the plain way to do it.
+
+``BENCH_RECEIPTS`` says how many (1,000,000); ``BENCH_POSTGRES`` an empty database to measure too.
+The receipts are of one month: a large account with 63 keys has six of every hundred.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from sqlalchemy import Connection, insert, select
+
+from gateway.accounts.accounts import create_account
+from gateway.accounts.keys import create_key
+from gateway.billing.files import export
+from gateway.billing.footer import Footer, Format, Profile
+from gateway.billing.rollups import HOURS_MAX, build_due
+from gateway.billing.usage import Filters, Span, usage
+from gateway.database import Database, migrate
+from gateway.ledger.prices import put_in_force
+from gateway.ledger.transfers import add_credit
+from gateway.pricing import Component, Price
+from gateway.tables import QUANTITIES, receipts
+
+RECEIPTS = int(os.environ.get("BENCH_RECEIPTS", "1000000"))
+START = datetime(2026, 10, 1, tzinfo=UTC)
+MONTH = timedelta(days=31)
+CHUNK = 20_000
+OTHERS = 40
+
+
+def main() -> None:
+    print(f"\nusage: {RECEIPTS:,} receipts of one month")
+    with tempfile.TemporaryDirectory() as directory:
+        measure("SQLite", f"sqlite:///{Path(directory) / 'bench.db'}")
+        if postgres := os.environ.get("BENCH_POSTGRES"):
+            measure("PostgreSQL", postgres)
+
+
+def measure(name: str, url: str) -> None:
+    migrate(url)
+    database = Database(url)
+    large, key = fill(database)
+    span = Span(START, START + MONTH, ZoneInfo("UTC"))
+    account, one_key = Filters((large,)), Filters((large,), (key,))
+
+    def month_of_key(connection: Connection) -> object:
+        return usage(connection, span, (), one_key)
+
+    def by_day(connection: Connection) -> object:
+        return usage(connection, span, ("day", "model"), account)
+
+    def by_day_raw(connection: Connection) -> object:
+        return usage(connection, span, ("day", "model"), account, rolled=False)
+
+    before = timed(database, month_of_key)
+    with database.transaction() as connection:
+        started = time.perf_counter()
+        hours = 0
+        while (built := build_due(connection, START + MONTH + timedelta(hours=1))) == HOURS_MAX:
+            hours += built
+        build_s = time.perf_counter() - started
+    with database.snapshot() as connection:
+        middle = connection.execute(
+            select(receipts.c.request_id)
+            .where(receipts.c.account_id == large)
+            .order_by(receipts.c.request_id.desc())
+            .offset(RECEIPTS // 20)
+            .limit(1)
+        ).scalar_one()
+
+    def page(connection: Connection) -> object:
+        return connection.execute(
+            select(receipts)
+            .where(receipts.c.account_id == large, receipts.c.request_id < middle)
+            .order_by(receipts.c.request_id.desc())
+            .limit(100)
+        ).all()
+
+    def page_by_offset(connection: Connection) -> object:
+        return connection.execute(
+            select(receipts)
+            .where(receipts.c.account_id == large)
+            .order_by(receipts.c.request_id.desc())
+            .offset(RECEIPTS // 20)
+            .limit(100)
+        ).all()
+
+    show(name, "a key's month, from receipts", before)
+    show(name, "a key's month, from sealed hours", timed(database, month_of_key))
+    show(name, "largest account by day and model, from receipts", timed(database, by_day_raw))
+    show(name, "largest account by day and model, sealed hours", timed(database, by_day))
+    show(name, "page of 100, deep, by cursor", timed(database, page))
+    show(name, "page of 100, deep, by OFFSET", timed(database, page_by_offset))
+    print(f"{name:<11} {'building all hours':<50} {build_s:>9.1f} s")
+    exports(name, database, span)
+    database.engine.dispose()
+
+
+def exports(name: str, database: Database, span: Span) -> None:
+    files: tuple[tuple[Format, Profile], ...] = (
+        ("csv", "native"),
+        ("parquet", "native"),
+        ("csv", "focus"),
+    )
+    for format, profile in files:
+        footer = Footer()
+        started = time.perf_counter()
+        with database.snapshot() as connection:
+            for _ in export(
+                connection,
+                span,
+                Filters(),
+                format=format,
+                profile=profile,
+                footer=footer,
+            ):
+                pass
+        rate = footer.rows / (time.perf_counter() - started)
+        print(f"{name:<11} {f'export, {profile} {format}':<50} {rate:>9,.0f} rows/s")
+    started = time.perf_counter()
+    rows = 0
+    with database.snapshot() as connection:
+        text = io.StringIO()
+        writer = csv.writer(text)
+        result = connection.execute(select(receipts), execution_options={"yield_per": CHUNK})
+        for part in result.partitions():
+            writer.writerows(part)
+            rows += len(part)
+            text.seek(0)
+            text.truncate()
+    rate = rows / (time.perf_counter() - started)
+    print(f"{name:<11} {'peer: SELECT and csv.writer':<50} {rate:>9,.0f} rows/s")
+
+
+def fill(database: Database) -> tuple[int, int]:
+    """Give the largest account and one of its keys."""
+    r = random.Random(1)
+    owners: list[tuple[int, list[int]]] = []
+    with database.transaction() as connection:
+        for number in range(OTHERS + 1):
+            made = create_account(connection, f"bench {time.time_ns()} {number}")
+            keys = [
+                create_key(connection, made.id, pepper=b"a pepper for benchmarks")[1].id
+                for _ in range(63 if not number else 3)
+            ]
+            owners.append((made.id, keys))
+        price_id = put_in_force(connection, "m", Price((Component("input_token", 20),)), START)
+        transfer = add_credit(
+            connection, owners[0][0], 10**15,
+            kind="topup", key=f"bench:{time.time_ns()}", actor="bench", reason="bench",
+        )  # fmt: skip
+    step = MONTH / RECEIPTS
+    for first in range(0, RECEIPTS, CHUNK):
+        rows = []
+        for number in range(first, min(first + CHUNK, RECEIPTS)):
+            moment = START + number * step
+            account_id, keys = owners[0 if r.random() < 0.063 else r.randrange(1, OTHERS + 1)]
+            milliseconds = int(moment.timestamp() * 1000)
+            rows.append(
+                {
+                    "request_id": f"req_{milliseconds:012x}{r.getrandbits(80):020x}",
+                    "account_id": account_id,
+                    "key_id": r.choice(keys),
+                    "model": f"model-{number % 3}",
+                    "task": "text-generation",
+                    "price_id": price_id,
+                    "outcome": "charged",
+                    "status": "succeeded",
+                    "reason": "completed",
+                    "hold_nanos": 1000,
+                    "charge_nanos": 500,
+                    "requests": 1,
+                    **dict.fromkeys(QUANTITIES, 0),
+                    "input_tokens": 25,
+                    "timings": {"queue_us": 500},
+                    "metadata": {"project": "x"},
+                    "accepted_at": moment,
+                    "settled_at": moment + timedelta(milliseconds=900),
+                    "transfer_id": transfer.id,
+                }
+            )
+        with database.transaction() as connection:
+            connection.execute(insert(receipts), rows)
+    return owners[0][0], owners[0][1][0]
+
+
+def timed(database: Database, question: Callable[[Connection], Any]) -> float:
+    """The median of seven answers, in milliseconds."""
+    took = []
+    for _ in range(7):
+        with database.snapshot() as connection:
+            started = time.perf_counter()
+            question(connection)
+            took.append(time.perf_counter() - started)
+    return sorted(took)[3] * 1000
+
+
+def show(name: str, what: str, milliseconds: float) -> None:
+    print(f"{name:<11} {what:<50} {milliseconds:>9.2f} ms", flush=True)
