@@ -201,7 +201,7 @@ class Requests:
 
         One that has come to nothing meanwhile is placed anew.
         """
-        if order.fingerprint is None or order.idempotency is not None:
+        if order.fingerprint is None or order.idempotency is not None or not self.watch.healthy:
             return False
         earlier = await self.retries.earlier(order.fingerprint, says_so=order.retried)
         if earlier is None:

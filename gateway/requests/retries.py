@@ -25,6 +25,8 @@ from workers.contract.jobs import RequestId
 BATCH_MAX: Final = 64
 NOTICE_S: Final = 0.01
 """What it takes to notice that a connection has broken; a client may be back sooner than that."""
+LOOK_S: Final = 1.0
+"""The longest that an order waits to be recognised."""
 PATIENCE_S: Final = 0.2
 """Nobody gives an answer up sooner."""
 
@@ -60,8 +62,9 @@ class Retries:
             if time.monotonic() - since > PATIENCE_S:
                 await asyncio.sleep(NOTICE_S)
         here = self._lost.pop(name, None)
-        with contextlib.suppress(RedisError, OSError):
-            return await self._taking.submit(name) or here
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                return await self._taking.submit(name) or here
         return here
 
     def begin(self, name: str, request_id: RequestId) -> None:

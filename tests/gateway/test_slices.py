@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from openai import OpenAI
 
+from gateway.pricing import parse_usd
 from tests.stack import Caller, Stack, chat, wait_for
 
 WORDS = " ".join(str(number) for number in range(80))
@@ -48,7 +49,8 @@ def test_a_stream_out_of_credit_is_cut_and_charged_for_what_was_held(stack: Stac
     assert 0 < len(text.split()) < 80
     receipt = caller.http.get(f"/v1/requests/{request_id}/receipt").json()
     assert (receipt["outcome"], receipt["reason"]) == ("charged", "insufficient_credit")
-    assert sum(float(line["amount"]) for line in receipt["lines"]) == float(receipt["cost"])
+    lines = sum(parse_usd(line["amount"]) for line in receipt["lines"])
+    assert lines == parse_usd(receipt["cost"])
     assert stack.held(caller) == 0
     assert stack.findings() == []
 
