@@ -51,6 +51,8 @@ _MEASURES: Final[Mapping[Unit, tuple[str, int]]] = {
     "gpu_second": ("gpu_us", 1_000_000),
 }
 
+_NOTHING: Final = Fraction(0)
+
 UNBOUNDED_UNITS: Final = frozenset({"step", "gpu_second"})
 """Measured without a limit, unless a request names one; a price on them needs that limit."""
 
@@ -203,7 +205,8 @@ def _quantity(usage: Usage, unit: Unit) -> Fraction:
     value: int = getattr(usage, name)
     if value < 0:
         raise ValueError(f"{name} is negative: {value}")
-    return Fraction(value, parts)
+    # Most quantities of a usage are nothing, and making a fraction of that costs as much.
+    return Fraction(value, parts) if value else _NOTHING
 
 
 def _rate(component: Component) -> Fraction:
