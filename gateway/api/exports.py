@@ -122,7 +122,9 @@ async def _question(
     def read(connection: Connection) -> Question:
         owner = find_asked(request, connection, account)
         span = read_span(first, last, tz or owner.report_tz, now=now)
-        span = replace(span, ends_at=min(span.ends_at, now - SETTLED_AFTER))
+        # Whole seconds, so that the name of the file says exactly what is in it.
+        latest = (now - SETTLED_AFTER).replace(microsecond=0)
+        span = replace(span, ends_at=min(span.ends_at, latest))
         if span.starts_at >= span.ends_at:
             raise InvalidRequest(
                 "invalid_value", "Nothing of that span has been booked yet.", param="from"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -152,7 +153,7 @@ def _lines(connection: Connection, row: Any, prices: PriceCache) -> Iterator[dic
             "ChargeDescription": f"{row['model']}: {line.unit}",
             "ConsumedQuantity": line.quantity,
             "ConsumedUnit": line.unit,
-            "PricingQuantity": line.quantity,
+            "PricingQuantity": format(Decimal(line.quantity) / line.per, "f"),
             "PricingUnit": line.unit if line.per == 1 else f"{line.per} {line.unit}",
             "PricingCategory": "Standard",
             "ListUnitPrice": format_usd(line.price_nanos),

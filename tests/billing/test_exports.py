@@ -19,7 +19,10 @@ from gateway.billing.footer import Footer
 from gateway.billing.usage import Filters, Span, total, usage
 from gateway.database import Database
 from gateway.ledger.holds import hold
+from gateway.ledger.ids import first_request_id
+from gateway.ledger.prices import put_in_force
 from gateway.ledger.refunds import refund
+from gateway.pricing import Component, Price
 from tests.ledger.books import HOLD, Books, done, open_books
 
 
@@ -156,3 +159,33 @@ def test_an_empty_file_has_its_columns(database: Database) -> None:
     assert (footer.rows, footer.amount_nanos) == (0, 0)
     assert data.decode().startswith('"kind","request_id"')
     assert pyarrow.parquet.read_table(io.BytesIO(write(books, "parquet")[0])).num_rows == 0
+
+
+def test_what_was_settled_long_after_it_was_accepted_is_in_the_file(database: Database) -> None:
+    books = open_books(database, credit=10 * HOLD)
+    order = books.order(
+        accepted_at=datetime.now(UTC) - timedelta(days=9),
+        request_id=f"req_{first_request_id(datetime.now(UTC) - timedelta(days=9))[4:]}{'0' * 20}",
+    )
+    with database.transaction() as connection:
+        hold(connection, [order])
+    books.settle(done(order.request_id))
+
+    assert write(books)[1].amount_nanos == spent(books) == 500
+
+
+def test_what_is_priced_by_the_million_is_counted_in_millions(database: Database) -> None:
+    books = open_books(database, credit=10 * HOLD)
+    price = Price((Component("input_token", 20_000_000, per=1_000_000),))
+    with database.transaction() as connection:
+        price_id = put_in_force(connection, "n", price, datetime(2020, 1, 1, tzinfo=UTC))
+        order = books.order(model="n", price_id=price_id)
+        hold(connection, [order])
+    books.settle(done(order.request_id))
+
+    (row,) = rows(write(books, profile="focus")[0])
+
+    assert (row["ConsumedQuantity"], row["PricingUnit"]) == ("5", "1000000 input_token")
+    assert Decimal(row["PricingQuantity"]) * Decimal(row["ListUnitPrice"]) == Decimal(
+        row["ListCost"]
+    )
