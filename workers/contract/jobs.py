@@ -48,7 +48,9 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``queue_us`` runs from enqueue to lease, ``load_us`` is waiting for weights to be loaded; the
     four phases are this request's own share of a batch. ``first_token_us`` runs from enqueue to the
-    first token. ``total_us`` is the gateway's, from acceptance to settlement.
+    first token, ``last_token_us`` to the last, and ``gap_us`` is the longest time between two of
+    them. ``total_us`` is the gateway's, from acceptance to settlement. Of the tokens that were
+    proposed ahead (``drafted``) the model accepted some.
     """
 
     queue_us: int = 0
@@ -60,6 +62,10 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     first_token_us: int = 0
     total_us: int = 0
     tokens: int = 0
+    last_token_us: int = 0
+    gap_us: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class BlobRef(msgspec.Struct, frozen=True):
@@ -90,7 +96,25 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     traceparent: str | None = None
     gateway_note: str = ""
     """The gateway's own, to be found again when the request ends."""
+    priority: int = 0
+    """Of those in one engine the higher goes first; batches are below 0."""
     version: int = VERSION
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A function that the model wants called; ``arguments`` is JSON as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function that the model may ask for; ``parameters`` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,18 +123,29 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+Prompt: TypeAlias = str | tuple[int, ...]
+"""Text, or the model's own token ids."""
+ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
 
 class ChatInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Input of a ``text-generation`` job. The gateway always sets ``seed``.
 
     With a seed, a second attempt after a crash repeats the first, so a stream can go on where it
-    broke off.
+    broke off. Either a conversation (``messages``) is answered, or each of ``prompts`` is continued
+    as it stands; choice ``i`` of prompt ``p`` is then number ``p * n + i``.
     """
 
     messages: tuple[ChatMessage, ...]
     max_tokens: int
     """Of each choice."""
+    prompts: tuple[Prompt, ...] = ()
+    echo: bool = False
+    """Whether the text of a choice begins with its prompt; only of ``prompts``."""
     seed: int = 0
     n: int = 1
     temperature: float = 1.0
@@ -126,6 +161,25 @@ class ChatInput(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: bool = False
     top_logprobs: int = 0
     response_format: dict[str, Any] | None = None
+    """``{"type": "json_object"}``, or ``json_schema`` with the client's ``json_schema``."""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    tool_name: str | None = None
+    """The one function that must be called."""
+    parallel_tool_calls: bool = True
+
+    @property
+    def choices(self) -> int:
+        """Answers in all."""
+        return self.n * max(1, len(self.prompts))
+
+
+class EmbeddingInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Input of a ``text-embedding`` job."""
+
+    inputs: tuple[Prompt, ...]
+    dimensions: int | None = None
+    """Of each vector, the first so many, made unit length again."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -136,7 +190,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[tuple[str, float], ...] = ()
 
 
-FinishReason: TypeAlias = Literal["stop", "length"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -146,6 +200,7 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 # --- Events: what a worker says while a job runs -------------------------------------------------
@@ -159,13 +214,14 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
-    """New text of one choice, coalesced over any number of tokens."""
+    """New text of one choice, coalesced over any number of tokens; tool calls are whole."""
 
     index: int
     text: str
     count: int
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress", omit_defaults=True):
@@ -220,7 +276,8 @@ FailureCode: TypeAlias = Literal[
 class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True):
     """The job ran to its end. ``output`` is small and JSON-like; anything large is a blob.
 
-    For ``text-generation`` it is ``{"choices": [Choice, ...]}``.
+    For ``text-generation`` it is ``{"choices": [Choice, ...]}``, for ``text-embedding``
+    ``{"vectors": [bytes, ...]}``, little-endian float32.
     """
 
     usage: Usage
