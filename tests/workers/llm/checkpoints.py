@@ -140,6 +140,15 @@ class Reference:
         )[0, ids.shape[1] :]
         return ids.shape[1], len(out), self.tokenizer.decode(out, skip_special_tokens=True)
 
+    def continue_text(self, text: str, tokens: int) -> str:
+        """What comes after a text that is no conversation."""
+        ids = self.tokenizer(text, return_tensors="pt").input_ids
+        out = self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
+        )
+        said: str = self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        return said
+
     def logprobs(self, content: str) -> torch.Tensor:
         """Log-probabilities ``(vocabulary,)`` of the first token of the answer."""
         with torch.inference_mode():

@@ -140,25 +140,25 @@ class World:
         for chain in answering.seat.writing:
             assert self._read(chain.blocks, chain.computed) == answering.prompt
             if not answering.answers[chain.index]:
-                self._say(answering, chain, _next_token(answering.prompt, chain.index))
+                self._say(answering, chain, [_next_token(answering.prompt, chain.index)])
 
     def _verify(self, answering: Answering, chain: Chain, stop: int) -> None:
         """Take guesses for as long as they are what the model says."""
         row = self._read(chain.blocks, stop)
-        place = chain.known
-        while chain.open and place <= stop:
-            said = _next_token(row[:place], chain.index)
-            self._say(answering, chain, said)
-            if place == stop or row[place] != said:
-                return
-            place += 1
+        said: list[int] = []
+        for place in range(chain.known, stop + 1):
+            said.append(_next_token(row[:place], chain.index))
+            if place < stop and row[place] != said[-1]:
+                break
+        self._say(answering, chain, said)
 
-    def _say(self, answering: Answering, chain: Chain, token: int) -> None:
+    def _say(self, answering: Answering, chain: Chain, tokens: list[int]) -> None:
         answer = answering.answers[chain.index]
-        answer.append(token)
-        self.scheduler.know(chain, 1)
+        answer += tokens
         if len(answer) == answering.limit:
             self.scheduler.close(chain)
+        else:
+            self.scheduler.know(chain, len(tokens))
 
     def _check(self, plan: Plan) -> None:
         spent = sum(turn.stop - turn.start for turn in plan.turns)

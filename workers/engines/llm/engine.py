@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import torch
 
-from workers.contract.jobs import ChatInput, Event, Failed, Job, Outcome, RequestId
+from workers.contract.jobs import ChatInput, Event, Failed, Job, Outcome, RequestId, Tokens
 from workers.contract.models import ModelSpec
 from workers.engines.llm.answers import Answer, Answering
 from workers.engines.llm.blocks import BlockPool, digests
@@ -345,7 +345,6 @@ class LlmEngine:
 
     def _report(self, plan: Plan, said: Mapping[Chain, list[Chosen] | None]) -> StepReport:
         """Extend the answers; a request weighs as many tokens as were read and written for it."""
-        there = self._there
         weights: dict[RequestId, float] = {}
         for piece in plan.pieces:
             id = piece.seat.request_id
@@ -364,23 +363,28 @@ class LlmEngine:
             for chain, answer in answering.answers.items():
                 if chain not in said or answer.ended:
                     continue
-                tokens = said[chain]
-                if tokens is None:
+                if (tokens := said[chain]) is None:
                     outcomes.append((id, answering.fail()))
                     break
                 answering.accepted += len(tokens) - 1
-                for token in tokens:
-                    events.append((id, answer.add(token)))
-                    there.scheduler.know(chain, 1)
-                    if answer.ended:
-                        there.scheduler.close(chain)
-                        break
-                if there.draft is not None:
-                    there.draft.correct(chain)
+                events += [(id, event) for event in self._extend(chain, answer, tokens)]
             else:
                 if answering.ended:
                     outcomes.append((id, answering.complete()))
         return StepReport(weights, events, outcomes)
+
+    def _extend(self, chain: Chain, answer: Answer, tokens: Sequence[Chosen]) -> list[Tokens]:
+        scheduler, draft = self._there.scheduler, self._there.draft
+        said = []
+        for token in tokens:
+            said.append(answer.add(token))
+            if answer.ended:
+                scheduler.close(chain)
+                return said
+        scheduler.know(chain, len(said))
+        if draft is not None:
+            draft.correct(chain)
+        return said
 
 
 class _Logits:

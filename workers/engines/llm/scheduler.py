@@ -26,7 +26,7 @@ STEP_TOKENS: Final = 2048
 """At most so many tokens in a step, so that running answers keep flowing while prompts are read."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Chain:
     """One answer as the cache knows it: how many tokens there are of it, the prompt included, how
     many of them are in the cache, and in which blocks."""

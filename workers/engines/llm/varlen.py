@@ -27,7 +27,7 @@ Attention = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """``tables`` ``(sequences, blocks)`` and the others int32, a sequence for each row and piece."""
+    """``tables`` ``(sequences, blocks)`` int32, a sequence for each row and piece."""
 
     blocks: torch.Tensor
     offsets: torch.Tensor
