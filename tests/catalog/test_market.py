@@ -152,3 +152,16 @@ def test_the_gateway_checks_whatever_a_worker_reads() -> None:
     assert set(UpstreamSpec.__struct_fields__) == Upstream.model_fields.keys()
     assert set(get_args(Engine)) == ENGINES.keys()
     assert set(get_args(Dialect)) >= DIALECTS.keys()
+
+
+def test_a_draft_model_is_named_by_its_entry_or_its_directory(tmp_path: Path) -> None:
+    entry = "{name: %s, task: text-generation, engine: llm, checkpoint: %s, options: %s}"
+    small = entry % ("small", "models/small", "{}")
+    named = entry % ("named", "big", "{speculation: {method: draft, checkpoint: small}}")
+    placed = entry % ("placed", "big", "{speculation: {method: draft, checkpoint: other/dir}}")
+    (tmp_path / "catalog.yaml").write_text(f"models: [{small}, {named}, {placed}]")
+
+    specs = read_specs(tmp_path / "catalog.yaml")
+
+    found = [spec.options.get("speculation", {}).get("checkpoint") for spec in specs]
+    assert found == [None, str(tmp_path / "models/small"), str(tmp_path / "other/dir")]

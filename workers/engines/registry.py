@@ -46,7 +46,7 @@ ENGINES: Final = {
     "llm": Entry(
         "workers.engines.llm.engine",
         "LlmEngine",
-        packages=("torch", "transformers", "safetensors", "tokenizers"),
+        packages=("torch", "transformers", "safetensors", "tokenizers", "llguidance"),
     ),
 }
 
