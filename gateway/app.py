@@ -51,6 +51,7 @@ from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.payments.provider import PaymentProvider
 from gateway.requests.lifecycle import Requests
+from gateway.requests.performance import Performance
 from gateway.settings import Settings
 from workers.contract.redis import connect
 
@@ -89,6 +90,7 @@ def create_app(settings: Settings) -> Litestar:
                     "live": live,
                     "requests": requests,
                     "rates": rates,
+                    "performance": Performance(database),
                     "pepper": pepper,
                     "payment_provider": payment_provider(settings),
                     "access": Access(database, pepper=pepper),

@@ -42,6 +42,7 @@ models:
     task: text-generation
     engine: echo
     options: {{unsafe_test_hooks: true, tokens_per_step: 1, step_us: 50000}}
+    slo: {{ttft_ms: 10000, tpot_ms: 1}}
     limits: {{context_tokens: 4096, output_tokens: 512, choices: 4}}
     price: *price
   - name: brief

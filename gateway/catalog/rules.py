@@ -124,6 +124,11 @@ def _limits(entry: Entry) -> Iterator[Conflict]:
     if output is not None and context is not None and output > context:
         message = f"{output} is more than context_tokens ({context}), which counts the prompt too"
         yield ("limits", "output_tokens"), message
+    if entry.slo is not None and not entry.slo.model_fields_set:
+        yield ("slo",), "it promises nothing; give ttft_ms, tpot_ms or total_ms"
+    if "text" not in made and entry.slo is not None:
+        for name in sorted(entry.slo.model_fields_set & {"ttft_ms", "tpot_ms"}):
+            yield ("slo", name), "only what makes text has tokens; promise total_ms"
     if "text" not in made and entry.default_parameters.model_fields_set:
         yield ("default_parameters",), "only text-generation takes these from the catalog"
 

@@ -111,6 +111,16 @@ class DefaultParameters(Strict):
     repetition_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None
 
 
+class Slo(Strict):
+    """How fast a model promises to be; a request that keeps every bound counts as goodput."""
+
+    ttft_ms: Count | None = None
+    """To the first token."""
+    tpot_ms: Count | None = None
+    """From one token to the next, in the mean."""
+    total_ms: Count | None = None
+
+
 class Upstream(Strict):
     """A model that somebody else serves over HTTP; ``credential`` names a worker's variable."""
 
@@ -154,6 +164,7 @@ class Entry(Offer):
     upstream: Upstream | None = None
     limits: Limits = Limits()
     default_parameters: DefaultParameters = DefaultParameters()
+    slo: Slo | None = None
 
     family: Text | None = None
     description: Annotated[str, StringConstraints(max_length=1000)] = ""
