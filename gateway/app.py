@@ -25,6 +25,7 @@ from gateway.api.admin import AdminController
 from gateway.api.bodies import EXCEPTION_HANDLERS
 from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
+from gateway.api.completions import CompletionsController
 from gateway.api.credit import CreditController
 from gateway.api.exports import ExportsController
 from gateway.api.headers import add_limit_headers
@@ -37,6 +38,7 @@ from gateway.api.organization import OrganizationController
 from gateway.api.payments import PaymentsController, ProviderEventsController
 from gateway.api.prices import PricesController
 from gateway.api.requests import RequestsController
+from gateway.api.responses import ResponsesController
 from gateway.api.statements import AdminPeriodsController, StatementsController
 from gateway.api.usage import UsageController
 from gateway.api.views import request_view
@@ -113,6 +115,8 @@ def create_app(settings: Settings) -> Litestar:
     return Litestar(
         route_handlers=[
             ChatController,
+            CompletionsController,
+            ResponsesController,
             RequestsController,
             CatalogController,
             AccountController,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -272,16 +273,19 @@ def running(
     redis_url: str,
     *,
     namespace: str,
+    more_models: str = "",
 ) -> Iterator[Stack]:
-    """A gateway and a worker with the echo engine."""
+    """A gateway and a worker with the echo engine, and what else the catalog is to have."""
     directory.mkdir(parents=True, exist_ok=True)
     catalog = directory / "catalog.yaml"
-    catalog.write_text(CATALOG.format(veo="0.40"))
+    catalog.write_text(CATALOG.format(veo="0.40") + more_models)
     stack = Stack(directory, database_url, redis_url, namespace, catalog)
     try:
         stack.start_worker()
         stack.start_gateway()
         stack.wait_for_model()
+        for name in re.findall(r"- name: (\S+)", more_models):
+            stack.wait_for_model(name)
         yield stack
     finally:
         stack.stop()

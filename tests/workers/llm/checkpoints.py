@@ -34,6 +34,12 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+TOOLS_TEMPLATE = (
+    "{% if tools %}<system>{{ tools | tojson }} use <tool_call></s>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 TEXT = "the quick brown fox jumps over a lazy dog and counts to 0123456789 äöü ☂ 漢字 . , ! ? "
 
 _SHAPE: dict[str, Any] = {

@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.workers.llm.checkpoints import TEMPLATE, Reference, make_checkpoint, make_engine
+from tests.workers.llm.checkpoints import TOOLS_TEMPLATE, Reference, make_checkpoint, make_engine
 from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
 from workers.contract.jobs import ChatInput, ChatMessage, Completed, Failed, Tool, ToolCall
 from workers.engines.llm.tools import format_of, make_reader
 
 Checkpoint = Callable[[str], Path]
-TOOLS_TEMPLATE = (
-    "{% if tools %}<system>{{ tools | tojson }} use <tool_call></s>{% endif %}" + TEMPLATE
-)
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
