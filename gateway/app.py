@@ -27,6 +27,7 @@ from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
 from gateway.api.completions import CompletionsController
 from gateway.api.credit import CreditController
+from gateway.api.embeddings import EmbeddingsController
 from gateway.api.exports import ExportsController
 from gateway.api.headers import add_limit_headers
 from gateway.api.health import HealthController
@@ -116,6 +117,7 @@ def create_app(settings: Settings) -> Litestar:
         route_handlers=[
             ChatController,
             CompletionsController,
+            EmbeddingsController,
             ResponsesController,
             RequestsController,
             CatalogController,

@@ -23,6 +23,7 @@ Conflict: TypeAlias = tuple[Place, str]
 _ENOUGH: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
     # What must be priced for a task that makes this; each group suffices.
     "text": (("request",), ("input_token", "output_token"), ("gpu_second",)),
+    "embedding": (("request",), ("input_token",), ("gpu_second",)),
     "image": (("request",), ("image",), ("step",), ("gpu_second",)),
     "video": (("request",), ("video_second",), ("step",), ("gpu_second",)),
     "audio": (("request",), ("audio_second",), ("character",), ("step",), ("gpu_second",)),
@@ -38,6 +39,7 @@ _BOUND: Final[Mapping[Unit, str]] = {
 }
 _LIMITS: Final[Mapping[Modality, tuple[str, ...]]] = {
     "text": ("context_tokens", "output_tokens", "choices", "template_tokens"),
+    "embedding": ("context_tokens", "template_tokens", "inputs", "dimensions"),
     "image": ("images", "characters", "steps"),
     "video": ("seconds", "characters", "steps"),
     "audio": ("seconds", "characters", "steps"),
@@ -90,8 +92,8 @@ def repeated_names(names: Sequence[object]) -> Iterator[Conflict]:
 
 
 def _route_details(entry: Entry) -> Iterator[Conflict]:
-    if entry.engine == "llm" and entry.checkpoint is None:
-        yield (), "the engine llm needs `checkpoint`: the directory of its weights"
+    if entry.engine in ("llm", "embedding") and entry.checkpoint is None:
+        yield (), f"the engine {entry.engine} needs `checkpoint`: the directory of its weights"
     if entry.upstream is None:
         return
     if entry.checkpoint is not None:
@@ -187,7 +189,7 @@ def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
 
 def _applicable(entry: Entry) -> Iterator[Conflict]:
     """Refuse a condition that never holds, so that its line would quietly never apply."""
-    only_text = all(TASKS[task].makes == "text" for task in _all_tasks(entry))
+    only_text = all(TASKS[task].makes in ("text", "embedding") for task in _all_tasks(entry))
     for index, line in enumerate(entry.price):
         resolution = line.when.get("resolution")
         if line.when and only_text:
@@ -204,7 +206,7 @@ def _bookable(entry: Entry) -> Iterator[Conflict]:
     milliseconds = round((limits.seconds or 0) * 1000)
     largest = Usage(
         requests=1,
-        input_tokens=limits.context_tokens or _QUANTITY_MAX,
+        input_tokens=(limits.context_tokens or _QUANTITY_MAX) * (limits.inputs or 1),
         output_tokens=(limits.output_tokens or 0) * (limits.choices or 1),
         images=limits.images or 1,
         video_ms=milliseconds,

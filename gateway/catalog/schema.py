@@ -25,7 +25,7 @@ from gateway.catalog import rules
 from gateway.catalog.tasks import Task
 from gateway.pricing import Component, Price, Unit, parse_usd
 
-Engine: TypeAlias = Literal["llm", "echo"]
+Engine: TypeAlias = Literal["llm", "embedding", "echo"]
 Dialect: TypeAlias = Literal["openai", "gmi"]
 CONDITIONS: Final = ("size", "quality", "resolution")
 """Attributes of what is made that a price may depend on."""
@@ -90,6 +90,10 @@ class Limits(Strict):
     choices: Annotated[StrictInt, Field(ge=1, le=128)] | None = None
     template_tokens: Count | None = None
     """What the chat template adds to a prompt once, where that is more than most templates do."""
+    inputs: Annotated[StrictInt, Field(ge=1, le=2048)] | None = None
+    """Texts in one request for embeddings."""
+    dimensions: Annotated[StrictInt, Field(ge=1, le=65_536)] | None = None
+    """Of an embedding; its bytes bound how many fit into one answer."""
     images: Annotated[StrictInt, Field(ge=1, le=100)] | None = None
     seconds: Seconds | None = None
     """Of video or audio made."""

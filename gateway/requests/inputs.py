@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.catalog.schema import SECONDS_MAX, Entry
 from gateway.catalog.tasks import TASKS
 from gateway.errors import InvalidRequest
+from gateway.requests.embedding import TextEmbedding, prepare_embedding
 from gateway.requests.prepared import Prepared, gpu_us_max, over
 from gateway.requests.text import TextCompletion, TextGeneration, prepare_text
 from workers.contract.jobs import Usage
@@ -35,7 +36,7 @@ class Media(BaseModel):
     seconds: Annotated[float, Field(gt=0, le=SECONDS_MAX)] | None = None
 
 
-Input: TypeAlias = TextGeneration | TextCompletion | Media
+Input: TypeAlias = TextGeneration | TextCompletion | TextEmbedding | Media
 
 
 def parse(task: str, value: Mapping[str, Any], *, prefix: str = "input") -> Input:
@@ -43,6 +44,8 @@ def parse(task: str, value: Mapping[str, Any], *, prefix: str = "input") -> Inpu
     schema: type[Input] = Media
     if task == "text-generation":
         schema = TextCompletion if "prompt" in value else TextGeneration
+    elif task == "text-embedding":
+        schema = TextEmbedding
     try:
         return schema.model_validate(value)
     except ValidationError as error:
@@ -74,6 +77,8 @@ def prepare(entry: Entry, value: Input, *, prefix: str = "") -> Prepared:
     prefix = f"{prefix}." if prefix else ""
     if isinstance(value, TextGeneration | TextCompletion):
         return prepare_text(entry, value, prefix=prefix)
+    if isinstance(value, TextEmbedding):
+        return prepare_embedding(entry, value, prefix=prefix)
     return _prepare_media(entry, value, prefix=prefix)
 
 

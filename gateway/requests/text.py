@@ -147,29 +147,36 @@ class TextGeneration(Sampling):
     parallel_tool_calls: bool | None = None
 
 
+_Token: TypeAlias = Annotated[StrictInt, Field(ge=0)]
+_Tokens: TypeAlias = Annotated[list[_Token], Field(min_length=1)]
+Texts: TypeAlias = (
+    StrictStr
+    | Annotated[list[StrictStr], Field(min_length=1, max_length=2048)]
+    | _Tokens
+    | Annotated[list[_Tokens], Field(min_length=1, max_length=2048)]
+)
+"""One text or several, each as it stands or as token ids."""
+
+
+def read_texts(given: Texts) -> tuple[Prompt, ...]:
+    if isinstance(given, str):
+        return (given,)
+    prompts: list[Prompt] = []
+    tokens: list[int] = []
+    for one in given:
+        if isinstance(one, int):
+            tokens.append(one)
+        else:
+            prompts.append(one if isinstance(one, str) else tuple(one))
+    return (tuple(tokens),) if tokens else tuple(prompts)
+
+
 class TextCompletion(Sampling):
     """Text to be continued as it stands, named as in OpenAI's completions."""
 
-    prompt: (
-        StrictStr
-        | Annotated[list[StrictStr], Field(min_length=1, max_length=2048)]
-        | Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1)]
-        | Annotated[
-            list[Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1)]],
-            Field(min_length=1, max_length=2048),
-        ]
-    )
+    prompt: Texts
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
-
-    @property
-    def prompts(self) -> tuple[Prompt, ...]:
-        if isinstance(self.prompt, str):
-            return (self.prompt,)
-        first, *_ = self.prompt
-        if isinstance(first, int):
-            return (tuple(self.prompt),)  # type: ignore[arg-type]
-        return tuple(one if isinstance(one, str) else tuple(one) for one in self.prompt)  # type: ignore[arg-type]
 
 
 def prepare_text(entry: Entry, value: TextGeneration | TextCompletion, *, prefix: str) -> Prepared:
@@ -189,7 +196,7 @@ def prepare_text(entry: Entry, value: TextGeneration | TextCompletion, *, prefix
             )
         chat = msgspec.structs.replace(
             given,
-            prompts=value.prompts,
+            prompts=read_texts(value.prompt),
             echo=bool(value.echo),
             logprobs=value.logprobs is not None,
             top_logprobs=value.logprobs or 0,

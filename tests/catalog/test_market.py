@@ -92,12 +92,16 @@ def entries_and_tasks() -> list[tuple[Entry, Task]]:
     ("entry", "task"), entries_and_tasks(), ids=lambda value: getattr(value, "name", value)
 )
 def test_nothing_on_sale_bills_nothing(entry: Entry, task: Task) -> None:
-    text = task == "text-generation"
-    smallest = {"messages": [{"role": "user", "content": ""}]} if text else {"prompt": ""}
-    prepared = prepare(entry, parse(task, {**smallest, "max_tokens": 1} if text else smallest))
+    smallest: dict[str, Any] = {"prompt": ""}
+    if task == "text-generation":
+        smallest = {"messages": [{"role": "user", "content": ""}], "max_tokens": 1}
+    elif task == "text-embedding":
+        smallest = {"input": "x"}
+    prepared = prepare(entry, parse(task, smallest))
     # The least that such a request can be said to have used: one unit of what the task makes.
     used = {
         "text": Usage(requests=1, cached_input_tokens=1),
+        "embedding": Usage(requests=1, input_tokens=1),
         "image": Usage(requests=1, images=1),
         "video": Usage(requests=1, video_ms=1),
         "audio": Usage(requests=1, audio_ms=1),
@@ -131,7 +135,7 @@ def test_our_own_model_runs_here_at_its_price_per_token(entries: dict[str, Entry
 
 
 def test_no_engine_for_tests_is_on_sale(entries: dict[str, Entry]) -> None:
-    assert {entry.engine for entry in entries.values()} == {None, "llm"}
+    assert {entry.engine for entry in entries.values()} == {None, "llm", "embedding"}
 
 
 def test_a_worker_reads_the_same_routes_from_the_same_file(entries: dict[str, Entry]) -> None:

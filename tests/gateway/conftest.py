@@ -29,6 +29,13 @@ TINY = """\
     options: {{slots: 8, threads: 1}}
     limits: {{context_tokens: 4096, output_tokens: 512, choices: 4}}
     price: *price
+  - name: tiny-embed
+    task: text-embedding
+    engine: embedding
+    checkpoint: {checkpoint}
+    options: {{matryoshka: true}}
+    limits: {{context_tokens: 64, inputs: 100, dimensions: 48}}
+    price: [{{unit: input_token, amount: "0.01", per: 1000000}}]
 """
 
 
