@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import os
 import shutil
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +34,8 @@ def _processor() -> tuple[Device, ...]:
             "CPU here",
             memory,
             measure_bandwidth(),
-            note="its bandwidth is measured, one core copying; its operations are not known",
+            note="its bandwidth is measured by copying, and what its caches hold is read faster; "
+            "its operations are not known",
         ),
     )
 
@@ -47,14 +51,23 @@ def _memory_bytes() -> int | None:
 
 
 def measure_bandwidth() -> int:
-    """Bytes read and written in a second by the fastest of some copies of a large piece."""
-    source, target = memoryview(bytearray(COPIED_BYTES)), memoryview(bytearray(COPIED_BYTES))
-    target[:] = source  # The first touch of a page is the system's work, not the memory's.
-    fastest, ends = float("inf"), time.perf_counter() + MEASURE_S
-    while (started := time.perf_counter()) < ends:
-        target[:] = source
-        fastest = min(fastest, time.perf_counter() - started)
-    return round(2 * COPIED_BYTES / fastest)
+    """Bytes read and written in a second, in the fastest of some copies by all cores together."""
+    cores = os.cpu_count() or 1
+    size = COPIED_BYTES // cores
+    pieces = [(ctypes.create_string_buffer(size), bytes(size)) for _ in range(cores)]
+
+    def copy(piece: tuple[ctypes.Array[ctypes.c_char], bytes]) -> None:
+        # Unlike Python's own copies this one lets the other threads run.
+        ctypes.memmove(piece[0], piece[1], size)
+
+    with ThreadPoolExecutor(cores) as threads:
+        # The first touch of a page is the system's work, not the memory's.
+        list(threads.map(copy, pieces))
+        fastest, ends = float("inf"), time.perf_counter() + MEASURE_S
+        while (started := time.perf_counter()) < ends:
+            list(threads.map(copy, pieces))
+            fastest = min(fastest, time.perf_counter() - started)
+    return round(2 * cores * size / fastest)
 
 
 def _gpus_here() -> tuple[Device, ...]:

@@ -252,8 +252,8 @@ def _print(subject: Subject, load: Load, rows: Sequence[Row], assumptions: Seque
     )
     click.echo(
         f"{load.precision}: {_gb(weight_bytes(shape, load.precision))} of weights, all read "
-        f"in every step; {token_bytes(shape, load.kv_precision):,} bytes of keys and values for each token "
-        f"({load.kv_precision})"
+        f"in every step; {token_bytes(shape, load.kv_precision):,} bytes of keys and values "
+        f"for each token ({load.kv_precision})"
     )
     if shape.context is not None and load.context > shape.context:
         click.echo(f"the model was made for {shape.context:,} positions, not {load.context:,}")
