@@ -48,11 +48,10 @@ class Text:
 
 
 def main() -> None:
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     bandwidth = measure_bandwidth()
     chosen = Path(os.environ.get("BENCH_CHECKPOINT", POCKET))
     print(
-        f"\nprecision: {torch.get_num_threads()} thread(s) of this machine, whose memory copies "
+        f"\nprecision: threads {torch.get_num_threads()}; all cores together copy "
         f"{bandwidth / 1e9:.1f} GB/s"
     )
     titles = "".join(f"{f'tok/s at {batch}':>12}" for batch in BATCHES)
@@ -137,5 +136,6 @@ def write_large(path: Path) -> None:
         tie_word_embeddings=True,
     )
     torch.manual_seed(1)
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    model: Any = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(path)
     tokenizer.save_pretrained(path)

@@ -371,7 +371,7 @@ def _cost_document(part: Cost | None) -> dict[str, Any] | None:
 
 
 def _gb(size: int) -> str:
-    return f"{size / GIGA:.3g} GB" if size < 100 * GIGA else f"{size / GIGA:.1f} GB"
+    return f"{size / GIGA:.4g} GB"
 
 
 def _rate(tokens_per_second: Fraction | None) -> str | None:

@@ -71,7 +71,7 @@ def test_without_a_gpu_all_of_the_table_and_what_is_here_are_shown() -> None:
 
     for said in (
         "70,553,706,496 weights, 80 layers, 8 KV heads of 128 (a shape",
-        "70.6 GB of weights",
+        "70.55 GB of weights",
         "H100 SXM   80 GB     no, it takes 2",
         "A100 80GB",
         "CPU here",
