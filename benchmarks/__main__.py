@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import gateway, ledger, peer, usage
+from benchmarks import gateway, ledger, peer, precision, usage
 
 BENCHMARKS = {
     "ledger": ledger.main,
     "usage": usage.main,
     "gateway": gateway.main,
     "peer": peer.main,
+    "precision": precision.main,
 }
 
 
