@@ -140,7 +140,7 @@ class ChatCall:
         self._texts = [""] * self._chat.choices
         self._calls: list[dict[int, ToolCall]] = [{} for _ in self._texts]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in self._texts]
-        self._finished: list[FinishReason | None] = [None] * self._chat.n
+        self._finished: list[FinishReason | None] = [None] * self._chat.choices
         self._chunks = 0
         self._usage: wire.Usage | None = None
         self._complete = False
@@ -162,10 +162,13 @@ class ChatCall:
     async def _exchange(self, body: dict[str, Any], clock: PhaseClock) -> Failed | None:
         """Send the request and read the answer; translate whatever goes wrong, and tell it to the
         endpoint that it went wrong at."""
-        failure = await self._try_exchange(body, clock)
-        endpoint = self._endpoint
+        try:
+            failure = await self._try_exchange(body, clock)
+        finally:
+            endpoint = self._endpoint
+            if endpoint is not None:
+                endpoint.in_flight -= 1
         if endpoint is not None:
-            endpoint.in_flight -= 1
             if failure is None or failure.code in ("upstream_rejected", "context_length_exceeded"):
                 endpoint.succeeded()
             elif not self._was_counted:
