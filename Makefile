@@ -6,7 +6,7 @@ SOAK ?= 1800
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help up test check format soak mutations bench clean
+.PHONY: help up test check format soak mutations bench bench-llm clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -35,6 +35,10 @@ mutations: $(VENV)/installed-test ## put mistakes into the money path; tests mus
 
 bench: $(VENV)/installed-test ## measure on this machine, beside a peer
 	$(BIN)/python -m benchmarks
+
+bench-llm: $(VENV)/installed-test ## measure the language engine beside others
+	$(PIP) -e '.[peers]'
+	$(BIN)/python -m benchmarks llm
 
 clean: ## remove the virtual environment and caches; state in .tollgate/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import gateway, ledger, peer, precision, usage
+from benchmarks import gateway, ledger, llm, peer, precision, usage
 
 BENCHMARKS = {
     "ledger": ledger.main,
@@ -12,6 +12,7 @@ BENCHMARKS = {
     "gateway": gateway.main,
     "peer": peer.main,
     "precision": precision.main,
+    "llm": llm.main,
 }
 
 
