@@ -101,7 +101,12 @@ def test_functions_and_completions_pass_through_both(front: Stack) -> None:
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
     answer = made.chat.completions.create(
-        model="resold", messages=ASK, tools=[tool], tool_choice="required", max_tokens=200
+        model="resold",
+        messages=ASK,
+        tools=[tool],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=200,
     )
     calls = answer.choices[0].message.tool_calls or []
     completion = made.completions.create(model="resold", prompt=["the", "a"], max_tokens=4)

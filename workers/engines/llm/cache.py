@@ -150,11 +150,10 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """``gather`` ``(rows · kv_heads · blocks,)`` int64, ``masks`` of each column ``(rows, 1, 1,
-    window)``."""
+    """``store`` ``(tokens · kv_heads,)`` and ``gather`` ``(rows · kv_heads · blocks,)`` int64,
+    ``masks`` of each column ``(rows, 1, 1, window)`` float32: 0, or -inf where it may not look."""
 
-    blocks: torch.Tensor
-    offsets: torch.Tensor
+    store: torch.Tensor
     rows: int
     columns: int
     gather: torch.Tensor
@@ -195,10 +194,12 @@ class GatherCache:
         masks: tuple[torch.Tensor, ...] = ()
         if rows:
             until = torch.tensor(positions, device=self.device)[:, :, None, None, None]
-            masks = (reach <= until).unbind(1)
+            masks = torch.zeros(()).where(reach <= until, -torch.inf).unbind(1)
+        block, offset = torch.tensor([blocks, offsets], device=self.device)
+        head = block[:, None] * self.shape.kv_heads + self._heads
+        store = head * self.shape.block_tokens + offset[:, None]
         return _Gathered(
-            torch.tensor(blocks, device=self.device),
-            torch.tensor(offsets, device=self.device),
+            store.flatten(),
             len(rows),
             columns,
             self._index(tables),
@@ -238,30 +239,40 @@ class GatherCache:
         layout = self._layout
         assert layout is not None
         keys, values = self._keys[layer], self._values[layer]
-        keys[layout.blocks, :, layout.offsets] = key[0].transpose(0, 1)
-        values[layout.blocks, :, layout.offsets] = value[0].transpose(0, 1)
+        for kept, new in ((keys, key), (values, value)):
+            flat = kept.view(-1, self.shape.head_dim)
+            flat.index_copy_(0, layout.store, new[0].transpose(0, 1).reshape(-1, flat.shape[1]))
         _, heads, tokens, head_dim = query.shape
-        attended = query.new_zeros(1, tokens, heads, head_dim)
         rows, columns = layout.rows, layout.columns
+        past = None
         if rows:
-            past = (
-                self._gather(keys, layout.gather, rows),
-                self._gather(values, layout.gather, rows),
-            )
-            written = rows * columns
+            past = self._gather(layer, layout.gather, rows)
+        if columns == 1 and not layout.pieces:
+            asked = query[0, :, :rows].transpose(0, 1)
+            assert past is not None
+            written = _attend_by_row(asked, past[0], past[1], layout.masks[0], scaling)
+            return F.pad(written, (0, 0, 0, 0, 0, tokens - rows))[None]
+        attended = query.new_zeros(1, tokens, heads, head_dim)
+        if past is not None:
+            end = rows * columns
             for column, mask in enumerate(layout.masks):
-                attended[0, column:written:columns] = _attend_by_row(
-                    query[0, :, column:written:columns].transpose(0, 1), *past, mask, scaling
+                attended[0, column:end:columns] = _attend_by_row(
+                    query[0, :, column:end:columns].transpose(0, 1),
+                    past[0],
+                    past[1],
+                    mask,
+                    scaling,
                 )
         for piece in layout.pieces:
             there = slice(piece.begin, piece.end)
             if piece.gather is None:
                 past = key[:, :, there].contiguous(), value[:, :, there].contiguous()
             else:
-                past = self._gather(keys, piece.gather, 1), self._gather(values, piece.gather, 1)
+                past = self._gather(layer, piece.gather, 1)
             attended[:, there] = F.scaled_dot_product_attention(
                 query[:, :, there].contiguous(),
-                *past,
+                past[0],
+                past[1],
                 attn_mask=piece.mask,
                 is_causal=piece.mask is None,
                 scale=scaling,
@@ -279,11 +290,19 @@ class GatherCache:
             return table
         return (table[:, None] * self.shape.kv_heads + self._heads[:, None]).flatten()
 
-    def _gather(self, kept: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return ``(rows, kv_heads, window, head_dim)``."""
+    def _gather(
+        self, layer: int, index: torch.Tensor, rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, each ``(rows, kv_heads, window, head_dim)``."""
         shape = self.shape
-        flat = kept.view(-1, shape.block_tokens * shape.head_dim)
-        return flat.index_select(0, index).view(rows, shape.kv_heads, -1, shape.head_dim)
+        key, value = (
+            kept[layer]
+            .view(-1, shape.block_tokens * shape.head_dim)
+            .index_select(0, index)
+            .view(rows, shape.kv_heads, -1, shape.head_dim)
+            for kept in (self._keys, self._values)
+        )
+        return key, value
 
 
 def _attend_by_row(
@@ -302,9 +321,7 @@ def _attend_by_row(
     kv_heads = keys.shape[1]
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim).float()
     scores = torch.matmul(grouped, keys.float().transpose(-1, -2))
-    scores = (scores * (head_dim**-0.5 if scaling is None else scaling)).masked_fill_(
-        ~mask, -torch.inf
-    )
+    scores = torch.add(mask, scores, alpha=head_dim**-0.5 if scaling is None else scaling)
     attended = torch.matmul(torch.softmax(scores, dim=-1), values.float())
     return attended.view(rows, heads, head_dim).to(query.dtype)
 

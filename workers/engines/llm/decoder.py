@@ -18,7 +18,7 @@ import torch
 
 from workers.engines.llm.cache import Cache, Feed, Layout, attach
 
-ROWS: Final = 8
+ROWS: Final = 4
 """A forward has a multiple of so many tokens: with fewer, products take another way."""
 _PROBED: Final = (1, 7, 16, 33, 96)
 """Tokens of others beside which a prompt is read to see whether that changes it."""
