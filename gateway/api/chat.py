@@ -22,7 +22,8 @@ from gateway.api.answers import (
     openai_usage,
     request_headers,
 )
-from gateway.api.bodies import idempotency, is_retry, unnamed
+from gateway.api.bodies import idempotency, is_retry, read_body, unnamed
+from gateway.batches.endpoint import Endpoint
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.ledger.extend import CAUSES
@@ -157,11 +158,22 @@ class ChatController(Controller):
             closed = await ticket.closed(request)
         raise_unless_succeeded(closed)
         return json_response(
-            _completion(closed), headers=request_headers(closed.request_id, closed)
+            completion_view(closed), headers=request_headers(closed.request_id, closed)
         )
 
 
-def _completion(closed: Closed) -> dict[str, Any]:
+def batch_order(body: Mapping[str, Any]) -> Order:
+    """Check a body as the endpoint does; nobody is there to read a stream."""
+    data = read_body(ChatCompletion, body)
+    for name in ("stream", "stream_options"):
+        if getattr(data, name):
+            raise InvalidRequest(
+                "unsupported_parameter", f"{name} has no use in a batch; leave it out.", param=name
+            )
+    return Order(model=data.model, task=TASK, input=data.generation(), metadata=data.metadata)
+
+
+def completion_view(closed: Closed) -> dict[str, Any]:
     return {
         "id": closed.request_id,
         "object": "chat.completion",
@@ -178,6 +190,13 @@ def _completion(closed: Closed) -> dict[str, Any]:
         ],
         "usage": openai_usage(closed.usage, closed.cost_nanos),
     }
+
+
+BATCHES: Final = Endpoint(
+    "/v1/chat/completions",
+    read=batch_order,
+    answer=lambda closed: encode_json(completion_view(closed)),
+)
 
 
 def _choices(closed: Closed) -> Sequence[Mapping[str, Any]]:

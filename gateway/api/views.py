@@ -60,6 +60,7 @@ def receipt_view(closed: Closed, price: Price, given: Sequence[Refund]) -> dict[
         "status": closed.status,
         "outcome": closed.outcome,
         "reason": closed.reason,
+        "service_class": closed.service_class,
         "price_id": closed.price_id,
         "lines": line_views(lines),
         "cost": format_usd(closed.cost_nanos),

@@ -1,4 +1,4 @@
-"""Ids of requests: ``req_`` and a UUID of version 7, made by the gateway before anything else."""
+"""Ids of requests and of other things that are listed by time: a prefix and a UUID of version 7."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ _PATTERN: Final = re.compile(r"req_[0-9a-f]{32}")
 
 
 def new_request_id() -> RequestId:
+    return RequestId(new_id("req_"))
+
+
+def new_id(prefix: str) -> str:
     """48 bits of Unix milliseconds, then random bits (RFC 9562): later ids sort later."""
     value = time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10))
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
-    return RequestId(f"req_{value:032x}")
+    return f"{prefix}{value:032x}"
 
 
 def first_request_id(moment: datetime) -> RequestId:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from gateway.accounts.budgets import Budget
 from gateway.accounts.rates import Rates, refuse_overrun, refuse_oversized, wanted
 from gateway.catalog.schema import Entry
@@ -43,6 +45,7 @@ from gateway.ledger.holds import (
 )
 from gateway.pricing import Bill, Price, UnpricedUsage, format_usd, quote
 from gateway.requests.call import Call
+from gateway.requests.dispatch import BATCH_PRIORITY
 from gateway.requests.inputs import Prepared, parse, prepare
 from gateway.requests.order import Order
 from gateway.requests.slices import Slices
@@ -108,7 +111,7 @@ class Admission:
                 f"{entry.name} does {entry.task}, not {task}.",
                 param="model",
             )
-        price_id, price = self._live.priced(entry.name, now, account_id)
+        price_id, price = self._live.priced(entry.name, now, account_id, order.service_class)
         prepared = prepare(entry, order.input, prefix="" if order.task else "input")
         try:
             bill = quote(price, prepared.limits)
@@ -118,6 +121,12 @@ class Admission:
                 "nothing_to_do", f"This input gives {entry.name} nothing to do: {error}."
             ) from None
         return Quoted(entry, task, price_id, price, prepared, bill)
+
+    def check(self, order: Order, now: datetime, account_id: int) -> Quoted:
+        """Say that an order could be accepted but for money and limits, or raise why not."""
+        quoted = self.quote(order, now, account_id)
+        self._refuse_large(msgspec.msgpack.encode(quoted.prepared.input))
+        return quoted
 
     async def admit(self, call: Call, order: Order, request_id: RequestId) -> Admitted:
         """Hold the quote of an order and accept it; raise the reason why not.
@@ -131,7 +140,10 @@ class Admission:
         self._watch.check(
             quoted.entry,
             waits=order.waits,
-            wait_max_s=settings.wait_max_s if order.waits else settings.async_wait_max_s,
+            # A batch has time: it adds nothing to a queue that is as long as who waits may find it.
+            wait_max_s=settings.wait_max_s
+            if order.waits or order.service_class == "batch"
+            else settings.async_wait_max_s,
         )
         await self._take(call, quoted)
         try:
@@ -166,7 +178,9 @@ class Admission:
         settings, key = self._settings, call.key
         entry, prepared = quoted.entry, quoted.prepared
         timeout_s = settings.timeout_s if order.waits else settings.async_timeout_s
-        deadline_at = now + timedelta(seconds=entry.limits.timeout_s or timeout_s)
+        deadline_at = order.deadline_at or now + timedelta(
+            seconds=entry.limits.timeout_s or timeout_s
+        )
         job = Job(
             request_id=request_id,
             account_id=str(key.account_id),
@@ -177,14 +191,10 @@ class Admission:
             stream=order.stream,
             deadline_ms=int(deadline_at.timestamp() * 1000),
             gateway_note=call.taken.note,
+            priority=BATCH_PRIORITY if order.service_class == "batch" else 0,
         )
         payload = encode(job)
-        if len(payload) > settings.input_bytes_max:
-            raise TooLarge(
-                "input_too_large",
-                f"The input is {len(payload)} bytes long; at most {settings.input_bytes_max} "
-                "are accepted.",
-            )
+        self._refuse_large(payload)
         slices = self._slices(order, quoted)
         hold_nanos = slices.hold_nanos if slices else quoted.bill.total_nanos
         answer = await self._holds.submit(
@@ -204,6 +214,7 @@ class Admission:
                 body_sha256=order.idempotency.body_sha256 if order.idempotency else None,
                 metadata=dict(order.metadata) if order.metadata else None,
                 webhook=order.webhook,
+                service_class=order.service_class,
             )
         )
         if not isinstance(answer, (Held, Replayed)):
@@ -220,6 +231,14 @@ class Admission:
             replayed=isinstance(answer, Replayed),
             slices=slices,
         )
+
+    def _refuse_large(self, payload: bytes) -> None:
+        if len(payload) > self._settings.input_bytes_max:
+            raise TooLarge(
+                "input_too_large",
+                f"The input is {len(payload)} bytes long; at most "
+                f"{self._settings.input_bytes_max} are accepted.",
+            )
 
     def _slices(self, order: Order, quoted: Quoted) -> Slices | None:
         """Hold in slices for a stream that somebody reads and that named no length."""

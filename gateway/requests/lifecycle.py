@@ -171,6 +171,10 @@ class Requests:
     def quote(self, order: Order, account_id: int) -> Quoted:
         return self._admission.quote(order, datetime.now(UTC), account_id)
 
+    def check(self, order: Order, account_id: int) -> Quoted:
+        """Say that an order could be accepted but for money and limits, or raise why not."""
+        return self._admission.check(order, datetime.now(UTC), account_id)
+
     async def submit(self, call: Call, order: Order) -> Ticket:
         """Accept an order and queue it, or raise why not and leave nothing behind."""
         request_id = new_request_id()
@@ -194,6 +198,14 @@ class Requests:
             reach("after_hold")
             await self._enqueue(call, ticket, admitted)
             reach("after_enqueue")
+        return ticket
+
+    def resume(
+        self, account_id: int, order: Order, request_id: RequestId, accepted_at: datetime
+    ) -> Ticket:
+        """Wait again for a request that an order made before."""
+        ticket = Ticket(self, account_id, order, request_id)
+        ticket.join(request_id, accepted_at)
         return ticket
 
     async def _rejoin(self, ticket: Ticket, account_id: int, order: Order) -> bool:

@@ -1,0 +1,474 @@
+"""One batch, from the check of its file to its last line, in whichever gateway has its lease.
+
+Each line becomes one ordinary request under a name made of batch, line and attempt, so a line whose
+gateway dies is found again by its name and charged once. What has ended is written down before the
+next line takes its place; nothing else about a batch is kept here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any, Final, TypeVar
+
+from redis.exceptions import RedisError
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from gateway.accounts.keys import KeyInfo
+from gateway.batches import store
+from gateway.batches.endpoint import Endpoint
+from gateway.batches.files import File, Files, read_input
+from gateway.batches.lines import (
+    Line,
+    Placed,
+    Result,
+    answered,
+    custom_id_of,
+    not_run,
+    pages,
+    read_line,
+    refused,
+    within_body,
+)
+from gateway.batches.store import Batch, LeaseLost, Status
+from gateway.database import Database
+from gateway.errors import (
+    InternalError,
+    InvalidRequest,
+    RequestFailed,
+    TollgateError,
+    TooManyRequests,
+    Unavailable,
+)
+from gateway.failpoints import reach
+from gateway.ledger.closed import Closed
+from gateway.ledger.group import GroupCommit
+from gateway.requests.call import Call
+from gateway.requests.lifecycle import Requests
+from gateway.requests.order import Idempotency, Order
+from gateway.requests.ticket import Ticket
+from gateway.settings import Settings
+from workers.contract.blobs import BlobDamaged, BlobMissing
+from workers.contract.jobs import RequestId
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BEAT_S: Final = 1.0
+"""How often a running batch is asked whether it was cancelled."""
+PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Before a line that found no room is placed again; the last one from then on."""
+ERRORS_MAX: Final = 100
+"""Mistakes of one file that are told."""
+PAGE: Final = 500
+NOT_ENTERED: Final = ("queue_full", "account_full")
+"""Why a request ends that was held for and then found the queue full; it is placed again."""
+
+_OUTAGE: Final = (DBAPIError, RedisError, OSError, TimeoutError)
+_STOPS: Final = {
+    "cancelling": RequestFailed(
+        "batch_cancelled", "This request was not run: the batch was cancelled before."
+    ),
+    "expired": RequestFailed(
+        "batch_expired",
+        "This request could not be run before the completion window expired.",
+    ),
+}
+
+
+class Run:
+    def __init__(
+        self,
+        batch: Batch,
+        key: KeyInfo,
+        endpoint: Endpoint,
+        *,
+        database: Database,
+        files: Files,
+        requests: Requests,
+        settings: Settings,
+    ) -> None:
+        self._batch = batch
+        self._key = key
+        self._endpoint = endpoint
+        self._database = database
+        self._files = files
+        self._requests = requests
+        self._settings = settings
+        self._slots = asyncio.Semaphore(settings.batch_in_flight)
+        self._in_flight: set[RequestId] = set()
+        self._stopping = asyncio.Event()
+        self._stop: TollgateError | None = None
+        self._prefix = f"batch\n{batch.id}\n"
+
+        async def write(results: Sequence[Result]) -> list[None]:
+            await self._write(lambda connection: store.record(connection, batch, results))
+            return [None] * len(results)
+
+        self._results = GroupCommit(write)
+
+    async def run(self) -> None:
+        """Bring the batch to its end. Raise ``LeaseLost`` if another gateway has it by then; after
+        anything else that is raised it may be run again from where it was."""
+        async with asyncio.TaskGroup() as group:
+            beat = group.create_task(self._beat())
+            with tempfile.TemporaryFile() as copy:
+                await self._advance(copy)
+            beat.cancel()
+
+    async def _advance(self, copy: IO[bytes]) -> None:
+        batch = self._batch
+        self._heed(batch.status)
+        status = batch.status
+        try:
+            if batch.ending is None:
+                await self._fetch(copy)
+            if status == "validating":
+                status = await self._validate(copy)
+        except (BlobMissing, BlobDamaged) as error:
+            log.error("the input of %s cannot be read: %s", batch.id, error)
+            await self._fail([_mistake(None, "file_damaged", "The input file cannot be read.")])
+            return
+        if status == "failed":
+            return
+        if batch.ending is None and (batch.total or status == "in_progress"):
+            await self._execute(copy)
+        await self._finalize()
+
+    # --- The check of the file -------------------------------------------------------------------
+
+    async def _fetch(self, copy: IO[bytes]) -> None:
+        """Copy the input to a file of our own: a connection to the store is not kept for a day."""
+        found = await self._database.read(
+            lambda connection: read_input(connection, self._batch.input_file_id)
+        )
+        async for chunk in self._files.content(found):
+            await asyncio.to_thread(copy.write, chunk)
+
+    async def _validate(self, copy: IO[bytes]) -> Status:
+        """Check every line before any is run. Return how the batch goes on."""
+        mistakes: list[dict[str, Any]] = []
+        custom_ids: set[str] = set()
+        models: set[str] = set()
+        total = 0
+        async for page in _pages(copy, self._line_bytes_max):
+            total += len(page)
+            if total > self._settings.batch_lines_max:
+                most = f"A batch has at most {self._settings.batch_lines_max} requests."
+                mistakes = [_mistake(None, "too_many_lines", most)]
+                break
+            mistakes += await asyncio.to_thread(self._mistakes, page, custom_ids, models)
+            if len(mistakes) >= ERRORS_MAX or self._stop is not None:
+                break
+        if self._stop is not None:
+            return "cancelling"
+        if not total:
+            mistakes = [_mistake(None, "empty_file", "The input file has no requests.")]
+        if mistakes:
+            await self._fail(mistakes[:ERRORS_MAX])
+            return "failed"
+        model = models.pop() if len(models) == 1 else None
+        now = datetime.now(UTC)
+        return await self._write(
+            lambda connection: store.begin(
+                connection, self._batch, total=total, model=model, now=now
+            )
+        )
+
+    def _mistakes(
+        self, page: list[Line], custom_ids: set[str], models: set[str]
+    ) -> list[dict[str, Any]]:
+        """Find what is wrong with lines; their names and models are noted on the way."""
+        found = []
+        for line in page:
+            try:
+                placed = self._read(line)
+                if placed.custom_id in custom_ids:
+                    raise InvalidRequest(
+                        "duplicate_custom_id",
+                        f"The custom_id {placed.custom_id!r} was used by a line before.",
+                        param="custom_id",
+                    )
+                custom_ids.add(placed.custom_id)
+                self._check(placed, line.number)
+                models.add(placed.order.model)
+            except (Unavailable, InternalError):
+                raise
+            except TollgateError as error:
+                found.append(_mistake(line.number, error.code, error.message, error.param))
+        return found
+
+    def _check(self, placed: Placed, number: int) -> None:
+        try:
+            self._requests.check(self._order(placed, number, 0), self._batch.account_id)
+        except TollgateError as error:
+            raise within_body(error) from None
+
+    async def _fail(self, mistakes: Sequence[dict[str, Any]]) -> None:
+        now = datetime.now(UTC)
+        await self._write(lambda connection: store.fail(connection, self._batch, mistakes, now=now))
+
+    # --- The lines -------------------------------------------------------------------------------
+
+    async def _execute(self, copy: IO[bytes]) -> None:
+        """Run every line that has not ended; once stopped, only await those that were placed."""
+        while True:
+            done = await self._database.read(
+                lambda connection: store.ended_lines(connection, self._batch.id)
+            )
+            placed = await self._placed()
+            async with asyncio.TaskGroup() as group:
+                async for page in _pages(copy, self._line_bytes_max):
+                    for line in page:
+                        if line.number in done:
+                            continue
+                        await self._slots.acquire()
+                        if self._stop is None or line.number in placed:
+                            group.create_task(self._line(line, placed.get(line.number)))
+                        else:
+                            self._slots.release()
+            if self._stop is None:
+                return
+            # A commit that was in doubt when the batch was stopped may have been one.
+            if not set(await self._placed()) - await self._database.read(
+                lambda connection: store.ended_lines(connection, self._batch.id)
+            ):
+                break
+        await self._close_rest(copy)
+
+    async def _placed(self) -> dict[int, tuple[int, RequestId, datetime]]:
+        """Find what was placed before: line → last attempt, request, when."""
+        names = await self._database.read(
+            lambda connection: store.placed_requests(
+                connection, self._batch.account_id, self._prefix
+            )
+        )
+        found: dict[int, tuple[int, RequestId, datetime]] = {}
+        for name, (request_id, accepted_at) in names.items():
+            number, attempt = map(int, name.removeprefix(self._prefix).split("\n"))
+            if number not in found or found[number][0] < attempt:
+                found[number] = (attempt, request_id, accepted_at)
+        return found
+
+    async def _line(self, line: Line, earlier: tuple[int, RequestId, datetime] | None) -> None:
+        try:
+            result = await self._result(line, earlier)
+            if result is not None:
+                await self._persist(lambda: self._results.submit(result))
+                reach("batch_line_recorded")
+        finally:
+            self._slots.release()
+
+    async def _result(
+        self, line: Line, earlier: tuple[int, RequestId, datetime] | None
+    ) -> Result | None:
+        """Run one line to its end; None if the batch was stopped before it was accepted."""
+        batch, number = self._batch, line.number
+        try:
+            placed = self._read(line)
+        except TollgateError as error:
+            return refused(batch.id, number, custom_id_of(line), error)
+        attempt = earlier[0] if earlier else 0
+        for pause_s in itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1])):
+            order = self._order(placed, number, attempt)
+            try:
+                if earlier is not None:
+                    ticket = self._requests.resume(batch.account_id, order, *earlier[1:])
+                else:
+                    ticket = await self._requests.submit(Call(self._key), order)
+            except (TooManyRequests, Unavailable, *_OUTAGE) as error:
+                log.debug("line %d of %s waits: %s", number, batch.id, type(error).__name__)
+            except TollgateError as error:
+                return refused(batch.id, number, placed.custom_id, error)
+            else:
+                closed = await self._ended(ticket)
+                if closed.status != "cancelled" or closed.reason not in NOT_ENTERED:
+                    return self._judge(number, placed.custom_id, closed)
+                attempt, earlier = attempt + 1, None
+            if self._stop is not None:
+                return None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+        raise AssertionError
+
+    async def _ended(self, ticket: Ticket) -> Closed:
+        self._in_flight.add(ticket.request_id)
+        try:
+            with ticket:
+                return await self._persist(ticket.ended)
+        finally:
+            self._in_flight.discard(ticket.request_id)
+
+    def _judge(self, number: int, custom_id: str, closed: Closed) -> Result:
+        if self._stop is not None and closed.status in ("cancelled", "expired"):
+            return not_run(self._batch.id, number, custom_id, self._stop, closed=closed)
+        return answered(self._batch.id, number, custom_id, closed, self._endpoint)
+
+    async def _close_rest(self, copy: IO[bytes]) -> None:
+        """Say of every line that was not run why not."""
+        assert self._stop is not None
+        stop = self._stop
+        done = await self._database.read(
+            lambda connection: store.ended_lines(connection, self._batch.id)
+        )
+        async for page in _pages(copy, self._line_bytes_max):
+            rest = [
+                not_run(self._batch.id, line.number, custom_id_of(line), stop)
+                for line in page
+                if line.number not in done
+            ]
+            if rest:
+                await self._write(functools.partial(store.record, batch=self._batch, results=rest))
+
+    def _read(self, line: Line) -> Placed:
+        return read_line(line, self._endpoint, bytes_max=self._line_bytes_max)
+
+    def _order(self, placed: Placed, number: int, attempt: int) -> Order:
+        """Make a line an order of the class ``batch``, under a name that no client can send."""
+        batch = self._batch
+        name = f"{self._prefix}{number}\n{attempt}"
+        return replace(
+            placed.order,
+            stream=False,
+            waits=False,
+            metadata={
+                **(placed.order.metadata or {}),
+                "batch_id": batch.id,
+                "custom_id": placed.custom_id,
+            },
+            idempotency=Idempotency.of(name, self._endpoint.path, placed.body),
+            service_class="batch",
+            deadline_at=batch.expires_at,
+        )
+
+    # --- The end ---------------------------------------------------------------------------------
+
+    async def _finalize(self) -> None:
+        """Write the files, and let them appear together with the end of the batch."""
+        ending: Status = "expired" if self._stop is _STOPS["expired"] else "completed"
+        now = datetime.now(UTC)
+        batch = await self._write(
+            lambda connection: store.finalize(connection, self._batch, ending=ending, now=now)
+        )
+        made = []
+        for file_id, kind in ((batch.output_file_id, "output"), (batch.error_file_id, "error")):
+            if file_id is not None:
+                made.append(await self._write_file(batch, file_id, kind))
+        reach("batch_files_written")
+        ended_at = datetime.now(UTC)
+        await self._write(lambda connection: store.finish(connection, batch, made, now=ended_at))
+
+    async def _write_file(self, batch: Batch, file_id: str, kind: str) -> File:
+        # Of a gateway that died while it wrote the same.
+        await self._files.forget_bytes(batch.account_id, file_id)
+        content_type = "application/jsonl"
+        blob = await self._files.write(
+            batch.account_id,
+            file_id,
+            self._written(succeeded=kind == "output"),
+            content_type=content_type,
+        )
+        now = datetime.now(UTC)
+        kept_s = batch.output_expires_s or self._settings.file_retention_days * 86_400
+        return File(
+            id=file_id,
+            account_id=batch.account_id,
+            purpose="batch_output",
+            filename=f"{batch.id}_{kind}.jsonl",
+            blob=blob,
+            created_at=now,
+            expires_at=now + timedelta(seconds=kept_s),
+        )
+
+    async def _written(self, *, succeeded: bool) -> AsyncIterator[bytes]:
+        last = 0
+        while True:
+            rows = await self._database.read(
+                functools.partial(
+                    store.results_after,
+                    batch_id=self._batch.id,
+                    line=last,
+                    succeeded=succeeded,
+                    limit=PAGE,
+                )
+            )
+            if not rows:
+                return
+            last = rows[-1][0]
+            for _, text in rows:
+                yield text + b"\n"
+
+    # --- The lease -------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """Keep the lease, notice a cancellation or the end of the window, stop what runs then."""
+        lease_s = self._settings.batch_lease_s
+        renewed = time.monotonic()
+        while True:
+            await asyncio.sleep(min(BEAT_S, lease_s / 4))
+            try:
+                until = datetime.now(UTC) + timedelta(seconds=lease_s)
+                self._heed(
+                    await self._write(
+                        functools.partial(store.renew, batch=self._batch, until=until)
+                    )
+                )
+                renewed = time.monotonic()
+            except _OUTAGE as error:
+                if time.monotonic() - renewed > lease_s:
+                    raise LeaseLost(self._batch.id) from None
+                log.warning("%s is not renewed: %s", self._batch.id, type(error).__name__)
+            if self._stop is not None:
+                await self._stop_running()
+
+    def _heed(self, status: Status) -> None:
+        """Stop if the batch was cancelled or its window is over."""
+        if self._stop is None and status == "cancelling":
+            self._stop = _STOPS["cancelling"]
+        elif self._stop is None and datetime.now(UTC) >= self._batch.expires_at:
+            self._stop = _STOPS["expired"]
+        if self._stop is not None:
+            self._stopping.set()
+
+    async def _stop_running(self) -> None:
+        for request_id in tuple(self._in_flight):
+            with contextlib.suppress(*_OUTAGE):
+                await self._requests.cancel(self._batch.account_id, request_id)
+
+    async def _persist(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Do what an outage must not lose, however long it takes."""
+        while True:
+            try:
+                return await do()
+            except _OUTAGE as error:
+                log.warning("%s waits: %s", self._batch.id, type(error).__name__)
+                await asyncio.sleep(BEAT_S)
+
+    async def _write(self, function: Callable[[Connection], T]) -> T:
+        return await self._database.write(function)
+
+    @property
+    def _line_bytes_max(self) -> int:
+        return self._settings.body_bytes_max
+
+
+async def _pages(copy: IO[bytes], bytes_max: int) -> AsyncIterator[list[Line]]:
+    """Read lines without keeping the event loop."""
+    found: Iterator[list[Line]] = pages(copy, bytes_max)
+    while (page := await asyncio.to_thread(next, found, None)) is not None:
+        yield page
+
+
+def _mistake(line: int | None, code: str, message: str, param: str | None = None) -> dict[str, Any]:
+    return {"code": code, "line": line, "message": message, "param": param}
