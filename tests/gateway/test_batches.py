@@ -97,3 +97,283 @@ def test_a_batch_is_answered_as_live_requests_are_at_half_the_price(stack: Stack
     assert Decimal(balance["posted"]) == 1 - 2 * COST - 5 * COST
     assert balance["held"] == "0"
     assert stack.findings() == []
+
+
+def test_the_catalog_says_what_a_batch_costs(stack: Stack) -> None:
+    http = stack.caller().http
+
+    sold = http.get("/v1/catalog/echo").json()["batch"]
+
+    assert sold["discount"] == "0.5"
+    assert [line["amount"] for line in sold["price"]] == ["0.01", "0.04"]
+    assert http.get("/v1/catalog/brief").json()["batch"] is None
+
+
+def test_a_file_with_mistakes_fails_as_a_whole_and_costs_nothing(stack: Stack) -> None:
+    caller = stack.caller()
+    api = client(stack, caller)
+    good = chat("echo", WORDS)
+
+    made = submit(
+        api,
+        b"\n".join(
+            [
+                json.dumps(line("a", good)).encode(),
+                b"",
+                b"{not json",
+                b'["a list"]',
+                json.dumps(line("a", good)).encode(),
+                json.dumps(line("b", good, method="GET")).encode(),
+                json.dumps(line("c", good, url="/v1/embeddings")).encode(),
+                json.dumps(line("d", chat("nobody", WORDS))).encode(),
+                json.dumps(line("e", {"model": "echo"})).encode(),
+                json.dumps(line("f", chat("echo", WORDS, max_tokens=100_000))).encode(),
+                json.dumps(line("g", chat("echo", WORDS, stream=True))).encode(),
+                json.dumps(line("h", chat("brief", WORDS))).encode(),
+                json.dumps(line("i", chat("echo", "x" * 60_000))).encode(),
+                json.dumps(line("", good)).encode(),
+                json.dumps({"custom_id": "j", "method": "POST", "body": good}).encode(),
+            ]
+        ),
+    )
+
+    batch = ended(api, made.id)
+    assert batch.status == "failed"
+    assert batch.failed_at is not None
+    assert [(error.line, error.code, error.param) for error in batch.errors.data] == [
+        (3, "invalid_json_line", None),
+        (4, "invalid_json_line", None),
+        (5, "duplicate_custom_id", "custom_id"),
+        (6, "invalid_value", "method"),
+        (7, "mismatched_url", "url"),
+        (8, "model_not_found", "body.model"),
+        (9, "missing_required_parameter", "body.messages"),
+        (10, "invalid_value", "body.max_tokens"),
+        (11, "unsupported_parameter", "body.stream"),
+        (12, "model_not_in_batches", "body.model"),
+        (13, "input_too_large", None),
+        (14, "invalid_value", "custom_id"),
+        (15, "missing_required_parameter", "url"),
+    ]
+    assert batch.output_file_id is None
+    assert batch.error_file_id is None
+    assert caller.http.get("/v1/requests").json()["data"] == []
+    assert caller.http.get("/v1/balance").json()["posted"] == "1"
+
+
+def test_a_file_with_too_many_lines_or_none_fails(stack: Stack) -> None:
+    api = client(stack, stack.caller())
+    many = jsonl(*(line(str(n), chat("echo", "a")) for n in range(1001)))
+
+    found = [ended(api, submit(api, content).id) for content in (many, b"\n\n")]
+
+    codes = [batch.errors.data[0].code for batch in found]
+    assert codes == ["too_many_lines", "empty_file"]
+
+
+def test_a_line_that_fails_stands_in_the_error_file_and_is_free(stack: Stack) -> None:
+    caller = stack.caller()
+    api = client(stack, caller)
+    lines = [line("good", chat("echo", WORDS)), line("bad", chat("slow", "!fail"))]
+
+    batch = ended(api, submit(api, jsonl(*lines)).id)
+
+    assert batch.status == "completed"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
+    assert set(results(api, batch.output_file_id)) == {"good"}
+    bad = results(api, batch.error_file_id)["bad"]
+    assert bad["response"]["status_code"] == 424
+    assert bad["response"]["body"]["error"]["code"] == bad["error"]["code"] == "engine_error"
+    receipt = caller.http.get(f"/v1/requests/{bad['response']['request_id']}/receipt").json()
+    assert (receipt["cost"], receipt["service_class"]) == ("0", "batch")
+    assert Decimal(caller.http.get("/v1/balance").json()["posted"]) == 1 - COST
+
+
+def test_when_credit_runs_out_the_other_lines_fail_and_the_batch_goes_on(stack: Stack) -> None:
+    # Three tokens in are held as 21 and more, so a part of what runs at once is refused.
+    caller = stack.caller(credit="0.00003")
+    api = client(stack, caller)
+    dear = chat("echo", WORDS, max_tokens=400)
+    lines = [line(str(n), dear if n == 2 else chat("echo", WORDS, max_tokens=4)) for n in range(6)]
+    lines[2]["body"]["n"] = 4
+
+    batch = ended(api, submit(api, jsonl(*lines)).id)
+
+    assert batch.status == "completed"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (5, 1)
+    failed = results(api, batch.error_file_id)["2"]
+    assert failed["response"]["status_code"] == 402
+    assert failed["response"]["request_id"] is None
+    assert failed["error"]["code"] == "insufficient_credit"
+    balance = caller.http.get("/v1/balance").json()
+    assert Decimal(balance["posted"]) == Decimal("0.00003") - 5 * COST
+    assert balance["held"] == "0"
+    assert stack.findings() == []
+
+
+def test_a_cancelled_batch_keeps_what_is_done_and_the_rest_is_free(stack: Stack) -> None:
+    caller = stack.caller()
+    api = client(stack, caller)
+    lines = [line("first", chat("echo", WORDS))]
+    lines += [line(str(n), chat("slow", "word " * 200)) for n in range(8)]
+    made = submit(api, jsonl(*lines))
+    wait_for(lambda: api.batches.retrieve(made.id).request_counts.completed == 1, "one line")
+
+    cancelling = api.batches.cancel(made.id)
+
+    assert cancelling.status in ("cancelling", "cancelled")
+    assert api.batches.cancel(made.id).id == made.id
+    batch = ended(api, made.id)
+    assert batch.status == "cancelled"
+    assert batch.cancelled_at >= batch.cancelling_at
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 8)
+    assert set(results(api, batch.output_file_id)) == {"first"}
+    rest = results(api, batch.error_file_id)
+    assert {row["error"]["code"] for row in rest.values()} == {"batch_cancelled"}
+    assert {row["response"] for row in rest.values()} == {None}
+    balance = caller.http.get("/v1/balance").json()
+    assert Decimal(balance["posted"]) == 1 - COST
+    assert balance["held"] == "0"
+    assert stack.findings() == []
+
+
+def test_what_has_ended_cannot_be_cancelled(stack: Stack) -> None:
+    api = client(stack, stack.caller())
+    made = ended(api, submit(api, jsonl(line("a", chat("echo", "a")))).id)
+
+    with pytest.raises(openai.ConflictError) as caught:
+        api.batches.cancel(made.id)
+
+    assert caught.value.code == "batch_not_cancellable"
+
+
+def test_a_file_that_a_batch_needs_cannot_be_deleted_until_it_has_ended(stack: Stack) -> None:
+    api = client(stack, stack.caller())
+    made = submit(api, jsonl(line("a", chat("slow", "word " * 40))))
+
+    with pytest.raises(openai.ConflictError) as caught:
+        api.files.delete(made.input_file_id)
+
+    assert caught.value.code == "file_in_use"
+    batch = ended(api, made.id)
+    assert batch.status == "completed"
+    assert api.files.delete(made.input_file_id).deleted
+    assert set(results(api, batch.output_file_id)) == {"a"}
+
+
+def test_files_of_results_live_as_long_as_is_asked_and_make_no_batch(stack: Stack) -> None:
+    api = client(stack, stack.caller())
+
+    batch = ended(
+        api,
+        submit(
+            api,
+            jsonl(line("a", chat("echo", "a"))),
+            output_expires_after={"anchor": "created_at", "seconds": 7200},
+        ).id,
+    )
+
+    file = api.files.retrieve(batch.output_file_id)
+    assert file.purpose == "batch_output"
+    assert file.filename == f"{batch.id}_output.jsonl"
+    assert file.expires_at == file.created_at + 7200
+    with pytest.raises(openai.BadRequestError, match="batch_output"):
+        api.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+
+
+def test_a_batch_is_nobody_elses_and_batches_are_listed_in_pages(stack: Stack) -> None:
+    api, other = client(stack, stack.caller()), client(stack, stack.caller())
+    content = jsonl(line("a", chat("echo", "a")))
+    made = [submit(api, content).id for _ in range(3)]
+
+    assert [batch.id for batch in api.batches.list(limit=2)] == made[::-1]
+    assert [batch.id for batch in api.batches.list(after=made[1]).data] == [made[0]]
+    assert other.batches.list().data == []
+    for call in (other.batches.retrieve, other.batches.cancel):
+        with pytest.raises(openai.NotFoundError) as caught:
+            call(made[0])
+        assert caught.value.code == "batch_not_found"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"colour": "red"}, "colour"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, None),
+        ({"metadata": {"a": "b" * 513}}, "metadata.a"),
+    ],
+)
+def test_a_batch_of_another_kind_is_refused_by_name(
+    changes: dict[str, Any], param: str | None, stack: Stack
+) -> None:
+    body = {
+        "input_file_id": "file-1",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
+
+    answer = stack.caller().http.post("/v1/batches", json={**body, **changes})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in (param, "output_expires_after.seconds")
+
+
+def test_a_batch_asked_for_again_after_a_broken_connection_is_the_same(stack: Stack) -> None:
+    caller = stack.caller()
+    api = client(stack, caller)
+    made = submit(api, jsonl(line("a", chat("echo", "a"))))
+    body = {
+        "input_file_id": made.input_file_id,
+        "endpoint": made.endpoint,
+        "completion_window": "24h",
+    }
+    retry = {"X-Stainless-Retry-Count": "1"}
+
+    again = caller.http.post("/v1/batches", json=body, headers=retry).json()
+    other = caller.http.post(
+        "/v1/batches", json={**body, "metadata": {"a": "b"}}, headers=retry
+    ).json()
+    anew = caller.http.post("/v1/batches", json=body).json()
+
+    assert again["id"] == made.id
+    assert len({made.id, other["id"], anew["id"]}) == 3
+
+
+def test_requests_of_a_batch_are_found_by_it_and_count_against_no_limit_per_minute(
+    stack: Stack,
+) -> None:
+    caller = stack.caller(requests_per_minute=1)
+    api = client(stack, caller)
+
+    batch = ended(
+        api,
+        submit(
+            api, jsonl(*(line(f"c{n}", chat("echo", "a", metadata={"x": "y"})) for n in range(4)))
+        ).id,
+    )
+
+    assert batch.request_counts.completed == 4
+    page = caller.http.get(f"/v1/requests?tag:batch_id={batch.id}").json()["data"]
+    assert sorted(found["metadata"]["custom_id"] for found in page) == ["c0", "c1", "c2", "c3"]
+    assert {found["metadata"]["x"] for found in page} == {"y"}
+    assert caller.http.post("/v1/chat/completions", json=chat("echo", "a")).is_success
+
+
+def test_a_budget_bounds_a_batch_too(stack: Stack) -> None:
+    caller = stack.caller()
+    api = client(stack, caller)
+    admin = stack.caller(scopes=("admin", "read"))
+    made = admin.http.post(
+        "/v1/admin/budgets",
+        json={"account": caller.account_id, "limit": "0", "window": "total", "hard": True},
+    )
+    assert made.is_success, made.text
+
+    batch = ended(api, submit(api, jsonl(line("a", chat("echo", "a")))).id)
+
+    assert batch.status == "completed"
+    assert results(api, batch.error_file_id)["a"]["error"]["code"] == "budget_exceeded"
