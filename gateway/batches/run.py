@@ -311,6 +311,9 @@ class Run:
             self._in_flight.discard(ticket.request_id)
 
     def _judge(self, number: int, custom_id: str, closed: Closed) -> Result:
+        if closed.status == "expired":
+            # Its deadline was the batch's own; the queue noticed first.
+            self._end_with(_STOPS["expired"])
         if self._stop is not None and closed.status in ("cancelled", "expired"):
             return not_run(self._batch.id, number, custom_id, self._stop, closed=closed)
         return answered(self._batch.id, number, custom_id, closed, self._endpoint)
@@ -434,11 +437,14 @@ class Run:
 
     def _heed(self, status: Status) -> None:
         """Stop if the batch was cancelled or its window is over."""
-        if self._stop is None and status == "cancelling":
-            self._stop = _STOPS["cancelling"]
-        elif self._stop is None and datetime.now(UTC) >= self._batch.expires_at:
-            self._stop = _STOPS["expired"]
-        if self._stop is not None:
+        if status == "cancelling":
+            self._end_with(_STOPS["cancelling"])
+        elif datetime.now(UTC) >= self._batch.expires_at:
+            self._end_with(_STOPS["expired"])
+
+    def _end_with(self, reason: TollgateError) -> None:
+        if self._stop is None:
+            self._stop = reason
             self._stopping.set()
 
     async def _stop_running(self) -> None:
