@@ -130,6 +130,16 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _batches_are_remembered(self) -> Self:
+        if self.idempotency_retention_days * 86_400 < self.batch_window_s + 86_400:
+            raise ValueError(
+                f"TOLLGATE_IDEMPOTENCY_RETENTION_DAYS={self.idempotency_retention_days} is too "
+                "short: names of orders must be kept for a day longer than "
+                f"TOLLGATE_BATCH_WINDOW_S={self.batch_window_s}, or a line could be run twice"
+            )
+        return self
+
     @field_validator("gpu_hour_usd", "topup_min_usd", "topup_max_usd")
     @classmethod
     def _is_amount(cls, value: str | None) -> str | None:

@@ -46,6 +46,10 @@ CHUNK: Final = 100
 """Files cleared away in one round."""
 
 
+class FileGone(Exception):
+    """A file that is needed has no row any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class File:
     id: str
@@ -209,10 +213,10 @@ def find_file(
 
 
 def read_input(connection: Connection, file_id: str) -> File:
-    """Read the file that a batch needs, also after its own time. Raise ``LookupError``."""
+    """Read the file that a batch needs, also after its own time. Raise ``FileGone``."""
     row = connection.execute(select(files).where(files.c.id == file_id)).mappings().first()
     if row is None:
-        raise LookupError(f"the file {file_id} is gone")
+        raise FileGone(f"there is no {file_id} any more")
     return _file(row)
 
 

@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError
 from gateway.accounts.keys import KeyInfo
 from gateway.batches import store
 from gateway.batches.endpoint import Endpoint
-from gateway.batches.files import File, Files, read_input
+from gateway.batches.files import File, FileGone, Files, read_input
 from gateway.batches.lines import (
     Line,
     Placed,
@@ -135,15 +135,17 @@ class Run:
                 await self._fetch(copy)
             if status == "validating":
                 status = await self._validate(copy)
-        except (BlobMissing, BlobDamaged) as error:
+        except (BlobMissing, BlobDamaged, FileGone) as error:
             log.error("the input of %s cannot be read: %s", batch.id, error)
-            await self._fail([_mistake(None, "file_damaged", "The input file cannot be read.")])
+            await self._finalize(
+                "failed", [_mistake(None, "file_damaged", "The input file cannot be read.")]
+            )
             return
         if status == "failed":
             return
         if batch.ending is None and (batch.total or status == "in_progress"):
             await self._execute(copy)
-        await self._finalize()
+        await self._finalize("expired" if self._stop is _STOPS["expired"] else "completed")
 
     # --- The check of the file -------------------------------------------------------------------
 
@@ -175,7 +177,7 @@ class Run:
         if not total:
             mistakes = [_mistake(None, "empty_file", "The input file has no requests.")]
         if mistakes:
-            await self._fail(mistakes[:ERRORS_MAX])
+            await self._finalize("failed", mistakes[:ERRORS_MAX])
             return "failed"
         model = models.pop() if len(models) == 1 else None
         now = datetime.now(UTC)
@@ -213,10 +215,6 @@ class Run:
             self._requests.check(self._order(placed, number, 0), self._batch.account_id)
         except TollgateError as error:
             raise within_body(error) from None
-
-    async def _fail(self, mistakes: Sequence[dict[str, Any]]) -> None:
-        now = datetime.now(UTC)
-        await self._write(lambda connection: store.fail(connection, self._batch, mistakes, now=now))
 
     # --- The lines -------------------------------------------------------------------------------
 
@@ -357,12 +355,15 @@ class Run:
 
     # --- The end ---------------------------------------------------------------------------------
 
-    async def _finalize(self) -> None:
+    async def _finalize(
+        self, ending: Status, mistakes: Sequence[dict[str, Any]] | None = None
+    ) -> None:
         """Write the files, and let them appear together with the end of the batch."""
-        ending: Status = "expired" if self._stop is _STOPS["expired"] else "completed"
         now = datetime.now(UTC)
         batch = await self._write(
-            lambda connection: store.finalize(connection, self._batch, ending=ending, now=now)
+            lambda connection: store.finalize(
+                connection, self._batch, ending=ending, mistakes=mistakes, now=now
+            )
         )
         made = []
         for file_id, kind in ((batch.output_file_id, "output"), (batch.error_file_id, "error")):
@@ -409,8 +410,7 @@ class Run:
             if not rows:
                 return
             last = rows[-1][0]
-            for _, text in rows:
-                yield text + b"\n"
+            yield b"".join(text + b"\n" for _, text in rows)
 
     # --- The lease -------------------------------------------------------------------------------
 

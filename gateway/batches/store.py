@@ -287,23 +287,6 @@ def begin(
     return "in_progress"
 
 
-def fail(
-    connection: Connection, batch: Batch, errors: Sequence[Mapping[str, Any]], *, now: datetime
-) -> None:
-    """End a batch whose file is not good."""
-    _change(
-        connection,
-        batch,
-        {
-            "status": "failed",
-            "errors": list(errors),
-            "ended_at": now,
-            "lease_token": None,
-            "lease_until": None,
-        },
-    )
-
-
 def record(connection: Connection, batch: Batch, results: Sequence[Result]) -> None:
     """Write down how lines ended; one that is known counts once. Raise ``LeaseLost``."""
     _lock(connection, batch)
@@ -388,7 +371,14 @@ def placed_requests(
     }
 
 
-def finalize(connection: Connection, batch: Batch, *, ending: Status, now: datetime) -> Batch:
+def finalize(
+    connection: Connection,
+    batch: Batch,
+    *,
+    ending: Status,
+    mistakes: Sequence[Mapping[str, Any]] | None = None,
+    now: datetime,
+) -> Batch:
     """Decide once how it ends, and name the files that are to be written; from here on nothing
     can be cancelled."""
     row = _lock(connection, batch)
@@ -396,9 +386,9 @@ def finalize(connection: Connection, batch: Batch, *, ending: Status, now: datet
         return _batch(row)
     if row["status"] == "cancelling":
         ending = "cancelled"
-    values: dict[str, Any] = {"finalizing_at": now, "ending": ending}
-    if row["status"] != "cancelling":
-        values["status"] = "finalizing"
+    values: dict[str, Any] = {"ending": ending, "errors": mistakes}
+    if row["status"] != "cancelling" and ending != "failed":
+        values |= {"status": "finalizing", "finalizing_at": now}
     if row["completed"]:
         values["output_file_id"] = new_id("file-")
     if row["failed"]:

@@ -307,3 +307,23 @@ def test_a_gateway_that_slept_through_its_lease_changes_nothing_any_more(
         lambda: "run by another gateway" in (first.directory / "gateway.log").read_text(),
         "the first gateway to notice",
     )
+
+
+def test_an_input_that_is_lost_ends_a_batch_with_what_was_done(stack: Stack) -> None:
+    caller = stack.caller()
+    batch_id = submit(caller, content("slow"))
+    wait_for(lambda: now(caller, batch_id)["request_counts"]["completed"] > 3, "some lines")
+    stack.kill("gateway")
+    for path in (stack.directory / "blobs").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"damaged")
+
+    stack.start_gateway()
+
+    batch = ended(caller, batch_id)
+    assert batch["status"] == "failed"
+    assert [error["code"] for error in batch["errors"]["data"]] == ["file_damaged"]
+    found = lines_of(caller, batch["output_file_id"])
+    assert len(found) == batch["request_counts"]["completed"] > 3
+    wait_for(lambda: stack.held(caller) == 0, "what was still running")
+    assert stack.findings() == []
