@@ -194,6 +194,7 @@ def completion_view(closed: Closed) -> dict[str, Any]:
 
 BATCHES: Final = Endpoint(
     "/v1/chat/completions",
+    TASK,
     read=batch_order,
     answer=lambda closed: encode_json(completion_view(closed)),
 )

@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from gateway import metrics
 from gateway.accounts.keys import KeyInfo
 from gateway.batches import store
 from gateway.batches.endpoint import Endpoint
@@ -263,6 +264,7 @@ class Run:
             result = await self._result(line, earlier)
             if result is not None:
                 await self._persist(lambda: self._results.submit(result))
+                metrics.BATCH_LINES.labels("succeeded" if result.succeeded else "failed").inc()
                 reach("batch_line_recorded")
         finally:
             self._slots.release()
@@ -372,6 +374,7 @@ class Run:
         reach("batch_files_written")
         ended_at = datetime.now(UTC)
         await self._write(lambda connection: store.finish(connection, batch, made, now=ended_at))
+        metrics.BATCHES.labels(batch.ending).inc()
 
     async def _write_file(self, batch: Batch, file_id: str, kind: str) -> File:
         # Of a gateway that died while it wrote the same.

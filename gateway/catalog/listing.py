@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from gateway.catalog.availability import availability
 from gateway.catalog.schema import Entry, PriceLine
 from gateway.catalog.tasks import TASKS, Modality
-from gateway.pricing import NANOS_PER_USD, Unit, discounted, format_usd
+from gateway.pricing import NANOS_PER_USD, Unbookable, Unit, discounted, format_usd
 from workers.contract.streams import Announcement
 
 Sort: TypeAlias = Literal["name", "price", "-price"]
@@ -53,7 +53,6 @@ def entry_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str,
         "reason": None if missing is None else missing.reason,
         "price": price_view(entry),
         "minimum": format_usd(entry.minimum) if entry.minimum else None,
-        "batch": batch_view(entry),
         "from_price": decimal(from_price(entry)),
         "family": entry.family,
         "vendor": entry.vendor,
@@ -112,8 +111,10 @@ def batch_view(entry: Entry) -> dict[str, Any] | None:
     """What an entry costs in a batch; None if it is not sold in batches."""
     if entry.discount is None:
         return None
-    price = discounted(entry.selling_price, Fraction(entry.discount))
-    sold = entry.at(price)
+    try:
+        sold = entry.at(discounted(entry.selling_price, Fraction(entry.discount)))
+    except Unbookable:
+        return None
     return {
         "discount": entry.discount,
         "price": price_view(sold),
