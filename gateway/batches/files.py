@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from sqlalchemy import (
     ColumnElement,
@@ -32,7 +32,7 @@ from sqlalchemy import (
 from gateway.batches.tables import batches, files
 from gateway.database import Database
 from gateway.errors import Conflict, NotFound
-from gateway.ledger.ids import new_id
+from gateway.ledger.ids import is_id, new_id
 from workers.contract.blobs import BlobError, Blobs, blob_key
 from workers.contract.jobs import BlobRef
 
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 Purpose: TypeAlias = Literal["batch", "batch_output"]
 Order: TypeAlias = Literal["asc", "desc"]
+PURPOSES: Final[tuple[Purpose, ...]] = get_args(Purpose)
 
 NAME_MAX: Final = 255
 CHUNK: Final = 100
@@ -130,7 +131,8 @@ class Files:
         def read(connection: Connection) -> FilePage:
             query = select(files).where(files.c.account_id == account_id, _visible(now))
             if purpose is not None:
-                query = query.where(files.c.purpose == purpose)
+                known = purpose if purpose in PURPOSES else ""
+                query = query.where(files.c.purpose == known)
             if after is not None:
                 find_file(connection, account_id, after, param="after")
                 query = query.where(files.c.id > after if order == "asc" else files.c.id < after)
@@ -206,7 +208,7 @@ def find_file(
     )
     if lock:
         query = query.with_for_update()
-    row = connection.execute(query).mappings().first()
+    row = connection.execute(query).mappings().first() if is_id("file-", file_id) else None
     if row is None:
         raise NotFound("file_not_found", f"There is no file {file_id!r}.", param=param)
     return _file(row)

@@ -14,8 +14,7 @@ import itertools
 import logging
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any, Final, TypeVar
 
@@ -26,25 +25,22 @@ from sqlalchemy.exc import DBAPIError
 from gateway import metrics
 from gateway.accounts.keys import KeyInfo
 from gateway.batches import store
+from gateway.batches.check import Check, lines_of, mistake
 from gateway.batches.endpoint import Endpoint
 from gateway.batches.files import File, FileGone, Files, read_input
 from gateway.batches.lines import (
     Line,
-    Placed,
     Result,
     answered,
     custom_id_of,
     not_run,
-    pages,
     read_line,
     refused,
-    within_body,
 )
+from gateway.batches.names import Earlier, last_attempts, order_of, prefix_of
 from gateway.batches.store import Batch, LeaseLost, Status
 from gateway.database import Database
 from gateway.errors import (
-    InternalError,
-    InvalidRequest,
     RequestFailed,
     TollgateError,
     TooManyRequests,
@@ -55,7 +51,6 @@ from gateway.ledger.closed import Closed
 from gateway.ledger.group import GroupCommit
 from gateway.requests.call import Call
 from gateway.requests.lifecycle import Requests
-from gateway.requests.order import Idempotency, Order
 from gateway.requests.ticket import Ticket
 from gateway.settings import Settings
 from workers.contract.blobs import BlobDamaged, BlobMissing
@@ -69,9 +64,8 @@ BEAT_S: Final = 1.0
 """How often a running batch is asked whether it was cancelled."""
 PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Before a line that found no room is placed again; the last one from then on."""
-ERRORS_MAX: Final = 100
-"""Mistakes of one file that are told."""
 PAGE: Final = 500
+"""Results read at a time."""
 NOT_ENTERED: Final = ("queue_full", "account_full")
 """Why a request ends that was held for and then found the queue full; it is placed again."""
 
@@ -110,7 +104,6 @@ class Run:
         self._in_flight: set[RequestId] = set()
         self._stopping = asyncio.Event()
         self._stop: TollgateError | None = None
-        self._prefix = f"batch\n{batch.id}\n"
 
         async def write(results: Sequence[Result]) -> list[None]:
             await self._write(lambda connection: store.record(connection, batch, results))
@@ -139,7 +132,7 @@ class Run:
         except (BlobMissing, BlobDamaged, FileGone) as error:
             log.error("the input of %s cannot be read: %s", batch.id, error)
             await self._finalize(
-                "failed", [_mistake(None, "file_damaged", "The input file cannot be read.")]
+                "failed", [mistake(None, "file_damaged", "The input file cannot be read.")]
             )
             return
         if status == "failed":
@@ -160,62 +153,19 @@ class Run:
 
     async def _validate(self, copy: IO[bytes]) -> Status:
         """Check every line before any is run. Return how the batch goes on."""
-        mistakes: list[dict[str, Any]] = []
-        custom_ids: set[str] = set()
-        models: set[str] = set()
-        total = 0
-        async for page in _pages(copy, self._line_bytes_max):
-            total += len(page)
-            if total > self._settings.batch_lines_max:
-                most = f"A batch has at most {self._settings.batch_lines_max} requests."
-                mistakes = [_mistake(None, "too_many_lines", most)]
-                break
-            mistakes += await asyncio.to_thread(self._mistakes, page, custom_ids, models)
-            if len(mistakes) >= ERRORS_MAX or self._stop is not None:
-                break
+        check = Check(self._batch, self._endpoint, requests=self._requests, settings=self._settings)
+        checked = await check.file(copy, self._stopping)
         if self._stop is not None:
             return "cancelling"
-        if not total:
-            mistakes = [_mistake(None, "empty_file", "The input file has no requests.")]
-        if mistakes:
-            await self._finalize("failed", mistakes[:ERRORS_MAX])
+        if checked.mistakes:
+            await self._finalize("failed", checked.mistakes)
             return "failed"
-        model = models.pop() if len(models) == 1 else None
         now = datetime.now(UTC)
         return await self._write(
             lambda connection: store.begin(
-                connection, self._batch, total=total, model=model, now=now
+                connection, self._batch, total=checked.total, model=checked.model, now=now
             )
         )
-
-    def _mistakes(
-        self, page: list[Line], custom_ids: set[str], models: set[str]
-    ) -> list[dict[str, Any]]:
-        """Find what is wrong with lines; their names and models are noted on the way."""
-        found = []
-        for line in page:
-            try:
-                placed = self._read(line)
-                if placed.custom_id in custom_ids:
-                    raise InvalidRequest(
-                        "duplicate_custom_id",
-                        f"The custom_id {placed.custom_id!r} was used by a line before.",
-                        param="custom_id",
-                    )
-                custom_ids.add(placed.custom_id)
-                self._check(placed, line.number)
-                models.add(placed.order.model)
-            except (Unavailable, InternalError):
-                raise
-            except TollgateError as error:
-                found.append(_mistake(line.number, error.code, error.message, error.param))
-        return found
-
-    def _check(self, placed: Placed, number: int) -> None:
-        try:
-            self._requests.check(self._order(placed, number, 0), self._batch.account_id)
-        except TollgateError as error:
-            raise within_body(error) from None
 
     # --- The lines -------------------------------------------------------------------------------
 
@@ -227,7 +177,7 @@ class Run:
             )
             placed = await self._placed()
             async with asyncio.TaskGroup() as group:
-                async for page in _pages(copy, self._line_bytes_max):
+                async for page in lines_of(copy):
                     for line in page:
                         if line.number in done:
                             continue
@@ -245,21 +195,17 @@ class Run:
                 break
         await self._close_rest(copy)
 
-    async def _placed(self) -> dict[int, tuple[int, RequestId, datetime]]:
-        """Find what was placed before: line → last attempt, request, when."""
+    async def _placed(self) -> dict[int, Earlier]:
+        """Find what was placed before, and is not to be placed again."""
+        batch = self._batch
         names = await self._database.read(
             lambda connection: store.placed_requests(
-                connection, self._batch.account_id, self._prefix
+                connection, batch.account_id, prefix_of(batch.id)
             )
         )
-        found: dict[int, tuple[int, RequestId, datetime]] = {}
-        for name, (request_id, accepted_at) in names.items():
-            number, attempt = map(int, name.removeprefix(self._prefix).split("\n"))
-            if number not in found or found[number][0] < attempt:
-                found[number] = (attempt, request_id, accepted_at)
-        return found
+        return last_attempts(batch.id, names)
 
-    async def _line(self, line: Line, earlier: tuple[int, RequestId, datetime] | None) -> None:
+    async def _line(self, line: Line, earlier: Earlier | None) -> None:
         try:
             result = await self._result(line, earlier)
             if result is not None:
@@ -269,38 +215,38 @@ class Run:
         finally:
             self._slots.release()
 
-    async def _result(
-        self, line: Line, earlier: tuple[int, RequestId, datetime] | None
-    ) -> Result | None:
+    async def _result(self, line: Line, earlier: Earlier | None) -> Result | None:
         """Run one line to its end; None if the batch was stopped before it was accepted."""
-        batch, number = self._batch, line.number
-        try:
-            placed = self._read(line)
-        except TollgateError as error:
-            return refused(batch.id, number, custom_id_of(line), error)
-        attempt = earlier[0] if earlier else 0
+        batch, number, custom_id = self._batch, line.number, custom_id_of(line)
+        attempt = 0
         for pause_s in itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1])):
-            order = self._order(placed, number, attempt)
             try:
-                if earlier is not None:
-                    ticket = self._requests.resume(batch.account_id, order, *earlier[1:])
-                else:
-                    ticket = await self._requests.submit(Call(self._key), order)
+                ticket = await self._ticket(line, attempt, earlier)
             except (TooManyRequests, Unavailable, *_OUTAGE) as error:
                 log.debug("line %d of %s waits: %s", number, batch.id, type(error).__name__)
             except TollgateError as error:
-                return refused(batch.id, number, placed.custom_id, error)
+                return refused(batch.id, number, custom_id, error)
             else:
                 closed = await self._ended(ticket)
                 if closed.status != "cancelled" or closed.reason not in NOT_ENTERED:
-                    return self._judge(number, placed.custom_id, closed)
-                attempt, earlier = attempt + 1, None
+                    return self._judge(number, custom_id, closed)
+                attempt = (earlier.attempt if earlier else attempt) + 1
+                earlier = None
             if self._stop is not None:
                 return None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
         raise AssertionError
+
+    async def _ticket(self, line: Line, attempt: int, earlier: Earlier | None) -> Ticket:
+        """Place a line, or wait for what was placed of it before. Raise why it is not accepted."""
+        batch = self._batch
+        if earlier is not None:
+            return self._requests.resume(batch.account_id, earlier.request_id, earlier.accepted_at)
+        placed = read_line(line, self._endpoint, bytes_max=self._settings.body_bytes_max)
+        order = order_of(batch, self._endpoint, placed, line.number, attempt)
+        return await self._requests.submit(Call(self._key), order)
 
     async def _ended(self, ticket: Ticket) -> Closed:
         self._in_flight.add(ticket.request_id)
@@ -325,7 +271,7 @@ class Run:
         done = await self._database.read(
             lambda connection: store.ended_lines(connection, self._batch.id)
         )
-        async for page in _pages(copy, self._line_bytes_max):
+        async for page in lines_of(copy):
             rest = [
                 not_run(self._batch.id, line.number, custom_id_of(line), stop)
                 for line in page
@@ -334,31 +280,10 @@ class Run:
             if rest:
                 await self._write(functools.partial(store.record, batch=self._batch, results=rest))
 
-    def _read(self, line: Line) -> Placed:
-        return read_line(line, self._endpoint, bytes_max=self._line_bytes_max)
-
-    def _order(self, placed: Placed, number: int, attempt: int) -> Order:
-        """Make a line an order of the class ``batch``, under a name that no client can send."""
-        batch = self._batch
-        name = f"{self._prefix}{number}\n{attempt}"
-        return replace(
-            placed.order,
-            stream=False,
-            waits=False,
-            metadata={
-                **(placed.order.metadata or {}),
-                "batch_id": batch.id,
-                "custom_id": placed.custom_id,
-            },
-            idempotency=Idempotency.of(name, self._endpoint.path, placed.body),
-            service_class="batch",
-            deadline_at=batch.expires_at,
-        )
-
     # --- The end ---------------------------------------------------------------------------------
 
     async def _finalize(
-        self, ending: Status, mistakes: Sequence[dict[str, Any]] | None = None
+        self, ending: Status, mistakes: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
         """Write the files, and let them appear together with the end of the batch."""
         now = datetime.now(UTC)
@@ -466,18 +391,3 @@ class Run:
 
     async def _write(self, function: Callable[[Connection], T]) -> T:
         return await self._database.write(function)
-
-    @property
-    def _line_bytes_max(self) -> int:
-        return self._settings.body_bytes_max
-
-
-async def _pages(copy: IO[bytes], bytes_max: int) -> AsyncIterator[list[Line]]:
-    """Read lines without keeping the event loop."""
-    found: Iterator[list[Line]] = pages(copy, bytes_max)
-    while (page := await asyncio.to_thread(next, found, None)) is not None:
-        yield page
-
-
-def _mistake(line: int | None, code: str, message: str, param: str | None = None) -> dict[str, Any]:
-    return {"code": code, "line": line, "message": message, "param": param}

@@ -30,7 +30,7 @@ from gateway.batches.files import File, add_file, find_file
 from gateway.batches.lines import Result
 from gateway.batches.tables import batch_results, batches
 from gateway.errors import Conflict, InvalidRequest, NotFound, TooManyRequests
-from gateway.ledger.ids import new_id
+from gateway.ledger.ids import is_id, new_id
 from gateway.tables import idempotency
 from workers.contract.jobs import RequestId
 
@@ -177,10 +177,10 @@ def find(
     connection: Connection, account_id: int, batch_id: str, *, param: str = "batch_id"
 ) -> Batch:
     """Raise ``NotFound`` if the account has no such batch."""
-    row = connection.execute(
-        select(batches).where(batches.c.id == batch_id, batches.c.account_id == account_id)
-    )
-    found = row.mappings().first()
+    found = None
+    if is_id("batch_", batch_id):
+        query = select(batches).where(batches.c.id == batch_id, batches.c.account_id == account_id)
+        found = connection.execute(query).mappings().first()
     if found is None:
         raise NotFound("batch_not_found", f"There is no batch {batch_id!r}.", param=param)
     return _batch(found)
@@ -386,6 +386,8 @@ def finalize(
         return _batch(row)
     if row["status"] == "cancelling":
         ending = "cancelled"
+    elif ending == "expired" and row["total"] and row["completed"] == row["total"]:
+        ending = "completed"
     values: dict[str, Any] = {"ending": ending, "errors": mistakes}
     if row["status"] != "cancelling" and ending != "failed":
         values |= {"status": "finalizing", "finalizing_at": now}

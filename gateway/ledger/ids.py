@@ -10,7 +10,7 @@ from typing import Final
 
 from workers.contract.jobs import RequestId
 
-_PATTERN: Final = re.compile(r"req_[0-9a-f]{32}")
+_DIGITS: Final = re.compile(r"[0-9a-f]{32}")
 
 
 def new_request_id() -> RequestId:
@@ -31,4 +31,9 @@ def first_request_id(moment: datetime) -> RequestId:
 
 
 def is_request_id(text: str) -> bool:
-    return _PATTERN.fullmatch(text) is not None
+    return is_id("req_", text)
+
+
+def is_id(prefix: str, text: str) -> bool:
+    """Say whether a text could be an id that begins so; what is none need not be looked for."""
+    return text.startswith(prefix) and _DIGITS.fullmatch(text, len(prefix)) is not None

@@ -43,6 +43,7 @@ from gateway.requests.admit import Admission, Admitted, Quoted
 from gateway.requests.call import Call
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.follow import Followed, follow
+from gateway.requests.inputs import Media
 from gateway.requests.lookup import Choice, Lookup, Page, Summary
 from gateway.requests.order import Idempotency, Open, Order
 from gateway.requests.retries import Retries
@@ -200,10 +201,9 @@ class Requests:
             reach("after_enqueue")
         return ticket
 
-    def resume(
-        self, account_id: int, order: Order, request_id: RequestId, accepted_at: datetime
-    ) -> Ticket:
-        """Wait again for a request that an order made before."""
+    def resume(self, account_id: int, request_id: RequestId, accepted_at: datetime) -> Ticket:
+        """Wait again for a request that was accepted before, whatever becomes of who waits."""
+        order = Order(model="", input=Media(), waits=False)
         ticket = Ticket(self, account_id, order, request_id)
         ticket.join(request_id, accepted_at)
         return ticket

@@ -327,3 +327,25 @@ def test_an_input_that_is_lost_ends_a_batch_with_what_was_done(stack: Stack) -> 
     assert len(found) == batch["request_counts"]["completed"] > 3
     wait_for(lambda: stack.held(caller) == 0, "what was still running")
     assert stack.findings() == []
+
+
+def test_lines_that_find_the_queue_full_are_placed_again(stack: Stack) -> None:
+    caller = stack.caller()
+    stack.kill("gateway")
+    stack.start_gateway(environment={"TOLLGATE_ACCOUNT_QUEUE_MAX": "1"})
+    stack.processes["worker"].send_signal(19)
+    batch_id = submit(caller, content("slow"))
+
+    def turned_away() -> bool:
+        page = caller.http.get("/v1/requests?status=cancelled").json()["data"]
+        return len(page) >= 3
+
+    wait_for(turned_away, "lines that found the queue full")
+    stack.processes["worker"].send_signal(18)
+
+    batch = ended(caller, batch_id)
+    assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
+    usage = caller.http.get("/v1/usage").json()["total"]
+    assert usage["charged_requests"] == LINES
+    assert Decimal(usage["cost"]) == LINES * COST
+    assert stack.findings() == []

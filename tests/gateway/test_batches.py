@@ -378,3 +378,25 @@ def test_a_budget_bounds_a_batch_too(stack: Stack) -> None:
 
     assert batch.status == "completed"
     assert results(api, batch.error_file_id)["a"]["error"]["code"] == "budget_exceeded"
+
+
+def test_lines_wait_for_credit_that_other_requests_only_hold(stack: Stack) -> None:
+    # What a line holds is $0.00000111, so two can run at once; what it costs is far less.
+    caller = stack.caller(credit="0.0000025")
+    api = client(stack, caller)
+    body = chat("echo", WORDS, max_tokens=4)
+
+    batch = ended(api, submit(api, jsonl(*(line(str(n), body) for n in range(6)))).id)
+
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (6, 0)
+    balance = caller.http.get("/v1/balance").json()
+    assert Decimal(balance["posted"]) == Decimal("0.0000025") - 6 * COST
+
+
+@pytest.mark.parametrize("path", ["files", "batches"])
+def test_an_id_that_can_be_none_is_not_found(path: str, stack: Stack) -> None:
+    http = stack.caller().http
+
+    for unknown in ("x", "%00", "file-%00", f"batch_{'0' * 32}", f"file-{'0' * 32}"):
+        assert http.get(f"/v1/{path}/{unknown}").status_code == 404
+    assert http.get("/v1/files?purpose=%00").json()["data"] == []
