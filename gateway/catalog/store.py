@@ -9,13 +9,14 @@ process. Requests that were accepted before keep theirs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -36,6 +37,8 @@ from gateway.pricing import Price, ServiceClass, Unbookable, discounted
 from gateway.tables import price_periods
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 REFRESH_S: Final = 1.0
 NOTICE_S: Final = 3.0
@@ -117,7 +120,7 @@ class LiveCatalog:
         asked = time.monotonic()
         terms = await self._database.read(self._read)
         if self._unmade(terms):
-            self._add(await self._database.write(lambda made: self._make(made, terms)))
+            self._add(await self._write(lambda connection: self._make(connection, terms)))
         self._take_over(terms, asked)
 
     def priced(
@@ -185,14 +188,7 @@ class LiveCatalog:
             return now, terms, self._make(connection, terms)
 
         asked = time.monotonic()
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                now, terms, made = await self._database.write(write)
-                break
-            except IntegrityError:
-                # Another gateway put the same price in force at the same moment.
-                if attempt == ATTEMPTS:
-                    raise
+        now, terms, made = await self._write(write)
         self._add(made)
         self._take_over(terms, asked)
         # What begins later than that, an operator has set.
@@ -204,6 +200,13 @@ class LiveCatalog:
         )
         await asyncio.sleep(max(max(ahead).total_seconds(), 0))
         self._entries = {entry.name: entry for entry in catalog.models}
+
+    async def _write(self, function: Callable[[Connection], T]) -> T:
+        for _ in range(1, ATTEMPTS):
+            with contextlib.suppress(IntegrityError):
+                return await self._database.write(function)
+            # Another gateway put the same price in force, or made its row, at the same moment.
+        return await self._database.write(function)
 
     def _take_over(self, terms: Terms, asked: float) -> None:
         """Periods are only ever added, so whoever read more of them read later."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from gateway.ledger.discounts import Discount, read_discounts
 from gateway.ledger.prices import read_price, set_price
 from gateway.pricing import Component, Price
 
+Connect = Callable[[str], Database]
 OWN = 17
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 FULL = Price((Component("request", 1_000_001),), 3)
@@ -175,3 +178,19 @@ def test_a_discount_that_is_none_is_refused(fields: dict[str, object], message: 
 
     with pytest.raises(ValidationError, match=message):
         Entry.model_validate({**told, **fields})
+
+
+async def test_gateways_that_start_at_once_make_each_row_once(
+    tmp_path: Path, database_url: str, connect: Connect
+) -> None:
+    path = write(tmp_path / "c.yaml")
+    if database_url.startswith("sqlite"):
+        gateways = [await LiveCatalog.open(path, connect(database_url))]
+    else:
+        databases = [connect(database_url) for _ in range(6)]
+        gateways = await asyncio.gather(
+            *(LiveCatalog.open(path, database) for database in databases)
+        )
+
+    now = moment()
+    assert len({live.priced("m", now, 0, "batch")[0] for live in gateways}) == 1
