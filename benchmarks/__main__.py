@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import gateway, ledger, peer, usage
+from benchmarks import batches, gateway, ledger, peer, usage
 
 BENCHMARKS = {
     "ledger": ledger.main,
     "usage": usage.main,
     "gateway": gateway.main,
+    "batches": batches.main,
     "peer": peer.main,
 }
 
