@@ -39,6 +39,7 @@ UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
 
 ServiceClass: TypeAlias = Literal["standard", "batch"]
 """How a request is served, each class at a price of its own: at once, or when there is room."""
+SERVICE_CLASSES: Final[tuple[ServiceClass, ...]] = get_args(ServiceClass)
 
 _MEASURES: Final[Mapping[Unit, tuple[str, int]]] = {
     # Which quantity of a usage a unit counts, and how many of those make one unit.

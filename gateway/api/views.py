@@ -111,6 +111,7 @@ def quote_view(quoted: Quoted) -> dict[str, Any]:
         "object": "quote",
         "model": quoted.entry.name,
         "task": quoted.task,
+        "service_class": quoted.service_class,
         "price_id": quoted.price_id,
         "max_cost": format_usd(quoted.bill.total_nanos),
         "lines": line_views(quoted.bill.lines),

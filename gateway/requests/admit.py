@@ -43,7 +43,7 @@ from gateway.ledger.holds import (
     KeySpendLimit,
     Replayed,
 )
-from gateway.pricing import Bill, Price, UnpricedUsage, format_usd, quote
+from gateway.pricing import Bill, Price, ServiceClass, UnpricedUsage, format_usd, quote
 from gateway.requests.call import Call
 from gateway.requests.dispatch import BATCH_PRIORITY
 from gateway.requests.inputs import Prepared, parse, prepare
@@ -64,6 +64,7 @@ class Quoted:
     price: Price
     prepared: Prepared
     bill: Bill
+    service_class: ServiceClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Admission:
             raise InvalidRequest(
                 "nothing_to_do", f"This input gives {entry.name} nothing to do: {error}."
             ) from None
-        return Quoted(entry, task, price_id, price, prepared, bill)
+        return Quoted(entry, task, price_id, price, prepared, bill, order.service_class)
 
     def check(self, order: Order, now: datetime, account_id: int) -> Quoted:
         """Say that an order could be accepted but for money and limits, or raise why not."""

@@ -110,6 +110,23 @@ def test_the_catalog_says_what_a_batch_costs(stack: Stack) -> None:
         assert http.get(f"/v1/catalog/{name}").json()["batch"] is None
 
 
+def test_a_quote_says_what_a_line_can_cost(stack: Stack) -> None:
+    http = stack.caller().http
+    body = chat("echo", WORDS, max_tokens=4)
+
+    live, batch = (
+        http.post("/v1/quote", json={**body, **more}).json()
+        for more in ({}, {"service_class": "batch"})
+    )
+
+    assert Decimal(batch["max_cost"]) == Decimal(live["max_cost"]) / 2
+    assert (live["service_class"], batch["service_class"]) == ("standard", "batch")
+    unsold = http.post("/v1/quote", json={**chat("brief", WORDS), "service_class": "batch"})
+    assert unsold.json()["error"]["code"] == "model_not_in_batches"
+    unknown = http.post("/v1/quote", json={**body, "service_class": "first"})
+    assert unknown.json()["error"]["param"] == "service_class"
+
+
 def test_a_file_with_mistakes_fails_as_a_whole_and_costs_nothing(stack: Stack) -> None:
     caller = stack.caller()
     api = client(stack, caller)
