@@ -85,6 +85,18 @@ class Runner:
     async def _run(self, batch: Batch) -> None:
         """Run one batch; should that fail it is taken up again once the lease has lapsed."""
         try:
+            await self._try(batch)
+        except asyncio.CancelledError:
+            # The gateway is stopping: another one, or the next, may have it at once.
+            with contextlib.suppress(DBAPIError, OSError):
+                await self._database.write(lambda connection: store.give_up(connection, batch))
+            raise
+        finally:
+            self._running.discard(batch.id)
+            self._news.set()
+
+    async def _try(self, batch: Batch) -> None:
+        try:
             key = await self._database.read(lambda connection: key_by_id(connection, batch.key_id))
             run = Run(
                 batch,
@@ -101,13 +113,5 @@ class Runner:
         except* (DBAPIError, RedisError, OSError, BlobError, TollgateError) as group:
             names = {type(error).__name__ for error in group.exceptions}
             log.warning("%s is put off: %s", batch.id, ", ".join(sorted(names)))
-        except* asyncio.CancelledError:
-            # The gateway is stopping: another one, or the next, may have it at once.
-            with contextlib.suppress(DBAPIError, OSError):
-                await self._database.write(lambda connection: store.give_up(connection, batch))
-            raise
         except* Exception:  # a boundary: one batch must not keep the others from running
             log.exception("%s failed, and is tried again", batch.id)
-        finally:
-            self._running.discard(batch.id)
-            self._news.set()
