@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import batches, gateway, ledger, peer, usage
+from benchmarks import batches, gateway, ledger, peer, precision, usage
 
 BENCHMARKS = {
     "ledger": ledger.main,
@@ -12,6 +12,7 @@ BENCHMARKS = {
     "gateway": gateway.main,
     "batches": batches.main,
     "peer": peer.main,
+    "precision": precision.main,
 }
 
 

@@ -22,6 +22,7 @@ from gateway.commands.catalog import catalog
 from gateway.commands.credit import credit
 from gateway.commands.limits import budget, limit
 from gateway.commands.periods import invoice, period, rebate
+from gateway.commands.plan import plan_command
 from gateway.commands.reports import (
     export_command,
     ledger_command,
@@ -101,6 +102,7 @@ for command in (
     budget,
     limit,
     catalog,
+    plan_command,
     period,
     invoice,
     rebate,

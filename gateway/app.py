@@ -26,7 +26,9 @@ from gateway.api.batches import ENDPOINTS, BatchesController
 from gateway.api.bodies import EXCEPTION_HANDLERS
 from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
+from gateway.api.completions import CompletionsController
 from gateway.api.credit import CreditController
+from gateway.api.embeddings import EmbeddingsController
 from gateway.api.exports import ExportsController
 from gateway.api.files import FilesController
 from gateway.api.headers import add_limit_headers
@@ -39,6 +41,7 @@ from gateway.api.organization import OrganizationController
 from gateway.api.payments import PaymentsController, ProviderEventsController
 from gateway.api.prices import PricesController
 from gateway.api.requests import RequestsController
+from gateway.api.responses import ResponsesController
 from gateway.api.statements import AdminPeriodsController, StatementsController
 from gateway.api.usage import UsageController
 from gateway.api.views import request_view
@@ -56,6 +59,7 @@ from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.payments.provider import PaymentProvider
 from gateway.requests.lifecycle import Requests
+from gateway.requests.performance import Performance
 from gateway.settings import Settings
 from workers.contract.blobs import Blobs
 from workers.contract.redis import connect
@@ -107,6 +111,7 @@ def create_app(settings: Settings) -> Litestar:
                     "files": files,
                     "batches": batches,
                     "rates": rates,
+                    "performance": Performance(database),
                     "pepper": pepper,
                     "payment_provider": payment_provider(settings),
                     "access": Access(database, pepper=pepper),
@@ -137,6 +142,9 @@ def create_app(settings: Settings) -> Litestar:
                 request_max_body_size=settings.file_bytes_max + FORM_BYTES,
             ),
             BatchesController,
+            CompletionsController,
+            EmbeddingsController,
+            ResponsesController,
             RequestsController,
             CatalogController,
             AccountController,

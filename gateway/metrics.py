@@ -6,6 +6,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gateway.catalog.schema import Slo
+from gateway.ledger.closed import Closed
+from gateway.requests.performance import missed
+
 REGISTRY: Final = CollectorRegistry()
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -97,3 +101,59 @@ WORKERS = Gauge("tollgate_workers", "Workers that announce themselves.", registr
 WAITING = Gauge(
     "tollgate_clients_waiting", "Requests waited for in this process.", registry=REGISTRY
 )
+
+# Serving of text, as ``requests/performance.py`` defines the times.
+_FINE_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 5)
+
+TTFT_SECONDS = Histogram(
+    "tollgate_ttft_seconds", "To the first token.", ["model"], buckets=_SECONDS, registry=REGISTRY
+)
+TPOT_SECONDS = Histogram(
+    "tollgate_tpot_seconds",
+    "From one token to the next, in the mean of a request.",
+    ["model"],
+    buckets=_FINE_SECONDS,
+    registry=REGISTRY,
+)
+GAP_SECONDS = Histogram(
+    "tollgate_inter_token_seconds",
+    "The longest time between two tokens of a request.",
+    ["model"],
+    buckets=_FINE_SECONDS,
+    registry=REGISTRY,
+)
+SLO = Counter(
+    "tollgate_slo",
+    "Requests that succeeded, by whether they kept what the catalog promises.",
+    ["model", "met"],
+    registry=REGISTRY,
+)
+TOKENS = Counter(
+    "tollgate_tokens",
+    "Tokens read, found in the cache, written, guessed ahead, and guessed rightly.",
+    ["model", "kind"],
+    registry=REGISTRY,
+)
+
+
+def count_speed(closed: Closed, slo: Slo | None) -> None:
+    """Observe how fast a request that succeeded was."""
+    model, timings, usage = closed.model, closed.timings, closed.usage
+    for histogram, took_us in (
+        (TTFT_SECONDS, timings.first_token_us),
+        (TPOT_SECONDS, timings.per_token_us),
+        (GAP_SECONDS, timings.gap_us),
+    ):
+        if took_us:
+            histogram.labels(model).observe(took_us / 1e6)
+    for kind, count in (
+        ("input", usage.input_tokens),
+        ("cached_input", usage.cached_input_tokens),
+        ("output", usage.output_tokens),
+        ("drafted", timings.drafted),
+        ("accepted", timings.accepted),
+    ):
+        if count:
+            TOKENS.labels(model, kind).inc(count)
+    if slo is not None:
+        SLO.labels(model, "no" if missed(slo, timings) else "yes").inc()

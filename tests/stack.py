@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -43,6 +44,7 @@ models:
     task: text-generation
     engine: echo
     options: {{unsafe_test_hooks: true, tokens_per_step: 1, step_us: 50000}}
+    slo: {{ttft_ms: 10000, tpot_ms: 1}}
     limits: {{context_tokens: 4096, output_tokens: 512, choices: 4}}
     price: *price
   - name: brief
@@ -277,16 +279,19 @@ def running(
     redis_url: str,
     *,
     namespace: str,
+    more_models: str = "",
 ) -> Iterator[Stack]:
-    """A gateway and a worker with the echo engine."""
+    """A gateway and a worker with the echo engine, and what else the catalog is to have."""
     directory.mkdir(parents=True, exist_ok=True)
     catalog = directory / "catalog.yaml"
-    catalog.write_text(CATALOG.format(veo="0.40"))
+    catalog.write_text(CATALOG.format(veo="0.40") + more_models)
     stack = Stack(directory, database_url, redis_url, namespace, catalog)
     try:
         stack.start_worker()
         stack.start_gateway()
         stack.wait_for_model()
+        for name in re.findall(r"- name: (\S+)", more_models):
+            stack.wait_for_model(name)
         yield stack
     finally:
         stack.stop()

@@ -28,13 +28,12 @@ from workers.contract.jobs import (
     Job,
     Outcome,
     RequestId,
-    Timings,
     Tokens,
     Usage,
 )
 from workers.engines.protocol import Admitted, CancelReason, Engine, StepReport, Wait
 from workers.fairness import DeficitRoundRobin
-from workers.metering import PHASES, Stopwatch, apportion
+from workers.metering import PHASES, Stopwatch, TokenTimes, apportion
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +62,7 @@ class _Run:
     queue_us: int
     leased_us: int
     load_us: int = 0
-    first_token_us: int = 0
-    tokens: int = 0
+    said: TokenTimes = field(default_factory=TokenTimes)
     spent: list[int] = field(default_factory=lambda: [0] * len(PHASES))
     cancelled: CancelReason | None = None
 
@@ -281,9 +279,7 @@ class StepLoop:
                 log.error("event of a request not admitted", extra={"request_id": request_id})
                 continue
             if isinstance(event, Tokens):
-                if run.tokens == 0:
-                    run.first_token_us = run.queue_us + self._now_us() - run.leased_us
-                run.tokens += event.count
+                run.said.say(event.index, event.count, self._now_us())
             if run.job.stream:
                 self._report.events.append((request_id, event))
         for request_id, outcome in report.outcomes:
@@ -319,21 +315,26 @@ class StepLoop:
         for other in self._lanes.values():
             other.full = False
         preprocess_us, transfer_us, forward_us, postprocess_us = run.spent
-        timings = Timings(
+        said = run.said
+        first_us = run.queue_us + said.first_us - run.leased_us if said.tokens else 0
+        timings = msgspec.structs.replace(
+            outcome.timings,  # with what only the engine knows
             queue_us=run.queue_us,
             load_us=run.load_us,
             preprocess_us=preprocess_us,
             transfer_us=transfer_us,
             forward_us=forward_us,
             postprocess_us=postprocess_us,
-            first_token_us=run.first_token_us,
-            tokens=run.tokens,
+            first_token_us=first_us,
+            per_token_us=said.per_token_us,
+            gap_us=said.gap_us,
+            tokens=said.tokens,
         )
         usage: Usage = msgspec.structs.replace(outcome.usage, gpu_us=sum(run.spent))
         outcome = msgspec.structs.replace(
             outcome, usage=usage, timings=timings, worker=self._worker
         )
-        if isinstance(outcome, Cancelled) and run.job.stream and run.tokens:
+        if isinstance(outcome, Cancelled) and run.job.stream and said.tokens:
             outcome = msgspec.structs.replace(outcome, delivered=True)
         self._report.outcomes.append((request_id, outcome))
 

@@ -44,6 +44,12 @@ def event_stream(
     )
 
 
+def event_data(body: Mapping[str, Any], *, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + encode_json(body) + b"\n\n"
+
+
 def request_headers(request_id: RequestId, closed: Closed | None = None) -> dict[str, str]:
     headers: dict[str, str] = {"X-Request-Id": request_id}
     if closed is not None:

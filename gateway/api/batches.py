@@ -10,10 +10,10 @@ from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.api import chat, completions, embeddings, responses
 from gateway.api.access import caller
 from gateway.api.answers import exact_number, json_response
 from gateway.api.bodies import is_retry
-from gateway.api.chat import BATCHES as CHAT
 from gateway.api.files import KeptSeconds, list_view
 from gateway.batches import store
 from gateway.batches.endpoint import Endpoint
@@ -23,7 +23,15 @@ from gateway.database import Database
 from gateway.errors import InvalidRequest
 from gateway.settings import Settings
 
-ENDPOINTS: Final[Mapping[str, Endpoint]] = {endpoint.path: endpoint for endpoint in (CHAT,)}
+ENDPOINTS: Final[Mapping[str, Endpoint]] = {
+    endpoint.path: endpoint
+    for endpoint in (
+        chat.BATCHES,
+        completions.BATCHES,
+        embeddings.BATCHES,
+        responses.BATCHES,
+    )
+}
 """Whatever can be asked for in batches."""
 
 PAGE_MAX: Final = 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, Final
 
 from litestar import Controller, Request, Response, get
 from litestar.params import FromPath, FromQuery
@@ -17,6 +17,9 @@ from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.errors import InvalidRequest, NotFound
 from gateway.requests.lifecycle import Requests
+from gateway.requests.performance import Performance, Window
+
+STATS: Final = "/stats"
 
 
 class CatalogController(Controller):
@@ -42,9 +45,25 @@ class CatalogController(Controller):
             }
         )
 
-    @get("/models/{name:path}", operation_id="GetModel", summary="One model, in OpenAI's shape")
-    async def model(self, request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    @get(
+        "/models/{name:path}",
+        operation_id="GetModel",
+        summary="One model, in OpenAI's shape; under /stats how fast it has been lately",
+        description="`GET /v1/models/{name}/stats?window=15m|1h|24h` gives time to first token, "
+        "time per token, queue time, errors and goodput over all requests of that time.",
+    )
+    async def model(
+        self,
+        request: Request[Any, Any, Any],
+        name: FromPath[str],
+        window: FromQuery[Window] = "1h",
+    ) -> Response[bytes]:
+        # A model's name may have slashes in it, so what follows it cannot be told by the router.
         live: LiveCatalog = request.app.state.live
+        if name.endswith(STATS) and live.entry(name.strip("/")) is None:
+            entry = _find(request, name.removesuffix(STATS))
+            performance: Performance = request.app.state.performance
+            return json_response(await performance.stats(entry.name, entry.slo, window))
         requests: Requests = request.app.state.requests
         entry = _find(request, name)
         view = model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name))

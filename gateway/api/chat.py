@@ -17,21 +17,23 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.api.access import call_of
 from gateway.api.answers import (
     encode_json,
+    event_data,
     event_stream,
     json_response,
     openai_usage,
     request_headers,
 )
-from gateway.api.bodies import idempotency, is_retry, read_body, unnamed
+from gateway.api.bodies import idempotency, is_retry, read_body, refuse_in_batch, unnamed
+from gateway.api.text_stream import Piece, TextStream, choices_of, logprob_view
 from gateway.batches.endpoint import Endpoint
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.ledger.extend import CAUSES
-from gateway.requests.inputs import TextGeneration
 from gateway.requests.lifecycle import Requests
 from gateway.requests.order import Order
+from gateway.requests.text import TextGeneration
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
-from workers.contract.jobs import SentEvent, Started, TokenLogprob, Tokens
+from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
 
 TASK: Final = "text-generation"
 KEEP_ALIVE_S: Final = 15.0
@@ -71,11 +73,8 @@ class ChatCompletion(TextGeneration):
     prompt_cache_key: str | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
-    parallel_tool_calls: bool | None = None
 
     # Known, and refused by name rather than ignored: the answer would not be what was asked for.
-    tools: list[Any] | None = None
-    tool_choice: Any | None = None
     functions: list[Any] | None = None
     function_call: Any | None = None
     modalities: list[str] | None = None
@@ -86,8 +85,8 @@ class ChatCompletion(TextGeneration):
     web_search_options: Any | None = None
 
     REFUSED: ClassVar[tuple[str, ...]] = (
-        "tools",
         "functions",
+        "function_call",
         "audio",
         "prediction",
         "reasoning_effort",
@@ -99,9 +98,10 @@ class ChatCompletion(TextGeneration):
         """The part that the task itself understands."""
         for name in self.REFUSED:
             if getattr(self, name):
+                instead = "; use tools." if name.startswith("function") else "; leave it out."
                 raise InvalidRequest(
                     "unsupported_parameter",
-                    f"{name} is not supported by the models served here; leave it out.",
+                    f"{name} is not supported by the models served here{instead}",
                     param=name,
                 )
         if self.modalities not in (None, ["text"]):
@@ -109,10 +109,6 @@ class ChatCompletion(TextGeneration):
                 "unsupported_parameter",
                 f'modalities is {self.modalities}, but only ["text"] can be had.',
                 param="modalities",
-            )
-        if self.tool_choice not in (None, "none", "auto"):
-            raise InvalidRequest(
-                "unsupported_parameter", "tool_choice needs tools.", param="tool_choice"
             )
         return self
 
@@ -165,11 +161,7 @@ class ChatController(Controller):
 def batch_order(body: Mapping[str, Any]) -> Order:
     """Check a body as the endpoint does; nobody is there to read a stream."""
     data = read_body(ChatCompletion, body)
-    for name in ("stream", "stream_options"):
-        if getattr(data, name):
-            raise InvalidRequest(
-                "unsupported_parameter", f"{name} has no use in a batch; leave it out.", param=name
-            )
+    refuse_in_batch(data, "stream", "stream_options")
     return Order(model=data.model, task=TASK, input=data.generation(), metadata=data.metadata)
 
 
@@ -181,12 +173,12 @@ def completion_view(closed: Closed) -> dict[str, Any]:
         "model": closed.model,
         "choices": [
             {
-                "index": choice["index"],
-                "message": {"role": "assistant", "content": choice["text"], "refusal": None},
-                "finish_reason": choice["finish_reason"],
-                "logprobs": _logprobs(choice.get("logprobs")),
+                "index": choice.index,
+                "message": _message(choice),
+                "finish_reason": choice.finish_reason,
+                "logprobs": _logprobs(choice.logprobs),
             }
-            for choice in _choices(closed)
+            for choice in choices_of(closed)
         ],
         "usage": openai_usage(closed.usage, closed.cost_nanos),
     }
@@ -196,16 +188,24 @@ BATCHES: Final = Endpoint(
     "/v1/chat/completions",
     TASK,
     read=batch_order,
-    answer=lambda closed: encode_json(completion_view(closed)),
+    answer=lambda closed, _: encode_json(completion_view(closed)),
 )
 
 
-def _choices(closed: Closed) -> Sequence[Mapping[str, Any]]:
-    """The answers of a request, unless they have been kept for their time and dropped."""
-    choices: Sequence[Mapping[str, Any]] = (
-        closed.output.value.get("choices", ()) if closed.output is not None else ()
-    )
-    return choices
+def _message(choice: Choice) -> dict[str, Any]:
+    if not choice.tool_calls:
+        return {"role": "assistant", "content": choice.text, "refusal": None}
+    return {
+        "role": "assistant",
+        "content": choice.text or None,
+        "refusal": None,
+        "tool_calls": [_call(call) for call in choice.tool_calls],
+    }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 async def _stream(ticket: Ticket, *, include_usage: bool) -> AsyncIterator[bytes]:
@@ -220,16 +220,12 @@ async def _stream(ticket: Ticket, *, include_usage: bool) -> AsyncIterator[bytes
                     yield chunks
             yield writer.finish(ticket.result)
         except RequestFailed as error:
-            yield _data(render_openai(error))
+            yield event_data(render_openai(error))
         yield b"data: [DONE]\n\n"
 
 
 class ChunkWriter:
-    """Turns events into chunks, without repeating or skipping a character.
-
-    After a crash the next attempt says the same again, because every job carries its seed: what was
-    already sent is passed over. Whatever events were missed is made up from the final output.
-    """
+    """Writes the pieces of a text as chunks of a chat completion."""
 
     def __init__(self, ticket: Ticket, *, include_usage: bool) -> None:
         self._envelope = {
@@ -239,28 +235,12 @@ class ChunkWriter:
             "model": ticket.model,
         }
         self._include_usage = include_usage
-        self._attempt = 0
-        self._sent: dict[int, str] = {}
-        self._heard: dict[int, str] = {}
-        self._next_seq = 1
-        self._whole = True
+        self._stream = TextStream(ticket.request_id)
 
     def write(self, sent: SentEvent) -> bytes:
         """Give the chunks that an event makes, if any."""
-        if sent.attempt < self._attempt:
-            return b""
-        if sent.attempt > self._attempt:
-            self._attempt, self._next_seq, self._whole = sent.attempt, 1, True
-            self._heard.clear()
-        if sent.seq != self._next_seq:
-            self._whole = False
-        self._next_seq = sent.seq + 1
-        event = sent.event
-        if not self._whole or isinstance(event, Started) or not isinstance(event, Tokens):
-            return b""
-        heard = self._heard.get(event.index, "") + event.text
-        self._heard[event.index] = heard
-        return self._advance(event.index, heard, event.logprobs)
+        piece = self._stream.hear(sent)
+        return b"" if piece is None else self._piece(piece)
 
     def finish(self, closed: Closed) -> bytes:
         """Give what is left: missed text, finish reasons, usage. Raise what made it fail."""
@@ -268,14 +248,13 @@ class ChunkWriter:
         if cut is None:
             raise_unless_succeeded(closed)
         usage = openai_usage(closed.usage, closed.cost_nanos)
-        choices = _choices(closed)
-        parts: list[bytes] = []
+        choices = choices_of(closed)
+        parts = [self._piece(piece) for piece in self._stream.rest(choices)]
         for place, choice in enumerate(choices, start=1):
-            parts.append(self._advance(choice["index"], choice["text"], None))
             last = place == len(choices) and not self._include_usage
             parts.append(
                 self._chunk(
-                    [_delta(choice["index"], {}, finish_reason=cut or choice["finish_reason"])],
+                    [_delta(choice.index, {}, finish_reason=cut or choice.finish_reason)],
                     usage=usage if last else None,
                 )
             )
@@ -283,26 +262,17 @@ class ChunkWriter:
             parts.append(self._chunk([], usage=usage))
         return b"".join(parts)
 
-    def _advance(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
-        """Send what of a choice's text so far is not out yet."""
-        sent = self._sent.get(index)
-        prefix = b""
-        if sent is None:
-            sent = ""
-            prefix = self._chunk([_delta(index, {"role": "assistant", "content": ""})])
-        if len(text) <= len(sent):
-            self._sent.setdefault(index, sent)
-            return prefix
-        if not text.startswith(sent):
-            raise RequestFailed(
-                "stream_diverged",
-                "The worker was lost and its successor gave another text; fetch the whole "
-                "answer by the request's id.",
-                request_id=str(self._envelope["id"]),
-            )
-        self._sent[index] = text
-        delta = _delta(index, {"content": text[len(sent) :]}, logprobs=_logprobs(logprobs))
-        return prefix + self._chunk([delta])
+    def _piece(self, piece: Piece) -> bytes:
+        chunks = b""
+        if piece.is_first:
+            chunks += self._chunk([_delta(piece.index, {"role": "assistant", "content": ""})])
+        if piece.text:
+            said = _delta(piece.index, {"content": piece.text}, logprobs=_logprobs(piece.logprobs))
+            chunks += self._chunk([said])
+        for number, call in enumerate(piece.calls, start=piece.first_call):
+            called = {"tool_calls": [{"index": number, **_call(call)}]}
+            chunks += self._chunk([_delta(piece.index, called)])
+        return chunks
 
     def _chunk(
         self, choices: list[dict[str, Any]], usage: Mapping[str, Any] | None = None
@@ -312,7 +282,7 @@ class ChunkWriter:
             chunk["usage"] = usage
         elif self._include_usage:
             chunk["usage"] = None
-        return _data(chunk)
+        return event_data(chunk)
 
 
 def _delta(
@@ -330,32 +300,7 @@ def _delta(
     }
 
 
-def _logprobs(tokens: Sequence[Any] | None) -> dict[str, Any] | None:
-    """OpenAI's shape, from structs of the wire or from a stored output."""
+def _logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
     if tokens is None:
         return None
-    return {
-        "content": [
-            {
-                **_token(token["text"], token["logprob"]),
-                "top_logprobs": [_token(text, logprob) for text, logprob in token["top"]],
-            }
-            for token in (_as_mapping(token) for token in tokens)
-        ],
-        "refusal": None,
-    }
-
-
-def _as_mapping(token: Any) -> Mapping[str, Any]:
-    if isinstance(token, TokenLogprob):
-        return {"text": token.text, "logprob": token.logprob, "top": token.top}
-    mapping: Mapping[str, Any] = token
-    return mapping
-
-
-def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-
-def _data(body: Mapping[str, Any]) -> bytes:
-    return b"data: " + encode_json(body) + b"\n\n"
+    return {"content": [logprob_view(token) for token in tokens], "refusal": None}

@@ -73,7 +73,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     "audio_speeches": Kind(
         _makes("audio"), lambda group: {"characters": group.units.get("characters", 0)}
     ),
-    "embeddings": Kind((), lambda _: {}),
+    "embeddings": Kind(
+        _makes("embedding"), lambda group: {"input_tokens": group.units.get("input_tokens", 0)}
+    ),
     "moderations": Kind((), lambda _: {}),
     "audio_transcriptions": Kind((), lambda _: {}),
     "vector_stores": Kind((), lambda _: {}),

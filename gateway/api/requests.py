@@ -17,6 +17,7 @@ from gateway.api.bodies import check_limit, idempotency, read_body
 from gateway.api.chat import TASK, ChatCompletion
 from gateway.api.lists import Direction, Outcome, Status, page_view, read_choice
 from gateway.api.views import margin_view, quote_view, receipt_view, request_view
+from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.errors import InvalidRequest
 from gateway.ledger.closed import Closed
@@ -148,7 +149,9 @@ class RequestsController(Controller):
         database: Database = request.app.state.database
         owner = await database.read(lambda connection: find_asked(request, connection, account))
         closed, price, given = await requests.receipt(owner.id, request_id)
-        view = receipt_view(closed, price, given)
+        live: LiveCatalog = request.app.state.live
+        entry = live.entry(closed.model)
+        view = receipt_view(closed, price, given, entry.slo if entry else None)
         settings: Settings = request.app.state.settings
         if "admin" in caller(request).scopes and settings.gpu_hour_usd is not None:
             returned = sum(refund.amount_nanos for refund in given)

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 
 from gateway.accounts.keys import KeyInfo
+from gateway.catalog.schema import Slo
 from gateway.ledger.closed import Closed
 from gateway.ledger.refunds import Refund
 from gateway.pricing import Line, Price, charge, device_cost, format_usd
 from gateway.requests.admit import Quoted
 from gateway.requests.order import Open
+from gateway.requests.performance import performance_view
 
 
 def request_view(found: Open | Closed) -> dict[str, Any]:
@@ -48,7 +50,9 @@ def request_view(found: Open | Closed) -> dict[str, Any]:
     return view
 
 
-def receipt_view(closed: Closed, price: Price, given: Sequence[Refund]) -> dict[str, Any]:
+def receipt_view(
+    closed: Closed, price: Price, given: Sequence[Refund], slo: Slo | None = None
+) -> dict[str, Any]:
     """Itemise a request; the lines are recomputed from its price and usage, and sum to its cost."""
     timings = closed.timings
     lines = charge(price, closed.usage).lines if closed.outcome == "charged" else ()
@@ -88,6 +92,7 @@ def receipt_view(closed: Closed, price: Price, given: Sequence[Refund]) -> dict[
             "total_us": timings.total_us,
             "tokens": timings.tokens,
         },
+        "performance": performance_view(timings, slo, succeeded=closed.status == "succeeded"),
         "accepted_at": timestamp(closed.accepted_at),
         "settled_at": timestamp(closed.settled_at),
     }

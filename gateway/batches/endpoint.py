@@ -11,6 +11,10 @@ from gateway.ledger.closed import Closed
 from gateway.requests.order import Order
 
 
+def _never(_: Mapping[str, Any]) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One path of the live API as a batch uses it."""
@@ -19,5 +23,8 @@ class Endpoint:
     task: Task
     read: Callable[[Mapping[str, Any]], Order]
     """Check a body as the live endpoint does, and make it an order. Raises ``TollgateError``."""
-    answer: Callable[[Closed], bytes]
-    """The JSON body with which the live endpoint answers a request that succeeded."""
+    answer: Callable[[Closed, Mapping[str, Any]], bytes]
+    """The JSON body with which the live endpoint answers a request that succeeded; its body is
+    what was asked."""
+    forgets: Callable[[Mapping[str, Any]], bool] = _never
+    """Whether what a body asks for is not to be fetched again outside the batch's files."""

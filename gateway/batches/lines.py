@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Annotated, Any, Final, Literal
 
 import msgspec
@@ -123,17 +123,16 @@ def within_body(error: TollgateError) -> TollgateError:
     return error
 
 
-def custom_id_of(line: Line) -> str:
-    """The name of a line that has been checked before."""
+def asked_by(line: Line) -> tuple[str, dict[str, Any]]:
+    """Name and body of a line that has been checked before."""
     assert line.text is not None
-    name: str = msgspec.json.decode(_without_mark(line))["custom_id"]
-    return name
+    value = msgspec.json.decode(_without_mark(line))
+    return value["custom_id"], value["body"]
 
 
-def answered(
-    batch_id: str, number: int, custom_id: str, closed: Closed, endpoint: Endpoint
-) -> Result:
+def answered(batch_id: str, line: Line, closed: Closed, endpoint: Endpoint) -> Result:
     """The result of a line whose request has ended."""
+    number, (custom_id, body) = line.number, asked_by(line)
     try:
         raise_unless_succeeded(closed)
         if closed.output is None:
@@ -143,7 +142,9 @@ def answered(
                 request_id=closed.request_id,
             )
     except TollgateError as error:
-        return refused(batch_id, number, custom_id, error, closed=closed)
+        return refused(batch_id, line, error, closed=closed)
+    # Without the tags of the batch, which the live endpoint would not have shown.
+    as_asked = replace(closed, metadata=body.get("metadata") or {})
     return Result(
         number,
         succeeded=True,
@@ -151,7 +152,7 @@ def answered(
             batch_id,
             number,
             custom_id,
-            _response(200, closed.request_id, endpoint.answer(closed)),
+            _response(200, closed.request_id, endpoint.answer(as_asked, body)),
             None,
         ),
         closed=closed,
@@ -159,31 +160,21 @@ def answered(
 
 
 def refused(
-    batch_id: str,
-    number: int,
-    custom_id: str,
-    error: TollgateError,
-    *,
-    closed: Closed | None = None,
+    batch_id: str, line: Line, error: TollgateError, *, closed: Closed | None = None
 ) -> Result:
     """The result of a line that came to an error, as the live endpoint would have answered it."""
     request_id = closed.request_id if closed is not None else None
     response = _response(error.http_status, request_id, _encode(render_openai(error)))
-    text = _line(batch_id, number, custom_id, response, error)
-    return Result(number, succeeded=False, text=text, closed=closed)
+    text = _line(batch_id, line.number, asked_by(line)[0], response, error)
+    return Result(line.number, succeeded=False, text=text, closed=closed)
 
 
 def not_run(
-    batch_id: str,
-    number: int,
-    custom_id: str,
-    error: TollgateError,
-    *,
-    closed: Closed | None = None,
+    batch_id: str, line: Line, error: TollgateError, *, closed: Closed | None = None
 ) -> Result:
     """The result of a line that was never answered, because its batch ended before."""
-    text = _line(batch_id, number, custom_id, None, error)
-    return Result(number, succeeded=False, text=text, closed=closed)
+    text = _line(batch_id, line.number, asked_by(line)[0], None, error)
+    return Result(line.number, succeeded=False, text=text, closed=closed)
 
 
 def _without_mark(line: Line) -> bytes:

@@ -32,7 +32,7 @@ from gateway.batches.lines import (
     Line,
     Result,
     answered,
-    custom_id_of,
+    asked_by,
     not_run,
     read_line,
     refused,
@@ -212,24 +212,31 @@ class Run:
                 await self._persist(lambda: self._results.submit(result))
                 metrics.BATCH_LINES.labels("succeeded" if result.succeeded else "failed").inc()
                 reach("batch_line_recorded")
+                await self._forget(line, result)
         finally:
             self._slots.release()
 
+    async def _forget(self, line: Line, result: Result) -> None:
+        """Drop an answer that is to be in the batch's files alone."""
+        closed = result.closed
+        if closed is not None and self._endpoint.forgets(asked_by(line)[1]):
+            await self._persist(lambda: self._requests.forget(closed.account_id, closed.request_id))
+
     async def _result(self, line: Line, earlier: Earlier | None) -> Result | None:
         """Run one line to its end; None if the batch was stopped before it was accepted."""
-        batch, number, custom_id = self._batch, line.number, custom_id_of(line)
+        batch = self._batch
         attempt = 0
         for pause_s in itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1])):
             try:
                 ticket = await self._ticket(line, attempt, earlier)
             except (TooManyRequests, Unavailable, *_OUTAGE) as error:
-                log.debug("line %d of %s waits: %s", number, batch.id, type(error).__name__)
+                log.debug("line %d of %s waits: %s", line.number, batch.id, type(error).__name__)
             except TollgateError as error:
-                return refused(batch.id, number, custom_id, error)
+                return refused(batch.id, line, error)
             else:
                 closed = await self._ended(ticket)
                 if closed.status != "cancelled" or closed.reason not in NOT_ENTERED:
-                    return self._judge(number, custom_id, closed)
+                    return self._judge(line, closed)
                 attempt = (earlier.attempt if earlier else attempt) + 1
                 earlier = None
             if self._stop is not None:
@@ -256,13 +263,13 @@ class Run:
         finally:
             self._in_flight.discard(ticket.request_id)
 
-    def _judge(self, number: int, custom_id: str, closed: Closed) -> Result:
+    def _judge(self, line: Line, closed: Closed) -> Result:
         if closed.status == "expired":
             # Its deadline was the batch's own; the queue noticed first.
             self._end_with(_STOPS["expired"])
         if self._stop is not None and closed.status in ("cancelled", "expired"):
-            return not_run(self._batch.id, number, custom_id, self._stop, closed=closed)
-        return answered(self._batch.id, number, custom_id, closed, self._endpoint)
+            return not_run(self._batch.id, line, self._stop, closed=closed)
+        return answered(self._batch.id, line, closed, self._endpoint)
 
     async def _close_rest(self, copy: IO[bytes]) -> None:
         """Say of every line that was not run why not."""
@@ -272,11 +279,7 @@ class Run:
             lambda connection: store.ended_lines(connection, self._batch.id)
         )
         async for page in lines_of(copy):
-            rest = [
-                not_run(self._batch.id, line.number, custom_id_of(line), stop)
-                for line in page
-                if line.number not in done
-            ]
+            rest = [not_run(self._batch.id, line, stop) for line in page if line.number not in done]
             if rest:
                 await self._write(functools.partial(store.record, batch=self._batch, results=rest))
 

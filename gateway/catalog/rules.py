@@ -32,6 +32,7 @@ Conflict: TypeAlias = tuple[Place, str]
 _ENOUGH: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
     # What must be priced for a task that makes this; each group suffices.
     "text": (("request",), ("input_token", "output_token"), ("gpu_second",)),
+    "embedding": (("request",), ("input_token",), ("gpu_second",)),
     "image": (("request",), ("image",), ("step",), ("gpu_second",)),
     "video": (("request",), ("video_second",), ("step",), ("gpu_second",)),
     "audio": (("request",), ("audio_second",), ("character",), ("step",), ("gpu_second",)),
@@ -47,6 +48,7 @@ _BOUND: Final[Mapping[Unit, str]] = {
 }
 _LIMITS: Final[Mapping[Modality, tuple[str, ...]]] = {
     "text": ("context_tokens", "output_tokens", "choices", "template_tokens"),
+    "embedding": ("context_tokens", "template_tokens", "inputs", "dimensions"),
     "image": ("images", "characters", "steps"),
     "video": ("seconds", "characters", "steps"),
     "audio": ("seconds", "characters", "steps"),
@@ -100,8 +102,8 @@ def repeated_names(names: Sequence[object]) -> Iterator[Conflict]:
 
 
 def _route_details(entry: Entry) -> Iterator[Conflict]:
-    if entry.engine == "llm" and entry.checkpoint is None:
-        yield (), "the engine llm needs `checkpoint`: the directory of its weights"
+    if entry.engine in ("llm", "embedding") and entry.checkpoint is None:
+        yield (), f"the engine {entry.engine} needs `checkpoint`: the directory of its weights"
     if entry.upstream is None:
         return
     if entry.checkpoint is not None:
@@ -134,6 +136,11 @@ def _limits(entry: Entry) -> Iterator[Conflict]:
     if output is not None and context is not None and output > context:
         message = f"{output} is more than context_tokens ({context}), which counts the prompt too"
         yield ("limits", "output_tokens"), message
+    if entry.slo is not None and not entry.slo.model_fields_set:
+        yield ("slo",), "it promises nothing; give ttft_ms, tpot_ms or total_ms"
+    if "text" not in made and entry.slo is not None:
+        for name in sorted(entry.slo.model_fields_set & {"ttft_ms", "tpot_ms"}):
+            yield ("slo", name), "only what makes text has tokens; promise total_ms"
     if "text" not in made and entry.default_parameters.model_fields_set:
         yield ("default_parameters",), "only text-generation takes these from the catalog"
 
@@ -192,7 +199,7 @@ def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
 
 def _applicable(entry: Entry) -> Iterator[Conflict]:
     """Refuse a condition that never holds, so that its line would quietly never apply."""
-    only_text = all(TASKS[task].makes == "text" for task in _all_tasks(entry))
+    only_text = all(TASKS[task].makes in ("text", "embedding") for task in _all_tasks(entry))
     for index, line in enumerate(entry.price):
         resolution = line.when.get("resolution")
         if line.when and only_text:
@@ -209,7 +216,7 @@ def _bookable(entry: Entry) -> Iterator[Conflict]:
     milliseconds = round((limits.seconds or 0) * 1000)
     largest = Usage(
         requests=1,
-        input_tokens=limits.context_tokens or _QUANTITY_MAX,
+        input_tokens=(limits.context_tokens or _QUANTITY_MAX) * (limits.inputs or 1),
         output_tokens=(limits.output_tokens or 0) * (limits.choices or 1),
         images=limits.images or 1,
         video_ms=milliseconds,

@@ -26,7 +26,7 @@ from gateway.catalog import rules
 from gateway.catalog.tasks import Task
 from gateway.pricing import Component, Price, Unit, parse_usd
 
-Engine: TypeAlias = Literal["llm", "echo"]
+Engine: TypeAlias = Literal["llm", "embedding", "echo"]
 Dialect: TypeAlias = Literal["openai", "gmi"]
 CONDITIONS: Final = ("size", "quality", "resolution")
 """Attributes of what is made that a price may depend on."""
@@ -105,6 +105,10 @@ class Limits(Strict):
     choices: Annotated[StrictInt, Field(ge=1, le=128)] | None = None
     template_tokens: Count | None = None
     """What the chat template adds to a prompt once, where that is more than most templates do."""
+    inputs: Annotated[StrictInt, Field(ge=1, le=2048)] | None = None
+    """Texts in one request for embeddings."""
+    dimensions: Annotated[StrictInt, Field(ge=1, le=65_536)] | None = None
+    """Of an embedding; its bytes bound how many fit into one answer."""
     images: Annotated[StrictInt, Field(ge=1, le=100)] | None = None
     seconds: Seconds | None = None
     """Of video or audio made."""
@@ -124,6 +128,16 @@ class DefaultParameters(Strict):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None
+
+
+class Slo(Strict):
+    """How fast a model promises to be; a request that keeps every bound counts as goodput."""
+
+    ttft_ms: Count | None = None
+    """To the first token."""
+    tpot_ms: Count | None = None
+    """From one token to the next, in the mean."""
+    total_ms: Count | None = None
 
 
 class Upstream(Strict):
@@ -173,6 +187,7 @@ class Entry(Offer):
     batch_discount: Discount = "0.5"
     """What a batch takes off its price."""
     default_parameters: DefaultParameters = DefaultParameters()
+    slo: Slo | None = None
 
     family: Text | None = None
     description: Annotated[str, StringConstraints(max_length=1000)] = ""

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-Modality: TypeAlias = Literal["text", "image", "video", "audio"]
+Modality: TypeAlias = Literal["text", "embedding", "image", "video", "audio"]
 Task: TypeAlias = Literal[
     "text-generation",
+    "text-embedding",
     "text-to-image",
     "image-to-image",
     "image-edit",
@@ -35,6 +36,7 @@ class Kind:
 
 TASKS: Final[Mapping[Task, Kind]] = {
     "text-generation": Kind(("text",), "text"),
+    "text-embedding": Kind(("text",), "embedding"),
     "text-to-image": Kind(("text",), "image"),
     "image-to-image": Kind(("text", "image"), "image"),
     "image-edit": Kind(("text", "image"), "image"),

@@ -360,6 +360,14 @@ def overdue_holds(
     return [RequestId(request_id) for request_id in connection.execute(query).scalars()]
 
 
+def forget_output(connection: Connection, account_id: int, request_id: str) -> None:
+    """Delete what a request of an account gave; its receipt stays."""
+    mine = select(receipts.c.request_id).where(
+        receipts.c.request_id == request_id, receipts.c.account_id == account_id
+    )
+    connection.execute(delete(outputs).where(outputs.c.request_id.in_(mine)))
+
+
 def forget_old(connection: Connection, *, now: datetime, keys_before: datetime) -> None:
     """Delete outputs past their time and idempotency keys older than a moment."""
     connection.execute(delete(outputs).where(outputs.c.expires_at < now))

@@ -46,8 +46,9 @@ from gateway.ledger.holds import (
 from gateway.pricing import Bill, Price, ServiceClass, UnpricedUsage, format_usd, quote
 from gateway.requests.call import Call
 from gateway.requests.dispatch import BATCH_PRIORITY
-from gateway.requests.inputs import Prepared, parse, prepare
+from gateway.requests.inputs import parse, prepare
 from gateway.requests.order import Order
+from gateway.requests.prepared import Prepared
 from gateway.requests.slices import Slices
 from gateway.requests.watch import Watch
 from gateway.settings import Settings

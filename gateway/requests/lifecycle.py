@@ -34,7 +34,7 @@ from gateway.ledger.extend import (
     mark_cut,
 )
 from gateway.ledger.group import GroupCommit
-from gateway.ledger.holds import HoldAnswer, HoldRequest, hold
+from gateway.ledger.holds import HoldAnswer, HoldRequest, forget_output, hold
 from gateway.ledger.ids import new_request_id
 from gateway.ledger.prices import read_price
 from gateway.ledger.refunds import Refund, refunds_of
@@ -338,6 +338,12 @@ class Requests:
         found = await self._lookup.find(account_id, request_id)
         if isinstance(found, Open):
             await self._cancel(found.model, found.request_id)
+
+    async def forget(self, account_id: int, request_id: str) -> None:
+        """Drop what a closed request gave before its time; the receipt stays."""
+        await self._database.write(
+            lambda connection: forget_output(connection, account_id, request_id)
+        )
 
     async def _cancel(self, model: str, request_id: RequestId) -> None:
         answer = await self._dispatch.cancel(model, request_id)

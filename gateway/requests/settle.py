@@ -132,7 +132,7 @@ class Settler:
         """Wake whoever waits: here directly, in another process by a note in its mailbox."""
         notes: dict[str, list[SentEvent]] = {}
         for closing, reply in closed:
-            _count(closing)
+            self._count(closing)
             request_id = closing.closed.request_id
             woken = self._waiters.settle(request_id, closing.closed)
             if reply and reply != self._gateway and not woken:
@@ -145,6 +145,21 @@ class Settler:
                 # Only a wake-up: whoever waits looks the request up by itself before long.
                 log.warning("settled requests not announced: %s", type(error).__name__)
         await self._rates.give_back_unused([_unused(closing) for closing, _ in closed])
+
+    def _count(self, closing: Closing) -> None:
+        closed = closing.closed
+        metrics.SETTLED.labels(closed.model, closed.status, closed.outcome).inc()
+        if closing.clipped:
+            metrics.CLIPPED.labels(closed.model).inc()
+            log.warning("%s used more than its limits; charged at the limit", closed.request_id)
+        if closed.outcome == "charged":
+            metrics.CHARGED_NANOS.labels(closed.model).inc(closed.cost_nanos)
+            for phase in ("queue", "load", "preprocess", "transfer", "forward", "postprocess"):
+                seconds = getattr(closed.timings, f"{phase}_us") / 1e6
+                metrics.PHASE_SECONDS.labels(closed.model, phase).observe(seconds)
+        if closed.status == "succeeded":
+            entry = self._live.entry(closed.model)
+            metrics.count_speed(closed, entry.slo if entry else None)
 
 
 def read_delivery(delivery: Delivery) -> Settlement:
@@ -212,16 +227,3 @@ def _unused(closing: Closing) -> Unused:
         requests=1 if refused else 0,
         tokens=closing.job.limits.tokens - closed.usage.tokens,
     )
-
-
-def _count(closing: Closing) -> None:
-    closed = closing.closed
-    metrics.SETTLED.labels(closed.model, closed.status, closed.outcome).inc()
-    if closing.clipped:
-        metrics.CLIPPED.labels(closed.model).inc()
-        log.warning("%s used more than its limits; charged at the limit", closed.request_id)
-    if closed.outcome == "charged":
-        metrics.CHARGED_NANOS.labels(closed.model).inc(closed.cost_nanos)
-        for phase in ("queue", "load", "preprocess", "transfer", "forward", "postprocess"):
-            seconds = getattr(closed.timings, f"{phase}_us") / 1e6
-            metrics.PHASE_SECONDS.labels(closed.model, phase).observe(seconds)

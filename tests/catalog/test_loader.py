@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.schema import DefaultParameters
-from gateway.requests.inputs import TextGeneration
+from gateway.requests.text import TextGeneration
 
 CATALOG = Path(__file__).parents[2] / "catalog.yaml"
 

@@ -12,7 +12,8 @@ from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.schema import Dialect, Engine, Entry, Upstream
 from gateway.catalog.tasks import TASKS, Task
 from gateway.pricing import charge, format_usd, parse_usd, quote
-from gateway.requests.inputs import Media, TextGeneration, parse, prepare
+from gateway.requests.inputs import Media, parse, prepare
+from gateway.requests.text import TextGeneration
 from workers.contract.jobs import Usage
 from workers.contract.models import ModelSpec, UpstreamSpec, read_specs
 from workers.engines.registry import ENGINES
@@ -91,12 +92,16 @@ def entries_and_tasks() -> list[tuple[Entry, Task]]:
     ("entry", "task"), entries_and_tasks(), ids=lambda value: getattr(value, "name", value)
 )
 def test_nothing_on_sale_bills_nothing(entry: Entry, task: Task) -> None:
-    text = task == "text-generation"
-    smallest = {"messages": [{"role": "user", "content": ""}]} if text else {"prompt": ""}
-    prepared = prepare(entry, parse(task, {**smallest, "max_tokens": 1} if text else smallest))
+    smallest: dict[str, Any] = {"prompt": ""}
+    if task == "text-generation":
+        smallest = {"messages": [{"role": "user", "content": ""}], "max_tokens": 1}
+    elif task == "text-embedding":
+        smallest = {"input": "x"}
+    prepared = prepare(entry, parse(task, smallest))
     # The least that such a request can be said to have used: one unit of what the task makes.
     used = {
         "text": Usage(requests=1, cached_input_tokens=1),
+        "embedding": Usage(requests=1, input_tokens=1),
         "image": Usage(requests=1, images=1),
         "video": Usage(requests=1, video_ms=1),
         "audio": Usage(requests=1, audio_ms=1),
@@ -130,7 +135,7 @@ def test_our_own_model_runs_here_at_its_price_per_token(entries: dict[str, Entry
 
 
 def test_no_engine_for_tests_is_on_sale(entries: dict[str, Entry]) -> None:
-    assert {entry.engine for entry in entries.values()} == {None, "llm"}
+    assert {entry.engine for entry in entries.values()} == {None, "llm", "embedding"}
 
 
 def test_a_worker_reads_the_same_routes_from_the_same_file(entries: dict[str, Entry]) -> None:
@@ -152,3 +157,16 @@ def test_the_gateway_checks_whatever_a_worker_reads() -> None:
     assert set(UpstreamSpec.__struct_fields__) == Upstream.model_fields.keys()
     assert set(get_args(Engine)) == ENGINES.keys()
     assert set(get_args(Dialect)) >= DIALECTS.keys()
+
+
+def test_a_draft_model_is_named_by_its_entry_or_its_directory(tmp_path: Path) -> None:
+    entry = "{name: %s, task: text-generation, engine: llm, checkpoint: %s, options: %s}"
+    small = entry % ("small", "models/small", "{}")
+    named = entry % ("named", "big", "{speculation: {method: draft, checkpoint: small}}")
+    placed = entry % ("placed", "big", "{speculation: {method: draft, checkpoint: other/dir}}")
+    (tmp_path / "catalog.yaml").write_text(f"models: [{small}, {named}, {placed}]")
+
+    specs = read_specs(tmp_path / "catalog.yaml")
+
+    found = [spec.options.get("speculation", {}).get("checkpoint") for spec in specs]
+    assert found == [None, str(tmp_path / "models/small"), str(tmp_path / "other/dir")]

@@ -236,6 +236,7 @@ ATTRIBUTES = st.dictionaries(st.sampled_from(CONDITIONS), st.sampled_from(["a", 
 QUANTITY = st.integers(1, 3000)
 COUNTED: Final[dict[str, list[Unit]]] = {
     "text": ["request", "input_token", "cached_input_token", "output_token", "gpu_second"],
+    "embedding": ["request", "input_token", "gpu_second"],
     "image": ["request", "image", "step", "gpu_second"],
     "video": ["request", "video_second", "step", "gpu_second"],
     "audio": ["request", "audio_second", "character", "step", "gpu_second"],
@@ -280,18 +281,22 @@ def test_whatever_passes_can_be_quoted_and_billed_within_its_quote(
     data: st.DataObject, task: Task, usage: Usage
 ) -> None:
     lines = data.draw(price_lines(COUNTED[TASKS[task].makes]))
-    text = TASKS[task].makes == "text"
+    makes = TASKS[task].makes
     limits: dict[str, float] = {"gpu_seconds": 0.002}
-    limits |= {"output_tokens": 20} if text else {}
-    limits |= {"steps": 30} if not text else {}
-    limits |= {"seconds": 2} if TASKS[task].makes in ("video", "audio") else {}
+    limits |= {"output_tokens": 20} if makes == "text" else {}
+    limits |= {"steps": 30} if makes not in ("text", "embedding") else {}
+    limits |= {"seconds": 2} if makes in ("video", "audio") else {}
     try:
         model = Entry.model_validate(
             {"name": "m", "task": task, "engine": "echo", "limits": limits, "price": lines}
         )
     except ValidationError:
         assume(False)
-    given = {"messages": [{"role": "user", "content": "Hello"}]} if text else {"prompt": "Hello"}
+    given: dict[str, Any] = {"prompt": "Hello"}
+    if makes == "text":
+        given = {"messages": [{"role": "user", "content": "Hello"}]}
+    elif makes == "embedding":
+        given = {"input": "Hello"}
     prepared = prepare(model, parse(task, given))
 
     most = quote(model.selling_price, prepared.limits)

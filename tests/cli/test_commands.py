@@ -33,6 +33,7 @@ COMMANDS = (
     "limit remove",
     "catalog check",
     "catalog show",
+    "plan",
     "reconcile",
 )
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workers.fakes import Clock
-from workers.metering import Stopwatch, apportion
+from workers.metering import Stopwatch, TokenTimes, apportion
 
 weights = st.lists(st.floats(0, 1e12, allow_nan=False), min_size=1, max_size=300)
 
@@ -75,3 +75,20 @@ def test_an_error_inside_a_phase_ends_the_phase() -> None:
         clock.us += 1
 
     assert watch.stop(rest="preprocess") == [0, 1, 7, 0]
+
+
+def test_tokens_are_timed_by_the_answer_that_spoke_first() -> None:
+    times = TokenTimes()
+    for index, count, now_us in ((1, 1, 100), (0, 1, 105), (1, 2, 140), (0, 1, 500), (1, 1, 160)):
+        times.say(index, count, now_us)
+
+    assert (times.first_us, times.tokens) == (100, 6)
+    assert times.per_token_us == 20
+    assert times.gap_us == 40
+
+
+def test_one_token_has_no_time_to_the_next() -> None:
+    times = TokenTimes()
+    times.say(0, 1, 100)
+
+    assert (times.per_token_us, times.gap_us, times.tokens) == (0, 0, 1)

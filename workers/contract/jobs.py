@@ -48,9 +48,9 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``queue_us`` runs from enqueue to lease, ``load_us`` is waiting for weights to be loaded; the
     four phases are this request's own share of a batch. ``first_token_us`` runs from enqueue to the
-    first token, ``last_token_us`` to the last, and ``gap_us`` is the longest time between two of
-    them. ``total_us`` is the gateway's, from acceptance to settlement. Of the tokens that were
-    proposed ahead (``drafted``) the model accepted some.
+    first token; from there on ``per_token_us`` is the mean time between two tokens of one answer,
+    and ``gap_us`` the longest that nothing came. ``total_us`` is the gateway's, from acceptance to
+    settlement. Of the tokens that were guessed ahead (``drafted``) the model accepted some.
     """
 
     queue_us: int = 0
@@ -62,7 +62,7 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     first_token_us: int = 0
     total_us: int = 0
     tokens: int = 0
-    last_token_us: int = 0
+    per_token_us: int = 0
     gap_us: int = 0
     drafted: int = 0
     accepted: int = 0

@@ -54,7 +54,8 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
-    """Read every entry of a catalog file, checkpoints made absolute.
+    """Read every entry of a catalog file, checkpoints made absolute: its own, and that of the model
+    which guesses ahead for it, named by its entry or by its directory.
 
     Raise ``OSError`` if it cannot be read and ``ValueError`` if it is no catalog.
     """
@@ -64,9 +65,14 @@ def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise ValueError(f"{catalog}: {error}") from error
     root = catalog.resolve().parent
-    return tuple(
-        msgspec.structs.replace(spec, checkpoint=str(root / spec.checkpoint))
-        if spec.checkpoint is not None
-        else spec
-        for spec in specs
-    )
+    checkpoints = {spec.name: spec.checkpoint for spec in specs if spec.checkpoint is not None}
+    found = []
+    for spec in specs:
+        options = dict(spec.options)
+        guesser = options.get("speculation")
+        if isinstance(guesser, dict) and isinstance(named := guesser.get("checkpoint"), str):
+            path = root / checkpoints.get(named, named)
+            options["speculation"] = {**guesser, "checkpoint": str(path)}
+        own = None if spec.checkpoint is None else str(root / spec.checkpoint)
+        found.append(msgspec.structs.replace(spec, checkpoint=own, options=options))
+    return tuple(found)

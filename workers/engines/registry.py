@@ -43,10 +43,16 @@ class Entry:
 
 ENGINES: Final = {
     "echo": Entry("workers.engines.echo", "EchoEngine", slots=256),
+    "embedding": Entry(
+        "workers.engines.embedding.engine",
+        "EmbeddingEngine",
+        packages=("torch", "transformers", "safetensors", "tokenizers"),
+        slots=32,
+    ),
     "llm": Entry(
         "workers.engines.llm.engine",
         "LlmEngine",
-        packages=("torch", "transformers", "safetensors", "tokenizers"),
+        packages=("torch", "transformers", "safetensors", "tokenizers", "llguidance"),
     ),
 }
 

@@ -34,6 +34,12 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+TOOLS_TEMPLATE = (
+    "{% if tools %}<system>{{ tools | tojson }} use <tool_call></s>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 TEXT = "the quick brown fox jumps over a lazy dog and counts to 0123456789 äöü ☂ 漢字 . , ! ? "
 
 _SHAPE: dict[str, Any] = {
@@ -139,6 +145,15 @@ class Reference:
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
         )[0, ids.shape[1] :]
         return ids.shape[1], len(out), self.tokenizer.decode(out, skip_special_tokens=True)
+
+    def continue_text(self, text: str, tokens: int) -> str:
+        """What comes after a text that is no conversation."""
+        ids = self.tokenizer(text, return_tensors="pt").input_ids
+        out = self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
+        )
+        said: str = self.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        return said
 
     def logprobs(self, content: str) -> torch.Tensor:
         """Log-probabilities ``(vocabulary,)`` of the first token of the answer."""

@@ -1,16 +1,22 @@
-"""In whichever row a sequence is, however many threads compute it, its attention is the same."""
+"""In whichever row a sequence is, in whichever blocks, beside whomever: its attention is the same.
+
+Torch's variable-length attention runs on CUDA only; here a few lines that do the same sums stand in
+for it, so that what it is told about blocks, lengths and masks is checked as well.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from workers.engines.llm.cache import CacheShape, SlotCache
+from workers.engines.llm.cache import CacheShape, Feed, GatherCache
+from workers.engines.llm.varlen import VarlenCache, find_attention
 
-POSITIONS = 70
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=[1, 2, 3, 4])
@@ -21,51 +27,192 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+def _shape(
+    *, blocks: int = 40, size: int = 16, kv_heads: int = 2, head_dim: int = 32, dtype: Any = None
+) -> CacheShape:
+    return CacheShape(1, blocks, size, kv_heads, head_dim, dtype or torch.float32)
+
+
+def _past(tokens: int, heads: int, kv_heads: int, head_dim: int, seed: int) -> list[torch.Tensor]:
+    """Query, key and value ``(1, heads, tokens, head_dim)`` of one sequence."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(1, count, tokens, head_dim, generator=generator)
+        for count in (heads, kv_heads, kv_heads)
+    ]
+
+
+def _expected(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(
+        query.float(), key.float(), value.float(), is_causal=True, enable_gqa=True
+    ).transpose(1, 2)
+
+
+def _varlen(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    ends: torch.Tensor,
+    _: None,
+    longest_query: int,
+    longest_past: int,
+    **given: Any,
+) -> torch.Tensor:
+    """Attention by its definition: each sequence to the past that its blocks hold."""
+    assert (given["window_size"], given["enable_gqa"]) == ((-1, 0), True)
+    assert {ends.dtype, given["seqused_k"].dtype, given["block_table"].dtype} == {torch.int32}
+    out = torch.zeros_like(query)
+    for number, used in enumerate(given["seqused_k"].tolist()):
+        begin, end = ends[number : number + 2].tolist()
+        assert end - begin <= longest_query
+        assert used <= longest_past
+        table = given["block_table"][number].long()
+        past = [kept[table].flatten(0, 1)[:used].transpose(0, 1)[None] for kept in (keys, values)]
+        reach = torch.arange(used)
+        mask = reach[None] <= reach[used - (end - begin) :, None]
+        attended = F.scaled_dot_product_attention(
+            query[begin:end].transpose(0, 1)[None],
+            *past,
+            attn_mask=mask,
+            scale=given["scale"],
+            enable_gqa=True,
+        )
+        out[begin:end] = attended[0].transpose(0, 1)
+    return out
+
+
+def _caches(shape: CacheShape) -> list[GatherCache | VarlenCache]:
+    return [GatherCache(shape, CPU), VarlenCache(shape, CPU, _varlen)]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 3, 32), (4, 4, 16), (14, 2, 64)])
+def test_sequences_in_scattered_blocks_are_each_attended_to_as_if_alone(
+    kind: int, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    cache = _caches(_shape(kv_heads=kv_heads, head_dim=head_dim))[kind]
+    tables = [[7, 3, 11], [2, 30, 5, 9], [20, 21, 22]]
+    lengths = [40, 55, 33]
+    whole = [_past(n, heads, kv_heads, head_dim, seed) for seed, n in enumerate(lengths)]
+    expected = [_expected(*parts) for parts in whole]
+    read = [16, 48, 32]
+    for number, table in enumerate(tables):
+        for start in range(0, read[number], 16):
+            piece = Feed(range(16), start, table)
+            cache.begin(cache.lay_out([], 0, [piece], 0))
+            attended = cache.attend(
+                0, *(part[:, :, start : start + 16] for part in whole[number]), None
+            )
+            torch.testing.assert_close(
+                attended, expected[number][:, start : start + 16], atol=1e-5, rtol=1e-5
+            )
+
+    # Two rows of one and three tokens, a last piece of 7, and padding, all in one step.
+    rows = [Feed(range(1), 48, tables[1]), Feed(range(1), 32, tables[2])]
+    rows = [Feed(range(3), 48, tables[1]), rows[1]]
+    pieces = [Feed(range(16), 16, tables[0]), Feed(range(7), 32, tables[0])]
+    layout = cache.lay_out(rows, 3, pieces, 3)
+
+    def lie(parts: int) -> torch.Tensor:
+        spare = torch.zeros(1, whole[0][parts].shape[1], 1, head_dim)
+        return torch.cat(
+            [
+                whole[1][parts][:, :, 48:51],
+                whole[2][parts][:, :, 32:33],
+                spare.expand(-1, -1, 2, -1),
+                whole[0][parts][:, :, 16:39],
+                spare.expand(-1, -1, 3, -1),
+            ],
+            dim=2,
+        )
+
+    cache.begin(layout)
+    attended = cache.attend(0, lie(0), lie(1), lie(2), None)
+
+    for there, wanted in (
+        (attended[:, :3], expected[1][:, 48:51]),
+        (attended[:, 3:4], expected[2][:, 32:33]),
+        (attended[:, 6:29], expected[0][:, 16:39]),
+    ):
+        torch.testing.assert_close(there, wanted, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_row_computes_the_same_bits(
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 3, 32), (4, 4, 16), (14, 2, 64)])
+def test_every_row_and_column_computes_the_same_bits(
     dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, threads: int
 ) -> None:
-    shape = CacheShape(1, 8, kv_heads, 128, head_dim, dtype)
-    cache = SlotCache(shape, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(1)
+    """One token after the same past: alone, in a row among others, and in a later column."""
+    cache = GatherCache(_shape(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype), CPU)
+    parts = [part.to(dtype) for part in _past(22, heads, kv_heads, head_dim, 1)]
+    for block in (1, 3, 5, 7, 9, 11, 13):
+        cache.begin(cache.lay_out([], 0, [Feed(range(16), 0, [block, block + 1])], 0))
+        cache.attend(0, *(part[:, :, :16] for part in parts), None)
 
-    def same_in_all_rows(heads: int) -> torch.Tensor:
-        one = torch.randn(1, heads, 1, head_dim, generator=generator)
-        return one.expand(shape.rows, -1, -1, -1).contiguous().to(dtype)
+    def tokens(*places: int) -> list[torch.Tensor]:
+        return [part[:, :, list(places)] for part in parts]
 
-    keys, values = [], []
-    for position in range(POSITIONS):
-        query = same_in_all_rows(heads)
-        keys.append(same_in_all_rows(kv_heads))
-        values.append(same_in_all_rows(kv_heads))
-        cache.begin_write(torch.full((shape.rows,), position), position)
-        attended = cache.attend(0, query, keys[-1], values[-1], None)
-        assert bool((attended == attended[:1]).all())
+    one_by_one = []
+    for place in range(16, 22):
+        cache.begin(cache.lay_out([Feed([0], place, [1, 2])], 1, [], 0))
+        one_by_one.append(cache.attend(0, *tokens(place), None))
+    rows = [Feed(range(6), 16, [block, block + 1]) for block in (3, 5, 7)]
+    others = [Feed(range(2), 16, [11, 12]), Feed([0], 16, [9, 10, 14, 15])]
+    cache.begin(cache.lay_out([*rows, *others], 6, [], 2))
+    attended = cache.attend(0, *tokens(*[*range(16, 22)] * 5, 0, 0), None)
 
-    expected = F.scaled_dot_product_attention(
-        query.float(), torch.cat(keys, 2).float(), torch.cat(values, 2).float(), enable_gqa=True
-    )
-    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
-    torch.testing.assert_close(
-        attended.float(), expected.transpose(1, 2), atol=tolerance, rtol=tolerance
-    )
+    for row in range(3):
+        for column in range(6):
+            assert torch.equal(attended[0, row * 6 + column], one_by_one[column][0, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_wider_window_leaves_the_bits_as_they_are(dtype: torch.dtype) -> None:
-    shape = CacheShape(1, 4, 2, 2048, 32, dtype)
-    cache = SlotCache(shape, torch.device("cpu"))
+    shape = _shape(blocks=80, size=64, dtype=dtype)
+    cache = GatherCache(shape, CPU)
     generator = torch.Generator().manual_seed(2)
-    for slot in range(shape.rows):
-        cache.begin_read(slot, 0, 1000)
-        past = torch.randn(3, 1, 2, 1000, 32, generator=generator).to(dtype)
-        cache.attend(0, *past, None)
-    query, key, value = torch.randn(3, shape.rows, 2, 1, 32, generator=generator).to(dtype)
+    tables = [list(range(1 + 16 * row, 17 + 16 * row)) for row in range(4)]
+    for table in tables:
+        for start in range(0, 1000, 64):
+            piece = Feed(range(64), start, table)
+            cache.begin(cache.lay_out([], 0, [piece], 0))
+            past = torch.randn(3, 1, 2, 64, 32, generator=generator).to(dtype)
+            cache.attend(0, *past, None)
+    query, key, value = torch.randn(3, 1, 2, 4, 32, generator=generator).to(dtype)
 
     attended = []
-    for longest in (1000, 1023, 1024, 1500, 2047):
-        cache.begin_write(torch.tensor([5, 300, 64, 1000]), longest)
-        attended.append(cache.attend(0, query, key, value, None))
+    for longest in (300, 700, 1000):
+        rows = [
+            Feed([0], place, table)
+            for place, table in zip((5, 300, 64, longest), tables, strict=True)
+        ]
+        cache.begin(cache.lay_out(rows, 1, [], 0))
+        attended.append(cache.attend(0, query, key, value, None)[:, :3])
 
     assert all(torch.equal(other, attended[0]) for other in attended)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_blocks_are_copied_and_blanked(kind: int) -> None:
+    cache = _caches(_shape(size=8))[kind]
+    parts = _past(13, 2, 2, 32, 3)
+    for start, stop in ((0, 8), (8, 12)):
+        piece = Feed(range(stop - start), start, [1, 2])
+        cache.begin(cache.lay_out([], 0, [piece], 0))
+        cache.attend(0, *(part[:, :, start:stop] for part in parts), None)
+    cache.copy([(2, 4)])
+    cache.blank([2])
+
+    answers = []
+    for table in ([1, 4], [1, 2]):
+        cache.begin(cache.lay_out([Feed([0], 12, table)], 1, [], 0))
+        answers.append(cache.attend(0, *(part[:, :, 12:] for part in parts), None))
+
+    torch.testing.assert_close(answers[0], _expected(*parts)[:, 12:], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(answers[1], answers[0])
+
+
+def test_no_kernel_is_chosen_where_there_is_none() -> None:
+    assert find_attention(CPU, torch.bfloat16) is None
+    assert find_attention(torch.device("cuda"), torch.float32) is None
+    assert find_attention(torch.device("cuda"), torch.bfloat16) is not None

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.workers.llm.checkpoints import Reference, make_checkpoint, make_engine, make_spec
 from tests.workers.llm.driver import Driver, job, run_alone, texts
-from workers.contract.jobs import Completed, Failed
+from workers.contract.jobs import Completed, Failed, Tool
 from workers.engines.llm.engine import LlmEngine
 from workers.engines.protocol import Admitted
 
@@ -32,15 +32,22 @@ def test_an_unproven_family_is_refused_with_the_way_out(checkpoint: Checkpoint) 
     ("options", "message"),
     [
         ({"dtype": "float16"}, "float16 is many times slower"),
-        ({"dtype": "int3"}, "dtype is 'int3'; one of float32, bfloat16, float16"),
+        ({"dtype": "int3"}, "dtype is 'int3'; one of float32, bfloat16, float16, int8, fp8"),
         ({"device": "tpu"}, "device is 'tpu'; one of auto, cpu, cuda"),
-        ({"slotz": 3}, "options of the engine llm are dtype, device, slots, threads, concurrency"),
+        (
+            {"slotz": 3},
+            "options of the engine llm are dtype, device, slots, cache_tokens, prefix_cache",
+        ),
         ({"slots": 0}, "slots is 0; at least 1"),
+        ({"cache_tokens": 0}, "cache_tokens is 0; at least 1"),
+        ({"speculation": {"tokens": 17}}, "speculation.tokens is 17; 1 to 16"),
+        ({"speculation": {"method": "draft"}}, "speculation.checkpoint names the draft model"),
+        ({"speculation": {"checkpoint": "x"}}, "speculation.checkpoint names the draft model"),
         ({"slots": "many"}, r"Expected `int`.*slots"),
         ({"threads": 0}, "threads is 0; at least 1"),
         ({"context_tokens": "all"}, "limits.context_tokens is 'all'"),
         ({"context_tokens": 5000}, "5000, but the model was made for 4096 positions"),
-        ({"slots": 1_000_000}, r"1000000 slots of 4096 tokens takes .* GiB.*lower"),
+        ({"slots": 1_000_000}, r"4160000000 tokens takes .* GiB.*lower"),
     ],
 )
 def test_options_that_cannot_be_met_are_refused(
@@ -179,19 +186,18 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(checkpoint: Ch
     assert "context is 32" in answer.message
 
 
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
 @pytest.mark.parametrize(
     ("asked", "code", "param"),
     [
-        (
-            {"response_format": {"type": "json_object"}},
-            "unsupported_parameter",
-            "response_format",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {}}},
-            "unsupported_parameter",
-            "response_format",
-        ),
+        ({"tools": (Tool("now"),)}, "unsupported_parameter", "tools"),
+        ({"response_format": _schema({"type": "strange"})}, "invalid_input", "response_format"),
+        ({"prompts": ("",)}, "invalid_input", "prompt"),
+        ({"prompts": ((5, -1),)}, "invalid_input", "prompt"),
+        ({"prompts": ((5, 100_000),)}, "invalid_input", "prompt"),
         ({"n": 5}, "invalid_input", "n"),
         ({"max_tokens": 0}, "invalid_input", "max_tokens"),
         ({"logit_bias": {100_000: 1.0}}, "invalid_input", "logit_bias"),

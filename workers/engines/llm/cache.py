@@ -1,47 +1,43 @@
-"""The key-value cache, by slots, and the attention that reads and writes it.
+"""The paged key-value cache, and the attention that reads and writes it.
 
 Transformers' own model code runs unchanged: its attention is swapped through the library's public
 interface for ``_attend``, which finds its cache on the attention module, so any number of models
-may be loaded in one process. A slot is one sequence.
+may be loaded in one process. All tokens of a step lie behind each other in one row; a ``Layout``
+says whose they are. Here the past is gathered from its blocks and given to torch's attention; on
+CUDA ``varlen`` reads it where it lies, if the installed torch can.
 
-An answer must not depend on who else is running, to the last bit. Prompts are therefore read one
-at a time, in pieces that depend on nothing but the prompt, and a decode step always runs all rows,
-the unused ones idle. Measured on a CPU: with the number of rows fixed, matrix products and this
-attention give the same bits whatever is in the other rows, and whatever the window; with a varying
-number they do not. Which row a sequence has must not matter either. For that the number has to be a
-multiple of 4, or the threads of a matrix product split it unevenly, and a decode step on a CPU has
-its own attention (``_attend_by_row``), for torch's depends on the thread.
+An answer must not depend on who else is running, to the last bit. Prompts are therefore read in
+pieces that depend on nothing but the prompt, each attended to by itself, and what is written is
+attended to row by row and column by column, by products whose shape is always the same
+(``_attend_by_row``): torch's own attention depends on the thread that computes a row. Measured on a
+CPU: these give the same bits whatever is in the other rows, and however wide the window is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-IMPLEMENTATION: Final = "tollgate_slots"
-ROWS: Final = 4
-"""A decode step runs a multiple of so many rows."""
-STRIDE: Final = 64
-"""Decode steps look at whole multiples of so many positions, of which whole vectors are made."""
+from workers.engines.llm.blocks import BLANK
+
+IMPLEMENTATION: Final = "tollgate_paged"
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
+    """``blocks`` can be taken; two more are always there, one blank and one for what is lost."""
+
     layers: int
-    slots: int
+    blocks: int
+    block_tokens: int
     kv_heads: int
-    context: int
     head_dim: int
     dtype: torch.dtype
-
-    @property
-    def rows(self) -> int:
-        return -(-self.slots // ROWS) * ROWS
 
     @property
     def token_bytes(self) -> int:
@@ -50,61 +46,58 @@ class CacheShape:
 
     @property
     def bytes(self) -> int:
-        return self.rows * self.context * self.token_bytes
+        return (self.blocks + 2) * self.block_tokens * self.token_bytes
+
+    @property
+    def sink(self) -> int:
+        """The block to which padding is written; nobody reads it."""
+        return self.blocks + 1
 
 
-class SlotCache:
-    """Keys and values of all layers: each ``(rows, kv_heads, context, head_dim)``."""
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens of one sequence to be run: ``ids`` from position ``start`` on, in the blocks of
+    ``table``. The logits after the last ``kept`` of them are wanted."""
 
-    def __init__(self, shape: CacheShape, device: torch.device) -> None:
-        size = (shape.rows, shape.kv_heads, shape.context, shape.head_dim)
-        self.shape = shape
-        self.device = device
-        self._keys, self._values = (
-            [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
-            for _ in range(2)
-        )
-        self._every_row = torch.arange(shape.rows, device=device)
-        self._slot: int | None = None
-        self._start = 0
-        self._positions = torch.zeros(shape.rows, dtype=torch.long, device=device)
-        self._window = 0
-        self._mask: torch.Tensor | None = None
+    ids: Sequence[int]
+    start: int
+    table: Sequence[int]
+    kept: int = 1
 
-    def begin_read(self, slot: int, start: int, stop: int) -> None:
-        """The next forward reads the prompt of one slot from ``start`` to before ``stop``."""
-        self._slot, self._start, self._window = slot, start, stop
-        if start == 0:
-            self._mask = None
-            return
-        reach = torch.arange(stop, device=self.device)
-        self._mask = reach[None] <= reach[start:, None]
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.ids)
 
-    def begin_write(self, positions: torch.Tensor, longest: int) -> None:
-        """The next forward adds one token to every row, at ``positions`` ``(rows,)`` int64.
 
-        ``longest`` is the greatest position of those that matter.
-        """
-        self._slot = None
-        self._positions = positions
-        self._window = min(self.shape.context, -(-(longest + 1) // STRIDE) * STRIDE)
-        reach = torch.arange(self._window, device=self.device)
-        self._mask = (reach[None] <= positions[:, None])[:, None, None]
+class Layout(Protocol):
+    """Whose the tokens of a step are, and where their past lies; on the device."""
 
-    def copy(self, source: int, targets: Sequence[int], tokens: int) -> None:
-        """Give other slots the same past, as for several answers to one prompt."""
-        for kept in (*self._keys, *self._values):
-            for target in targets:
-                kept[target, :, :tokens] = kept[source, :, :tokens]
 
-    def clear(self, slots: Sequence[int], tokens: int) -> None:
-        """Forget the first tokens of slots.
+class Cache(Protocol):
+    """What a decoder asks of a cache, whichever attention it is made for."""
+
+    shape: CacheShape
+
+    def lay_out(
+        self, rows: Sequence[Feed], columns: int, pieces: Sequence[Feed], padding: int
+    ) -> Layout:
+        """Say whose tokens come: ``columns`` of each row, then all of each piece, then padding."""
+        ...
+
+    def begin(self, layout: Layout) -> None:
+        """The next forward is that of this layout."""
+        ...
+
+    def blank(self, blocks: Sequence[int]) -> None:
+        """Forget what stands in blocks.
 
         A mask hides numbers, but not what is none: 0 times NaN is NaN, also for the next in line.
         """
-        for kept in (*self._keys, *self._values):
-            for slot in slots:
-                kept[slot, :, :tokens] = 0
+        ...
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, each ``(source, target)``."""
+        ...
 
     def attend(
         self,
@@ -114,33 +107,183 @@ class SlotCache:
         value: torch.Tensor,
         scaling: float | None,
     ) -> torch.Tensor:
-        """Store ``key`` and ``value`` ``(rows, kv_heads, tokens, head_dim)``, attend to the past.
+        """Store ``key`` and ``value`` ``(1, kv_heads, tokens, head_dim)``, attend to the past.
 
-        Return ``(rows, tokens, heads, head_dim)``.
+        Return ``(1, tokens, heads, head_dim)``.
         """
-        keys, values = self._keys[layer], self._values[layer]
-        if self._slot is None:
-            keys[self._every_row, :, self._positions] = key[:, :, 0]
-            values[self._every_row, :, self._positions] = value[:, :, 0]
-        else:
-            rows = slice(self._slot, self._slot + 1)
-            keys, values = keys[rows], values[rows]
-            keys[:, :, self._start : self._window] = key
-            values[:, :, self._start : self._window] = value
-        keys, values = keys[:, :, : self._window], values[:, :, : self._window]
-        if self._slot is None and self.device.type == "cpu":
-            assert self._mask is not None
-            return _attend_by_row(query, keys, values, self._mask, scaling)
-        attended = F.scaled_dot_product_attention(
-            query,
-            keys,
-            values,
-            attn_mask=self._mask,
-            is_causal=self._mask is None,
-            scale=scaling,
-            enable_gqa=True,
+        ...
+
+
+def places(
+    rows: Sequence[Feed],
+    columns: int,
+    pieces: Sequence[Feed],
+    padding: int,
+    shape: CacheShape,
+) -> tuple[list[int], list[int]]:
+    """The block, and the place in it, of each token of a step; padding goes to the sink."""
+    size, sink = shape.block_tokens, shape.sink
+    blocks: list[int] = []
+    offsets: list[int] = []
+    for row in rows:
+        for position in range(row.start, row.stop):
+            blocks.append(row.table[position // size])
+            offsets.append(position % size)
+        spare = columns - len(row.ids)
+        blocks += [sink] * spare
+        offsets += [0] * spare
+    for piece in pieces:
+        blocks += [piece.table[position // size] for position in range(piece.start, piece.stop)]
+        offsets += [position % size for position in range(piece.start, piece.stop)]
+    return blocks + [sink] * padding, offsets + [0] * padding
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """``gather`` and ``mask`` are None for the first piece of a prompt, which has no past."""
+
+    begin: int
+    end: int
+    gather: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """``gather`` ``(rows · kv_heads · blocks,)`` int64, ``masks`` of each column ``(rows, 1, 1,
+    window)``."""
+
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+    rows: int
+    columns: int
+    gather: torch.Tensor
+    masks: tuple[torch.Tensor, ...]
+    pieces: tuple[_Piece, ...]
+
+
+class GatherCache:
+    """Keys and values of all layers: each ``(blocks, kv_heads, block_tokens, head_dim)``."""
+
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+        self.shape = shape
+        self.device = device
+        size = (shape.blocks + 2, shape.kv_heads, shape.block_tokens, shape.head_dim)
+        self._keys, self._values = (
+            [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+            for _ in range(2)
         )
-        return attended.transpose(1, 2)
+        self._heads = torch.arange(shape.kv_heads, device=device)
+        self._layout: _Gathered | None = None
+
+    def lay_out(
+        self, rows: Sequence[Feed], columns: int, pieces: Sequence[Feed], padding: int
+    ) -> _Gathered:
+        blocks, offsets = places(rows, columns, pieces, padding, self.shape)
+        count = max((self._blocks_of(row.stop) for row in rows), default=0)
+        tables = [[*row.table[:count], *[BLANK] * (count - len(row.table))] for row in rows]
+        positions = [
+            [*range(row.start, row.stop), *[row.start] * (columns - len(row.ids))] for row in rows
+        ]
+        reach = torch.arange(count * self.shape.block_tokens, device=self.device)
+        laid: list[_Piece] = []
+        begin = len(rows) * columns
+        for piece in pieces:
+            end = begin + len(piece.ids)
+            laid.append(self._lay_piece(piece, begin, end))
+            begin = end
+        masks: tuple[torch.Tensor, ...] = ()
+        if rows:
+            until = torch.tensor(positions, device=self.device)[:, :, None, None, None]
+            masks = (reach <= until).unbind(1)
+        return _Gathered(
+            torch.tensor(blocks, device=self.device),
+            torch.tensor(offsets, device=self.device),
+            len(rows),
+            columns,
+            self._index(tables),
+            masks,
+            tuple(laid),
+        )
+
+    def _lay_piece(self, piece: Feed, begin: int, end: int) -> _Piece:
+        if piece.start == 0:
+            return _Piece(begin, end, None, None)
+        table = piece.table[: self._blocks_of(piece.stop)]
+        reach = torch.arange(len(table) * self.shape.block_tokens, device=self.device)
+        mask = reach[None] <= reach[piece.start : piece.stop, None]
+        return _Piece(begin, end, self._index([table]), mask)
+
+    def begin(self, layout: Layout) -> None:
+        assert isinstance(layout, _Gathered)
+        self._layout = layout
+
+    def blank(self, blocks: Sequence[int]) -> None:
+        for kept in (*self._keys, *self._values):
+            kept[list(blocks)] = 0
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        sources, targets = (list(part) for part in zip(*pairs, strict=True))
+        for kept in (*self._keys, *self._values):
+            kept[targets] = kept[sources]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        layout = self._layout
+        assert layout is not None
+        keys, values = self._keys[layer], self._values[layer]
+        keys[layout.blocks, :, layout.offsets] = key[0].transpose(0, 1)
+        values[layout.blocks, :, layout.offsets] = value[0].transpose(0, 1)
+        _, heads, tokens, head_dim = query.shape
+        attended = query.new_zeros(1, tokens, heads, head_dim)
+        rows, columns = layout.rows, layout.columns
+        if rows:
+            past = (
+                self._gather(keys, layout.gather, rows),
+                self._gather(values, layout.gather, rows),
+            )
+            written = rows * columns
+            for column, mask in enumerate(layout.masks):
+                attended[0, column:written:columns] = _attend_by_row(
+                    query[0, :, column:written:columns].transpose(0, 1), *past, mask, scaling
+                )
+        for piece in layout.pieces:
+            there = slice(piece.begin, piece.end)
+            if piece.gather is None:
+                past = key[:, :, there].contiguous(), value[:, :, there].contiguous()
+            else:
+                past = self._gather(keys, piece.gather, 1), self._gather(values, piece.gather, 1)
+            attended[:, there] = F.scaled_dot_product_attention(
+                query[:, :, there].contiguous(),
+                *past,
+                attn_mask=piece.mask,
+                is_causal=piece.mask is None,
+                scale=scaling,
+                enable_gqa=True,
+            ).transpose(1, 2)
+        return attended
+
+    def _blocks_of(self, tokens: int) -> int:
+        return -(-tokens // self.shape.block_tokens)
+
+    def _index(self, tables: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Where the past of each row lies, for each head by itself, so that it is copied once."""
+        table = torch.tensor(tables, dtype=torch.long, device=self.device)
+        if not tables:
+            return table
+        return (table[:, None] * self.shape.kv_heads + self._heads[:, None]).flatten()
+
+    def _gather(self, kept: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
+        """Return ``(rows, kv_heads, window, head_dim)``."""
+        shape = self.shape
+        flat = kept.view(-1, shape.block_tokens * shape.head_dim)
+        return flat.index_select(0, index).view(rows, shape.kv_heads, -1, shape.head_dim)
 
 
 def _attend_by_row(
@@ -150,22 +293,20 @@ def _attend_by_row(
     mask: torch.Tensor,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Attention of a decode step on a CPU, the same bits in whichever row.
+    """Attention of one token to its row's past, the same bits in whichever row.
 
-    Torch's own gives each thread a piece of one buffer, which is aligned for the first thread only,
-    and products of what is not aligned are summed in another order: with two threads and more, half
-    the rows differ in their last bits. ``query`` is ``(rows, heads, 1, head_dim)``; return
-    ``(rows, 1, heads, head_dim)``.
+    ``query`` is ``(rows, heads, head_dim)``; return the same. In float32, for the products of
+    shorter types are now and then summed in another order where a row is not aligned.
     """
-    rows, heads, _, head_dim = query.shape
+    rows, heads, head_dim = query.shape
     kv_heads = keys.shape[1]
-    grouped = query.view(rows, kv_heads, heads // kv_heads, head_dim)
-    scores = torch.matmul(grouped, keys.transpose(-1, -2)).float()
+    grouped = query.reshape(rows, kv_heads, heads // kv_heads, head_dim).float()
+    scores = torch.matmul(grouped, keys.float().transpose(-1, -2))
     scores = (scores * (head_dim**-0.5 if scaling is None else scaling)).masked_fill_(
         ~mask, -torch.inf
     )
-    weights = torch.softmax(scores, dim=-1).to(values.dtype)
-    return torch.matmul(weights, values).view(rows, 1, heads, head_dim)
+    attended = torch.matmul(torch.softmax(scores, dim=-1), values.float())
+    return attended.view(rows, heads, head_dim).to(query.dtype)
 
 
 def attention_modules(model: Any) -> list[Any]:
@@ -173,7 +314,7 @@ def attention_modules(model: Any) -> list[Any]:
     return [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "o_proj")]
 
 
-def attach(model: Any, cache: SlotCache) -> None:
+def attach(model: Any, cache: Cache) -> None:
     """Make a model's attention layers use a cache."""
     AttentionInterface.register(IMPLEMENTATION, _attend)
     AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
@@ -191,7 +332,7 @@ def _attend(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    cache: SlotCache = module.tollgate_cache
+    cache: Cache = module.tollgate_cache
     return cache.attend(module.layer_idx, query, key, value, scaling), None
 
 

@@ -17,8 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as library_logging
 
 from workers.contract.models import ModelSpec
+from workers.engines.llm import varlen
 from workers.engines.llm.cache import CacheShape, attention_modules
 from workers.engines.llm.options import Options, read_context
+from workers.engines.llm.precision import quantize
 from workers.engines.llm.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -31,17 +33,19 @@ FAMILIES: Final = (
     "Phi3ForCausalLM",
     "Gemma3ForCausalLM",
 )
+BLOCK_TOKENS: Final = 64
+"""Of the cache that gathers; a prompt is read in pieces as long."""
 _WAY_OUT: Final = "serve it with vLLM or llama-server and point an `upstream` entry at it"
 
 
 class Checkpoint:
-    """A loaded model, its vocabulary, and the cache that it needs."""
+    """A loaded model, its vocabulary, its context in tokens, and the cache that it needs."""
 
     def __init__(self, spec: ModelSpec, options: Options) -> None:
         path = directory(spec)
-        self.shape = read_shape(spec, options)
+        self.context, self.shape = read_shape(spec, options)
         self.device = options.torch_device
-        self.model: Any = _read_model(path, options)
+        self.model: Any = read_model(path, options)
         self.vocabulary: Vocabulary = read_vocabulary(path, self.model)
 
 
@@ -61,17 +65,23 @@ def weight_files(path: Path) -> list[Path]:
     return sorted(path.glob("*.safetensors"))
 
 
-def read_shape(spec: ModelSpec, options: Options) -> CacheShape:
-    """The cache of an entry, its context bounded by what is computed rightly."""
+def read_shape(spec: ModelSpec, options: Options) -> tuple[int, CacheShape]:
+    """The context of an entry, bounded by what is computed rightly, and the cache of an entry."""
     config = _read_config(directory(spec))
+    context = _bound_context(spec, config)
+    device, dtype = options.torch_device, options.torch_dtype
+    paged = varlen.find_attention(device, dtype) is not None
+    block_tokens = varlen.BLOCK_TOKENS if paged else BLOCK_TOKENS
+    # Every sequence needs a block more than its tokens fill, at most.
+    tokens = options.cache_tokens or options.slots * (context + block_tokens)
     head_dim = getattr(config, "head_dim", None)
-    return CacheShape(
+    return context, CacheShape(
         layers=config.num_hidden_layers,
-        slots=options.slots,
+        blocks=-(-tokens // block_tokens),
+        block_tokens=block_tokens,
         kv_heads=config.num_key_value_heads,
-        context=_bound_context(spec, config),
         head_dim=head_dim or config.hidden_size // config.num_attention_heads,
-        dtype=options.torch_dtype,
+        dtype=dtype,
     )
 
 
@@ -125,7 +135,7 @@ def _sliding_window(config: Any) -> int | None:
     return int(window)
 
 
-def _read_model(path: Path, options: Options) -> Any:
+def read_model(path: Path, options: Options) -> Any:
     # The log is one JSON object a line, so the library's bars and its own handler are in the way.
     noise: Any = library_logging
     noise.disable_progress_bar()
@@ -154,4 +164,6 @@ def _read_model(path: Path, options: Options) -> Any:
             )
     if len(attention_modules(model)) != model.config.num_hidden_layers:
         raise ValueError(f"the attention layers of {path} were not found; {_WAY_OUT}")
-    return model.to(options.torch_device).requires_grad_(False).eval()
+    model = model.to(options.torch_device).requires_grad_(False).eval()
+    quantize(model, options.dtype)
+    return model

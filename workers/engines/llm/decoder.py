@@ -1,119 +1,165 @@
-"""Runs a model over its cache: reads prompts piece by piece, adds a token to every row.
+"""Runs a model over its paged cache: what is written and what is read, in one forward if it may be.
 
-What a forward needs is staged on the device first, so that the transfer can be timed apart, and its
-logits come back to the CPU at once: after a forward nothing can fail for want of device memory.
+What a forward needs is staged on the device first, so that the transfer can be timed apart. Whether
+all tokens of a step can go through the matrix products together without an answer depending on
+who else is there is measured on the device itself when a model is loaded (``is_invariant``): there
+the products give each row the same bits however many rows there are, and a step is one forward.
+Where they do not, what is written goes in one forward that always has the same shape, and every
+piece of a prompt in one of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from workers.engines.llm.cache import SlotCache, attach
-from workers.engines.llm.checkpoint import Checkpoint
+from workers.engines.llm.cache import Cache, Feed, Layout, attach
+
+ROWS: Final = 8
+"""A forward has a multiple of so many tokens: with fewer, products take another way."""
+_PROBED: Final = (1, 7, 16, 33, 96)
+"""Tokens of others beside which a prompt is read to see whether that changes it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A piece of one prompt: ids and positions ``(1, tokens)`` int64, on the device."""
-
-    slot: int
-    start: int
-    stop: int
-    ids: torch.Tensor
-    positions: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """A token for every row: ids ``(rows, 1)`` and positions ``(rows,)`` int64, on the device."""
+class Forward:
+    """One run of the model: ids and positions ``(1, tokens)``, all int64; ``kept`` are the places
+    whose logits are wanted, the first ``wanted`` of them, for the last product is one like any."""
 
     ids: torch.Tensor
     positions: torch.Tensor
-    longest: int
+    kept: torch.Tensor
+    wanted: int
+    layout: Layout
 
 
 class Decoder:
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        """Make the cache. Raise ``ValueError`` if the device is too small for it."""
-        shape, self._device = checkpoint.shape, checkpoint.device
-        room = _free_bytes(self._device)
-        if room is not None and shape.bytes > room:
-            raise ValueError(
-                f"the cache for {shape.slots} slots of {shape.context} tokens takes "
-                f"{shape.bytes / 2**30:.1f} GiB, and there are {room / 2**30:.1f}; lower the "
-                "option slots or limits.context_tokens"
-            )
-        self._model: Any = checkpoint.model
-        self._cache = SlotCache(shape, self._device)
-        attach(self._model, self._cache)
+    """A model over its cache. ``width`` is the most tokens of one sequence that are written."""
 
-    def stage_reading(self, slot: int, prompt: Sequence[int], *, start: int, stop: int) -> Reading:
-        ids = torch.tensor([prompt[start:stop]], device=self._device)
-        positions = torch.arange(start, stop, device=self._device)[None]
-        return Reading(slot, start, stop, ids, positions)
+    def __init__(
+        self,
+        model: Any,
+        cache: Cache,
+        device: torch.device,
+        *,
+        rows: int,
+        width: int = 1,
+        together: bool | None = None,
+    ) -> None:
+        """``together``: whether a step may be one forward; without it that is found out."""
+        self._model = model
+        self._cache = cache
+        self._device = device
+        self._rows = rows
+        self._width = width
+        attach(model, cache)
+        self.together = True if together is None else together
+        if together is None:
+            self.together = self._is_invariant()
 
-    def stage_writing(
-        self, last: Iterable[tuple[int, int, int]], idle: Iterable[tuple[int, int]]
-    ) -> Writing:
-        """``last``: slot, token and position of each sequence's last token, which is written next.
+    def stage(self, writing: Sequence[Feed], reading: Sequence[Feed]) -> list[Forward]:
+        """Bring a step to the device."""
+        if not writing and not reading:
+            return []
+        if self.together:
+            columns = max((len(feed.ids) for feed in writing), default=0)
+            tokens = len(writing) * columns + sum(len(feed.ids) for feed in reading)
+            return [self._stage(writing, columns, reading, -tokens % ROWS)]
+        idle = Feed([], 0, [self._cache.shape.sink], 0)
+        forwards = []
+        if writing:
+            rows = [*writing, *[idle] * (self._rows - len(writing))]
+            forwards.append(self._stage(rows, self._width, [], -len(rows) * self._width % ROWS))
+        forwards += [self._stage([], 0, [piece], 0) for piece in reading]
+        return forwards
 
-        A row that is idle is written to as well, at position 0 or where ``idle`` says for its slot:
-        into a prompt that is half read it must be where the next piece will begin.
-        """
-        ids = [0] * self._cache.shape.rows
-        positions = [0] * self._cache.shape.rows
-        for slot, position in idle:
-            positions[slot] = position
-        longest = 0
-        for slot, token, position in last:
-            ids[slot], positions[slot] = token, position
-            longest = max(longest, position)
-        return Writing(
-            torch.tensor(ids, device=self._device)[:, None],
-            torch.tensor(positions, device=self._device),
-            longest,
-        )
+    def run(self, forwards: Sequence[Forward]) -> torch.Tensor:
+        """Return the logits ``(kept, vocabulary)`` on the device, in the order of the feeds."""
+        logits = [self._forward(forward) for forward in forwards]
+        if not logits:
+            return torch.empty(0, 0)
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def read(self, reading: Reading) -> torch.Tensor:
-        """Read a piece; return the logits ``(vocabulary,)`` float32, cpu, of what comes next."""
-        self._cache.begin_read(reading.slot, reading.start, reading.stop)
-        return self._forward(reading.ids, reading.positions)[0]
+    def blank(self, blocks: Sequence[int]) -> None:
+        if blocks:
+            self._cache.blank(blocks)
 
-    def write(self, writing: Writing) -> torch.Tensor:
-        """Write a token into every row; return logits ``(rows, vocabulary)`` float32, cpu.
-
-        Prompts are read after it in a step, for it writes into the rows of newcomers too.
-        """
-        self._cache.begin_write(writing.positions, writing.longest)
-        return self._forward(writing.ids, writing.positions[:, None])
-
-    def copy(self, source: int, targets: Sequence[int], tokens: int) -> None:
-        self._cache.copy(source, targets, tokens)
-
-    def clear(self, slots: Sequence[int], tokens: int) -> None:
-        self._cache.clear(slots, tokens)
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if pairs:
+            self._cache.copy(pairs)
 
     def wait(self) -> None:
         """Wait for the device, so that whoever times a phase times its work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        out = self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1)
-        logits: torch.Tensor = out.logits[:, -1].cpu().float()
+    def _stage(
+        self, rows: Sequence[Feed], columns: int, pieces: Sequence[Feed], padding: int
+    ) -> Forward:
+        ids: list[int] = []
+        positions: list[int] = []
+        kept: list[int] = []
+        for row in rows:
+            end = len(ids) + len(row.ids)
+            kept += range(end - row.kept, end)
+            spare = columns - len(row.ids)
+            ids += [*row.ids, *[0] * spare]
+            positions += [*range(row.start, row.stop), *[row.start] * spare]
+        for piece in pieces:
+            end = len(ids) + len(piece.ids)
+            kept += range(end - piece.kept, end)
+            ids += piece.ids
+            positions += range(piece.start, piece.stop)
+        ids += [0] * padding
+        positions += [0] * padding
+        return Forward(
+            self._tensor(ids)[None],
+            self._tensor(positions)[None],
+            self._tensor(kept + [0] * (-len(kept) % ROWS)),
+            len(kept),
+            self._cache.lay_out(rows, columns, pieces, padding),
+        )
+
+    def _forward(self, forward: Forward) -> torch.Tensor:
+        self._cache.begin(forward.layout)
+        out = self._model(
+            input_ids=forward.ids,
+            position_ids=forward.positions,
+            use_cache=False,
+            logits_to_keep=forward.kept,
+        )
+        logits: torch.Tensor = out.logits[0, : forward.wanted].float()
         return logits
 
+    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._device)
 
-def _free_bytes(device: torch.device) -> int | None:
-    """Memory that is free on a device; of a CPU, what Linux can give without swapping."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) << 10 for line in lines if "MemAvailable" in line)
-    except (OSError, StopIteration):
-        return None
+    # --- Does it matter who else is there? --------------------------------------------------------
+
+    def _is_invariant(self) -> bool:
+        """Whether others in the same forward leave an answer as it is, to the last bit."""
+        if self._device.type != "cpu" or self._cache.shape.blocks < 2:
+            return False
+        with torch.inference_mode():
+            first, *others = self._probe()
+            same = all(torch.equal(first, other) for other in others)
+        self._cache.blank([1, 2])
+        return same
+
+    def _probe(self) -> Iterator[torch.Tensor]:
+        """Read and write the same beside ever more of something else."""
+        size = self._cache.shape.block_tokens
+        ids = [(7 * place) % 97 for place in range(min(21, size - 2))]
+        for beside in _PROBED:
+            self._cache.blank([1, 2])
+            others = [Feed(list(range(min(beside, size))), 0, [2], 1)]
+            while (left := beside - sum(len(feed.ids) for feed in others)) > 0:
+                others.append(Feed(list(range(min(left, size))), 0, [self._cache.shape.sink], 0))
+            read = self.run(self.stage([], [Feed(ids, 0, [1]), *others]))
+            row = Feed([5], len(ids), [1])
+            more = [Feed([9], min(beside, size - 1), [2])] * (beside % 3)
+            written = self.run(self.stage([row, *more], others[1:]))
+            yield torch.cat([read[:1], written[:1]])

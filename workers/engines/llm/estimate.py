@@ -15,11 +15,12 @@ from typing import Final
 
 from safetensors import safe_open
 
-from workers.contract.jobs import ChatInput
+from workers.contract.jobs import ChatInput, Prompt
 from workers.contract.models import ModelSpec
 from workers.engines.llm.cache import CacheShape
 from workers.engines.llm.checkpoint import directory, read_shape, weight_files
 from workers.engines.llm.options import Options
+from workers.engines.llm.precision import QUANTIZED
 from workers.engines.protocol import Estimate
 
 
@@ -45,26 +46,38 @@ _PROMPT_BYTES_PER_TOKEN: Final = 3
 @dataclass(frozen=True, slots=True)
 class Sizes:
     weights: int
+    weight_bytes: int
+    context: int
     shape: CacheShape
     speed: Speed
 
     def estimate(self, chat: ChatInput) -> Estimate:
-        said = sum(len(message.content.encode()) for message in chat.messages)
-        read_tokens = said / _PROMPT_BYTES_PER_TOKEN
-        weight_bytes = self.weights * self.shape.dtype.itemsize
+        read_tokens = sum(map(_tokens, chat.prompts)) + sum(
+            _tokens(message.content) for message in chat.messages
+        )
         launch_us = self.speed.layer_us * self.shape.layers
         read_us = launch_us + 2 * self.weights * read_tokens / self.speed.operations
-        write_us = chat.max_tokens * (launch_us + weight_bytes / self.speed.bytes)
+        write_us = chat.max_tokens * (launch_us + self.weight_bytes / self.speed.bytes)
         return Estimate(
             device_us=round(read_us + write_us),
-            bytes=chat.n * self.shape.context * self.shape.token_bytes,
+            bytes=chat.choices
+            * min(self.context, math.ceil(read_tokens) + chat.max_tokens)
+            * self.shape.token_bytes,
         )
+
+
+def _tokens(prompt: Prompt) -> float:
+    if isinstance(prompt, str):
+        return len(prompt.encode()) / _PROMPT_BYTES_PER_TOKEN
+    return len(prompt)
 
 
 def read_sizes(spec: ModelSpec, options: Options) -> Sizes:
     """Raise ``ValueError`` if there is no checkpoint that could be loaded."""
     weights = sum(map(_count_weights, weight_files(directory(spec))))
-    return Sizes(weights, read_shape(spec, options), SPEEDS[options.torch_device.type])
+    context, shape = read_shape(spec, options)
+    size = 1 if options.dtype in QUANTIZED else options.torch_dtype.itemsize
+    return Sizes(weights, weights * size, context, shape, SPEEDS[options.torch_device.type])
 
 
 def _count_weights(file: Path) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from workers.contract.jobs import ChatMessage
+from workers.contract.jobs import ChatMessage, Prompt, Tool
+from workers.engines.llm.grammar import Grammars
+from workers.engines.llm.tools import ToolFormat, describe, format_of
 
 
 class Vocabulary:
@@ -19,25 +23,41 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self.size = size
         self.end_tokens = end_tokens
+        self.tool_format: ToolFormat | None = format_of(str(tokenizer.chat_template or ""))
 
-    def encode(self, messages: Sequence[ChatMessage]) -> list[int]:
+    @cached_property
+    def grammars(self) -> Grammars:
+        return Grammars(self._tokenizer, size=self.size, end_tokens=sorted(self.end_tokens))
+
+    def encode(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> list[int]:
         """Render and tokenize a conversation, up to where the assistant is to speak.
 
         Raise ``ValueError`` if the model's template refuses it, as some do when roles do not
         alternate, or if it takes a token that the model has no embedding of.
         """
-        turns = [
-            {"role": message.role, "content": message.content}
-            | ({} if message.name is None else {"name": message.name})
-            for message in messages
-        ]
         try:
             text = self._tokenizer.apply_chat_template(
-                turns, add_generation_prompt=True, tokenize=False
+                [_turn(message) for message in messages],
+                tools=describe(tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
             )
         except TemplateError as error:
             raise ValueError(f"its chat template says: {error}") from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return self._check(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Tokenize a text as it stands, with what the tokenizer puts before every text.
+
+        Raise ``ValueError`` as ``encode`` does; token ids are taken as they are.
+        """
+        if isinstance(prompt, str):
+            return self._check(self._tokenizer.encode(prompt))
+        if min(prompt, default=0) < 0:
+            raise ValueError(f"{min(prompt)} is no token")
+        return self._check(list(prompt))
+
+    def _check(self, ids: list[int]) -> list[int]:
         if not ids:
             raise ValueError("it comes to no token at all")
         if (highest := max(ids)) >= self.size:
@@ -61,6 +81,32 @@ class Vocabulary:
             skip_special_tokens=skip_special_tokens,
             clean_up_tokenization_spaces=False,
         )
+        return text
+
+
+def _turn(message: ChatMessage) -> dict[str, Any]:
+    """A message as chat templates want it; arguments that are JSON as what they say."""
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        turn["name"] = message.name
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id,
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return turn
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
         return text
 
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -28,7 +28,7 @@ from workers.engines.protocol import CancelReason
 from workers.engines.upstream.dialects import Call, Dialect, connect
 from workers.frames import Handed
 from workers.host import Report
-from workers.metering import Stopwatch
+from workers.metering import Stopwatch, TokenTimes
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,7 @@ class _Run:
     call: Call | None = None
     task: asyncio.Task[None] | None = None
     cancelled: CancelReason | None = None
-    first_token_us: int = 0
-    tokens: int = 0
+    said: TokenTimes = field(default_factory=TokenTimes)
 
     @property
     def job(self) -> Job:
@@ -125,10 +124,7 @@ class UpstreamHost:
 
     def _say(self, run: _Run, event: Event) -> None:
         if isinstance(event, Tokens):
-            if run.tokens == 0:
-                waited_us = _now_us() - run.handed.leased_us
-                run.first_token_us = run.handed.queue_us + waited_us
-            run.tokens += event.count
+            run.said.say(event.index, event.count, _now_us())
         if run.job.stream and self._runs.get(run.job.request_id) is run:
             self._report(((run.job.request_id, event),), ())
 
@@ -137,15 +133,19 @@ class UpstreamHost:
             return
         del self._runs[run.job.request_id]
         preprocess_us, transfer_us, forward_us, postprocess_us = run.watch.stop(rest="postprocess")
+        said, handed = run.said, run.handed
+        first_us = handed.queue_us + said.first_us - handed.leased_us if said.tokens else 0
         timings = Timings(
-            queue_us=run.handed.queue_us,
+            queue_us=handed.queue_us,
             preprocess_us=preprocess_us,
             transfer_us=transfer_us,
             forward_us=forward_us,
             postprocess_us=postprocess_us,
-            first_token_us=run.first_token_us,
+            first_token_us=first_us,
+            per_token_us=said.per_token_us,
+            gap_us=said.gap_us,
             # Events count chunks where an upstream does not say what is in them; its usage knows.
-            tokens=outcome.usage.output_tokens or run.tokens,
+            tokens=outcome.usage.output_tokens or said.tokens,
         )
         outcome = msgspec.structs.replace(outcome, timings=timings, worker=self._worker)
         self._report((), ((run.job.request_id, outcome),))
@@ -155,7 +155,7 @@ def _stop(run: _Run, reason: CancelReason) -> Cancelled:
     if run.call is None:
         return Cancelled(reason=reason)
     usage, output = run.call.so_far()
-    delivered = run.job.stream and run.tokens > 0
+    delivered = run.job.stream and run.said.tokens > 0
     return Cancelled(reason=reason, delivered=delivered, usage=usage, output=output)
 
 

@@ -1,0 +1,141 @@
+"""What a precision costs and brings: bytes of the weights, tokens a second, perplexity.
+
+The checkpoint is ``pocket-chat``, or the directory in ``BENCH_CHECKPOINT``. Each precision is
+loaded as the engine loads it; one that the engine does not offer on this device is said to be so.
+The text is the assistant's part of dialogues of a seed that training never uses. Small models wait
+for Python and not for memory, so that speed is also measured with a decoder of random weights that
+is larger than caches are.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from gateway.catalog.this_machine import measure_bandwidth
+from workers.contract.models import ModelSpec
+from workers.engines.llm.checkpoint import Checkpoint
+from workers.engines.llm.options import read_options
+from workers.pocket.chat_data import dialogue
+from workers.pocket.train_chat import HELD_OUT, encode
+
+POCKET: Final = Path(__file__).parents[1] / "workers" / "pocket" / "chat"
+PRECISIONS: Final = ("float32", "bfloat16", "int8", "fp8")
+DIALOGUES: Final = 100
+BATCHES: Final = (1, 8)
+PROMPT: Final = 32
+STEPS: Final = 16
+ROUNDS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Ids ``(1, tokens)`` int64, and which of them are predicted and counted ``(tokens - 1,)``."""
+
+    ids: torch.Tensor
+    counted: torch.Tensor
+
+
+def main() -> None:
+    bandwidth = measure_bandwidth()
+    chosen = Path(os.environ.get("BENCH_CHECKPOINT", POCKET))
+    print(
+        f"\nprecision: threads {torch.get_num_threads()}; all cores together copy "
+        f"{bandwidth / 1e9:.1f} GB/s"
+    )
+    titles = "".join(f"{f'tok/s at {batch}':>12}" for batch in BATCHES)
+    print(f"{'model':<12}{'precision':<10}{'weights MB':>11}{titles}{'of roofline':>12}{'ppl':>10}")
+    measure(chosen.name, chosen, list(texts(chosen)), bandwidth)
+    with tempfile.TemporaryDirectory(prefix="tg-") as folder:
+        write_large(Path(folder))
+        measure("random", Path(folder), [], bandwidth)
+
+
+def measure(name: str, path: Path, held_out: list[Text], bandwidth: int) -> None:
+    for precision in PRECISIONS:
+        spec = ModelSpec(
+            name, "text-generation", "llm", str(path), {"dtype": precision, "device": "cpu"}
+        )
+        try:
+            model = Checkpoint(spec, read_options(spec)).model
+        except ValueError as error:
+            print(f"{name:<12}{precision:<10} not offered: {error}")
+            continue
+        # The engine brings an attention of its own over its own cache; here all use the library's.
+        model.set_attn_implementation("sdpa")
+        size = weight_bytes(model)
+        rates = [decode_rate(model, batch) for batch in BATCHES]
+        cells = "".join(f"{rate:>12,.1f}" for rate in rates)
+        share = rates[0] * size / bandwidth
+        quality = f"{perplexity(model, held_out):>10.4f}" if held_out else f"{'-':>10}"
+        print(f"{name:<12}{precision:<10}{size / 1e6:>11,.1f}{cells}{share:>12.0%}{quality}")
+
+
+def texts(path: Path) -> Iterator[Text]:
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    r = random.Random(HELD_OUT)
+    for _ in range(DIALOGUES):
+        ids, counted = encode(tokenizer, dialogue(r))
+        yield Text(torch.tensor([ids]), torch.tensor(counted[1:]))
+
+
+@torch.inference_mode()
+def perplexity(model: Any, held_out: list[Text]) -> float:
+    total, count = 0.0, 0
+    for text in held_out:
+        logits = model(text.ids).logits[0, :-1].float()[text.counted]
+        targets = text.ids[0, 1:][text.counted]
+        total += F.cross_entropy(logits, targets, reduction="sum").item()
+        count += len(targets)
+    return math.exp(total / count)
+
+
+@torch.inference_mode()
+def decode_rate(model: Any, batch: int) -> float:
+    """Tokens a second of all sequences together, in the fastest of some rounds."""
+    prompt = torch.arange(3, 3 + PROMPT).expand(batch, PROMPT)
+    past = model(prompt, use_cache=True).past_key_values
+    last, fastest = prompt[:, -1:], math.inf
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        for _ in range(STEPS):
+            model(last, past_key_values=past, use_cache=True)
+        fastest = min(fastest, time.perf_counter() - started)
+    return batch * STEPS / fastest
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Tied weights count once."""
+    kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+
+
+def write_large(path: Path) -> None:
+    """Write a decoder of random weights, half a gigabyte in bfloat16."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(POCKET)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(1)
+    model: Any = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(path)
+    tokenizer.save_pretrained(path)

@@ -1,0 +1,107 @@
+"""OpenAI's embeddings: texts to vectors, as numbers or as base64 of little-endian float32."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from litestar import Controller, Request, Response, post
+from litestar.params import JSONBody
+from pydantic import ConfigDict, Field
+
+from gateway.api.access import call_of
+from gateway.api.answers import encode_json, exact_number, json_response, request_headers
+from gateway.api.bodies import idempotency, is_retry, read_body, unnamed
+from gateway.batches.endpoint import Endpoint
+from gateway.ledger.closed import Closed
+from gateway.requests.embedding import TextEmbedding
+from gateway.requests.lifecycle import Requests
+from gateway.requests.order import Order
+from gateway.requests.ticket import raise_unless_succeeded
+
+TASK: Final = "text-embedding"
+Encoding = Literal["float", "base64"]
+
+
+class Embedding(TextEmbedding):
+    """Body of ``POST /v1/embeddings``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"model": "pocket-embed", "input": ["What is a hold?", "a red circle"]}]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    encoding_format: Encoding | None = None
+    user: str | None = None
+
+
+class EmbeddingsController(Controller):
+    path = "/v1/embeddings"
+    tags = ["OpenAI"]
+    opt = {"scope": "inference"}
+
+    @post(status_code=200, operation_id="CreateEmbedding", summary="Make vectors of texts")
+    async def create(
+        self, request: Request[Any, Any, Any], data: JSONBody[Embedding]
+    ) -> Response[bytes]:
+        requests: Requests = request.app.state.requests
+        order = Order(
+            model=data.model,
+            task=TASK,
+            input=data,
+            idempotency=await idempotency(request),
+            fingerprint=await unnamed(request),
+            retried=is_retry(request),
+        )
+        with await requests.submit(call_of(request), order) as ticket:
+            closed = await ticket.closed(request)
+        raise_unless_succeeded(closed)
+        return json_response(
+            embedding_view(closed, data.encoding_format or "float"),
+            headers=request_headers(closed.request_id, closed),
+        )
+
+
+def embedding_view(closed: Closed, encoding: Encoding) -> dict[str, Any]:
+    vectors = closed.output.value.get("vectors", ()) if closed.output else ()
+    tokens = closed.usage.input_tokens
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _encode(vector, encoding)}
+            for index, vector in enumerate(vectors)
+        ],
+        "model": closed.model,
+        "usage": {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "cost": exact_number(closed.cost_nanos),
+        },
+    }
+
+
+def batch_order(body: Mapping[str, Any]) -> Order:
+    """Check a body as the endpoint does."""
+    data = read_body(Embedding, body)
+    return Order(model=data.model, task=TASK, input=data)
+
+
+BATCHES: Final = Endpoint(
+    "/v1/embeddings",
+    TASK,
+    read=batch_order,
+    answer=lambda closed, body: encode_json(
+        embedding_view(closed, body.get("encoding_format") or "float")
+    ),
+)
+
+
+def _encode(vector: bytes, encoding: Encoding) -> str | tuple[float, ...]:
+    if encoding == "base64":
+        return base64.b64encode(vector).decode()
+    return struct.unpack(f"<{len(vector) // 4}f", vector)

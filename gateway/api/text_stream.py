@@ -1,0 +1,110 @@
+"""What can be sent on now of a text that is being written: nothing twice, nothing left out.
+
+After a crash the next attempt says the same again, because every job carries its seed: what was
+already sent is passed over. Whatever events were missed is made up from the final output. Knows no
+dialect; each of them writes the pieces in its own shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.errors import RequestFailed
+from gateway.ledger.closed import Closed
+from workers.contract.jobs import Choice, SentEvent, TokenLogprob, Tokens, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text and new calls of one choice."""
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    calls: tuple[ToolCall, ...] = ()
+    first_call: int = 0
+    """The number of the first of these calls among all of the choice."""
+    is_first: bool = False
+    """Whether nothing was sent of this choice before."""
+
+
+class TextStream:
+    """Turns events into pieces, for one reader of one request."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._attempt = 0
+        self._next_seq = 1
+        self._whole = True
+        self._heard: dict[int, tuple[str, tuple[ToolCall, ...]]] = {}
+        self._sent: dict[int, tuple[str, int]] = {}
+
+    def hear(self, sent: SentEvent) -> Piece | None:
+        """Give what an event brings that was not sent yet."""
+        if sent.attempt < self._attempt:
+            return None
+        if sent.attempt > self._attempt:
+            self._attempt, self._next_seq, self._whole = sent.attempt, 1, True
+            self._heard.clear()
+        if sent.seq != self._next_seq:
+            self._whole = False
+        self._next_seq = sent.seq + 1
+        event = sent.event
+        if not self._whole or not isinstance(event, Tokens):
+            return None
+        text, calls = self._heard.get(event.index, ("", ()))
+        text, calls = text + event.text, (*calls, *event.tool_calls)
+        self._heard[event.index] = text, calls
+        return self._advance(event.index, text, calls, event.logprobs)
+
+    def rest(self, choices: Sequence[Choice]) -> Iterator[Piece]:
+        """Give what was not sent yet of the final output."""
+        for choice in choices:
+            piece = self._advance(choice.index, choice.text, choice.tool_calls, None)
+            if piece is not None:
+                yield piece
+
+    def _advance(
+        self,
+        index: int,
+        text: str,
+        calls: tuple[ToolCall, ...],
+        logprobs: tuple[TokenLogprob, ...] | None,
+    ) -> Piece | None:
+        is_first = index not in self._sent
+        sent, called = self._sent.get(index, ("", 0))
+        if not text.startswith(sent) and not sent.startswith(text):
+            raise RequestFailed(
+                "stream_diverged",
+                "The worker was lost and its successor gave another text; fetch the whole "
+                "answer by the request's id.",
+                request_id=self._request_id,
+            )
+        more, made = text[len(sent) :], calls[called:]
+        if not is_first and not more and not made:
+            return None
+        self._sent[index] = sent + more, called + len(made)
+        return Piece(index, more, logprobs if more else None, made, called, is_first)
+
+
+def choices_of(closed: Closed) -> Sequence[Choice]:
+    """The answers of a request, unless they have been kept for their time and dropped."""
+    if closed.output is None:
+        return ()
+    return msgspec.convert(closed.output.value.get("choices", ()), tuple[Choice, ...])
+
+
+def logprob_view(token: TokenLogprob) -> Mapping[str, Any]:
+    """OpenAI's shape of one token's log-probability."""
+    return {
+        **_token(token.text, token.logprob),
+        "top_logprobs": [_token(text, logprob) for text, logprob in token.top],
+    }
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

@@ -1,0 +1,389 @@
+"""``tollgate plan``: does a model fit, how fast could it be, what would a token cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from gateway.catalog.hardware import GIGA, GPUS, PRECISIONS, Device, find_gpu
+from gateway.catalog.loader import load_catalog
+from gateway.catalog.schema import Entry
+from gateway.catalog.shapes import SHAPES, Shape, find_shape, read_checkpoint
+from gateway.catalog.this_machine import devices_here
+from gateway.commands.terminal import Usd, example, json_option, print_rows, read_settings
+from gateway.planning import (
+    EFFICIENCY,
+    MEMORY_SHARE,
+    Cost,
+    Load,
+    Plan,
+    cost,
+    plan,
+    price_of_million,
+    token_bytes,
+    weight_bytes,
+)
+from gateway.pricing import NANOS_PER_USD, format_usd, parse_usd
+
+CONTEXT: Final = 8192
+"""Tokens of a sequence where neither the entry nor the command names a number."""
+BATCH: Final = 8
+_SPELLED: Final = ("params", "layers", "kv_heads", "head_dim")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is planned: a shape, and the entry that sells it, if there is one."""
+
+    name: str
+    shape: Shape
+    entry: Entry | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A plan with the costs of a million tokens; None where no hour's price is known."""
+
+    plan: Plan
+    output: Cost | None
+    input: Cost | None
+
+
+class Count(click.ParamType[int]):
+    """A whole number, in which ``70e9`` and ``70B`` may be written for seventy thousand million."""
+
+    name = "NUMBER"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).strip().lower()
+        scale = {"b": 10**9, "m": 10**6}.get(text[-1:], 1)
+        try:
+            number = Fraction(text.rstrip("bm")) * scale
+        except (ValueError, ZeroDivisionError):
+            number = Fraction(1, 2)
+        if number.denominator != 1 or number < 1:
+            self.fail(f"{value!r} is no whole number, such as 70e9 or 70B", param, ctx)
+        return int(number)
+
+
+@click.command(
+    "plan",
+    epilog=example(
+        "tollgate plan pocket-chat",
+        "tollgate plan llama-3.3-70b --gpu h200 --dtype fp8 --gpu-hour-usd 3.2 --batch 64",
+        "tollgate plan ours --params 70e9 --layers 80 --kv-heads 8 --head-dim 128 --dtype fp8",
+    ),
+)
+@click.argument("model")
+@click.option("--gpu", "gpus", multiple=True, help="Such as H200; may be repeated. [all, and here]")
+@click.option("--gpu-hour-usd", "hour", type=Usd(), help="[TOLLGATE_GPU_HOUR_USD]")
+@click.option("--dtype", type=click.Choice(list(PRECISIONS)), help="Of the weights.")
+@click.option("--kv-dtype", type=click.Choice(list(PRECISIONS)), help="Of keys and values.")
+@click.option("--context", type=click.IntRange(1), help="Tokens of each sequence.")
+@click.option("--batch", type=click.IntRange(1), help="Sequences that write together.")
+@click.option(
+    "--efficiency",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=float(EFFICIENCY),
+    show_default=True,
+    help="Share of the roofline that is reached: an assumption.",
+)
+@click.option("--params", type=Count(), help="Weights of a model that is not on disk, as 70e9.")
+@click.option("--layers", type=click.IntRange(1))
+@click.option("--kv-heads", type=click.IntRange(1))
+@click.option("--head-dim", type=click.IntRange(1))
+@json_option
+def plan_command(
+    model: str,
+    gpus: tuple[str, ...],
+    hour: int | None,
+    dtype: str | None,
+    kv_dtype: str | None,
+    context: int | None,
+    batch: int | None,
+    efficiency: float,
+    as_json: bool,
+    **spelled: int | None,
+) -> None:
+    """Say whether a language model fits, how fast it can be at most, what a token costs.
+
+    MODEL is an entry of the catalog, a directory with config.json and *.safetensors, or the name of
+    a well-known model. Any other is spelled out with --params, --layers, --kv-heads, --head-dim.
+    """
+    settings = read_settings()
+    if hour is None and settings.gpu_hour_usd is not None:
+        hour = parse_usd(settings.gpu_hour_usd)
+    subject = find_subject(model, settings.catalog, spelled)
+    load = _load(subject, dtype=dtype, kv_dtype=kv_dtype, context=context, batch=batch)
+    devices = [find_gpu(name) for name in gpus] or [*GPUS, *devices_here()]
+    share = Fraction(str(efficiency))
+    rows = [
+        _row(subject, plan(subject.shape, load, device), hour_nanos=hour, efficiency=share)
+        for device in devices
+    ]
+    assumptions = _assumptions(subject, load, devices, efficiency=efficiency, hour=hour)
+    if as_json:
+        document = _document(subject, load, rows, hour, assumptions)
+        click.echo(msgspec.json.encode(document).decode())
+    else:
+        _print(subject, load, rows, assumptions)
+
+
+def find_subject(name: str, catalog: Path, spelled: dict[str, int | None]) -> Subject:
+    """Find what is meant; sizes that are spelled out win.
+
+    Raise ``LookupError`` for a model of which nothing is known, ``ValueError`` for half of one.
+    """
+    entry = _find_entry(name, catalog)
+    given = {key: value for key, value in spelled.items() if value is not None}
+    if given:
+        if missing := [key for key in _SPELLED if key not in given]:
+            options = ", ".join("--" + key.replace("_", "-") for key in missing)
+            raise ValueError(f"to spell a model out, {options} is missing as well")
+        parameters, layers, kv_heads, head_dim = (given[key] for key in _SPELLED)
+        shape = Shape(parameters, layers, kv_heads, head_dim)
+    elif entry is not None and entry.checkpoint is not None:
+        shape = read_checkpoint(catalog.resolve().parent / entry.checkpoint)
+    elif known := find_shape(name) or _known_upstream(entry):
+        shape = known
+    elif entry is None and Path(name).is_dir():
+        shape = read_checkpoint(Path(name))
+    else:
+        what = "a model of unknown size" if entry else "neither in the catalog nor a directory"
+        raise LookupError(
+            f"{name!r} is {what}; well-known are {', '.join(SHAPES)}; spell any other out with "
+            "--params, --layers, --kv-heads and --head-dim"
+        )
+    return Subject(name, shape, entry)
+
+
+def _find_entry(name: str, catalog: Path) -> Entry | None:
+    try:
+        entries = load_catalog(catalog).models
+    except FileNotFoundError:
+        return None
+    entry = next((entry for entry in entries if entry.name == name), None)
+    if entry is not None and entry.task != "text-generation":
+        raise ValueError(f"{name} does {entry.task}; plans are for text-generation")
+    return entry
+
+
+def _known_upstream(entry: Entry | None) -> Shape | None:
+    named = entry.upstream.model if entry is not None and entry.upstream is not None else None
+    return None if named is None else find_shape(named)
+
+
+def _load(
+    subject: Subject,
+    *,
+    dtype: str | None,
+    kv_dtype: str | None,
+    context: int | None,
+    batch: int | None,
+) -> Load:
+    """Complete what was asked for from the entry, then from the model."""
+    shape, entry = subject.shape, subject.entry
+    options = {} if entry is None else entry.options
+    precision = dtype or options.get("dtype") or shape.precision or "bfloat16"
+    return Load(
+        precision=precision,
+        # Eight bits are the weights'; what is computed is bfloat16 then, and is kept so.
+        kv_precision=kv_dtype or (precision if precision == "float32" else "bfloat16"),
+        context=(
+            context
+            or (entry and entry.limits.context_tokens)
+            or min(CONTEXT, shape.context or CONTEXT)
+        ),
+        batch=batch or options.get("slots") or BATCH,
+    )
+
+
+def _row(subject: Subject, made: Plan, *, hour_nanos: int | None, efficiency: Fraction) -> Row:
+    price = None if subject.entry is None else subject.entry.selling_price
+
+    def of(tokens_per_second: Fraction | None, unit: str) -> Cost | None:
+        # The hour's price is a GPU's; a processor has none.
+        if hour_nanos is None or tokens_per_second is None or not made.device.peaks:
+            return None
+        sold = None if price is None else price_of_million(price, unit)
+        return cost(
+            tokens_per_second, hour_nanos=hour_nanos, efficiency=efficiency, price_nanos=sold
+        )
+
+    return Row(made, of(made.speed.decode, "output_token"), of(made.speed.prefill, "input_token"))
+
+
+def _assumptions(
+    subject: Subject, load: Load, devices: Sequence[Device], *, efficiency: float, hour: int | None
+) -> list[str]:
+    percent = float(100 * MEMORY_SHARE)
+    said = [
+        "Rooflines are upper bounds: nothing runs faster, and real engines run slower.",
+        f"{percent:g} % of the memory is for weights, keys and values; sequences count as full.",
+        "Tokens a second are those of one device; several are taken to share the work perfectly.",
+    ]
+    if hour is not None:
+        said.append(
+            f"Expected costs assume {100 * efficiency:g} % of the roofline, every second of the "
+            f"hour in use, and ${format_usd(hour)} an hour for each GPU listed."
+        )
+    if subject.shape.experts:
+        said.append(
+            f"The model has {subject.shape.experts} experts, all of which are counted as read and "
+            "computed; with few sequences it is faster than this."
+        )
+    if load.precision == "fp8" and any(gpu.peaks and "fp8" not in gpu.peaks for gpu in devices):
+        said.append("A device without fp8 computes such weights in bfloat16.")
+    return said + [f"{device.name}: {device.note}." for device in devices if device.note]
+
+
+def _print(subject: Subject, load: Load, rows: Sequence[Row], assumptions: Sequence[str]) -> None:
+    shape = subject.shape
+    click.echo(
+        f"{subject.name}: {shape.parameters:,} weights, {shape.layers} layers, {shape.kv_heads} "
+        f"KV heads of {shape.head_dim} ({shape.source})"
+    )
+    click.echo(
+        f"{load.precision}: {_gb(weight_bytes(shape, load.precision))} of weights, all read "
+        f"in every step; {token_bytes(shape, load.kv_precision):,} bytes of keys and values "
+        f"for each token ({load.kv_precision})"
+    )
+    if shape.context is not None and load.context > shape.context:
+        click.echo(f"the model was made for {shape.context:,} positions, not {load.context:,}")
+    click.echo("")
+    print_rows(rows, lambda row: _memory_cells(row, load), False)
+    click.echo("\nat most, tokens a second:")
+    print_rows(rows, lambda row: _speed_cells(row, load), False)
+    costs = [
+        (row, kind, part)
+        for row in rows
+        for kind, part in (("output", row.output), ("input", row.input))
+        if part is not None
+    ]
+    if costs:
+        click.echo("\nUSD for a million tokens:")
+        print_rows(costs, lambda item: _cost_cells(*item), False)
+    else:
+        click.echo(
+            "\nName what a device costs in an hour (--gpu-hour-usd) to see what tokens cost."
+        )
+    click.echo("")
+    for assumption in assumptions:
+        click.echo(assumption)
+
+
+def _memory_cells(row: Row, load: Load) -> dict[str, Any]:
+    fit = row.plan.fit
+    return {
+        "device": row.plan.device.name,
+        "memory": _gb(row.plan.device.memory),
+        "fits": "yes" if fit.devices == 1 else f"no, it takes {fit.devices}",
+        "kv room": _gb(fit.kv_room_bytes),
+        "kv tokens": f"{fit.kv_room_tokens:,}",
+        f"sequences of {load.context:,}": f"{fit.sequences:,}",
+    }
+
+
+def _speed_cells(row: Row, load: Load) -> dict[str, Any]:
+    speed = row.plan.speed
+    ridge = None
+    if speed.ridge is not None:
+        ridge = f"{float(speed.ridge):.0f} operations/byte, {speed.ridge_tokens} tokens"
+    return {
+        "device": row.plan.device.name,
+        "decode, batch 1": _rate(speed.decode_one),
+        "decode": f"{_rate(speed.decode)} at batch {speed.batch}",
+        f"prefill of {load.context:,}": _rate(speed.prefill),
+        "compute-bound from": ridge,
+    }
+
+
+def _cost_cells(row: Row, kind: str, part: Cost) -> dict[str, Any]:
+    margin = part.margin_percent
+    return {
+        "device": row.plan.device.name,
+        "tokens": kind,
+        "roofline": _usd(Fraction(part.roofline_nanos)),
+        "expected": _usd(Fraction(part.expected_nanos)),
+        "catalog": _usd(part.price_nanos),
+        "margin": None if margin is None else f"{margin:.1f} %",
+    }
+
+
+def _document(
+    subject: Subject,
+    load: Load,
+    rows: Sequence[Row],
+    hour_nanos: int | None,
+    assumptions: Sequence[str],
+) -> dict[str, Any]:
+    shape = subject.shape
+    return {
+        "model": subject.name,
+        "shape": dataclasses.asdict(shape),
+        "load": dataclasses.asdict(load),
+        "weight_bytes": weight_bytes(shape, load.precision),
+        "kv_bytes_per_token": token_bytes(shape, load.kv_precision),
+        "gpu_hour_usd": None if hour_nanos is None else _usd(Fraction(hour_nanos)),
+        "devices": [_device_document(row) for row in rows],
+        "assumptions": list(assumptions),
+    }
+
+
+def _device_document(row: Row) -> dict[str, Any]:
+    device, fit, speed = row.plan.device, row.plan.fit, row.plan.speed
+    return {
+        "name": device.name,
+        "memory_bytes": device.memory,
+        "bandwidth_bytes_per_s": device.bandwidth,
+        "fits": fit.devices == 1,
+        "devices_needed": fit.devices,
+        "kv_room_bytes": fit.kv_room_bytes,
+        "kv_room_tokens": fit.kv_room_tokens,
+        "sequences": fit.sequences,
+        "decode_tokens_per_s_batch_1": float(speed.decode_one),
+        "decode_batch": speed.batch,
+        "decode_tokens_per_s": float(speed.decode),
+        "prefill_tokens_per_s": None if speed.prefill is None else float(speed.prefill),
+        "ridge_operations_per_byte": None if speed.ridge is None else float(speed.ridge),
+        "ridge_tokens": speed.ridge_tokens,
+        "usd_per_million_output_tokens": _cost_document(row.output),
+        "usd_per_million_input_tokens": _cost_document(row.input),
+    }
+
+
+def _cost_document(part: Cost | None) -> dict[str, Any] | None:
+    if part is None:
+        return None
+    return {
+        "roofline": _usd(Fraction(part.roofline_nanos)),
+        "expected": _usd(Fraction(part.expected_nanos)),
+        "catalog": _usd(part.price_nanos),
+        "margin_percent": part.margin_percent,
+    }
+
+
+def _gb(size: int) -> str:
+    return f"{size / GIGA:.4g} GB"
+
+
+def _rate(tokens_per_second: Fraction | None) -> str | None:
+    if tokens_per_second is None:
+        return None
+    value = float(tokens_per_second)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _usd(nanos: Fraction | None) -> str | None:
+    """Four decimals for eyes; a price below them in full."""
+    if nanos is None:
+        return None
+    usd = float(nanos / NANOS_PER_USD)
+    return f"{usd:.4f}" if usd >= 0.001 else f"{usd:.9f}".rstrip("0")

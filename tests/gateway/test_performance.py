@@ -1,0 +1,128 @@
+"""How fast requests were is told exactly, of one and of a model, and shows nobody's alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.catalog.schema import Slo
+from gateway.requests.performance import Seen, missed, performance_view, summarize
+from tests.stack import Stack
+from workers.contract.jobs import Timings
+
+SLO = Slo(ttft_ms=100, tpot_ms=10)
+
+
+def _seen(number: int, **changes: Any) -> Seen:
+    timings = Timings(
+        queue_us=number * 1000,
+        first_token_us=number * 10_000,
+        per_token_us=number * 1000,
+        gap_us=number * 2000,
+        total_us=number * 100_000,
+        drafted=4,
+        accepted=1,
+    )
+    return Seen(**{"status": "succeeded", "reason": "completed", "timings": timings, **changes})
+
+
+@pytest.mark.parametrize(
+    ("timings", "bound"),
+    [
+        (Timings(first_token_us=100_000, per_token_us=10_000), None),
+        (Timings(first_token_us=100_001, per_token_us=10_001), "ttft_ms"),
+        (Timings(first_token_us=1, per_token_us=10_001), "tpot_ms"),
+    ],
+)
+def test_a_bound_is_kept_up_to_itself(timings: Timings, bound: str | None) -> None:
+    assert missed(SLO, timings) == bound
+
+
+def test_percentiles_are_by_nearest_rank_and_goodput_counts_what_kept_its_promise() -> None:
+    seen = [
+        _seen(number, input_tokens=30, cached_input_tokens=10, output_tokens=20)
+        for number in range(1, 13)
+    ]
+    seen += [_seen(1, status="failed", reason="engine_error")] * 3
+
+    view = summarize(seen, SLO, 60.0)
+
+    assert view["requests"] == 15
+    assert view["ttft_ms"] == {"p50": 60.0, "p90": 110.0, "p99": 120.0}
+    assert view["tpot_ms"] == {"p50": 6.0, "p90": 11.0, "p99": 12.0}
+    assert view["longest_gap_ms"]["p50"] == 12.0
+    assert view["queue_ms"]["p50"] == 6.0
+    assert view["output_tokens_per_second"] == 4.0
+    assert view["cached_share"] == 0.25
+    assert view["acceptance_rate"] == 0.25
+    assert view["not_succeeded"] == {"engine_error": 0.2}
+    assert view["goodput"] == {"share": round(10 / 15, 4), "requests_per_second": round(1 / 6, 4)}
+
+
+def test_of_a_few_requests_only_their_number_is_told() -> None:
+    view = summarize([_seen(1)] * 4, SLO, 60.0)
+
+    assert set(view) == {"requests", "capped", "slo"}
+
+
+def test_a_receipt_says_what_was_promised_and_what_was_kept() -> None:
+    view = performance_view(
+        Timings(first_token_us=50_000, per_token_us=20_000, gap_us=90_000, drafted=8, accepted=6),
+        SLO,
+        succeeded=True,
+    )
+
+    assert view == {
+        "ttft_ms": 50.0,
+        "tpot_ms": 20.0,
+        "longest_gap_ms": 90.0,
+        "tokens_per_second": 50.0,
+        "slo": {"ttft_ms": 100, "tpot_ms": 10, "met": False, "missed": "tpot_ms"},
+        "speculation": {"drafted": 8, "accepted": 6, "rate": 0.75},
+    }
+
+
+def test_stats_and_receipts_over_http(stack: Stack) -> None:
+    client = stack.caller().http
+    ids = []
+    for number in range(6):
+        answer = client.post(
+            "/v1/chat/completions",
+            json={
+                "model": "slow",
+                "messages": [{"role": "user", "content": f"one two three {number}"}],
+            },
+        )
+        assert answer.status_code == 200, answer.text
+        ids.append(answer.headers["X-Request-Id"])
+
+    receipt = client.get(f"/v1/requests/{ids[0]}/receipt").json()
+    stats = client.get("/v1/models/slow/stats", params={"window": "15m"}).json()
+
+    performance = receipt["performance"]
+    assert 0 < performance["tpot_ms"] <= performance["longest_gap_ms"]
+    assert performance["ttft_ms"] * 1000 == receipt["timings"]["first_token_us"]
+    assert performance["tpot_ms"] >= 50
+    assert performance["slo"] == {
+        "ttft_ms": 10000,
+        "tpot_ms": 1,
+        "met": False,
+        "missed": "tpot_ms",
+    }
+    assert stats["requests"] >= 6
+    assert 0 < stats["ttft_ms"]["p50"] <= stats["ttft_ms"]["p99"]
+    assert stats["goodput"] == {"share": 0.0, "requests_per_second": 0.0}
+    metrics = client.get("/metrics").text
+    assert 'tollgate_ttft_seconds_count{model="slow"}' in metrics
+    assert 'tollgate_tokens_total{kind="output",model="slow"}' in metrics
+
+
+def test_what_there_is_not_is_said_so(stack: Stack) -> None:
+    client = stack.caller().http
+
+    unknown = client.get("/v1/models/no/such/stats")
+    window = client.get("/v1/models/slow/stats", params={"window": "2h"})
+
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert window.status_code == 400

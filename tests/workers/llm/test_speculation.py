@@ -1,0 +1,163 @@
+"""Guessing ahead changes how long an answer takes, and nothing else."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workers.llm.checkpoints import make_checkpoint, make_engine
+from tests.workers.llm.driver import Driver, choices, job, run_alone
+from workers.contract.jobs import ChatInput, Completed
+from workers.engines.llm.drafts import PromptLookup
+from workers.engines.llm.sampling import Sampler
+from workers.engines.protocol import Admitted
+
+Checkpoint = Callable[[str], Path]
+REPETITIVE = "the quick brown fox jumps over the quick brown fox jumps over the quick brown "
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller model of the same vocabulary."""
+    return make_checkpoint("llama", tmp_path_factory.mktemp("draft"), num_hidden_layers=1)
+
+
+def _jobs() -> list[Any]:
+    r = random.Random(3)
+    return [
+        job(
+            f"r{number}",
+            REPETITIVE * r.randint(1, 3),
+            max_tokens=r.randint(1, 50),
+            temperature=r.choice([0.0, 0.0, 0.7, 1.0]),
+            top_p=r.choice([1.0, 0.9]),
+            frequency_penalty=r.choice([0.0, 0.5]),
+            logprobs=True,
+            stop=r.choice([(), ("e",)]),
+            seed=number,
+            n=r.choice([1, 1, 2]),
+        )
+        for number in range(8)
+    ]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "llama"])
+@pytest.mark.parametrize("method", ["lookup", "draft", "itself"])
+@pytest.mark.parametrize("blocks", [None, 14])
+def test_answers_are_the_same_to_the_last_bit_with_and_without(
+    family: str, method: str, blocks: int | None, checkpoint: Checkpoint, draft: Path
+) -> None:
+    path = checkpoint(family)
+    plain = make_engine(path)
+    expected = {wanted.request_id: choices(run_alone(plain, wanted)) for wanted in _jobs()}
+    speculation: dict[str, Any] = {"method": "lookup", "tokens": 3}
+    if method != "lookup":
+        # A model that guesses for itself is always right.
+        guesser = path if method == "itself" else draft
+        speculation = {"method": "draft", "tokens": 3, "checkpoint": str(guesser)}
+    tokens = None if blocks is None else blocks * 64
+    engine = make_engine(path, speculation=speculation, cache_tokens=tokens)
+    driver = Driver(engine)
+    waiting = _jobs()
+    r = random.Random(5)
+    while len(driver.outcomes) < len(expected):
+        while waiting and r.random() < 0.5 and isinstance(driver.admit(waiting[0]), Admitted):
+            waiting.pop(0)
+        driver.step()
+
+    for name, wanted in expected.items():
+        assert choices(driver.outcomes[name]) == wanted
+    timings = [outcome.timings for outcome in driver.outcomes.values()]
+    drafted = sum(timing.drafted for timing in timings)
+    accepted = sum(timing.accepted for timing in timings)
+    assert 0 <= accepted <= drafted
+    assert drafted > 0
+    if method == "itself":
+        # Only penalties, which a guess leaves out, make it wrong.
+        assert accepted > 0.6 * drafted
+    assert engine._there.scheduler._pool.available == engine._there.checkpoint.shape.blocks
+
+
+def test_what_is_guessed_rightly_takes_fewer_steps(checkpoint: Checkpoint) -> None:
+    path = checkpoint("qwen3")
+    speculation = {"method": "draft", "tokens": 3, "checkpoint": str(path)}
+    driver = Driver(make_engine(path, speculation=speculation))
+    driver.admit(job("a", "the fox", max_tokens=40))
+
+    steps = 0
+    while "a" not in driver.outcomes:
+        driver.step()
+        steps += 1
+
+    # The prompt in one, then four tokens in each.
+    assert steps == 1 + math.ceil(39 / 4)
+    outcome = driver.outcomes["a"]
+    assert isinstance(outcome, Completed)
+    assert outcome.usage.output_tokens == 40
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    other = make_checkpoint("llama", tmp_path, vocab_size=500)
+
+    with pytest.raises(ValueError, match=r"draft model knows 500 tokens .* same vocabulary"):
+        make_engine(checkpoint("llama"), speculation={"method": "draft", "checkpoint": str(other)})
+
+
+def test_a_draft_model_that_cannot_be_read_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the draft model: .* has no config.json"):
+        make_engine(
+            checkpoint("llama"), speculation={"method": "draft", "checkpoint": str(tmp_path)}
+        )
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_guesses_leave_the_distribution_as_it_is(temperature: float) -> None:
+    """Tokens that are chosen after a guess come as often as the model says.
+
+    A guesser whose distribution is another proposes, with the noise of the place; what is then
+    chosen is compared with the model's own probabilities.
+    """
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(6, generator=generator)
+    guesser = logits + 0.7 * torch.randn(6, generator=generator)
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    counts: Counter[int] = Counter()
+    agreed = 0
+    rounds = 6000
+    for seed in range(rounds):
+        chat = ChatInput((), max_tokens=1, temperature=temperature)
+        sampler = Sampler(chat, prompt=(), vocabulary=6, seed=seed)
+        guess = sampler.guess(guesser, 0)
+        sampler.guess(guesser, 1)
+        token = sampler.choose(logits).token
+        agreed += guess == token
+        counts[token] += 1
+
+    spread = sum(
+        (counts[token] - rounds * float(p)) ** 2 / (rounds * float(p))
+        for token, p in enumerate(probabilities)
+    )
+    assert spread < 20.5  # chi-squared, five degrees of freedom, one in a thousand
+    # With noise of its own the guesser would agree as seldom as two independent draws.
+    independent = float((probabilities * torch.softmax(guesser / temperature, dim=-1)).sum())
+    assert agreed / rounds > independent + 0.2
+
+
+def test_lookup_finds_what_followed_the_last_time() -> None:
+    lookup = PromptLookup([1, 2, 3, 4, 5, 1, 2, 3])
+
+    assert lookup.guess(2) == [4, 5]
+    lookup.add(9)
+    assert lookup.guess(2) == []
+    for token in (7, 2, 3):
+        lookup.add(token)
+    assert lookup.guess(3) == [9, 7, 2]

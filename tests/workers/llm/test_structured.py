@@ -1,0 +1,240 @@
+"""Answers that must fit a schema, functions that are called, prompts that are continued."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.llm.checkpoints import TOOLS_TEMPLATE, Reference, make_checkpoint, make_engine
+from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
+from workers.contract.jobs import ChatInput, ChatMessage, Completed, Failed, Tool, ToolCall
+from workers.engines.llm.tools import format_of, make_reader
+
+Checkpoint = Callable[[str], Path]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "shape": {"enum": ["star", "circle"]},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["shape", "size", "tags"],
+    "additionalProperties": False,
+}
+WEATHER = Tool(
+    "get_weather",
+    "Tell the weather.",
+    {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+)
+NOW = Tool("now", "Tell the time.")
+
+
+@pytest.fixture(scope="module")
+def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tools")
+    return make_checkpoint("qwen3", path, template=TOOLS_TEMPLATE)
+
+
+def _format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("speculation", [None, {"method": "lookup", "tokens": 3}])
+def test_an_answer_fits_the_schema_whatever_the_model_would_say(
+    temperature: float, speculation: Any, checkpoint: Checkpoint
+) -> None:
+    engine = make_engine(checkpoint("qwen3"), speculation=speculation)
+    for seed in range(4):
+        wanted = job(
+            "a",
+            "the fox",
+            max_tokens=300,
+            temperature=temperature,
+            seed=seed,
+            response_format=_format(SCHEMA),
+        )
+
+        outcome = run_alone(engine, wanted)
+
+        (choice,) = choices(outcome)
+        said = json.loads(choice["text"])
+        assert choice["finish_reason"] == "stop"
+        assert said.keys() == SCHEMA["properties"].keys()
+        assert said["shape"] in ("star", "circle")
+        assert 0 <= said["size"] <= 99
+        assert all(isinstance(tag, bool) for tag in said["tags"])
+
+
+def test_a_constraint_on_one_leaves_the_others_as_they_are(checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint("qwen3"))
+    free = job("free", "a lazy dog", max_tokens=30, logprobs=True)
+    alone = choices(run_alone(engine, free))
+    driver = Driver(engine)
+    driver.admit(job("json", "the fox", max_tokens=30, response_format={"type": "json_object"}))
+    driver.admit(free)
+
+    driver.finish("json", "free")
+
+    assert choices(driver.outcomes["free"]) == alone
+    assert texts(driver.outcomes["json"])[0].startswith("{")
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "strange"}, {"type": "string", "pattern": "(?<=a)b"}, {"$ref": "#/no"}]
+)
+def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason(
+    schema: dict[str, Any], checkpoint: Checkpoint
+) -> None:
+    driver = Driver(make_engine(checkpoint("llama")))
+
+    answer = driver.admit(job("a", "x", response_format=_format(schema)))
+
+    assert isinstance(answer, Failed)
+    assert (answer.code, answer.param) == ("invalid_input", "response_format")
+    assert "schema cannot be followed" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({"tool_choice": "required"}, {"get_weather", "now"}),
+        ({"tool_choice": "required", "tool_name": "get_weather"}, {"get_weather"}),
+    ],
+)
+def test_a_function_that_must_be_called_is_called(
+    asked: dict[str, Any], names: set[str], with_tools: Path
+) -> None:
+    engine = make_engine(with_tools)
+    wanted = job(
+        "a",
+        "the fox",
+        max_tokens=300,
+        temperature=1.0,
+        tools=(WEATHER, NOW),
+        parallel_tool_calls=False,
+        **asked,
+    )
+
+    driver = Driver(engine)
+    driver.admit(wanted)
+    driver.finish("a")
+
+    (choice,) = choices(driver.outcomes["a"])
+    (call,) = choice["tool_calls"]
+    assert call["name"] in names
+    if call["name"] == "get_weather":
+        assert json.loads(call["arguments"])["city"] in ("Rome", "Oslo")
+    assert (choice["text"], choice["finish_reason"]) == ("", "tool_calls")
+    assert call["id"].startswith("call_")
+    events = driver.events["a/0"]
+    assert [made.id for event in events for made in event.tool_calls] == [call["id"]]
+    assert driver.text("a/0") == ""
+    assert choices(run_alone(engine, wanted)) == [choice], "a second attempt repeats the first"
+
+
+def test_the_tools_stand_in_the_prompt_unless_none_may_be_called(with_tools: Path) -> None:
+    engine = make_engine(with_tools)
+
+    read = []
+    for asked in ({}, {"tools": (NOW,)}, {"tools": (NOW,), "tool_choice": "none"}):
+        outcome = run_alone(engine, job("a", "the fox", max_tokens=1, **asked))
+        assert isinstance(outcome, Completed)
+        read.append(outcome.usage.input_tokens + outcome.usage.cached_input_tokens)
+
+    assert read[0] == read[2] < read[1]
+
+
+def _read(template: str, *parts: str) -> tuple[str, list[tuple[str, str]]]:
+    format = format_of(template)
+    assert format is not None
+    reader = make_reader(format, ChatInput((), 1, seed=7), 0)
+    shown = "".join(reader.push(part) for part in parts) + reader.flush()
+    return shown, [(call.name, call.arguments) for call in reader.calls]
+
+
+HERMES = "{{ tools }}<tool_call>"
+LLAMA = '{{ tools }}{"name": , "parameters": }'
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("template", "text", "shown", "calls"),
+    [
+        (HERMES, "Hello <b>there</b>", "Hello <b>there</b>", []),
+        (
+            HERMES,
+            'Well.\n<tool_call>\n{"name": "f", "arguments": {"a": "ü"}}\n</tool_call>',
+            "Well.\n",
+            [("f", '{"a": "ü"}')],
+        ),
+        (
+            HERMES,
+            '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "g", "arguments": {"b": 1}}\n</tool_call>',
+            "",
+            [("f", "{}"), ("g", '{"b": 1}')],
+        ),
+        (HERMES, "<tool_call>\nno JSON\n</tool_call>", "<tool_call>\nno JSON\n</tool_call>", []),
+        (HERMES, "<tool_call>\n{never", "<tool_call>\n{never", []),
+        (HERMES, "a < b <tool", "a < b <tool", []),
+        (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+        (LLAMA, '<|python_tag|>{"name": "f", "parameters": {}}', "", [("f", "{}")]),
+        (LLAMA, "Just words {}", "Just words {}", []),
+        (LLAMA, '{"other": 1}', '{"other": 1}', []),
+    ],
+)
+def test_calls_are_parted_from_text_however_it_comes(
+    template: str, text: str, shown: str, calls: list[tuple[str, str]], size: int
+) -> None:
+    parts = [text[place : place + size] for place in range(0, len(text), size)]
+
+    assert _read(template, *parts) == (shown, calls)
+
+
+def test_a_conversation_with_calls_and_their_results_reaches_the_template(
+    tmp_path: Path,
+) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments.a }}]"
+        "{% endfor %};{% endfor %}"
+    )
+    engine = make_engine(make_checkpoint("llama", tmp_path, template=template))
+    vocabulary = engine._there.checkpoint.vocabulary
+
+    ids = vocabulary.encode(
+        [
+            ChatMessage("assistant", "", tool_calls=(ToolCall("1", "f", '{"a": 5}'),)),
+            ChatMessage("tool", "six", tool_call_id="1"),
+        ]
+    )
+
+    assert vocabulary.decode(ids) == "assistant:[f 5];tool:six;"
+
+
+def test_prompts_are_continued_as_they_stand(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    engine, reference = make_engine(path), Reference(path)
+    ids = reference.tokenizer.encode("a lazy dog")
+
+    outcome = run_alone(
+        engine, job("a", "", prompts=("the fox", tuple(ids)), n=2, max_tokens=8, echo=True)
+    )
+
+    assert isinstance(outcome, Completed)
+    found = choices(outcome)
+    assert [choice["index"] for choice in found] == [0, 1, 2, 3]
+    for choice, prompt in zip(found, ["the fox"] * 2 + ["a lazy dog"] * 2, strict=True):
+        assert choice["text"] == prompt + reference.continue_text(prompt, 8)
+    assert outcome.usage.input_tokens == len(reference.tokenizer.encode("the fox")) + len(ids)
+    assert outcome.usage.output_tokens == 32

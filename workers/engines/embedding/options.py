@@ -1,0 +1,96 @@
+"""The options of a catalog entry that this engine understands, and what the checkpoint says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import torch
+
+from workers.contract.models import ModelSpec
+from workers.engines.registry import Serving
+
+Pooling: TypeAlias = Literal["mean", "cls", "last"]
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SAID: Final[dict[str, Pooling]] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the catalog entry; what every engine has in common is in ``registry.Serving``."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    slots: int = 32
+    """Requests at a time."""
+    threads: int | None = None
+    pooling: Pooling | None = None
+    """How a vector is made of a text's tokens; by default what the checkpoint says."""
+    normalize: bool | None = None
+    """Whether vectors have length one; by default what the checkpoint says, or yes."""
+    prefix: str = ""
+    """What stands before every text, such as ``query: ``; not before token ids."""
+    matryoshka: bool = False
+    """Whether the first numbers of a vector are a vector of their own, so that clients may ask for
+    fewer ``dimensions``."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype]
+
+    @property
+    def torch_device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+
+def read_options(spec: ModelSpec) -> Options:
+    """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
+    others = set(Serving.__struct_fields__) - set(Options.__struct_fields__)
+    own = {name: value for name, value in spec.options.items() if name not in others}
+    try:
+        options = msgspec.convert(own, Options)
+    except msgspec.ValidationError as error:
+        accepted = ", ".join((*Options.__struct_fields__, *sorted(others)))
+        raise ValueError(f"{error}; options of the engine embedding are {accepted}") from error
+    if options.slots < 1:
+        raise ValueError(f"slots is {options.slots}; at least 1 is needed")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch finds no CUDA device here")
+    if options.torch_dtype is torch.float16 and options.torch_device.type == "cpu":
+        raise ValueError("float16 is many times slower than bfloat16 on a CPU; use that or float32")
+    return options
+
+
+def pooling_of(path: Path, options: Options, *, is_decoder: bool) -> Pooling:
+    """How a checkpoint's vectors are made: as asked, as it says, or as its kind usually is."""
+    if options.pooling is not None:
+        return options.pooling
+    said = _read_json(path / "1_Pooling" / "config.json")
+    for name, pooling in _SAID.items():
+        if said.get(name):
+            return pooling
+    return "last" if is_decoder else "mean"
+
+
+def normalizes(path: Path, options: Options) -> bool:
+    if options.normalize is not None:
+        return options.normalize
+    modules = path / "modules.json"
+    return not modules.is_file() or "Normalize" in modules.read_text()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    return found

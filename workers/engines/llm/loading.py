@@ -1,0 +1,93 @@
+"""Puts a loaded checkpoint over its cache, and its draft model if it has one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+import torch
+
+from workers.contract.models import ModelSpec
+from workers.engines.llm.cache import CacheShape, Feed
+from workers.engines.llm.checkpoint import Checkpoint
+from workers.engines.llm.decoder import Decoder
+from workers.engines.llm.draft_model import DraftModel
+from workers.engines.llm.options import Options
+from workers.engines.llm.varlen import make_cache
+
+log = logging.getLogger(__name__)
+
+
+def make_decoder(checkpoint: Checkpoint, options: Options) -> Decoder:
+    """Make the cache and run the model once. Raise ``ValueError`` if the device is too small."""
+    shape, device = checkpoint.shape, checkpoint.device
+    room = _free_bytes(device)
+    if room is not None and shape.bytes > room:
+        raise ValueError(
+            f"the cache for {shape.blocks * shape.block_tokens} tokens takes "
+            f"{shape.bytes / 2**30:.1f} GiB, and there are {room / 2**30:.1f}; lower the "
+            "options cache_tokens or slots, or limits.context_tokens"
+        )
+    decoder = Decoder(
+        checkpoint.model,
+        make_cache(shape, device),
+        device,
+        rows=options.slots,
+        width=options.width,
+        together=None if options.batch_invariant else True,
+    )
+    with torch.inference_mode():
+        piece = Feed([0], 0, [shape.sink])
+        decoder.run(decoder.stage([piece], [piece]))
+    log.info(
+        "cache is ready",
+        extra={
+            "tokens": shape.blocks * shape.block_tokens,
+            "bytes": shape.bytes,
+            "one_forward": decoder.together,
+        },
+    )
+    return decoder
+
+
+def load_draft(spec: ModelSpec, options: Options, checkpoint: Checkpoint) -> DraftModel | None:
+    """Load the draft model, in the precision and over the blocks of the model itself.
+
+    Raise ``ValueError`` if it does not fit to it.
+    """
+    speculation = options.speculation
+    if speculation is None or speculation.checkpoint is None:
+        return None
+    path = Path(speculation.checkpoint)
+    own = msgspec.structs.replace(spec, checkpoint=str(path))
+    try:
+        draft = Checkpoint(own, options)
+    except ValueError as error:
+        raise ValueError(f"the draft model: {error}") from error
+    if draft.vocabulary.size != checkpoint.vocabulary.size:
+        raise ValueError(
+            f"the draft model knows {draft.vocabulary.size} tokens and the model "
+            f"{checkpoint.vocabulary.size}; they must have the same vocabulary"
+        )
+    shape: CacheShape = draft.shape
+    draft.shape = CacheShape(
+        shape.layers,
+        checkpoint.shape.blocks,
+        checkpoint.shape.block_tokens,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.dtype,
+    )
+    return DraftModel(make_decoder(draft, options))
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Memory that is free on a device; of a CPU, what Linux can give without swapping."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(int(line.split()[1]) << 10 for line in lines if "MemAvailable" in line)
+    except (OSError, StopIteration):
+        return None

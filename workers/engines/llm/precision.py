@@ -1,0 +1,113 @@
+"""Weights of the large matrices in eight bits, each output channel with a scale of its own.
+
+``int8`` also rounds what goes in, each token with a scale of its own, and multiplies integers:
+exact, so that no row depends on another, and on a CPU several times faster than float32. ``fp8``
+(E4M3) keeps half the bytes of bfloat16; what goes in is rounded too where the device multiplies
+such numbers (CUDA from compute capability 8.9 on), elsewhere the weights are widened for each
+product, which takes longer than it saves: there it is for checking, not for serving. Embeddings and
+the last product, which chooses the words, stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+QUANTIZED: Final = ("int8", "fp8")
+FP8: Final = torch.float8_e4m3fn
+_FP8_MAX: Final = 448.0
+_TINY: Final = 1e-12
+_CUDA_ROWS: Final = 32
+"""CUDA's product of integers wants more than 16 rows."""
+
+
+def quantize(model: Any, dtype: str) -> None:
+    """Replace the linear layers of a model in place, all but its head."""
+    if dtype not in QUANTIZED:
+        return
+    made = Int8Linear if dtype == "int8" else Fp8Linear
+    head = model.get_output_embeddings()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear) and child is not head:
+                setattr(module, name, made(child))
+
+
+class Int8Linear(nn.Module):
+    """``weight`` ``(in, out)`` int8, as the product wants it; ``scale`` ``(out,)`` float32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach().float()
+        scale = (weight.abs().amax(dim=1) / 127).clamp_min(_TINY)
+        rounded = (weight / scale[:, None]).round().to(torch.int8)
+        self.register_buffer("weight", rounded.t().contiguous())
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1]).float()
+        scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min(_TINY)
+        rounded = (rows / scale).round().to(torch.int8)
+        count = len(rounded)
+        if x.is_cuda and count < _CUDA_ROWS:
+            rounded = F.pad(rounded, (0, 0, 0, _CUDA_ROWS - count))
+        product = torch._int_mm(rounded, self.weight)[:count]
+        # What is no number must stay so: rounded to an integer it would look like one.
+        out = (product * scale * self.scale).to(x.dtype)
+        if self.bias is not None:
+            out = out + self.bias
+        return out.view(*x.shape[:-1], -1)
+
+
+class Fp8Linear(nn.Module):
+    """``weight`` ``(out, in)`` E4M3, ``scale`` ``(out,)`` float32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach().float()
+        scale = (weight.abs().amax(dim=1) / _FP8_MAX).clamp_min(_TINY)
+        self.register_buffer("weight", (weight / scale[:, None]).to(FP8))
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+        device = linear.weight.device
+        self._multiplies = device.type == "cuda" and (
+            torch.cuda.get_device_capability(device) >= (8, 9)
+        )
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if self._multiplies:
+            out = self._multiply(rows)
+        else:
+            out = F.linear(rows, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
+        if self.bias is not None:
+            out = out + self.bias
+        return out.view(*x.shape[:-1], -1)
+
+    def _multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        largest = rows.float().abs().amax(dim=1, keepdim=True)
+        scale = (largest / _FP8_MAX).clamp_min(_TINY)
+        out: torch.Tensor = torch._scaled_mm(
+            (rows.float() / scale).to(FP8),
+            self.weight.t(),
+            scale_a=scale,
+            scale_b=self.scale[None],
+            out_dtype=torch.bfloat16,
+        )
+        return out.to(rows.dtype)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of everything that a model keeps, tied weights once."""
+    kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
