@@ -417,3 +417,93 @@ def test_an_id_that_can_be_none_is_not_found(path: str, stack: Stack) -> None:
     for unknown in ("x", "%00", "file-%00", f"batch_{'0' * 32}", f"file-{'0' * 32}"):
         assert http.get(f"/v1/{path}/{unknown}").status_code == 404
     assert http.get("/v1/files?purpose=%00").json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "changing"),
+    [
+        (
+            "/v1/completions",
+            {"model": "tiny", "prompt": "the fox", "max_tokens": 4, "seed": 1},
+            ("id", "created", "usage"),
+        ),
+        ("/v1/embeddings", {"model": "tiny-embed", "input": ["the fox", "a dog"]}, ("usage",)),
+        (
+            "/v1/embeddings",
+            {"model": "tiny-embed", "input": "a dog", "encoding_format": "base64"},
+            ("usage",),
+        ),
+        (
+            "/v1/responses",
+            {
+                "model": "tiny",
+                "input": "the fox",
+                "max_output_tokens": 4,
+                "temperature": 0,
+                "metadata": {"a": "b"},
+            },
+            ("id", "created_at", "completed_at", "usage", "output"),
+        ),
+    ],
+)
+def test_every_surface_of_text_runs_in_batches_at_half_the_price(
+    path: str, body: dict[str, Any], changing: tuple[str, ...], text_stack: Stack
+) -> None:
+    caller = text_stack.caller()
+    api = client(text_stack, caller)
+    live = caller.http.post(path, json=body)
+    file = api.files.create(file=jsonl(line("a", body, url=path)), purpose="batch")
+
+    batch = ended(
+        api,
+        api.batches.create(
+            input_file_id=file.id,
+            endpoint=path,  # type: ignore[arg-type]  # by parameter
+            completion_window="24h",
+        ).id,
+    )
+
+    assert batch.status == "completed", batch.errors
+    answer = results(api, batch.output_file_id)["a"]["response"]["body"]
+    told = json.loads(live.text, parse_float=Decimal)
+    assert answer.keys() == told.keys()
+    for name in answer.keys() - set(changing):
+        assert answer[name] == told[name]
+    if "output" in told:
+        assert [part["text"] for part in answer["output"][0]["content"]] == [
+            part["text"] for part in told["output"][0]["content"]
+        ]
+    request_id = results(api, batch.output_file_id)["a"]["response"]["request_id"]
+    receipt = caller.http.get(f"/v1/requests/{request_id}/receipt").json()
+    assert receipt["service_class"] == "batch"
+    # The prompt may come from the prefix cache the second time, at a price of its own.
+    for paid in receipt["lines"]:
+        assert Decimal(paid["amount"]) > 0
+    assert Decimal(receipt["cost"]) <= Decimal(live.headers["x-request-cost"]) / 2 + Decimal("1e-9")
+    assert text_stack.findings() == []
+
+
+def test_a_response_that_is_not_to_be_stored_is_in_the_file_alone(text_stack: Stack) -> None:
+    caller = text_stack.caller()
+    api = client(text_stack, caller)
+    body = {"model": "tiny", "input": "the fox", "max_output_tokens": 4}
+    lines = [
+        line(name, {**body, "store": name == "kept"}, url="/v1/responses")
+        for name in ("kept", "forgotten")
+    ]
+    file = api.files.create(file=jsonl(*lines), purpose="batch")
+
+    batch = ended(
+        api,
+        api.batches.create(
+            input_file_id=file.id, endpoint="/v1/responses", completion_window="24h"
+        ).id,
+    )
+
+    found = results(api, batch.output_file_id)
+    assert found["forgotten"]["response"]["body"]["output"]
+    statuses = {
+        name: caller.http.get(f"/v1/responses/{row['response']['body']['id']}").status_code
+        for name, row in found.items()
+    }
+    assert statuses == {"kept": 200, "forgotten": 404}
