@@ -92,7 +92,12 @@ def receipt_view(
             "total_us": timings.total_us,
             "tokens": timings.tokens,
         },
-        "performance": performance_view(timings, slo, succeeded=closed.status == "succeeded"),
+        "performance": performance_view(
+            timings,
+            # No speed was promised to a batch.
+            slo if closed.service_class == "standard" else None,
+            succeeded=closed.status == "succeeded",
+        ),
         "accepted_at": timestamp(closed.accepted_at),
         "settled_at": timestamp(closed.settled_at),
     }

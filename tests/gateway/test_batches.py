@@ -99,6 +99,19 @@ def test_a_batch_is_answered_as_live_requests_are_at_half_the_price(stack: Stack
     assert stack.findings() == []
 
 
+def test_no_speed_is_promised_to_a_batch(stack: Stack) -> None:
+    caller = stack.caller()
+    api = client(stack, caller)
+    made = submit(api, jsonl(line("a", chat("slow", "a b"))))
+
+    (found,) = results(api, ended(api, made.id).output_file_id).values()
+
+    request_id = found["response"]["request_id"]
+    receipt = caller.http.get(f"/v1/requests/{request_id}/receipt").json()
+    assert receipt["performance"]["slo"] is None
+    assert receipt["performance"]["ttft_ms"] > 0
+
+
 def test_the_catalog_says_what_a_batch_costs(stack: Stack) -> None:
     http = stack.caller().http
 

@@ -16,6 +16,7 @@ from gateway.ledger.holds import Held, HoldRequest, hold
 from gateway.ledger.prices import put_in_force, store_price
 from gateway.ledger.reconcile import reconcile
 from gateway.pricing import Component, Price
+from gateway.requests.performance import read_seen
 from tests.ledger.books import HOLD, PRICE, Books, done, open_books
 
 HALF = Price((Component("input_token", 10), Component("output_token", 40)))
@@ -123,6 +124,14 @@ def test_a_correction_leaves_a_batch_its_discount(books: Books) -> None:
         ]
 
     assert planned == [[], [(250, 125)]]
+
+
+def test_how_fast_a_model_is_is_told_by_those_who_waited(books: Books) -> None:
+    run(books, batch_order(books))
+    run(books, books.order())
+
+    with books.database.snapshot() as connection:
+        assert len(read_seen(connection, "m", LONG_AGO)) == 1
 
 
 def test_a_batch_takes_no_place_of_who_waits(books: Books) -> None:
