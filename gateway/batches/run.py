@@ -225,17 +225,24 @@ class Run:
     async def _result(self, line: Line, earlier: Earlier | None) -> Result | None:
         """Run one line to its end; None if the batch was stopped before it was accepted."""
         batch = self._batch
-        attempt = 0
+        attempt, in_doubt = 0, False
         for pause_s in itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1])):
             try:
                 ticket = await self._ticket(line, attempt, earlier)
             except (TooManyRequests, Unavailable, *_OUTAGE) as error:
                 log.debug("line %d of %s waits: %s", line.number, batch.id, type(error).__name__)
+                in_doubt = in_doubt or isinstance(error, _OUTAGE)
             except TollgateError as error:
-                return refused(batch.id, line, error)
+                # What was in doubt may have been accepted before it came to be refused.
+                earlier = (await self._placed()).get(line.number) if in_doubt else None
+                if earlier is None:
+                    return refused(batch.id, line, error)
+                in_doubt = False
+                continue
             else:
                 closed = await self._ended(ticket)
-                if closed.status != "cancelled" or closed.reason not in NOT_ENTERED:
+                entered = closed.status != "cancelled" or closed.reason not in NOT_ENTERED
+                if entered or self._stop is not None:
                     return self._judge(line, closed)
                 attempt = (earlier.attempt if earlier else attempt) + 1
                 earlier = None

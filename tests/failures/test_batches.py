@@ -17,7 +17,7 @@ import redis
 
 from gateway.accounts.keys import revoke_key
 from gateway.database import Database
-from tests.databases import Databases
+from tests.databases import Databases, own_postgres
 from tests.servers import queue_server
 from tests.stack import Caller, Stack, free_port, running, wait_for
 
@@ -349,3 +349,44 @@ def test_lines_that_find_the_queue_full_are_placed_again(stack: Stack) -> None:
     assert usage["charged_requests"] == LINES
     assert Decimal(usage["cost"]) == LINES * COST
     assert stack.findings() == []
+
+
+def test_lines_that_found_the_queue_full_end_with_a_cancelled_batch(stack: Stack) -> None:
+    caller = stack.caller()
+    stack.kill("gateway")
+    stack.start_gateway(environment={"TOLLGATE_ACCOUNT_QUEUE_MAX": "1"})
+    stack.processes["worker"].send_signal(19)
+    batch_id = submit(caller, content("slow"))
+    wait_for(
+        lambda: len(caller.http.get("/v1/requests?status=cancelled").json()["data"]) >= 3,
+        "lines that found the queue full",
+    )
+
+    assert caller.http.post(f"/v1/batches/{batch_id}/cancel").is_success
+
+    batch = ended(caller, batch_id)
+    stack.processes["worker"].send_signal(18)
+    assert batch["status"] == "cancelled"
+    assert batch["request_counts"] == {"total": LINES, "completed": 0, "failed": LINES}
+    assert {line["error"]["code"] for line in lines_of(caller, batch["error_file_id"])} == {
+        "batch_cancelled"
+    }
+    assert caller.http.get("/v1/balance").json()["posted"] == "1"
+    assert stack.held(caller) == 0
+    assert stack.findings() == []
+
+
+def test_postgres_stops_and_comes_back_while_a_batch_runs(tmp_path: Path, valkey: str) -> None:
+    with (
+        own_postgres() as (server, url),
+        running(tmp_path / "home", url, valkey, namespace=f"t{time.time_ns()}") as stack,
+    ):
+        caller = stack.caller()
+        batch_id = submit(caller, content("slow"))
+        wait_for(lambda: now(caller, batch_id)["request_counts"]["completed"] > 3, "some lines")
+
+        server.stop()
+        time.sleep(3)
+        server.start()
+
+        each_line_was_charged_once(stack, caller, batch_id)
