@@ -368,6 +368,8 @@ class Agent:
             unavailable |= dict.fromkeys(self._engine_models, self._engines.state)
         for model in self._engines.problems:
             unavailable[model] = "its engine could not be loaded; the worker's log says why"
+        for model in self._upstreams.down:
+            unavailable[model] = "its upstream does not answer; the worker asks it again and again"
         silent_s = time.monotonic() - SILENT_S
         for model, served in self._served.items():
             if served.open.is_set() and served.asked_s < silent_s:

@@ -108,6 +108,10 @@ def _route_details(entry: Entry) -> Iterator[Conflict]:
         return
     if entry.checkpoint is not None:
         yield ("checkpoint",), "only an engine loads a checkpoint, not an upstream"
+    if (entry.upstream.url is None) != bool(entry.upstream.endpoints):
+        yield ("upstream",), "give either `url` or `endpoints`: where the model is served"
+    if entry.upstream.endpoints and entry.upstream.dialect != "openai":
+        yield ("upstream", "endpoints"), "only the dialect openai may have several endpoints"
     if entry.upstream.dialect == "gmi" and entry.upstream.credential is None:
         yield (
             ("upstream",),

@@ -140,14 +140,30 @@ class Slo(Strict):
     total_ms: Count | None = None
 
 
+# No user or password in the address: a credential stands in the environment only.
+Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@]+(/\S*)?$")]
+Variable: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
+
+
+class Endpoint(Strict):
+    """One of several places where a model is served; what it leaves out is the upstream's."""
+
+    url: Url
+    model: Text | None = None
+    credential: Variable | None = None
+    tier: Annotated[StrictInt, Field(ge=0, le=9)] = 0
+    """Those of a higher number are asked only when none of the lower takes work."""
+    concurrency: Annotated[StrictInt, Field(ge=1, le=10_000)] | None = None
+
+
 class Upstream(Strict):
     """A model that somebody else serves over HTTP; ``credential`` names a worker's variable."""
 
-    # No user or password in the address: a credential stands in the environment only.
-    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@]+(/\S*)?$")]
+    url: Url | None = None
+    endpoints: Annotated[tuple[Endpoint, ...], Field(max_length=64)] = ()
     dialect: Dialect = "openai"
     model: Text | None = None
-    credential: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")] | None = None
+    credential: Variable | None = None
     connect_timeout_s: Seconds = 5.0
     first_byte_timeout_s: Seconds = 60.0
     idle_timeout_s: Seconds = 60.0

@@ -80,6 +80,10 @@ class Exchange:
         await self.writer.drain()
 
 
+async def refuse_busily(exchange: Exchange) -> None:
+    await exchange.refuse("503 Service Unavailable", "overloaded")
+
+
 async def echo_words(exchange: Exchange) -> None:
     """A well-behaved service: says the last message word by word."""
     words = exchange.body["messages"][-1]["content"].split()
@@ -96,6 +100,9 @@ class Upstream:
     answer: Callable[[Exchange], Awaitable[None]] = echo_words
     requests: list[Exchange] = field(default_factory=list)
     connections: int = 0
+    probes: int = 0
+    is_well: bool = True
+    """Whether it answers a question for its models."""
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a client left in the midst of an answer."""
     port: int = 0
@@ -113,6 +120,11 @@ class Upstream:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                if head.startswith("GET "):
+                    self.probes += 1
+                    status = "200 OK" if self.is_well else "503 Service Unavailable"
+                    await Exchange(head, {}, writer).send(status, {"object": "list", "data": []})
+                    continue
                 length = next(
                     int(line.split(":")[1])
                     for line in head.split("\r\n")

@@ -14,11 +14,24 @@ import msgspec
 import yaml
 
 
-class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model that somebody else serves over HTTP."""
+class EndpointSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of several places where a model is served."""
 
     url: str
+    model: str | None = None
+    credential: str | None = None
+    tier: int = 0
+    """Those of a higher number are asked only when none of the lower takes work: a fallback, which
+    may be another model."""
+    concurrency: int | None = None
+
+
+class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model that somebody else serves over HTTP, at one ``url`` or at several ``endpoints``."""
+
+    url: str = ""
     """Base address, such as ``https://api.example.com/v1``."""
+    endpoints: tuple[EndpointSpec, ...] = ()
     dialect: str = "openai"
     model: str | None = None
     """Its name over there, where that differs from ours."""
@@ -29,6 +42,20 @@ class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_timeout_s: float = 60.0
     concurrency: int = 64
     """Requests in flight from one worker."""
+
+    @property
+    def places(self) -> tuple[EndpointSpec, ...]:
+        """Every endpoint, with what it does not say itself."""
+        return tuple(
+            EndpointSpec(
+                one.url,
+                one.model or self.model,
+                one.credential or self.credential,
+                one.tier,
+                one.concurrency or self.concurrency,
+            )
+            for one in self.endpoints or (EndpointSpec(self.url),)
+        )
 
 
 class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):

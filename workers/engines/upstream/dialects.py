@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from workers.contract.jobs import Completed, Event, Failed, Job, Usage
 from workers.contract.models import ModelSpec
 from workers.engines.protocol import PhaseClock
+from workers.engines.upstream.endpoints import usable
 from workers.engines.upstream.openai import OpenAI
 
 Say: TypeAlias = Callable[[Event], None]
@@ -33,6 +34,11 @@ class Dialect(Protocol):
         """Prepare a job; ``say`` takes the events of its answer."""
         ...
 
+    @property
+    def is_down(self) -> bool:
+        """Whether nobody there takes work at present."""
+        ...
+
     def close(self) -> Awaitable[None]: ...
 
 
@@ -47,9 +53,9 @@ def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:
             f"this worker has no adapter for the dialect {spec.upstream.dialect!r}; "
             f"it has {', '.join(DIALECTS)}"
         )
-    credential = spec.upstream.credential
-    if credential is not None and not environ.get(credential):
-        return f"{credential} is not set"
+    if not usable(spec.upstream, environ):
+        missing = dict.fromkeys(place.credential for place in spec.upstream.places)
+        return f"{', '.join(filter(None, missing))} is not set"
     try:
         DIALECTS[spec.upstream.dialect].read_options(spec)
     except ValueError as error:
@@ -60,5 +66,4 @@ def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:
 def connect(spec: ModelSpec, environ: Mapping[str, str]) -> Dialect:
     """Make the client of an entry that has no obstacle."""
     assert spec.upstream is not None
-    credential = spec.upstream.credential
-    return DIALECTS[spec.upstream.dialect](spec, environ[credential] if credential else None)
+    return DIALECTS[spec.upstream.dialect](spec, environ)

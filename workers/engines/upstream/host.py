@@ -73,6 +73,11 @@ class UpstreamHost:
             for dialect in self._dialects.values():
                 await dialect.close()
 
+    @property
+    def down(self) -> set[str]:
+        """Models that nobody serves at present."""
+        return {model for model, dialect in self._dialects.items() if dialect.is_down}
+
     def submit(self, jobs: Sequence[Handed]) -> None:
         for handed in jobs:
             run = _Run(handed, Stopwatch(_now_us))

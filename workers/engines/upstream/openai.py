@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, Literal
 
@@ -21,6 +21,7 @@ import tenacity
 
 from workers.contract.jobs import (
     ChatInput,
+    ChatMessage,
     Choice,
     Completed,
     Event,
@@ -29,17 +30,21 @@ from workers.contract.jobs import (
     Job,
     TokenLogprob,
     Tokens,
+    ToolCall,
     Usage,
 )
 from workers.contract.models import ModelSpec
 from workers.engines.protocol import PhaseClock
 from workers.engines.upstream import wire
+from workers.engines.upstream.endpoints import Endpoint, Endpoints
 from workers.engines.upstream.sse import TooLong, read_events, read_whole
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 3
 RETRY_AFTER_MAX_S: Final = 10.0
+PARK_S: Final = 1.0
+"""For an endpoint that is busy and does not say how long."""
 RESPONSE_BYTES_MAX: Final = 16 * 1024 * 1024
 ERROR_BYTES_MAX: Final = 64 * 1024
 MESSAGE_CHARS_MAX: Final = 300
@@ -59,7 +64,7 @@ _BEFORE_THE_ANSWER: Final = (
     httpx.RemoteProtocolError,
 )
 _PLAIN_FIELDS: Final = (
-    *("n", "temperature", "top_p", "top_k", "min_p", "stop", "logprobs", "response_format"),
+    *("n", "temperature", "top_p", "top_k", "min_p", "stop", "response_format"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
 )
 """Sent under their own name where they differ from the default."""
@@ -90,23 +95,11 @@ class Busy(Exception):
 class OpenAI:
     """The client of one catalog entry; its connections are shared by all of its jobs."""
 
-    def __init__(self, spec: ModelSpec, credential: str | None) -> None:
+    def __init__(self, spec: ModelSpec, environ: Mapping[str, str]) -> None:
         assert spec.upstream is not None
         self.upstream = spec.upstream
-        self.model = spec.upstream.model or spec.name
         self.options = self.read_options(spec)
-        self.credential = credential
-        self.url = f"{spec.upstream.url.rstrip('/')}/chat/completions"
-        headers = {"Content-Type": "application/json"}
-        if credential:
-            headers["Authorization"] = f"Bearer {credential}"
-        self.http = httpx.AsyncClient(
-            headers=headers,
-            follow_redirects=False,
-            limits=httpx.Limits(max_connections=spec.upstream.concurrency),
-            # A call times its reading itself, for it knows what it waits for.
-            timeout=httpx.Timeout(None, connect=spec.upstream.connect_timeout_s),
-        )
+        self.endpoints = Endpoints(spec.upstream, spec.name, environ)
 
     @staticmethod
     def read_options(spec: ModelSpec) -> Options:
@@ -116,32 +109,45 @@ class OpenAI:
         except msgspec.ValidationError as error:
             raise ValueError(f"its options are wrong: {error}") from error
 
+    @property
+    def is_down(self) -> bool:
+        return self.endpoints.down
+
     def call(self, job: Job, say: Callable[[Event], None]) -> ChatCall:
-        """Raise ``msgspec.ValidationError`` if the job is no chat."""
+        """Raise ``msgspec.ValidationError`` if the job is no text generation."""
         return ChatCall(self, job, say)
 
     async def close(self) -> None:
-        await self.http.aclose()
+        await self.endpoints.close()
+
+
+class NobodyThereError(Exception):
+    """Every endpoint is down."""
 
 
 class ChatCall:
-    """One chat completion."""
+    """One chat completion, or one completion of texts."""
+
+    _was_counted = False
+    """Whether the endpoint knows already that it failed."""
 
     def __init__(self, client: OpenAI, job: Job, say: Callable[[Event], None]) -> None:
         self._client = client
         self._job = job
         self._chat = msgspec.convert(job.input, ChatInput)
         self._say = say
-        self._texts = [""] * self._chat.n
+        self._endpoint: Endpoint | None = None
+        self._texts = [""] * self._chat.choices
+        self._calls: list[dict[int, ToolCall]] = [{} for _ in self._texts]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in self._texts]
-        self._finished: list[FinishReason | None] = [None] * self._chat.n
+        self._finished: list[FinishReason | None] = [None] * self._chat.choices
         self._chunks = 0
         self._usage: wire.Usage | None = None
         self._complete = False
 
     async def run(self, clock: PhaseClock) -> Completed | Failed:
         with clock.phase("preprocess"):
-            body = msgspec.json.encode(self._body())
+            body = self._body()
         failure = await self._exchange(body, clock)
         if failure is not None:
             return failure
@@ -153,8 +159,23 @@ class ChatCall:
     def so_far(self) -> tuple[Usage, dict[str, Any]]:
         return self._count(estimate=True) or Usage(), self._output()
 
-    async def _exchange(self, body: bytes, clock: PhaseClock) -> Failed | None:
-        """Send the request and read the answer; translate whatever goes wrong."""
+    async def _exchange(self, body: dict[str, Any], clock: PhaseClock) -> Failed | None:
+        """Send the request and read the answer; translate whatever goes wrong, and tell it to the
+        endpoint that it went wrong at."""
+        try:
+            failure = await self._try_exchange(body, clock)
+        finally:
+            endpoint = self._endpoint
+            if endpoint is not None:
+                endpoint.in_flight -= 1
+        if endpoint is not None:
+            if failure is None or failure.code in ("upstream_rejected", "context_length_exceeded"):
+                endpoint.succeeded()
+            elif not self._was_counted:
+                endpoint.failed()
+        return failure
+
+    async def _try_exchange(self, body: dict[str, Any], clock: PhaseClock) -> Failed | None:
         upstream = self._client.upstream
         try:
             async with asyncio.timeout(upstream.first_byte_timeout_s) as timer:
@@ -165,6 +186,8 @@ class ChatCall:
                         return await self._refused(response)
                     with clock.phase("forward"):
                         return await self._read(response, timer)
+        except NobodyThereError:
+            return Failed("upstream_unavailable", "No upstream endpoint takes work at present.")
         except (httpx.ConnectError, httpx.ConnectTimeout):
             return Failed("upstream_unavailable", "The upstream cannot be reached.")
         except Busy as busy:
@@ -189,46 +212,75 @@ class ChatCall:
     # --- Asking -----------------------------------------------------------------------------------
 
     def _body(self) -> dict[str, Any]:
+        """What is asked for, but for the model, whose name is each endpoint's own."""
         chat, options = self._chat, self._client.options
-        body: dict[str, Any] = {
-            "model": self._client.model,
-            "messages": [
-                {"role": message.role, "content": message.content}
-                | ({"name": message.name} if message.name else {})
-                for message in chat.messages
-            ],
-            options.max_tokens_field: chat.max_tokens,
-            "seed": chat.seed,
-        }
+        body: dict[str, Any] = {options.max_tokens_field: chat.max_tokens, "seed": chat.seed}
+        if chat.prompts:
+            body["max_tokens"] = body.pop(options.max_tokens_field)
+            body |= {"prompt": chat.prompts if len(chat.prompts) > 1 else chat.prompts[0]}
+            body |= {"echo": True} if chat.echo else {}
+            body |= {"logprobs": chat.top_logprobs} if chat.logprobs else {}
+        else:
+            body["messages"] = [_message(message) for message in chat.messages]
+            body |= {"logprobs": True} if chat.logprobs else {}
+            body |= {"top_logprobs": chat.top_logprobs} if chat.top_logprobs else {}
+        if chat.tools:
+            body |= _tools(chat)
         for name in _PLAIN_FIELDS:
             value = getattr(chat, name)
             if value != getattr(_DEFAULTS, name):
                 body[name] = value
-        if chat.top_logprobs:
-            body["top_logprobs"] = chat.top_logprobs
         if options.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         for name in options.omit:
             body.pop(name, None)
         return body
 
-    async def _send(self, body: bytes) -> httpx.Response:
-        """Return the beginning of an answer; try again while nothing has been produced."""
+    async def _send(self, body: dict[str, Any]) -> httpx.Response:
+        """Return the beginning of an answer; try again, rather somewhere else, while nothing has
+        been produced."""
+        endpoints, avoid = self._client.endpoints, set[Endpoint]()
+
+        def wait_s(state: tenacity.RetryCallState) -> float:
+            return 0.0 if endpoints.has_other(avoid) else _wait_s(state)
+
+        async def attempt() -> httpx.Response:
+            endpoint = endpoints.choose(avoid)
+            if endpoint is None:
+                raise NobodyThereError
+            avoid.add(endpoint)
+            return await self._send_once(endpoint, {"model": endpoint.model, **body})
+
         retrying = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(ATTEMPTS),
-            wait=_wait_s,
+            stop=tenacity.stop_after_attempt(max(ATTEMPTS, len(endpoints.all))),
+            wait=wait_s,
             retry=tenacity.retry_if_exception_type((Busy, *_BEFORE_THE_ANSWER)),
             reraise=True,
         )
-        return await retrying(self._send_once, body)
+        return await retrying(attempt)
 
-    async def _send_once(self, body: bytes) -> httpx.Response:
-        http = self._client.http
-        request = http.build_request("POST", self._client.url, content=body)
-        response = await http.send(request, stream=True)
+    async def _send_once(self, endpoint: Endpoint, body: dict[str, Any]) -> httpx.Response:
+        if self._endpoint is not None:
+            self._endpoint.in_flight -= 1
+        self._endpoint, self._was_counted = endpoint, False
+        endpoint.in_flight += 1
+        url = endpoint.url("completions" if self._chat.prompts else "chat/completions")
+        request = endpoint.http.build_request("POST", url, content=msgspec.json.encode(body))
+        try:
+            response = await endpoint.http.send(request, stream=True)
+        except _BEFORE_THE_ANSWER:
+            endpoint.failed()
+            self._was_counted = True
+            raise
         if response.status_code in _BUSY:
             await response.aclose()
-            raise Busy(response.status_code, _retry_after_s(response))
+            retry_after_s = _retry_after_s(response)
+            self._was_counted = True
+            if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                endpoint.park(min(retry_after_s or PARK_S, RETRY_AFTER_MAX_S))
+            else:
+                endpoint.failed()
+            raise Busy(response.status_code, retry_after_s)
         return response
 
     # --- Reading ----------------------------------------------------------------------------------
@@ -263,11 +315,16 @@ class ChatCall:
     def _take_choice(self, choice: wire.Choice) -> None:
         index = choice.index
         part = choice.delta or choice.message
-        text = (part.content if part else None) or ""
+        text = choice.text or (part.content if part else None) or ""
+        for call in (part.tool_calls if part else None) or ():
+            self._take_call(index, call)
         logprobs = _logprobs(choice.logprobs) if self._chat.logprobs else None
         finish_reason: FinishReason | None = None
+        made: tuple[ToolCall, ...] = ()
         if choice.finish_reason is not None:
+            made = tuple(self._calls[index].values())
             finish_reason = "length" if choice.finish_reason == "length" else "stop"
+            finish_reason = "tool_calls" if made else finish_reason
         if not text and not logprobs and finish_reason is None:
             return
         count = len(logprobs) if logprobs else int(bool(text))
@@ -275,7 +332,18 @@ class ChatCall:
         self._texts[index] += text
         self._logprobs[index] += logprobs or ()
         self._finished[index] = finish_reason or self._finished[index]
-        self._say(Tokens(index, text, count, logprobs, finish_reason))
+        self._say(Tokens(index, text, count, logprobs, finish_reason, made))
+
+    def _take_call(self, index: int, piece: wire.ToolCall) -> None:
+        """Put a call together; its pieces share a number, whole ones may have none."""
+        calls = self._calls[index]
+        number = len(calls) if piece.index is None else piece.index
+        so_far = calls.get(number, ToolCall("", "", ""))
+        calls[number] = ToolCall(
+            piece.id or so_far.id or f"call_{self._job.request_id[4:20]}{index}{number}",
+            so_far.name + (piece.function.name or ""),
+            so_far.arguments + (piece.function.arguments or ""),
+        )
 
     async def _refused(self, response: httpx.Response) -> Failed:
         status = response.status_code
@@ -294,8 +362,9 @@ class ChatCall:
     ) -> Failed:
         """Pass on what an upstream says about an error, without our credential, if it quotes it."""
         message = error.message
-        if self._client.credential:
-            message = message.replace(self._client.credential, "***")
+        credential = self._endpoint.credential if self._endpoint else None
+        if credential:
+            message = message.replace(credential, "***")
         message = message[:MESSAGE_CHARS_MAX] or "It gave no reason."
         if error.code == "context_length_exceeded":
             return Failed("context_length_exceeded", message, "messages")
@@ -321,20 +390,63 @@ class ChatCall:
         )
 
     def _output(self) -> dict[str, Any]:
-        return {
+        output: dict[str, Any] = {
             "choices": [
                 Choice(
                     index,
                     text,
                     self._finished[index] or "stop",
                     tuple(self._logprobs[index]) if self._chat.logprobs else None,
+                    tuple(self._calls[index].values()),
                 )
                 for index, text in enumerate(self._texts)
             ]
         }
+        if self._endpoint is not None and len(self._client.endpoints.all) > 1:
+            output["served_by"] = self._endpoint.model
+        return output
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        said["name"] = message.name
+    if message.tool_call_id:
+        said["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        said["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    return said
+
+
+def _tools(chat: ChatInput) -> dict[str, Any]:
+    choice: Any = chat.tool_choice
+    if chat.tool_name is not None:
+        choice = {"type": "function", "function": {"name": chat.tool_name}}
+    body: dict[str, Any] = {
+        "tools": [
+            {"type": "function", "function": msgspec.to_builtins(tool)} for tool in chat.tools
+        ],
+        "tool_choice": choice,
+    }
+    return body if chat.parallel_tool_calls else {**body, "parallel_tool_calls": False}
 
 
 def _logprobs(logprobs: wire.Logprobs | None) -> tuple[TokenLogprob, ...] | None:
+    if logprobs is not None and logprobs.tokens is not None:
+        tops = logprobs.top_logprobs or (None,) * len(logprobs.tokens)
+        return tuple(
+            TokenLogprob(text, logprob or 0.0, tuple((top or {}).items()))
+            for text, logprob, top in zip(
+                logprobs.tokens, logprobs.token_logprobs, tops, strict=False
+            )
+        )
     if logprobs is None or logprobs.content is None:
         return None
     return tuple(

@@ -38,17 +38,38 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True):
+    """Of chats in ``content``; of completions in lists, one for each kind of thing."""
+
     content: tuple[Logprob, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+    token_logprobs: tuple[float | None, ...] = ()
+    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
+
+
+class Function(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call, or a piece of the one with the same ``index``."""
+
+    index: Count | None = None
+    id: str | None = None
+    function: Function = Function()
 
 
 class Text(msgspec.Struct, frozen=True):
     content: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Of a chunk, with a ``delta``, or of a whole answer, with a ``message``."""
+    """Of a chunk, with a ``delta``, of a whole answer, with a ``message``, or with ``text``, of a
+    completion."""
 
     index: Count = 0
+    text: str | None = None
     delta: Text | None = None
     message: Text | None = None
     finish_reason: str | None = None

@@ -1,0 +1,159 @@
+"""Which of several endpoints takes a call: the least busy of those that are well.
+
+An endpoint that fails several times in a row gets no more work until it answers again to a small
+question of ours, asked after ever longer pauses: no client's request is spent on finding out. One
+that is busy is left alone for as long as it says. Those of a higher tier, which may be another
+model, are asked only when no other takes work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import httpx
+
+from workers.contract.models import EndpointSpec, UpstreamSpec
+
+log = logging.getLogger(__name__)
+
+FAILURES_MAX: Final = 3
+"""In a row, after which an endpoint counts as down."""
+PAUSE_MIN_S: Final = 1.0
+PAUSE_MAX_S: Final = 60.0
+PROBE_TIMEOUT_S: Final = 5.0
+
+
+class Endpoint:
+    """One place where a model is served: its connections, its load, and whether it is well."""
+
+    def __init__(
+        self, spec: EndpointSpec, *, model: str, credential: str | None, connect_timeout_s: float
+    ) -> None:
+        self.model = spec.model or model
+        self.tier = spec.tier
+        self.concurrency = spec.concurrency or 1
+        self.credential = credential
+        self.in_flight = 0
+        self.is_down = False
+        self._url = spec.url.rstrip("/")
+        self._failures = 0
+        self._parked_until = 0.0
+        self._recovery: asyncio.Task[None] | None = None
+        headers = {"Content-Type": "application/json"}
+        if credential:
+            headers["Authorization"] = f"Bearer {credential}"
+        self.http = httpx.AsyncClient(
+            headers=headers,
+            follow_redirects=False,
+            limits=httpx.Limits(max_connections=self.concurrency),
+            # A call times its reading itself, for it knows what it waits for.
+            timeout=httpx.Timeout(None, connect=connect_timeout_s),
+        )
+
+    def url(self, path: str) -> str:
+        return f"{self._url}/{path}"
+
+    @property
+    def host(self) -> str:
+        return httpx.URL(self._url).netloc.decode()
+
+    @property
+    def load(self) -> float:
+        return self.in_flight / self.concurrency
+
+    @property
+    def is_parked(self) -> bool:
+        return time.monotonic() < self._parked_until
+
+    def park(self, seconds: float) -> None:
+        """Leave it alone for a while; it is well, but busy."""
+        self._parked_until = time.monotonic() + seconds
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    def failed(self) -> None:
+        """Note a failure that is the endpoint's own."""
+        self._failures += 1
+        if self._failures >= FAILURES_MAX and not self.is_down:
+            self.is_down = True
+            log.warning("upstream endpoint is down", extra={"endpoint": self.host})
+            self._recovery = asyncio.create_task(self._recover())
+
+    async def close(self) -> None:
+        if self._recovery is not None:
+            self._recovery.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._recovery
+        await self.http.aclose()
+
+    async def _recover(self) -> None:
+        pause_s = PAUSE_MIN_S
+        while True:
+            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            try:
+                answer = await self.http.get(self.url("models"), timeout=PROBE_TIMEOUT_S)
+            except httpx.HTTPError:
+                continue
+            if answer.status_code < 500:
+                break
+        self.is_down = False
+        self._failures = 0
+        log.warning("upstream endpoint is back", extra={"endpoint": self.host})
+
+
+class Endpoints:
+    """All endpoints of one catalog entry that have their credential."""
+
+    def __init__(self, upstream: UpstreamSpec, name: str, environ: Mapping[str, str]) -> None:
+        self.all = [
+            Endpoint(
+                place,
+                model=name,
+                credential=environ[place.credential] if place.credential else None,
+                connect_timeout_s=upstream.connect_timeout_s,
+            )
+            for place in usable(upstream, environ)
+        ]
+
+    @property
+    def down(self) -> bool:
+        """Whether there is none that takes work."""
+        return all(endpoint.is_down for endpoint in self.all)
+
+    def choose(self, avoid: Collection[Endpoint] = ()) -> Endpoint | None:
+        """The least busy of the lowest tier that takes work; rather one that is not to be avoided.
+
+        None if all are down.
+        """
+        well = [endpoint for endpoint in self.all if not endpoint.is_down]
+        ready = [one for one in well if not one.is_parked and one.load < 1.0]
+        # Rather somebody of a higher tier than one that has just failed, or is full.
+        for group in ([one for one in ready if one not in avoid], ready, well):
+            if group:
+                return min(group, key=lambda one: (one.tier, one.load))
+        return None
+
+    def has_other(self, avoid: Collection[Endpoint]) -> bool:
+        chosen = self.choose(avoid)
+        return chosen is not None and chosen not in avoid and not chosen.is_parked
+
+    async def close(self) -> None:
+        for endpoint in self.all:
+            await endpoint.close()
+
+
+def usable(upstream: UpstreamSpec, environ: Mapping[str, str]) -> Sequence[EndpointSpec]:
+    """The endpoints whose credential, if they need one, is there."""
+    return [
+        place
+        for place in upstream.places
+        if place.credential is None or environ.get(place.credential)
+    ]
