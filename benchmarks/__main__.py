@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import gateway, ledger, llm, peer, precision, usage
+from benchmarks import batches, gateway, ledger, llm, peer, precision, usage
 
 BENCHMARKS = {
     "ledger": ledger.main,
     "usage": usage.main,
     "gateway": gateway.main,
+    "batches": batches.main,
     "peer": peer.main,
     "precision": precision.main,
     "llm": llm.main,

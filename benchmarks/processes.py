@@ -25,6 +25,14 @@ models:
     price:
       - {unit: input_token, amount: "0.0000001"}
       - {unit: output_token, amount: "0.0000001"}
+  - name: paced
+    task: text-generation
+    engine: echo
+    options: {slots: 8, tokens_per_step: 1, step_us: 10000}
+    limits: {context_tokens: 4096, output_tokens: 64, choices: 1}
+    price:
+      - {unit: input_token, amount: "0.0000001"}
+      - {unit: output_token, amount: "0.0000001"}
 """
 UPSTREAM = """\
   - name: upstream

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
-from litestar import Litestar
+from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import ScalarRenderPlugin, SwaggerRenderPlugin
@@ -22,6 +22,7 @@ from gateway.accounts.rates import Rates
 from gateway.api.access import Access, require_key
 from gateway.api.accounts import AccountController
 from gateway.api.admin import AdminController
+from gateway.api.batches import ENDPOINTS, BatchesController
 from gateway.api.bodies import EXCEPTION_HANDLERS
 from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
@@ -29,6 +30,7 @@ from gateway.api.completions import CompletionsController
 from gateway.api.credit import CreditController
 from gateway.api.embeddings import EmbeddingsController
 from gateway.api.exports import ExportsController
+from gateway.api.files import FilesController
 from gateway.api.headers import add_limit_headers
 from gateway.api.health import HealthController
 from gateway.api.ledger import LedgerController
@@ -43,11 +45,14 @@ from gateway.api.responses import ResponsesController
 from gateway.api.statements import AdminPeriodsController, StatementsController
 from gateway.api.usage import UsageController
 from gateway.api.views import request_view
+from gateway.batches.files import Files
+from gateway.batches.runner import Runner
 from gateway.billing.chores import (
     Chores,
     audit_chores,
     close_chores,
     credit_chores,
+    file_chores,
     usage_chores,
 )
 from gateway.catalog.store import LiveCatalog
@@ -56,11 +61,14 @@ from gateway.payments.provider import PaymentProvider
 from gateway.requests.lifecycle import Requests
 from gateway.requests.performance import Performance
 from gateway.settings import Settings
+from workers.contract.blobs import Blobs
 from workers.contract.redis import connect
 
 log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
+FORM_BYTES = 64 * 1024
+"""What a form has beside the file in it."""
 
 
 def create_app(settings: Settings) -> Litestar:
@@ -86,12 +94,22 @@ def create_app(settings: Settings) -> Litestar:
                 pepper=pepper,
                 view=request_view,
             )
+            files = Files(database, Blobs(settings.blobs, bytes_max=2**40))
+            batches = Runner(
+                database=database,
+                files=files,
+                requests=requests,
+                endpoints=ENDPOINTS,
+                settings=settings,
+            )
             app.state.update(
                 {
                     "settings": settings,
                     "database": database,
                     "live": live,
                     "requests": requests,
+                    "files": files,
+                    "batches": batches,
                     "rates": rates,
                     "performance": Performance(database),
                     "pepper": pepper,
@@ -104,18 +122,26 @@ def create_app(settings: Settings) -> Litestar:
                 [
                     *credit_chores(database),
                     *usage_chores(database),
+                    *file_chores(files),
                     *audit_chores(database, app.state.payment_provider),
                     *(close_chores(database) if settings.close_months else ()),
                 ],
             )
             await stack.enter_async_context(requests.running())
             await stack.enter_async_context(in_background(chores.run()))
+            await stack.enter_async_context(in_background(batches.run()))
             with reload_on_hangup(live):
                 yield
 
     return Litestar(
         route_handlers=[
             ChatController,
+            Router(
+                "",
+                route_handlers=[FilesController],
+                request_max_body_size=settings.file_bytes_max + FORM_BYTES,
+            ),
+            BatchesController,
             CompletionsController,
             EmbeddingsController,
             ResponsesController,

@@ -14,6 +14,8 @@ Failpoint: TypeAlias = Literal[
     "after_enqueue",
     "before_settle",
     "after_settle",
+    "batch_line_recorded",
+    "batch_files_written",
     "close_begun",
     "close_sealed",
     "close_rebated",

@@ -66,6 +66,15 @@ PHASE_SECONDS = Histogram(
     buckets=_SECONDS,
     registry=REGISTRY,
 )
+BATCHES = Counter(
+    "tollgate_batches_ended", "Batches, by how they ended.", ["status"], registry=REGISTRY
+)
+BATCH_LINES = Counter(
+    "tollgate_batch_lines_ended",
+    "Lines of batches that were run or refused, by how they ended.",
+    ["end"],
+    registry=REGISTRY,
+)
 WEBHOOKS = Counter(
     "tollgate_webhooks", "Webhooks, by what became of them.", ["outcome"], registry=REGISTRY
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final, Literal, TypeAlias, get_args
@@ -36,6 +36,10 @@ Unit: TypeAlias = Literal[
     "gpu_second",
 ]
 UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
+
+ServiceClass: TypeAlias = Literal["standard", "batch"]
+"""How a request is served, each class at a price of its own: at once, or when there is room."""
+SERVICE_CLASSES: Final[tuple[ServiceClass, ...]] = get_args(ServiceClass)
 
 _MEASURES: Final[Mapping[Unit, tuple[str, int]]] = {
     # Which quantity of a usage a unit counts, and how many of those make one unit.
@@ -144,6 +148,29 @@ def quote(price: Price, limits: Usage) -> Bill:
         if quantity and candidates and unit != "cached_input_token":
             chosen.append((max(candidates, key=_rate), quantity))
     return _bill(chosen, price.minimum_nanos)
+
+
+def discounted(price: Price, discount: Fraction) -> Price:
+    """Give a price less a part of it (0 < ``discount`` < 1).
+
+    Nothing is lost by rounding: where an amount would have a fraction, ``per`` grows instead. The
+    minimum is rounded up. Raise ``Unbookable`` if an amount comes to be too large.
+    """
+    left = 1 - discount
+    components = []
+    for component in price.components:
+        amount = component.amount_nanos * left
+        if amount.numerator > NANOS_MAX:
+            raise Unbookable(f"{component.unit}: {amount.numerator} nano-dollars is too much")
+        components.append(
+            replace(
+                component,
+                amount_nanos=amount.numerator,
+                per=component.per * amount.denominator,
+            )
+        )
+    minimum = price.minimum_nanos * left
+    return Price(tuple(components), -(-minimum.numerator // minimum.denominator))
 
 
 def clip(usage: Usage, limits: Usage) -> tuple[Usage, bool]:

@@ -95,6 +95,24 @@ class Settings(BaseSettings):
     output_retention_hours: float = 24.0
     """How long an output can be fetched again."""
     idempotency_retention_days: float = 7.0
+    file_bytes_max: int = Field(default=200 * 1024 * 1024, ge=1)
+    """Of an uploaded file."""
+    file_retention_days: float = Field(default=30.0, gt=0)
+    """How long files are kept whose owner does not say."""
+    batch_lines_max: int = Field(default=50_000, ge=1)
+    """Requests of one batch."""
+    batch_window_s: float = Field(default=86_400.0, gt=0, le=6 * 86_400)
+    """How long a batch may take (`24h` in the API); what has not run by then has expired."""
+    batch_in_flight: int = Field(default=16, ge=1)
+    """Requests of one batch that are queued or running at a time."""
+    account_batches_max: int = Field(default=100, ge=1)
+    """Batches of one account that have not ended."""
+    batches_running: int = Field(default=4, ge=1)
+    """Batches that one gateway runs at a time; the others wait."""
+    batch_weight: float = Field(default=0.1, gt=0, le=1)
+    """Share of an account's batches in a model's queue beside an account's other requests (1)."""
+    batch_lease_s: float = Field(default=15.0, ge=1)
+    """How long after a gateway was lost another one goes on with its batches."""
     sweep_interval_s: float = 5.0
     webhook_private_addresses: bool = False
     """Whether webhooks may go to private networks and without TLS; for tests and laptops."""
@@ -109,6 +127,16 @@ class Settings(BaseSettings):
             raise ValueError(
                 "STRIPE_API_KEY is set but STRIPE_WEBHOOK_SECRET is empty: anybody could report a "
                 "payment; set the signing secret of the endpoint /webhooks/stripe"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _batches_are_remembered(self) -> Self:
+        if self.idempotency_retention_days * 86_400 < self.batch_window_s + 86_400:
+            raise ValueError(
+                f"TOLLGATE_IDEMPOTENCY_RETENTION_DAYS={self.idempotency_retention_days} is too "
+                "short: names of orders must be kept for a day longer than "
+                f"TOLLGATE_BATCH_WINDOW_S={self.batch_window_s}, or a line could be run twice"
             )
         return self
 

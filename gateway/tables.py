@@ -157,11 +157,11 @@ holds = Table(
     Column("metadata", OptionalJson),
     # Windows of budgets that it counts against, as [budget, start in µs]; also on its receipt.
     Column("windows", OptionalJson),
-    # Output tokens that the hold covers so far, of a stream that is held for slice by slice; and
-    # why it was cut short where no further slice could be held.
+    # Output tokens covered so far, of a stream that is held for in slices, and why it was cut.
     Column("held_tokens", BigInteger),
     Column("cut", String(32)),
     Column("webhook", String(2000)),
+    Column("service_class", String(16), nullable=False, server_default="standard"),
     Column("accepted_at", UtcDateTime, nullable=False),
     Column("deadline_at", UtcDateTime, nullable=False, index=True),
     CheckConstraint("hold_nanos >= 0", name="hold"),
@@ -215,6 +215,7 @@ receipts = Table(
     Column("metadata", OptionalJson),
     Column("windows", OptionalJson),
     Column("error", OptionalJson),
+    Column("service_class", String(16), nullable=False, server_default="standard"),
     Column("accepted_at", UtcDateTime, nullable=False),
     Column("settled_at", UtcDateTime, nullable=False),
     Column("transfer_id", RowId, ForeignKey("transfers.id")),
@@ -494,7 +495,6 @@ reconciliations = Table(
 chores = Table(
     "chores",
     metadata,
-    # What one of the gateways is to do now and then: whoever moves ``due_at`` does it.
     Column("name", String(40), primary_key=True),
     Column("due_at", UtcDateTime, nullable=False),
 )

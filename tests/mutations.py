@@ -138,6 +138,35 @@ MUTATIONS = (
         "    if False:\n",
         "tests/payments/test_payments.py -k often",
     ),
+    Mutation(
+        "the price of a batch is rounded",
+        "gateway/pricing.py",
+        "                amount_nanos=amount.numerator,\n"
+        "                per=component.per * amount.denominator,\n",
+        "                amount_nanos=max(int(amount), 1),\n                per=component.per,\n",
+        "tests/test_pricing_properties.py -k discounted",
+    ),
+    Mutation(
+        "lines of a batch have no names",
+        "gateway/batches/names.py",
+        "idempotency=Idempotency.of(name, endpoint.path, placed.body),",
+        "idempotency=None,",
+        "tests/failures/test_batches.py -k again_and_again",
+    ),
+    Mutation(
+        "whoever goes on with a batch does not ask what was placed",
+        "gateway/batches/run.py",
+        "return last_attempts(batch.id, names)",
+        "return {}",
+        "tests/failures/test_batches.py -k revoked",
+    ),
+    Mutation(
+        "a batch is held for at the whole price",
+        "gateway/requests/admit.py",
+        "self._live.priced(entry.name, now, account_id, order.service_class)",
+        "self._live.priced(entry.name, now, account_id)",
+        "tests/gateway/test_batches.py -k half_the_price",
+    ),
 )
 
 

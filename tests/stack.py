@@ -28,6 +28,7 @@ from gateway.pricing import parse_usd
 
 PEPPER = "a pepper for tests, long enough"
 PATIENCE_S = 40.0
+FILE_BYTES_MAX = 6 * 1024 * 1024
 CATALOG = """\
 version: 1
 models:
@@ -51,6 +52,7 @@ models:
     engine: echo
     options: {{tokens_per_step: 1, step_us: 200000}}
     limits: {{context_tokens: 4096, output_tokens: 512, choices: 4, timeout_s: 2}}
+    batch: false
     price: *price
   - name: Veo3
     task: text-to-video
@@ -101,6 +103,10 @@ class Stack:
             "TOLLGATE_HOLD_SLICE_TOKENS": "16",
             "TOLLGATE_RETRY_GRACE_S": "1.5",
             "TOLLGATE_SWEEP_INTERVAL_S": "0.5",
+            "TOLLGATE_FILE_BYTES_MAX": str(FILE_BYTES_MAX),
+            "TOLLGATE_BATCH_LINES_MAX": "1000",
+            "TOLLGATE_BATCH_IN_FLIGHT": "4",
+            "TOLLGATE_BATCH_LEASE_S": "2",
             "TOLLGATE_SHUTDOWN_GRACE_S": "2",
             "TOLLGATE_WEBHOOK_PRIVATE_ADDRESSES": "true",
         }

@@ -25,6 +25,7 @@ from gateway.pricing import (
     UnpricedUsage,
     charge,
     clip,
+    discounted,
     format_usd,
     parse_usd,
     quote,
@@ -240,6 +241,34 @@ def test_parting_a_usage_costs_at_most_a_nano_dollar_for_each_cut(
     surplus = sum(due(price, part) for part in parts) - due(price, whole)
 
     assert 0 <= surplus <= len(cuts)
+
+
+# --- A discount is exact --------------------------------------------------------------------------
+
+discounts = st.integers(1, 9_999).map(lambda parts: Fraction(parts, 10_000))
+
+
+@given(prices(minimums=False), usages(), discounts)
+def test_a_discounted_price_takes_off_its_part_of_every_usage_exactly(
+    price: Price, usage: Usage, discount: Fraction
+) -> None:
+    less = discounted(price, discount)
+
+    assert exactly(less, usage) == exactly(price, usage) * (1 - discount)
+    assert due(less, usage) == up(exactly(price, usage) * (1 - discount))
+    assert all(isinstance(line.amount_nanos, int) and line.per >= 1 for line in less.components)
+
+
+@given(prices(), limits(), discounts)
+def test_a_discounted_quote_is_never_more_than_its_part_rounded_up(
+    price: Price, bounds: Usage, discount: Fraction
+) -> None:
+    full = quote_or_nothing(price, bounds)
+
+    part = quote_or_nothing(discounted(price, discount), bounds)
+
+    # The full quote was rounded up before its part is taken here, the discounted one after.
+    assert full * (1 - discount) - 1 < part <= up(full * (1 - discount))
 
 
 # --- Amounts are read as they are written ---------------------------------------------------------

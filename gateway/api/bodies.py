@@ -97,6 +97,15 @@ def read_body(schema: type[Body], value: Mapping[str, Any]) -> Body:
         raise invalid_field(error.errors(include_url=False)) from None
 
 
+def refuse_in_batch(data: BaseModel, *names: str) -> None:
+    """Refuse what has no meaning where nobody waits. Raise ``InvalidRequest``."""
+    for name in names:
+        if getattr(data, name):
+            raise InvalidRequest(
+                "unsupported_parameter", f"{name} has no use in a batch; leave it out.", param=name
+            )
+
+
 def _render(error: TollgateError) -> Response[bytes]:
     return json_response(render_openai(error), status=error.http_status, headers=error.headers)
 

@@ -10,7 +10,8 @@ from litestar.params import FromPath, FromQuery
 
 from gateway.api.access import caller
 from gateway.api.answers import json_response
-from gateway.catalog.listing import Sort, choose, entry_view, model_view
+from gateway.api.batches import ENDPOINTS
+from gateway.catalog.listing import Sort, batch_view, choose, entry_view, model_view
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
@@ -98,7 +99,11 @@ class CatalogController(Controller):
             {
                 "object": "list",
                 "data": [
-                    {**entry_view(entry, announcements), **_whose_price(request, entry)}
+                    {
+                        **entry_view(entry, announcements),
+                        **_in_batches(entry),
+                        **_whose_price(request, entry),
+                    }
                     for entry in chosen
                 ],
             }
@@ -111,7 +116,14 @@ class CatalogController(Controller):
         requests: Requests = request.app.state.requests
         entry = _find(request, name)
         view = entry_view(entry, requests.watch.announcements)
-        return json_response({**view, **_whose_price(request, entry)})
+        return json_response({**view, **_in_batches(entry), **_whose_price(request, entry)})
+
+
+def _in_batches(entry: Entry) -> dict[str, Any]:
+    """Say what a batch pays, where a batch can ask for what the entry does."""
+    tasks = {endpoint.task for endpoint in ENDPOINTS.values()}
+    asked_for = not tasks.isdisjoint((entry.task, *entry.also))
+    return {"batch": batch_view(entry) if asked_for else None}
 
 
 def _whose_price(request: Request[Any, Any, Any], entry: Entry) -> dict[str, str]:

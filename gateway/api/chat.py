@@ -16,14 +16,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import call_of
 from gateway.api.answers import (
+    encode_json,
     event_data,
     event_stream,
     json_response,
     openai_usage,
     request_headers,
 )
-from gateway.api.bodies import idempotency, is_retry, unnamed
+from gateway.api.bodies import idempotency, is_retry, read_body, refuse_in_batch, unnamed
 from gateway.api.text_stream import Piece, TextStream, choices_of, logprob_view
+from gateway.batches.endpoint import Endpoint
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.ledger.extend import CAUSES
@@ -152,11 +154,18 @@ class ChatController(Controller):
             closed = await ticket.closed(request)
         raise_unless_succeeded(closed)
         return json_response(
-            _completion(closed), headers=request_headers(closed.request_id, closed)
+            completion_view(closed), headers=request_headers(closed.request_id, closed)
         )
 
 
-def _completion(closed: Closed) -> dict[str, Any]:
+def batch_order(body: Mapping[str, Any]) -> Order:
+    """Check a body as the endpoint does; nobody is there to read a stream."""
+    data = read_body(ChatCompletion, body)
+    refuse_in_batch(data, "stream", "stream_options")
+    return Order(model=data.model, task=TASK, input=data.generation(), metadata=data.metadata)
+
+
+def completion_view(closed: Closed) -> dict[str, Any]:
     return {
         "id": closed.request_id,
         "object": "chat.completion",
@@ -173,6 +182,14 @@ def _completion(closed: Closed) -> dict[str, Any]:
         ],
         "usage": openai_usage(closed.usage, closed.cost_nanos),
     }
+
+
+BATCHES: Final = Endpoint(
+    "/v1/chat/completions",
+    TASK,
+    read=batch_order,
+    answer=lambda closed, _: encode_json(completion_view(closed)),
+)
 
 
 def _message(choice: Choice) -> dict[str, Any]:

@@ -13,15 +13,17 @@ from pydantic import ConfigDict, Field
 
 from gateway.api.access import call_of
 from gateway.api.answers import (
+    encode_json,
     event_data,
     event_stream,
     json_response,
     openai_usage,
     request_headers,
 )
-from gateway.api.bodies import idempotency, is_retry, unnamed
+from gateway.api.bodies import idempotency, is_retry, read_body, refuse_in_batch, unnamed
 from gateway.api.chat import KEEP_ALIVE_S, TASK, StreamOptions
 from gateway.api.text_stream import Piece, TextStream, choices_of
+from gateway.batches.endpoint import Endpoint
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.ledger.extend import CAUSES
@@ -124,6 +126,21 @@ def completion_view(closed: Closed) -> dict[str, Any]:
         ],
         "usage": openai_usage(closed.usage, closed.cost_nanos),
     }
+
+
+def batch_order(body: Mapping[str, Any]) -> Order:
+    """Check a body as the endpoint does; nobody is there to read a stream."""
+    data = read_body(Completion, body)
+    refuse_in_batch(data, "stream", "stream_options")
+    return Order(model=data.model, task=TASK, input=data.completion())
+
+
+BATCHES: Final = Endpoint(
+    "/v1/completions",
+    TASK,
+    read=batch_order,
+    answer=lambda closed, _: encode_json(completion_view(closed)),
+)
 
 
 async def _stream(ticket: Ticket, *, include_usage: bool) -> AsyncIterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from litestar import Controller, Request, Response, post
@@ -11,8 +12,9 @@ from litestar.params import JSONBody
 from pydantic import ConfigDict, Field
 
 from gateway.api.access import call_of
-from gateway.api.answers import exact_number, json_response, request_headers
-from gateway.api.bodies import idempotency, is_retry, unnamed
+from gateway.api.answers import encode_json, exact_number, json_response, request_headers
+from gateway.api.bodies import idempotency, is_retry, read_body, unnamed
+from gateway.batches.endpoint import Endpoint
 from gateway.ledger.closed import Closed
 from gateway.requests.embedding import TextEmbedding
 from gateway.requests.lifecycle import Requests
@@ -81,6 +83,22 @@ def embedding_view(closed: Closed, encoding: Encoding) -> dict[str, Any]:
             "cost": exact_number(closed.cost_nanos),
         },
     }
+
+
+def batch_order(body: Mapping[str, Any]) -> Order:
+    """Check a body as the endpoint does."""
+    data = read_body(Embedding, body)
+    return Order(model=data.model, task=TASK, input=data)
+
+
+BATCHES: Final = Endpoint(
+    "/v1/embeddings",
+    TASK,
+    read=batch_order,
+    answer=lambda closed, body: encode_json(
+        embedding_view(closed, body.get("encoding_format") or "float")
+    ),
+)
 
 
 def _encode(vector: bytes, encoding: Encoding) -> str | tuple[float, ...]:

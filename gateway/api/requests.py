@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from litestar import Controller, Request, Response, get, post
@@ -18,8 +19,9 @@ from gateway.api.lists import Direction, Outcome, Status, page_view, read_choice
 from gateway.api.views import margin_view, quote_view, receipt_view, request_view
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
+from gateway.errors import InvalidRequest
 from gateway.ledger.closed import Closed
-from gateway.pricing import parse_usd
+from gateway.pricing import SERVICE_CLASSES, parse_usd
 from gateway.requests.follow import Followed
 from gateway.requests.lifecycle import Requests
 from gateway.requests.lookup import Choice
@@ -213,7 +215,20 @@ async def _server_sent(
 
 
 def _ordered(requests: Requests, body: dict[str, Any]) -> Order:
-    """Make an order of a quote's body: that of a request, or of a chat completion."""
+    """Make an order of a quote's body: that of a request, or of a chat completion, with the service
+    class beside it."""
+    body = dict(body)
+    service_class = body.pop("service_class", "standard")
+    if service_class not in SERVICE_CLASSES:
+        raise InvalidRequest(
+            "invalid_value",
+            f"service_class is {service_class!r}; accepted: {', '.join(SERVICE_CLASSES)}.",
+            param="service_class",
+        )
+    return replace(_plainly_ordered(requests, body), service_class=service_class)
+
+
+def _plainly_ordered(requests: Requests, body: dict[str, Any]) -> Order:
     if "messages" in body and "input" not in body:
         completion = read_body(ChatCompletion, body)
         return Order(model=completion.model, task=TASK, input=completion.generation())

@@ -6,8 +6,8 @@ is sent whole each time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
 
 import msgspec
 from litestar import Controller, Request, Response, delete, get, post
@@ -15,8 +15,14 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 
 from gateway.api.access import call_of, caller
-from gateway.api.answers import event_data, event_stream, json_response, request_headers
-from gateway.api.bodies import idempotency, is_retry, unnamed
+from gateway.api.answers import (
+    encode_json,
+    event_data,
+    event_stream,
+    json_response,
+    request_headers,
+)
+from gateway.api.bodies import idempotency, is_retry, read_body, refuse_in_batch, unnamed
 from gateway.api.chat import KEEP_ALIVE_S, TASK
 from gateway.api.response_bodies import ResponseBody
 from gateway.api.response_views import (
@@ -26,6 +32,7 @@ from gateway.api.response_views import (
     response_view,
     status_of,
 )
+from gateway.batches.endpoint import Endpoint
 from gateway.errors import InvalidRequest, NotFound, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.requests.lifecycle import Requests
@@ -131,6 +138,22 @@ class ResponsesController(Controller):
         return json_response(
             {"id": response_id(found.request_id), "object": "response", "deleted": True}
         )
+
+
+def batch_order(body: Mapping[str, Any]) -> Order:
+    """Check a body as the endpoint does; nobody is there to read a stream."""
+    data = read_body(ResponseBody, body)
+    refuse_in_batch(data, "stream", "stream_options", "background")
+    return Order(model=data.model, task=TASK, input=data.generation(), metadata=data.metadata)
+
+
+BATCHES: Final = Endpoint(
+    "/v1/responses",
+    TASK,
+    read=batch_order,
+    answer=lambda closed, body: encode_json(response_view(closed, read_body(ResponseBody, body))),
+    forgets=lambda body: body.get("store") is False,
+)
 
 
 async def _find(request: Request[Any, Any, Any], id: str) -> Open | Closed:

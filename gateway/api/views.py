@@ -64,6 +64,7 @@ def receipt_view(
         "status": closed.status,
         "outcome": closed.outcome,
         "reason": closed.reason,
+        "service_class": closed.service_class,
         "price_id": closed.price_id,
         "lines": line_views(lines),
         "cost": format_usd(closed.cost_nanos),
@@ -91,7 +92,12 @@ def receipt_view(
             "total_us": timings.total_us,
             "tokens": timings.tokens,
         },
-        "performance": performance_view(timings, slo, succeeded=closed.status == "succeeded"),
+        "performance": performance_view(
+            timings,
+            # No speed was promised to a batch.
+            slo if closed.service_class == "standard" else None,
+            succeeded=closed.status == "succeeded",
+        ),
         "accepted_at": timestamp(closed.accepted_at),
         "settled_at": timestamp(closed.settled_at),
     }
@@ -115,6 +121,7 @@ def quote_view(quoted: Quoted) -> dict[str, Any]:
         "object": "quote",
         "model": quoted.entry.name,
         "task": quoted.task,
+        "service_class": quoted.service_class,
         "price_id": quoted.price_id,
         "max_cost": format_usd(quoted.bill.total_nanos),
         "lines": line_views(quoted.bill.lines),

@@ -20,6 +20,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
+from gateway.batches.files import Files
 from gateway.billing.audit import audit_and_keep
 from gateway.billing.close import SETTLED_AFTER, close_month, list_periods
 from gateway.billing.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
@@ -118,6 +119,11 @@ def usage_chores(database: Database) -> tuple[Chore, ...]:
     """The rollup of each hour, once it has closed."""
     build = _in_batches(database, build_due, HOURS_MAX)
     return (Chore("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
+
+
+def file_chores(files: Files) -> tuple[Chore, ...]:
+    """The end of files whose time is over."""
+    return (Chore("files", timedelta(minutes=1), files.clear_ended),)
 
 
 def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[Chore, ...]:

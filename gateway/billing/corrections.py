@@ -14,6 +14,7 @@ from sqlalchemy import Connection, select
 
 from gateway.database import exact_sum
 from gateway.ledger.closed import UNITS
+from gateway.ledger.discounts import class_price, read_discounts
 from gateway.ledger.refunds import NotRefundable, refund
 from gateway.ledger.transfers import TransferConflict
 from gateway.pricing import Price, UnpricedUsage, charge
@@ -91,10 +92,13 @@ def _overpaid(
         .where(refunds.c.request_id == receipts.c.request_id)
         .scalar_subquery()
     )
+    discounts = read_discounts(connection)
     query = (
         select(
             receipts.c.request_id,
             receipts.c.account_id,
+            receipts.c.service_class,
+            receipts.c.accepted_at,
             receipts.c.charge_nanos - given,
             receipts.c.attributes,
             *(receipts.c[unit] for unit in UNITS),
@@ -110,10 +114,12 @@ def _overpaid(
     if account_id is not None:
         query = query.where(receipts.c.account_id == account_id)
     for row in connection.execute(query):
-        request_id, owner, paid, attributes, *quantities = row
+        request_id, owner, service_class, accepted_at, paid, attributes, *quantities = row
         usage = Usage(**dict(zip(UNITS, quantities, strict=True)), attributes=attributes or {})
+        # A batch paid its part of the price; it has its part of the right one.
+        right = class_price(price, service_class, discounts, model, accepted_at) or price
         try:
-            due = charge(price, usage).total_nanos
+            due = charge(right, usage).total_nanos
         except UnpricedUsage as error:
             raise ValueError(f"{request_id} cannot be priced so: {error}") from None
         if due < paid:

@@ -29,7 +29,7 @@ CHUNK: Final = 20_000
 ROW_GROUP: Final = 100_000
 
 _USD: Final = pa.decimal128(19, 9)
-_DETAILS: Final = ("key", "model", "task", "status", "outcome", "reason")
+_DETAILS: Final = ("key", "model", "task", "status", "outcome", "reason", "service_class")
 _QUARTER_US: Final = 900_000_000
 
 CSV_SCHEMA: Final = pa.schema(

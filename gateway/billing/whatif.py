@@ -10,6 +10,7 @@ from datetime import datetime
 from sqlalchemy import Connection, select
 
 from gateway.ledger.closed import UNITS
+from gateway.ledger.discounts import class_price, read_discounts
 from gateway.pricing import Price, UnpricedUsage, charge
 from gateway.tables import receipts
 from workers.contract.jobs import Usage
@@ -42,10 +43,19 @@ def whatif(
     ends_at: datetime,
     account_id: int | None = None,
 ) -> list[Repriced]:
-    """Price the charged requests of a span again, by model; refunds are left aside."""
+    """Price the charged requests of a span again, by model; refunds are left aside.
+
+    What ran in batches has the discount that was in force then.
+    """
+    discounts = read_discounts(connection)
     columns = [receipts.c[unit] for unit in UNITS]
     query = select(
-        receipts.c.model, receipts.c.charge_nanos, receipts.c.attributes, *columns
+        receipts.c.model,
+        receipts.c.service_class,
+        receipts.c.accepted_at,
+        receipts.c.charge_nanos,
+        receipts.c.attributes,
+        *columns,
     ).where(
         receipts.c.outcome == "charged",
         receipts.c.settled_at >= starts_at,
@@ -55,11 +65,14 @@ def whatif(
         query = query.where(receipts.c.account_id == account_id)
     found: defaultdict[str, Repriced] = defaultdict(lambda: Repriced(""))
     for row in connection.execute(query, execution_options={"yield_per": 1000}):
-        model, charged, attributes, *quantities = row
+        model, service_class, accepted_at, charged, attributes, *quantities = row
         sums = found[model]
         sums.model = model
         usage = Usage(**dict(zip(UNITS, quantities, strict=True)), attributes=attributes or {})
-        would = _would_cost(prices.get(model), usage)
+        price = prices.get(model)
+        if price is not None:
+            price = class_price(price, service_class, discounts, model, accepted_at)
+        would = _would_cost(price, usage)
         if would is None:
             sums.unpriced_requests += 1
             sums.unpriced_nanos += charged

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from gateway.catalog.availability import availability
 from gateway.catalog.schema import Entry, PriceLine
 from gateway.catalog.tasks import TASKS, Modality
-from gateway.pricing import NANOS_PER_USD, Unit, format_usd
+from gateway.pricing import NANOS_PER_USD, Unbookable, Unit, discounted, format_usd
 from workers.contract.streams import Announcement
 
 Sort: TypeAlias = Literal["name", "price", "-price"]
@@ -105,6 +105,21 @@ def model_view(entry: Entry, announcements: Sequence[Announcement], created: int
         "available": missing is None,
         "reason": None if missing is None else missing.reason,
         "price": price_view(entry),
+    }
+
+
+def batch_view(entry: Entry) -> dict[str, Any] | None:
+    """What an entry costs in a batch; None if it is not sold in batches."""
+    if entry.discount is None:
+        return None
+    try:
+        sold = entry.at(discounted(entry.selling_price, Fraction(entry.discount)))
+    except Unbookable:
+        return None
+    return {
+        "discount": entry.discount,
+        "price": price_view(sold),
+        "minimum": format_usd(sold.minimum) if sold.minimum else None,
     }
 
 

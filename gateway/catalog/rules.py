@@ -7,11 +7,20 @@ conflict is found, each with its place in the entry.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gateway.catalog.tasks import TASKS, Modality, Task
-from gateway.pricing import NANOS_MAX, Unbookable, Unit, UnpricedUsage, format_usd, quote
+from gateway.pricing import (
+    NANOS_MAX,
+    Unbookable,
+    Unit,
+    UnpricedUsage,
+    discounted,
+    format_usd,
+    quote,
+)
 from workers.contract.jobs import Usage
 
 if TYPE_CHECKING:
@@ -69,6 +78,7 @@ def conflicts(entry: Entry) -> Iterator[Conflict]:
     yield from _conditions(entry.price)
     yield from _applicable(entry)
     yield from _bookable(entry)
+    yield from _batches(entry)
 
 
 def route(*, engine: bool, upstream: bool) -> Iterator[Conflict]:
@@ -231,6 +241,20 @@ def _bookable(entry: Entry) -> Iterator[Conflict]:
     except UnpricedUsage:
         # A limit or a price is missing, which is said where it is missing.
         return
+
+
+def _batches(entry: Entry) -> Iterator[Conflict]:
+    if not entry.batch and "batch_discount" in entry.model_fields_set:
+        yield ("batch_discount",), "it is not sold in batches (`batch: false`)"
+    if entry.batch:
+        try:
+            discounted(entry.selling_price, Fraction(entry.batch_discount))
+        except Unbookable:
+            yield (
+                ("batch_discount",),
+                f"less {entry.batch_discount} the price cannot be written exactly; use fewer "
+                "decimals, or `batch: false`",
+            )
 
 
 def _all_tasks(entry: Entry) -> tuple[Task, ...]:

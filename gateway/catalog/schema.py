@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictBool,
     StrictInt,
     StringConstraints,
     model_validator,
@@ -47,6 +48,20 @@ def _amount(value: Any) -> int:
     return nanos
 
 
+_DISCOUNT: Final = re.compile(r"0\.[0-9]{1,4}")
+
+
+def _discount(value: Any) -> str:
+    if not isinstance(value, str) or not _DISCOUNT.fullmatch(value) or not value.strip("0."):
+        raise ValueError(
+            f"{value!r} is no discount; write the part of the price that is taken off, in quotes, "
+            'between 0 and 1 and with at most 4 decimals, such as "0.5"'
+        )
+    return value.rstrip("0")
+
+
+Discount: TypeAlias = Annotated[str, BeforeValidator(_discount)]
+"""The part of a price that is taken off: a decimal string without trailing zeros."""
 Amount: TypeAlias = Annotated[int, BeforeValidator(_amount)]
 """USD as a decimal string in YAML; nano-dollars here."""
 Count: TypeAlias = Annotated[StrictInt, Field(ge=1, le=1_000_000_000)]
@@ -183,6 +198,10 @@ class Entry(Offer):
     """The engine's or the dialect's own; the worker checks them."""
     upstream: Upstream | None = None
     limits: Limits = Limits()
+    batch: StrictBool = True
+    """Whether it is sold in batches."""
+    batch_discount: Discount = "0.5"
+    """What a batch takes off its price."""
     default_parameters: DefaultParameters = DefaultParameters()
     slo: Slo | None = None
 
@@ -200,6 +219,11 @@ class Entry(Offer):
         if found := tuple(rules.conflicts(self)):
             raise rules.Conflicts(found)
         return self
+
+    @property
+    def discount(self) -> str | None:
+        """What is taken off in a batch; None if it is not sold in batches."""
+        return self.batch_discount if self.batch else None
 
     def at(self, price: Price) -> Entry:
         """The same entry as it is sold at a price that is not, or not yet, the file's."""

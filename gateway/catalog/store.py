@@ -9,25 +9,36 @@ process. Requests that were accepted before keep theirs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from pathlib import Path
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from gateway.catalog.classes import BatchPrice, Period, Periods, due
 from gateway.catalog.loader import CatalogError, Problem, load_catalog
 from gateway.catalog.schema import Catalog, Entry
 from gateway.database import Database
-from gateway.errors import Unavailable
-from gateway.ledger.prices import LIST, PriceCache, put_in_force, read_price
-from gateway.pricing import Price
+from gateway.errors import InvalidRequest, Unavailable
+from gateway.ledger.discounts import (
+    Discounts,
+    discount_in_force,
+    put_discount_in_force,
+    read_discounts,
+)
+from gateway.ledger.prices import LIST, PriceCache, put_in_force, read_price, store_price
+from gateway.pricing import Price, ServiceClass, Unbookable, discounted
 from gateway.tables import price_periods
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 REFRESH_S: Final = 1.0
 NOTICE_S: Final = 3.0
@@ -43,16 +54,21 @@ OPERATOR_NOTICE_S: Final = 10.0
 """The same for prices that an operator sets, by a command that no gateway sees."""
 
 
-class Period(NamedTuple):
-    """From a moment on, until the next period of the same model and account, a price is in force;
-    none where an account's own has ended."""
+class Terms(NamedTuple):
+    """Every price and every discount that was, is or will be in force."""
 
-    starts_at: datetime
-    price_id: int | None
+    periods: Periods
+    discounts: Discounts
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.periods.values())) + sum(map(len, self.discounts.values()))
 
 
-Periods: TypeAlias = Mapping[tuple[str, int], tuple[Period, ...]]
-"""By model and account, oldest first."""
+BatchPrices: TypeAlias = dict[BatchPrice, tuple[int, Price] | None]
+"""Of a price and a discount: the price that they come to, and its id; None if there is none."""
+
+_NO_TERMS: Final = Terms({}, {})
 
 
 class LiveCatalog:
@@ -62,7 +78,8 @@ class LiveCatalog:
         self._alone = database.engine.dialect.name == "sqlite"
         self._reloading = asyncio.Lock()
         self._entries: Mapping[str, Entry] = {}
-        self._periods: Periods = {}
+        self._terms = _NO_TERMS
+        self._batch_prices: BatchPrices = {}
         self._heard = -NOTICE_S
         self.prices: PriceCache = {}
         """Every price row that this process has read; rows never change."""
@@ -101,10 +118,22 @@ class LiveCatalog:
     async def refresh(self) -> None:
         """Read what has been put in force, by whomever."""
         asked = time.monotonic()
-        self._take_over(await self._database.read(self._read), asked)
+        terms = await self._database.read(self._read)
+        if self._unmade(terms):
+            self._add(await self._write(lambda connection: self._make(connection, terms)))
+        self._take_over(terms, asked)
 
-    def priced(self, name: str, now: datetime, account_id: int = LIST) -> tuple[int, Price]:
-        """Give the price at which an account gets a model at a moment, and its id."""
+    def priced(
+        self,
+        name: str,
+        now: datetime,
+        account_id: int = LIST,
+        service_class: ServiceClass = "standard",
+    ) -> tuple[int, Price]:
+        """Give the price at which an account gets a model at a moment, and its id.
+
+        Raise ``InvalidRequest`` if the model is not sold to the class.
+        """
         if time.monotonic() - self._heard > (OPERATOR_NOTICE_S if self._alone else NOTICE_S):
             raise Unavailable(
                 "prices_unknown",
@@ -114,6 +143,8 @@ class LiveCatalog:
         price_id = self._price_id(name, now, account_id)
         if price_id is None:
             raise Unavailable("no_price", f"{name} has no price in force; it is not for sale.")
+        if service_class == "batch":
+            price_id = self._batch_price_id(name, now, price_id)
         return price_id, self.prices[price_id]
 
     def entry(self, name: str, account_id: int = LIST) -> Entry | None:
@@ -136,51 +167,54 @@ class LiveCatalog:
 
     def names_ever(self) -> tuple[str, ...]:
         """The models that are or were on sale: requests for these may still be running."""
-        return tuple(dict.fromkeys([*self._entries, *(model for model, _ in self._periods)]))
+        return tuple(dict.fromkeys([*self._entries, *(model for model, _ in self._terms.periods)]))
 
     def on_sale_since(self, name: str) -> int:
         """Unix time of a model's first price."""
-        return int(self._periods[name, LIST][0].starts_at.timestamp())
+        return int(self._terms.periods[name, LIST][0].starts_at.timestamp())
 
     async def _put_on_sale(self, catalog: Catalog) -> None:
         notice = timedelta(seconds=NOTICE_ALONE_S if self._alone else NOTICE_S)
 
-        def write(connection: Connection) -> tuple[datetime, Periods]:
+        def write(connection: Connection) -> tuple[datetime, Terms, BatchPrices]:
             now = datetime.now(UTC)
             sold = set(connection.execute(select(price_periods.c.model).distinct()).scalars())
             # In one order everywhere, so that gateways that start together never deadlock.
             for entry in sorted(catalog.models, key=lambda entry: entry.name):
                 starts_at = now + notice if entry.name in sold else now
                 put_in_force(connection, entry.name, entry.selling_price, starts_at)
-            return now, self._read(connection)
+                put_discount_in_force(connection, entry.name, entry.discount, starts_at)
+            terms = self._read(connection)
+            return now, terms, self._make(connection, terms)
 
         asked = time.monotonic()
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                now, periods = await self._database.write(write)
-                break
-            except IntegrityError:
-                # Another gateway put the same price in force at the same moment.
-                if attempt == ATTEMPTS:
-                    raise
-        self._take_over(periods, asked)
+        now, terms, made = await self._write(write)
+        self._add(made)
+        self._take_over(terms, asked)
         # What begins later than that, an operator has set.
         ahead = (
-            period.starts_at - now
+            starts_at - now
             for entry in catalog.models
-            for period in periods[entry.name, LIST]
-            if period.starts_at - now <= notice
+            for starts_at, _ in (*terms.periods[entry.name, LIST], *terms.discounts[entry.name])
+            if starts_at - now <= notice
         )
         await asyncio.sleep(max(max(ahead).total_seconds(), 0))
         self._entries = {entry.name: entry for entry in catalog.models}
 
-    def _take_over(self, periods: Periods, asked: float) -> None:
+    async def _write(self, function: Callable[[Connection], T]) -> T:
+        for _ in range(1, ATTEMPTS):
+            with contextlib.suppress(IntegrityError):
+                return await self._database.write(function)
+            # Another gateway put the same price in force, or made its row, at the same moment.
+        return await self._database.write(function)
+
+    def _take_over(self, terms: Terms, asked: float) -> None:
         """Periods are only ever added, so whoever read more of them read later."""
-        if sum(map(len, periods.values())) >= sum(map(len, self._periods.values())):
-            self._periods = periods
+        if terms.size >= self._terms.size:
+            self._terms = terms
         self._heard = max(self._heard, asked)
 
-    def _read(self, connection: Connection) -> Periods:
+    def _read(self, connection: Connection) -> Terms:
         """Read every period, and those price rows that this process has not seen."""
         periods: dict[tuple[str, int], tuple[Period, ...]] = {}
         rows = connection.execute(
@@ -196,14 +230,45 @@ class LiveCatalog:
             periods[place] = (*periods.get(place, ()), Period(starts_at, price_id))
             if price_id is not None:
                 read_price(connection, price_id, self.prices)
-        return periods
+        return Terms(periods, read_discounts(connection))
+
+    def _unmade(self, terms: Terms) -> dict[BatchPrice, str]:
+        wanted = due(terms.periods, terms.discounts, datetime.now(UTC))
+        return {pair: model for pair, model in wanted.items() if pair not in self._batch_prices}
+
+    def _make(self, connection: Connection, terms: Terms) -> BatchPrices:
+        """Have a row for every batch price that may come to count."""
+        made: BatchPrices = {}
+        for (price_id, discount), model in sorted(self._unmade(terms).items()):
+            try:
+                price = discounted(self.prices[price_id], Fraction(discount))
+            except Unbookable:
+                # An account's own price of before the discount; it is not sold in batches so.
+                made[price_id, discount] = None
+            else:
+                made[price_id, discount] = store_price(connection, model, price), price
+        return made
+
+    def _add(self, made: BatchPrices) -> None:
+        """Sell at batch prices, now that their rows are committed."""
+        self.prices.update(found for found in made.values() if found is not None)
+        self._batch_prices.update(made)
+
+    def _batch_price_id(self, name: str, now: datetime, price_id: int) -> int:
+        discount = discount_in_force(self._terms.discounts, name, now)
+        found = self._batch_prices.get((price_id, discount)) if discount else None
+        if found is None:
+            raise InvalidRequest(
+                "model_not_in_batches", f"{name} is not sold in batches.", param="model"
+            )
+        return found[0]
 
     def _price_id(self, name: str, now: datetime, account_id: int) -> int | None:
         own = self._in_force((name, account_id), now) if account_id != LIST else None
         return own if own is not None else self._in_force((name, LIST), now)
 
     def _in_force(self, place: tuple[str, int], now: datetime) -> int | None:
-        periods = self._periods.get(place, ())
+        periods = self._terms.periods.get(place, ())
         return next((each.price_id for each in reversed(periods) if each.starts_at <= now), None)
 
     def _at_price(self, entry: Entry, now: datetime, account_id: int) -> Entry:

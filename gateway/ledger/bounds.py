@@ -23,6 +23,7 @@ from gateway.accounts.budgets import (
     window_end,
     window_start,
 )
+from gateway.pricing import ServiceClass
 from gateway.tables import budget_windows, holds, rate_limits
 
 Place = tuple[int, int]
@@ -42,6 +43,8 @@ class Ordered(Protocol):
     def hold_nanos(self) -> int: ...
     @property
     def accepted_at(self) -> datetime: ...
+    @property
+    def service_class(self) -> ServiceClass: ...
     @property
     def windows(self) -> Sequence[Sequence[int]] | None:
         """Those it counts in already, if it has been accepted before."""
@@ -71,7 +74,11 @@ _CONCURRENT: Final = select(rate_limits).where(
 )
 _OPEN_JOBS: Final = (
     select(holds.c.account_id, holds.c.key_id, holds.c.model, func.count().label("jobs"))
-    .where(holds.c.account_id.in_(bindparam("accounts", expanding=True)))
+    .where(
+        holds.c.account_id.in_(bindparam("accounts", expanding=True)),
+        # Batches have a bound of their own, so that they never take the place of who waits.
+        holds.c.service_class == "standard",
+    )
     .group_by(holds.c.account_id, holds.c.key_id, holds.c.model)
 )
 _HOLD_MORE: Final = (
@@ -122,6 +129,8 @@ class Bounds:
 
     def too_many(self, order: Ordered) -> TooManyConcurrent | None:
         """Say whether this would be one job too many."""
+        if order.service_class != "standard":
+            return None
         for limit in self._limits[order.account_id]:
             if (
                 limit["key_id"] in (0, order.key_id)
@@ -155,7 +164,7 @@ class Bounds:
             places.append(place)
             if not budget.hard and self._remaining(budget, place) < 0:
                 passed.append(budget)
-        if self._limits[order.account_id]:
+        if self._limits[order.account_id] and order.service_class == "standard":
             jobs = self._jobs[order.account_id]
             jobs[order.key_id, order.model] = jobs.get((order.key_id, order.model), 0) + 1
         return places, tuple(passed)

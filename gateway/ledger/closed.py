@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from sqlalchemy import RowMapping
 
+from gateway.pricing import ServiceClass
 from gateway.tables import QUANTITIES
 from workers.contract.jobs import BlobRef, RequestId, Timings, Usage
 
@@ -55,6 +56,7 @@ class Closed:
     error: Problem | None = None
     output: Output | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    service_class: ServiceClass = "standard"
 
 
 def read_closed(row: RowMapping) -> Closed:
@@ -77,4 +79,5 @@ def read_closed(row: RowMapping) -> Closed:
         error=msgspec.convert(row["error"], Problem) if row["error"] else None,
         output=msgspec.msgpack.decode(row["body"], type=Output) if row["body"] else None,
         metadata=row["metadata"] or {},
+        service_class=row["service_class"],
     )

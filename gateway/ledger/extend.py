@@ -25,6 +25,7 @@ from gateway.ledger.holds import (
     uncovered,
 )
 from gateway.ledger.locks import lock_accounts
+from gateway.pricing import ServiceClass
 from gateway.tables import holds
 from workers.contract.jobs import RequestId
 
@@ -61,6 +62,7 @@ class _More:
     model: str
     hold_nanos: int
     accepted_at: datetime
+    service_class: ServiceClass
     windows: Sequence[Sequence[int]]
 
 
@@ -72,6 +74,7 @@ _FIND: Final = select(
     holds.c.hold_nanos,
     holds.c.windows,
     holds.c.accepted_at,
+    holds.c.service_class,
 ).where(holds.c.request_id.in_(bindparam("ids", expanding=True)))
 _EXTEND: Final = (
     update(holds)
@@ -147,6 +150,7 @@ def _more(row: RowMapping, amount_nanos: int) -> _More:
         model=row["model"],
         hold_nanos=amount_nanos,
         accepted_at=row["accepted_at"],
+        service_class=row["service_class"],
         windows=row["windows"] or (),
     )
 

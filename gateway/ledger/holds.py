@@ -27,6 +27,7 @@ from sqlalchemy import (
 from gateway.accounts.budgets import Budget
 from gateway.ledger.bounds import Bounds, BudgetExceeded, Place, TooManyConcurrent
 from gateway.ledger.locks import lock_accounts
+from gateway.pricing import ServiceClass
 from gateway.tables import accounts, holds, idempotency, keys, outputs, receipts
 from workers.contract.jobs import RequestId
 
@@ -52,6 +53,7 @@ class HoldRequest:
     held_tokens: int | None = None
     """Output tokens that the amount covers, where more will be held for while it runs."""
     windows: None = None
+    service_class: ServiceClass = "standard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +294,7 @@ def _write(
                 "windows": windows or None,
                 "held_tokens": request.held_tokens,
                 "webhook": request.webhook,
+                "service_class": request.service_class,
                 "accepted_at": request.accepted_at,
                 "deadline_at": request.deadline_at,
             }

@@ -51,7 +51,7 @@ def put_in_force(connection: Connection, model: str, price: Price, now: datetime
     Does nothing while the catalog says what it said before, so that what an operator has set since
     then stays in force.
     """
-    price_id = _store(connection, model, price)
+    price_id = store_price(connection, model, price)
     latest = connection.execute(
         select(price_periods.c.price_id, price_periods.c.effective_from)
         .where(
@@ -97,7 +97,7 @@ def set_price(
         model=model,
         account_id=account_id,
         effective_from=starts_at,
-        price_id=None if price is None else _store(connection, model, price),
+        price_id=None if price is None else store_price(connection, model, price),
         source="operator",
         actor=actor,
         reason=reason,
@@ -146,7 +146,8 @@ def read_price(connection: Connection, price_id: int, cache: PriceCache) -> Pric
     return price
 
 
-def _store(connection: Connection, model: str, price: Price) -> int:
+def store_price(connection: Connection, model: str, price: Price) -> int:
+    """Give the id of a price of a model; it is made a row once."""
     components = msgspec.to_builtins(price.components)
     content = msgspec.json.encode([components, price.minimum_nanos], order="sorted")
     sha256 = hashlib.sha256(content).hexdigest()

@@ -15,7 +15,8 @@ from typing import Final
 from sqlalchemy import BigInteger, ColumnElement, Connection, Select, case, cast, or_, select
 
 from gateway.database import exact_sum
-from gateway.ledger.closed import read_closed
+from gateway.ledger.closed import Closed, read_closed
+from gateway.ledger.discounts import class_price, read_discounts
 from gateway.ledger.prices import LIST, PriceCache, read_price
 from gateway.pricing import UnpricedUsage, charge, format_usd
 from gateway.tables import (
@@ -148,8 +149,8 @@ def _overdue(connection: Connection, now: datetime) -> Iterator[Finding]:
 
 
 def _prices_were_in_force(connection: Connection) -> Iterator[Finding]:
-    """R7: each receipt has the price that was in force for its account when it was accepted, and
-    its charge is what that price makes of its usage."""
+    """R7: each receipt has the price that was in force for its account when it was accepted, less
+    its class's discount of that moment; and its charge is what that makes of its usage."""
     periods: defaultdict[tuple[str, int], list[tuple[datetime, int | None]]] = defaultdict(list)
     for period in connection.execute(
         select(price_periods).order_by(price_periods.c.effective_from)
@@ -160,14 +161,22 @@ def _prices_were_in_force(connection: Connection) -> Iterator[Finding]:
         known = periods[model, account_id]
         return next((price for start, price in reversed(known) if start <= moment), None)
 
+    discounts = read_discounts(connection)
     cache: PriceCache = {}
+
+    def was_in_force(closed: Closed) -> bool:
+        model, moment = closed.model, closed.accepted_at
+        due = in_force(model, closed.account_id, moment) or in_force(model, LIST, moment)
+        if closed.service_class == "standard" or due is None:
+            return due == closed.price_id
+        full = read_price(connection, due, cache)
+        own = class_price(full, closed.service_class, discounts, model, moment)
+        return own == read_price(connection, closed.price_id, cache)
+
     query: Select[tuple[object]] = select(receipts, cast(None, BigInteger).label("body"))
     for row in connection.execute(query, execution_options={"yield_per": 1000}).mappings():
         closed = read_closed(row)
-        due_price = in_force(closed.model, closed.account_id, closed.accepted_at) or in_force(
-            closed.model, LIST, closed.accepted_at
-        )
-        if due_price != closed.price_id:
+        if not was_in_force(closed):
             yield Finding(
                 "R7", closed.request_id, f"price {closed.price_id} was not in force when accepted"
             )

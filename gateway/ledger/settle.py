@@ -37,6 +37,7 @@ from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
 
 NOTHING: Final = Usage()
 UNTIMED: Final = Timings()
+BATCH_KEPT: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,7 @@ def _close(
         error=error,
         output=settlement.output if status != "failed" else None,
         metadata=row["metadata"] or {},
+        service_class=row["service_class"],
     )
     return Settled(closed, clipped or cost_nanos > row["hold_nanos"], job)
 
@@ -279,10 +281,11 @@ def _write(
         {
             "request_id": row["request_id"],
             "body": msgspec.msgpack.encode(settled.closed.output),
-            "expires_at": now + retention,
+            "expires_at": keep_until,
         }
         for row, settled in ended
-        if settled.closed.output is not None and retention
+        if settled.closed.output is not None
+        and (keep_until := _keep_until(row, now, retention)) > now
     ]
     if kept:
         connection.execute(_INSERT_OUTPUT, kept)
@@ -298,6 +301,14 @@ def _write(
     ]
     if awaited:
         connection.execute(insert(webhook_deliveries), awaited)
+
+
+def _keep_until(row: RowMapping, now: datetime, retention: timedelta) -> datetime:
+    if row["service_class"] == "batch":
+        # Until it is in the batch's file, which may wait for a gateway after the batch's end.
+        deadline_at: datetime = row["deadline_at"]
+        return max(deadline_at + BATCH_KEPT, now + retention)
+    return now + retention
 
 
 def _receipt(row: RowMapping, closed: Closed, charges: Mapping[int, int]) -> dict[str, Any]:
@@ -319,6 +330,7 @@ def _receipt(row: RowMapping, closed: Closed, charges: Mapping[int, int]) -> dic
         "metadata": row["metadata"],
         "windows": row["windows"],
         "error": msgspec.to_builtins(closed.error) if closed.error else None,
+        "service_class": closed.service_class,
         "accepted_at": closed.accepted_at,
         "settled_at": closed.settled_at,
         "transfer_id": charges[closed.account_id] if closed.cost_nanos else None,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from gateway.accounts.budgets import Budget
 from gateway.accounts.rates import Rates, refuse_overrun, refuse_oversized, wanted
 from gateway.catalog.schema import Entry
@@ -41,8 +43,9 @@ from gateway.ledger.holds import (
     KeySpendLimit,
     Replayed,
 )
-from gateway.pricing import Bill, Price, UnpricedUsage, format_usd, quote
+from gateway.pricing import Bill, Price, ServiceClass, UnpricedUsage, format_usd, quote
 from gateway.requests.call import Call
+from gateway.requests.dispatch import BATCH_PRIORITY
 from gateway.requests.inputs import parse, prepare
 from gateway.requests.order import Order
 from gateway.requests.prepared import Prepared
@@ -62,6 +65,7 @@ class Quoted:
     price: Price
     prepared: Prepared
     bill: Bill
+    service_class: ServiceClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ class Admission:
                 f"{entry.name} does {entry.task}, not {task}.",
                 param="model",
             )
-        price_id, price = self._live.priced(entry.name, now, account_id)
+        price_id, price = self._live.priced(entry.name, now, account_id, order.service_class)
         prepared = prepare(entry, order.input, prefix="" if order.task else "input")
         try:
             bill = quote(price, prepared.limits)
@@ -118,7 +122,13 @@ class Admission:
             raise InvalidRequest(
                 "nothing_to_do", f"This input gives {entry.name} nothing to do: {error}."
             ) from None
-        return Quoted(entry, task, price_id, price, prepared, bill)
+        return Quoted(entry, task, price_id, price, prepared, bill, order.service_class)
+
+    def check(self, order: Order, now: datetime, account_id: int) -> Quoted:
+        """Say that an order could be accepted but for money and limits, or raise why not."""
+        quoted = self.quote(order, now, account_id)
+        self._refuse_large(msgspec.msgpack.encode(quoted.prepared.input))
+        return quoted
 
     async def admit(self, call: Call, order: Order, request_id: RequestId) -> Admitted:
         """Hold the quote of an order and accept it; raise the reason why not.
@@ -132,7 +142,10 @@ class Admission:
         self._watch.check(
             quoted.entry,
             waits=order.waits,
-            wait_max_s=settings.wait_max_s if order.waits else settings.async_wait_max_s,
+            # A batch has time: it adds nothing to a queue that is as long as who waits may find it.
+            wait_max_s=settings.wait_max_s
+            if order.waits or order.service_class == "batch"
+            else settings.async_wait_max_s,
         )
         await self._take(call, quoted)
         try:
@@ -167,7 +180,9 @@ class Admission:
         settings, key = self._settings, call.key
         entry, prepared = quoted.entry, quoted.prepared
         timeout_s = settings.timeout_s if order.waits else settings.async_timeout_s
-        deadline_at = now + timedelta(seconds=entry.limits.timeout_s or timeout_s)
+        deadline_at = order.deadline_at or now + timedelta(
+            seconds=entry.limits.timeout_s or timeout_s
+        )
         job = Job(
             request_id=request_id,
             account_id=str(key.account_id),
@@ -178,14 +193,10 @@ class Admission:
             stream=order.stream,
             deadline_ms=int(deadline_at.timestamp() * 1000),
             gateway_note=call.taken.note,
+            priority=BATCH_PRIORITY if order.service_class == "batch" else 0,
         )
         payload = encode(job)
-        if len(payload) > settings.input_bytes_max:
-            raise TooLarge(
-                "input_too_large",
-                f"The input is {len(payload)} bytes long; at most {settings.input_bytes_max} "
-                "are accepted.",
-            )
+        self._refuse_large(payload)
         slices = self._slices(order, quoted)
         hold_nanos = slices.hold_nanos if slices else quoted.bill.total_nanos
         answer = await self._holds.submit(
@@ -205,6 +216,7 @@ class Admission:
                 body_sha256=order.idempotency.body_sha256 if order.idempotency else None,
                 metadata=dict(order.metadata) if order.metadata else None,
                 webhook=order.webhook,
+                service_class=order.service_class,
             )
         )
         if not isinstance(answer, (Held, Replayed)):
@@ -221,6 +233,14 @@ class Admission:
             replayed=isinstance(answer, Replayed),
             slices=slices,
         )
+
+    def _refuse_large(self, payload: bytes) -> None:
+        if len(payload) > self._settings.input_bytes_max:
+            raise TooLarge(
+                "input_too_large",
+                f"The input is {len(payload)} bytes long; at most "
+                f"{self._settings.input_bytes_max} are accepted.",
+            )
 
     def _slices(self, order: Order, quoted: Quoted) -> Slices | None:
         """Hold in slices for a stream that somebody reads and that named no length."""

@@ -19,6 +19,8 @@ from workers.contract.jobs import Job, RequestId
 from workers.contract.queue import Enqueued, Entry, Queue
 
 PATIENCE_S: Final = 5.0
+BATCH_PRIORITY: Final = -1
+"""Of a batch's jobs in an engine: whatever somebody waits for goes first."""
 
 Status: TypeAlias = Literal["ok", "duplicate", "queue_full", "account_full"]
 
@@ -57,10 +59,15 @@ class Dispatch:
         return enqueue
 
     def entry(self, job: Job, payload: bytes, *, batch_key: str = "") -> Entry:
-        """Make the queue's view of a job; its events come to this process."""
+        """Make the queue's view of a job; its events come to this process.
+
+        Jobs of batches are a flow of their own beside their account's, of a small share.
+        """
+        batch = job.priority <= BATCH_PRIORITY
         return Entry(
             id=job.request_id,
-            account=job.account_id,
+            account=f"{job.account_id}:batch" if batch else job.account_id,
+            weight=self._settings.batch_weight if batch else 1.0,
             payload=payload,
             cost=estimate_cost_s(job.limits),
             deadline_ms=job.deadline_ms,

@@ -43,6 +43,7 @@ from gateway.requests.admit import Admission, Admitted, Quoted
 from gateway.requests.call import Call
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.follow import Followed, follow
+from gateway.requests.inputs import Media
 from gateway.requests.lookup import Choice, Lookup, Page, Summary
 from gateway.requests.order import Idempotency, Open, Order
 from gateway.requests.retries import Retries
@@ -171,6 +172,10 @@ class Requests:
     def quote(self, order: Order, account_id: int) -> Quoted:
         return self._admission.quote(order, datetime.now(UTC), account_id)
 
+    def check(self, order: Order, account_id: int) -> Quoted:
+        """Say that an order could be accepted but for money and limits, or raise why not."""
+        return self._admission.check(order, datetime.now(UTC), account_id)
+
     async def submit(self, call: Call, order: Order) -> Ticket:
         """Accept an order and queue it, or raise why not and leave nothing behind."""
         request_id = new_request_id()
@@ -194,6 +199,13 @@ class Requests:
             reach("after_hold")
             await self._enqueue(call, ticket, admitted)
             reach("after_enqueue")
+        return ticket
+
+    def resume(self, account_id: int, request_id: RequestId, accepted_at: datetime) -> Ticket:
+        """Wait again for a request that was accepted before, whatever becomes of who waits."""
+        order = Order(model="", input=Media(), waits=False)
+        ticket = Ticket(self, account_id, order, request_id)
+        ticket.join(request_id, accepted_at)
         return ticket
 
     async def _rejoin(self, ticket: Ticket, account_id: int, order: Order) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.pricing import ServiceClass
 from gateway.requests.inputs import Input
 from workers.contract.jobs import RequestId
 
@@ -46,6 +47,9 @@ class Order:
     """Of an order without a name of its own whose answer is lost with its connection."""
     retried: bool = False
     """Whether the client says that it has placed this order before."""
+    service_class: ServiceClass = "standard"
+    deadline_at: datetime | None = None
+    """Of an order that has one of its own."""
 
 
 @dataclass(frozen=True, slots=True)

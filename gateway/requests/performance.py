@@ -112,7 +112,7 @@ class Performance:
 
 
 def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]:
-    """The newest receipts of a model since a time."""
+    """The newest receipts of a model since a time. Batches were promised a day and no more."""
     columns = (
         receipts.c.status,
         receipts.c.reason,
@@ -123,7 +123,11 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]
     )
     rows = connection.execute(
         select(*columns)
-        .where(receipts.c.settled_at >= since, receipts.c.model == model)
+        .where(
+            receipts.c.settled_at >= since,
+            receipts.c.model == model,
+            receipts.c.service_class == "standard",
+        )
         .order_by(receipts.c.settled_at.desc())
         .limit(NEWEST)
     )

@@ -103,6 +103,12 @@ class Ticket:
             gone.cancel()
         return self.result
 
+    async def ended(self) -> Closed:
+        """Wait for the end, however long it takes."""
+        async for _ in self._news(POLL_S):
+            pass
+        return self.result
+
     async def events(self, keep_alive_s: float) -> AsyncIterator[SentEvent | None]:
         """Give events as they come, None when nothing did for a while; end when closed."""
         spoke = time.monotonic()

@@ -149,7 +149,9 @@ async def test_an_old_price_that_comes_back_is_the_same_price_in_a_new_period(
 
     assert price_of(live, "painter") == "0.01"
     assert first == third != second
-    assert sorted(rows) == sorted([first, second])
+    # In batches they cost half: 0.005, and 0.01, which is a row already.
+    assert {first, second} < set(rows)
+    assert len(rows) == 3
 
 
 async def test_a_broken_file_changes_nothing_and_says_why(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -125,3 +126,34 @@ async def test_only_s3_signs_addresses(blobs: Blobs, monkeypatch: pytest.MonkeyP
     assert address.startswith("https://s3.example.com/bucket/prefix/a/r/n/0?")
     assert "X-Amz-Expires=60" in address
     assert "secret" not in address
+
+
+async def test_a_blob_may_be_written_piece_by_piece(blobs: Blobs) -> None:
+    pieces = [os.urandom(700_000) for _ in range(9)]
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    ref = await blobs.put_stream(blob_key("acc", "file", "n", 0), chunks(), content_type="a/b")
+
+    content = b"".join(pieces)
+    assert (ref.bytes, ref.content_type) == (len(content), "a/b")
+    assert ref.sha256 == hashlib.sha256(content).hexdigest()
+    assert await blobs.get(ref) == content
+
+
+async def test_nothing_is_left_of_a_stream_that_is_too_long_or_breaks_off(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path.as_uri(), bytes_max=1_000_000)
+
+    async def chunks(*, breaks: bool) -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b"x" * 400_000
+            if breaks:
+                raise ValueError("the client has gone")
+
+    for breaks, error in ((False, BlobTooLarge), (True, ValueError)):
+        with pytest.raises(error):
+            await blobs.put_stream(blob_key("acc", "file", "n", 0), chunks(breaks=breaks))
+
+    assert [names for _, _, names in os.walk(tmp_path) if names] == []

@@ -97,7 +97,12 @@ def test_both_gateways_count_the_same_tokens_each_at_its_price(
 
 def test_functions_and_completions_pass_through_both(front: Stack) -> None:
     made = client(front, front.caller())
-    parameters = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
     answer = made.chat.completions.create(

@@ -103,6 +103,32 @@ class Blobs:
             await obstore.put_async(self._store, key, data, attributes=attributes)
         return BlobRef(key, len(data), digest.hexdigest(), content_type)
 
+    async def put_stream(
+        self,
+        key: str,
+        chunks: AsyncIterator[bytes],
+        *,
+        content_type: str = "application/octet-stream",
+    ) -> BlobRef:
+        """Write a blob piece by piece, none larger than about a megabyte; the same as ``put``."""
+        digest = hashlib.sha256()
+        size = 0
+
+        async def measured() -> AsyncIterator[bytes]:
+            nonlocal size
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > self._bytes_max:
+                    raise BlobTooLarge(f"more than the {self._bytes_max} bytes that are stored")
+                digest.update(chunk)
+                yield chunk
+
+        plain = isinstance(self._store, LocalStore)
+        attributes = None if plain else {"Content-Type": content_type}
+        with _translated(key):
+            await obstore.put_async(self._store, key, measured(), attributes=attributes)
+        return BlobRef(key, size, digest.hexdigest(), content_type)
+
     async def get(self, ref: BlobRef) -> bytes:
         """Read a blob whole, and check it."""
         return b"".join([chunk async for chunk in self.stream(ref)])

@@ -1,0 +1,1 @@
+"""Files, and batches of requests that are run when there is room, at a lower price."""

@@ -1,0 +1,107 @@
+"""The check of a batch's file: every line, before any is run, as the live endpoint would check it.
+
+Reads, holds nothing and charges nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+from gateway.batches.endpoint import Endpoint
+from gateway.batches.lines import Line, pages, read_line, within_body
+from gateway.batches.names import order_of
+from gateway.batches.store import Batch
+from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
+from gateway.requests.lifecycle import Requests
+from gateway.settings import Settings
+
+ERRORS_MAX: Final = 100
+"""Mistakes of one file that are told."""
+LINE_BYTES_MAX: Final = 2**40
+"""Of a line that has been checked: no bound, for the one it was checked by may have changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a file has in it; ``model`` is None where its lines name several."""
+
+    total: int
+    model: str | None
+    mistakes: Sequence[Mapping[str, Any]]
+
+
+class Check:
+    def __init__(
+        self, batch: Batch, endpoint: Endpoint, *, requests: Requests, settings: Settings
+    ) -> None:
+        self._batch = batch
+        self._endpoint = endpoint
+        self._requests = requests
+        self._settings = settings
+        self._custom_ids: set[str] = set()
+        self._models: set[str] = set()
+
+    async def file(self, copy: IO[bytes], stopping: asyncio.Event) -> Checked:
+        """Check a whole file, or as much as there is time for before it is to stop.
+
+        Raise ``Unavailable`` while prices are not known.
+        """
+        mistakes: list[Mapping[str, Any]] = []
+        total = 0
+        async for page in lines_of(copy, self._settings.body_bytes_max):
+            total += len(page)
+            if total > self._settings.batch_lines_max:
+                most = f"A batch has at most {self._settings.batch_lines_max} requests."
+                return Checked(total, None, [mistake(None, "too_many_lines", most)])
+            mistakes += await asyncio.to_thread(self._mistakes, page)
+            if len(mistakes) >= ERRORS_MAX or stopping.is_set():
+                break
+        if not total:
+            mistakes = [mistake(None, "empty_file", "The input file has no requests.")]
+        model = min(self._models) if len(self._models) == 1 else None
+        return Checked(total, model, mistakes[:ERRORS_MAX])
+
+    def _mistakes(self, page: list[Line]) -> list[Mapping[str, Any]]:
+        found = []
+        for line in page:
+            try:
+                self._line(line)
+            except (Unavailable, InternalError):
+                raise
+            except TollgateError as error:
+                found.append(mistake(line.number, error.code, error.message, error.param))
+        return found
+
+    def _line(self, line: Line) -> None:
+        """Raise ``TollgateError`` that says what is wrong with a line."""
+        placed = read_line(line, self._endpoint, bytes_max=self._settings.body_bytes_max)
+        if placed.custom_id in self._custom_ids:
+            raise InvalidRequest(
+                "duplicate_custom_id",
+                f"The custom_id {placed.custom_id!r} was used by a line before.",
+                param="custom_id",
+            )
+        self._custom_ids.add(placed.custom_id)
+        order = order_of(self._batch, self._endpoint, placed, line.number, 0)
+        try:
+            self._requests.check(order, self._batch.account_id)
+        except TollgateError as error:
+            raise within_body(error) from None
+        self._models.add(order.model)
+
+
+async def lines_of(copy: IO[bytes], bytes_max: int = LINE_BYTES_MAX) -> AsyncIterator[list[Line]]:
+    """Read lines, some at a time, without keeping the event loop."""
+    found: Iterator[list[Line]] = pages(copy, bytes_max)
+    while (page := await asyncio.to_thread(next, found, None)) is not None:
+        yield page
+
+
+def mistake(
+    line: int | None, code: str, message: str, param: str | None = None
+) -> Mapping[str, Any]:
+    """One of OpenAI's errors of a batch."""
+    return {"code": code, "line": line, "message": message, "param": param}

@@ -1,0 +1,204 @@
+"""The lines of a batch's input, and those of its output: JSON, one object each. Pure.
+
+A line is ``{"custom_id", "method", "url", "body"}``; its result is ``{"id", "custom_id",
+"response": {"status_code", "request_id", "body"}, "error"}``.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import IO, Annotated, Any, Final, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.batches.endpoint import Endpoint
+from gateway.errors import InvalidRequest, RequestFailed, TollgateError, TooLarge, render_openai
+from gateway.ledger.closed import Closed
+from gateway.requests.inputs import invalid_field
+from gateway.requests.order import Order
+from gateway.requests.ticket import raise_unless_succeeded
+from workers.contract.jobs import RequestId
+
+CUSTOM_ID_MAX: Final = 512
+CHUNK_BYTES: Final = 256 * 1024
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line as it stands in the file; ``number`` counts from 1. None is one that is too long."""
+
+    number: int
+    text: bytes | None
+
+
+class Asked(BaseModel):
+    """What one line asks for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    custom_id: Annotated[str, Field(min_length=1, max_length=CUSTOM_ID_MAX)]
+    method: Literal["POST"]
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A checked line: its own name for itself, and the order that it is."""
+
+    custom_id: str
+    body: Mapping[str, Any]
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a line ended, as a line of the output file (``succeeded``) or of the error file."""
+
+    number: int
+    succeeded: bool
+    text: bytes
+    closed: Closed | None = None
+    """The request that it made, if it made one."""
+
+
+def pages(file: IO[bytes], bytes_max: int) -> Iterator[list[Line]]:
+    """Give the lines of a file, some at a time; empty ones are counted but not given."""
+    number, rest, too_long = 1, b"", False
+    file.seek(0)
+    while chunk := file.read(CHUNK_BYTES):
+        *whole, rest = (rest + chunk).split(b"\n")
+        found = []
+        for text in whole:
+            if too_long or len(text) > bytes_max:
+                found.append(Line(number, None))
+            elif text.strip():
+                found.append(Line(number, text))
+            number, too_long = number + 1, False
+        if len(rest) > bytes_max:
+            rest, too_long = b"", True
+        yield found
+    if too_long:
+        yield [Line(number, None)]
+    elif rest.strip():
+        yield [Line(number, rest)]
+
+
+def read_line(line: Line, endpoint: Endpoint, *, bytes_max: int) -> Placed:
+    """Check a line by itself, its body as the live endpoint would. Raise ``TollgateError``."""
+    if line.text is None:
+        raise TooLarge("line_too_long", f"The line is longer than {bytes_max} bytes.")
+    try:
+        value = msgspec.json.decode(_without_mark(line))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest("invalid_json_line", "The line is no JSON object.")
+    try:
+        asked = Asked.model_validate(value)
+    except ValidationError as error:
+        raise invalid_field(error.errors(include_url=False)) from None
+    if asked.url != endpoint.path:
+        raise InvalidRequest(
+            "mismatched_url",
+            f"url is {asked.url!r}, but the batch is for {endpoint.path}.",
+            param="url",
+        )
+    try:
+        order = endpoint.read(asked.body)
+    except TollgateError as error:
+        raise within_body(error) from None
+    return Placed(asked.custom_id, asked.body, order)
+
+
+def within_body(error: TollgateError) -> TollgateError:
+    """Name a field at fault from the line's point of view."""
+    if error.param:
+        error.param = f"body.{error.param}"
+    return error
+
+
+def asked_by(line: Line) -> tuple[str, dict[str, Any]]:
+    """Name and body of a line that has been checked before."""
+    assert line.text is not None
+    value = msgspec.json.decode(_without_mark(line))
+    return value["custom_id"], value["body"]
+
+
+def answered(batch_id: str, line: Line, closed: Closed, endpoint: Endpoint) -> Result:
+    """The result of a line whose request has ended."""
+    number, (custom_id, body) = line.number, asked_by(line)
+    try:
+        raise_unless_succeeded(closed)
+        if closed.output is None:
+            raise RequestFailed(
+                "output_expired",
+                "The answer was kept for its time and dropped before it could be written.",
+                request_id=closed.request_id,
+            )
+    except TollgateError as error:
+        return refused(batch_id, line, error, closed=closed)
+    # Without the tags of the batch, which the live endpoint would not have shown.
+    as_asked = replace(closed, metadata=body.get("metadata") or {})
+    return Result(
+        number,
+        succeeded=True,
+        text=_line(
+            batch_id,
+            number,
+            custom_id,
+            _response(200, closed.request_id, endpoint.answer(as_asked, body)),
+            None,
+        ),
+        closed=closed,
+    )
+
+
+def refused(
+    batch_id: str, line: Line, error: TollgateError, *, closed: Closed | None = None
+) -> Result:
+    """The result of a line that came to an error, as the live endpoint would have answered it."""
+    request_id = closed.request_id if closed is not None else None
+    response = _response(error.http_status, request_id, _encode(render_openai(error)))
+    text = _line(batch_id, line.number, asked_by(line)[0], response, error)
+    return Result(line.number, succeeded=False, text=text, closed=closed)
+
+
+def not_run(
+    batch_id: str, line: Line, error: TollgateError, *, closed: Closed | None = None
+) -> Result:
+    """The result of a line that was never answered, because its batch ended before."""
+    text = _line(batch_id, line.number, asked_by(line)[0], None, error)
+    return Result(line.number, succeeded=False, text=text, closed=closed)
+
+
+def _without_mark(line: Line) -> bytes:
+    """A file may begin with a byte order mark."""
+    text = line.text or b""
+    return text.removeprefix(codecs.BOM_UTF8) if line.number == 1 else text
+
+
+def _response(status: int, request_id: RequestId | None, body: bytes) -> dict[str, Any]:
+    return {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
+
+
+def _line(
+    batch_id: str,
+    number: int,
+    custom_id: str,
+    response: dict[str, Any] | None,
+    error: TollgateError | None,
+) -> bytes:
+    return _encode(
+        {
+            "id": f"batch_req_{batch_id.removeprefix('batch_')}_{number}",
+            "custom_id": custom_id,
+            "response": response,
+            "error": None if error is None else {"code": error.code, "message": error.message},
+        }
+    )

@@ -1,0 +1,403 @@
+"""One batch, from the check of its file to its last line, in whichever gateway has its lease.
+
+Each line becomes one ordinary request under a name made of batch, line and attempt, so a line whose
+gateway dies is found again by its name and charged once. What has ended is written down before the
+next line takes its place; nothing else about a batch is kept here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any, Final, TypeVar
+
+from redis.exceptions import RedisError
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from gateway import metrics
+from gateway.accounts.keys import KeyInfo
+from gateway.batches import store
+from gateway.batches.check import Check, lines_of, mistake
+from gateway.batches.endpoint import Endpoint
+from gateway.batches.files import File, FileGone, Files, read_input
+from gateway.batches.lines import (
+    Line,
+    Result,
+    answered,
+    asked_by,
+    not_run,
+    read_line,
+    refused,
+)
+from gateway.batches.names import Earlier, last_attempts, order_of, prefix_of
+from gateway.batches.store import Batch, LeaseLost, Status
+from gateway.database import Database
+from gateway.errors import (
+    RequestFailed,
+    TollgateError,
+    TooManyRequests,
+    Unavailable,
+)
+from gateway.failpoints import reach
+from gateway.ledger.closed import Closed
+from gateway.ledger.group import GroupCommit
+from gateway.requests.call import Call
+from gateway.requests.lifecycle import Requests
+from gateway.requests.ticket import Ticket
+from gateway.settings import Settings
+from workers.contract.blobs import BlobDamaged, BlobMissing
+from workers.contract.jobs import RequestId
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BEAT_S: Final = 1.0
+"""How often a running batch is asked whether it was cancelled."""
+PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Before a line that found no room is placed again; the last one from then on."""
+PAGE: Final = 500
+"""Results read at a time."""
+NOT_ENTERED: Final = ("queue_full", "account_full")
+"""Why a request ends that was held for and then found the queue full; it is placed again."""
+
+_OUTAGE: Final = (DBAPIError, RedisError, OSError, TimeoutError)
+_STOPS: Final = {
+    "cancelling": RequestFailed(
+        "batch_cancelled", "This request was not run: the batch was cancelled before."
+    ),
+    "expired": RequestFailed(
+        "batch_expired",
+        "This request could not be run before the completion window expired.",
+    ),
+}
+
+
+class Run:
+    def __init__(
+        self,
+        batch: Batch,
+        key: KeyInfo,
+        endpoint: Endpoint,
+        *,
+        database: Database,
+        files: Files,
+        requests: Requests,
+        settings: Settings,
+    ) -> None:
+        self._batch = batch
+        self._key = key
+        self._endpoint = endpoint
+        self._database = database
+        self._files = files
+        self._requests = requests
+        self._settings = settings
+        self._slots = asyncio.Semaphore(settings.batch_in_flight)
+        self._in_flight: set[RequestId] = set()
+        self._stopping = asyncio.Event()
+        self._stop: TollgateError | None = None
+
+        async def write(results: Sequence[Result]) -> list[None]:
+            await self._write(lambda connection: store.record(connection, batch, results))
+            return [None] * len(results)
+
+        self._results = GroupCommit(write)
+
+    async def run(self) -> None:
+        """Bring the batch to its end. Raise ``LeaseLost`` if another gateway has it by then; after
+        anything else that is raised it may be run again from where it was."""
+        async with asyncio.TaskGroup() as group:
+            beat = group.create_task(self._beat())
+            with tempfile.TemporaryFile() as copy:
+                await self._advance(copy)
+            beat.cancel()
+
+    async def _advance(self, copy: IO[bytes]) -> None:
+        batch = self._batch
+        self._heed(batch.status)
+        status = batch.status
+        try:
+            if batch.ending is None:
+                await self._fetch(copy)
+            if status == "validating":
+                status = await self._validate(copy)
+        except (BlobMissing, BlobDamaged, FileGone) as error:
+            log.error("the input of %s cannot be read: %s", batch.id, error)
+            await self._finalize(
+                "failed", [mistake(None, "file_damaged", "The input file cannot be read.")]
+            )
+            return
+        if status == "failed":
+            return
+        if batch.ending is None and (batch.total or status == "in_progress"):
+            await self._execute(copy)
+        await self._finalize("expired" if self._stop is _STOPS["expired"] else "completed")
+
+    # --- The check of the file -------------------------------------------------------------------
+
+    async def _fetch(self, copy: IO[bytes]) -> None:
+        """Copy the input to a file of our own: a connection to the store is not kept for a day."""
+        found = await self._database.read(
+            lambda connection: read_input(connection, self._batch.input_file_id)
+        )
+        async for chunk in self._files.content(found):
+            await asyncio.to_thread(copy.write, chunk)
+
+    async def _validate(self, copy: IO[bytes]) -> Status:
+        """Check every line before any is run. Return how the batch goes on."""
+        check = Check(self._batch, self._endpoint, requests=self._requests, settings=self._settings)
+        checked = await check.file(copy, self._stopping)
+        if self._stop is not None:
+            return "cancelling"
+        if checked.mistakes:
+            await self._finalize("failed", checked.mistakes)
+            return "failed"
+        now = datetime.now(UTC)
+        return await self._write(
+            lambda connection: store.begin(
+                connection, self._batch, total=checked.total, model=checked.model, now=now
+            )
+        )
+
+    # --- The lines -------------------------------------------------------------------------------
+
+    async def _execute(self, copy: IO[bytes]) -> None:
+        """Run every line that has not ended; once stopped, only await those that were placed."""
+        while True:
+            done = await self._database.read(
+                lambda connection: store.ended_lines(connection, self._batch.id)
+            )
+            placed = await self._placed()
+            async with asyncio.TaskGroup() as group:
+                async for page in lines_of(copy):
+                    for line in page:
+                        if line.number in done:
+                            continue
+                        await self._slots.acquire()
+                        if self._stop is None or line.number in placed:
+                            group.create_task(self._line(line, placed.get(line.number)))
+                        else:
+                            self._slots.release()
+            if self._stop is None:
+                return
+            # A commit that was in doubt when the batch was stopped may have been one.
+            if not set(await self._placed()) - await self._database.read(
+                lambda connection: store.ended_lines(connection, self._batch.id)
+            ):
+                break
+        await self._close_rest(copy)
+
+    async def _placed(self) -> dict[int, Earlier]:
+        """Find what was placed before, and is not to be placed again."""
+        batch = self._batch
+        names = await self._database.read(
+            lambda connection: store.placed_requests(
+                connection, batch.account_id, prefix_of(batch.id)
+            )
+        )
+        return last_attempts(batch.id, names)
+
+    async def _line(self, line: Line, earlier: Earlier | None) -> None:
+        try:
+            result = await self._result(line, earlier)
+            if result is not None:
+                await self._persist(lambda: self._results.submit(result))
+                metrics.BATCH_LINES.labels("succeeded" if result.succeeded else "failed").inc()
+                reach("batch_line_recorded")
+                await self._forget(line, result)
+        finally:
+            self._slots.release()
+
+    async def _forget(self, line: Line, result: Result) -> None:
+        """Drop an answer that is to be in the batch's files alone."""
+        closed = result.closed
+        if closed is not None and self._endpoint.forgets(asked_by(line)[1]):
+            await self._persist(lambda: self._requests.forget(closed.account_id, closed.request_id))
+
+    async def _result(self, line: Line, earlier: Earlier | None) -> Result | None:
+        """Run one line to its end; None if the batch was stopped before it was accepted."""
+        batch = self._batch
+        attempt, in_doubt = 0, False
+        for pause_s in itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1])):
+            try:
+                ticket = await self._ticket(line, attempt, earlier)
+            except (TooManyRequests, Unavailable, *_OUTAGE) as error:
+                log.debug("line %d of %s waits: %s", line.number, batch.id, type(error).__name__)
+                in_doubt = in_doubt or isinstance(error, _OUTAGE)
+            except TollgateError as error:
+                # What was in doubt may have been accepted before it came to be refused.
+                earlier = (await self._placed()).get(line.number) if in_doubt else None
+                if earlier is None:
+                    return refused(batch.id, line, error)
+                in_doubt = False
+                continue
+            else:
+                closed = await self._ended(ticket)
+                entered = closed.status != "cancelled" or closed.reason not in NOT_ENTERED
+                if entered or self._stop is not None:
+                    return self._judge(line, closed)
+                attempt = (earlier.attempt if earlier else attempt) + 1
+                earlier = None
+            if self._stop is not None:
+                return None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+        raise AssertionError
+
+    async def _ticket(self, line: Line, attempt: int, earlier: Earlier | None) -> Ticket:
+        """Place a line, or wait for what was placed of it before. Raise why it is not accepted."""
+        batch = self._batch
+        if earlier is not None:
+            return self._requests.resume(batch.account_id, earlier.request_id, earlier.accepted_at)
+        placed = read_line(line, self._endpoint, bytes_max=self._settings.body_bytes_max)
+        order = order_of(batch, self._endpoint, placed, line.number, attempt)
+        return await self._requests.submit(Call(self._key), order)
+
+    async def _ended(self, ticket: Ticket) -> Closed:
+        self._in_flight.add(ticket.request_id)
+        try:
+            with ticket:
+                return await self._persist(ticket.ended)
+        finally:
+            self._in_flight.discard(ticket.request_id)
+
+    def _judge(self, line: Line, closed: Closed) -> Result:
+        if closed.status == "expired":
+            # Its deadline was the batch's own; the queue noticed first.
+            self._end_with(_STOPS["expired"])
+        if self._stop is not None and closed.status in ("cancelled", "expired"):
+            return not_run(self._batch.id, line, self._stop, closed=closed)
+        return answered(self._batch.id, line, closed, self._endpoint)
+
+    async def _close_rest(self, copy: IO[bytes]) -> None:
+        """Say of every line that was not run why not."""
+        assert self._stop is not None
+        stop = self._stop
+        done = await self._database.read(
+            lambda connection: store.ended_lines(connection, self._batch.id)
+        )
+        async for page in lines_of(copy):
+            rest = [not_run(self._batch.id, line, stop) for line in page if line.number not in done]
+            if rest:
+                await self._write(functools.partial(store.record, batch=self._batch, results=rest))
+
+    # --- The end ---------------------------------------------------------------------------------
+
+    async def _finalize(
+        self, ending: Status, mistakes: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Write the files, and let them appear together with the end of the batch."""
+        now = datetime.now(UTC)
+        batch = await self._write(
+            lambda connection: store.finalize(
+                connection, self._batch, ending=ending, mistakes=mistakes, now=now
+            )
+        )
+        made = []
+        for file_id, kind in ((batch.output_file_id, "output"), (batch.error_file_id, "error")):
+            if file_id is not None:
+                made.append(await self._write_file(batch, file_id, kind))
+        reach("batch_files_written")
+        ended_at = datetime.now(UTC)
+        await self._write(lambda connection: store.finish(connection, batch, made, now=ended_at))
+        metrics.BATCHES.labels(batch.ending).inc()
+
+    async def _write_file(self, batch: Batch, file_id: str, kind: str) -> File:
+        # Of a gateway that died while it wrote the same.
+        await self._files.forget_bytes(batch.account_id, file_id)
+        content_type = "application/jsonl"
+        blob = await self._files.write(
+            batch.account_id,
+            file_id,
+            self._written(succeeded=kind == "output"),
+            content_type=content_type,
+        )
+        now = datetime.now(UTC)
+        kept_s = batch.output_expires_s or self._settings.file_retention_days * 86_400
+        return File(
+            id=file_id,
+            account_id=batch.account_id,
+            purpose="batch_output",
+            filename=f"{batch.id}_{kind}.jsonl",
+            blob=blob,
+            created_at=now,
+            expires_at=now + timedelta(seconds=kept_s),
+        )
+
+    async def _written(self, *, succeeded: bool) -> AsyncIterator[bytes]:
+        last = 0
+        while True:
+            rows = await self._database.read(
+                functools.partial(
+                    store.results_after,
+                    batch_id=self._batch.id,
+                    line=last,
+                    succeeded=succeeded,
+                    limit=PAGE,
+                )
+            )
+            if not rows:
+                return
+            last = rows[-1][0]
+            yield b"".join(text + b"\n" for _, text in rows)
+
+    # --- The lease -------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """Keep the lease, notice a cancellation or the end of the window, stop what runs then."""
+        lease_s = self._settings.batch_lease_s
+        renewed = time.monotonic()
+        while True:
+            await asyncio.sleep(min(BEAT_S, lease_s / 4))
+            try:
+                until = datetime.now(UTC) + timedelta(seconds=lease_s)
+                self._heed(
+                    await self._write(
+                        functools.partial(store.renew, batch=self._batch, until=until)
+                    )
+                )
+                renewed = time.monotonic()
+            except _OUTAGE as error:
+                if time.monotonic() - renewed > lease_s:
+                    raise LeaseLost(self._batch.id) from None
+                log.warning("%s is not renewed: %s", self._batch.id, type(error).__name__)
+            if self._stop is not None:
+                await self._stop_running()
+
+    def _heed(self, status: Status) -> None:
+        """Stop if the batch was cancelled or its window is over."""
+        if status == "cancelling":
+            self._end_with(_STOPS["cancelling"])
+        elif datetime.now(UTC) >= self._batch.expires_at:
+            self._end_with(_STOPS["expired"])
+
+    def _end_with(self, reason: TollgateError) -> None:
+        if self._stop is None:
+            self._stop = reason
+            self._stopping.set()
+
+    async def _stop_running(self) -> None:
+        for request_id in tuple(self._in_flight):
+            with contextlib.suppress(*_OUTAGE):
+                await self._requests.cancel(self._batch.account_id, request_id)
+
+    async def _persist(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Do what an outage must not lose, however long it takes."""
+        while True:
+            try:
+                return await do()
+            except _OUTAGE as error:
+                log.warning("%s waits: %s", self._batch.id, type(error).__name__)
+                await asyncio.sleep(BEAT_S)
+
+    async def _write(self, function: Callable[[Connection], T]) -> T:
+        return await self._database.write(function)

@@ -1,0 +1,117 @@
+"""Runs batches: each gateway leases some that nobody runs, and brings them to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from redis.exceptions import RedisError
+from sqlalchemy.exc import DBAPIError
+
+from gateway.accounts.keys import key_by_id
+from gateway.batches import store
+from gateway.batches.endpoint import Endpoint
+from gateway.batches.files import Files
+from gateway.batches.run import Run
+from gateway.batches.store import Batch, LeaseLost
+from gateway.database import Database
+from gateway.errors import TollgateError
+from gateway.requests.lifecycle import Requests
+from gateway.settings import Settings
+from workers.contract.blobs import BlobError
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 1.0
+
+
+class Runner:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        files: Files,
+        requests: Requests,
+        endpoints: Mapping[str, Endpoint],
+        settings: Settings,
+    ) -> None:
+        self._database = database
+        self._files = files
+        self._requests = requests
+        self._endpoints = endpoints
+        self._settings = settings
+        self._running: set[str] = set()
+        self._news = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look at once: there is something to run."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Take what nobody runs, as much as one gateway may, for ever."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._news.clear()
+                for batch in await self._claim():
+                    self._running.add(batch.id)
+                    group.create_task(self._run(batch))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._news.wait()
+
+    async def _claim(self) -> list[Batch]:
+        free = self._settings.batches_running - len(self._running)
+        lease = timedelta(seconds=self._settings.batch_lease_s)
+        if free <= 0:
+            return []
+        now = datetime.now(UTC)
+        try:
+            waiting = await self._database.read(
+                lambda connection: store.any_unclaimed(connection, now=now)
+            )
+            if not waiting:
+                return []
+            return await self._database.write(
+                lambda connection: store.claim(connection, now=now, lease=lease, count=free)
+            )
+        except (DBAPIError, OSError) as error:
+            log.warning("no batch is taken up: %s", type(error).__name__)
+            return []
+
+    async def _run(self, batch: Batch) -> None:
+        """Run one batch; should that fail it is taken up again once the lease has lapsed."""
+        try:
+            await self._try(batch)
+        except asyncio.CancelledError:
+            # The gateway is stopping: another one, or the next, may have it at once.
+            with contextlib.suppress(DBAPIError, OSError):
+                await self._database.write(lambda connection: store.give_up(connection, batch))
+            raise
+        finally:
+            self._running.discard(batch.id)
+            self._news.set()
+
+    async def _try(self, batch: Batch) -> None:
+        try:
+            key = await self._database.read(lambda connection: key_by_id(connection, batch.key_id))
+            run = Run(
+                batch,
+                key,
+                self._endpoints[batch.endpoint],
+                database=self._database,
+                files=self._files,
+                requests=self._requests,
+                settings=self._settings,
+            )
+            await run.run()
+        except* LeaseLost:
+            log.warning("%s is run by another gateway by now", batch.id)
+        except* (DBAPIError, RedisError, OSError, BlobError, TollgateError) as group:
+            names = {type(error).__name__ for error in group.exceptions}
+            log.warning("%s is put off: %s", batch.id, ", ".join(sorted(names)))
+        except* Exception:  # a boundary: one batch must not keep the others from running
+            log.exception("%s failed, and is tried again", batch.id)

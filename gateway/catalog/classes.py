@@ -1,0 +1,51 @@
+"""Which prices of the class ``batch`` there are to be: pure.
+
+Each is a price that is or will be in force, less a discount that is or will be in force at the same
+time. They are made rows before they count, so that choosing one needs no database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final, NamedTuple, TypeAlias
+
+from gateway.ledger.discounts import Discounts
+
+
+class Period(NamedTuple):
+    """From a moment on, until the next period of the same model and account, a price is in force;
+    none where an account's own has ended."""
+
+    starts_at: datetime
+    price_id: int | None
+
+
+Periods: TypeAlias = Mapping[tuple[str, int], tuple[Period, ...]]
+"""By model and account, oldest first."""
+
+BatchPrice: TypeAlias = tuple[int, str]
+"""A price's id, and what is taken off it."""
+
+_FOR_EVER: Final = datetime.max.replace(tzinfo=UTC)
+
+
+def due(periods: Periods, discounts: Discounts, now: datetime) -> dict[BatchPrice, str]:
+    """Give every pair of price and discount that can be in force from a moment on → model."""
+    found = {}
+    for (model, _), of_model in periods.items():
+        for price_id, price_from, price_to in _spans(of_model):
+            for discount, discount_from, discount_to in _spans(discounts.get(model, ())):
+                begins, ends = max(price_from, discount_from), min(price_to, discount_to)
+                if isinstance(price_id, int) and isinstance(discount, str) and begins < ends > now:
+                    found[price_id, discount] = model
+    return found
+
+
+def _spans(
+    periods: Sequence[tuple[datetime, int | str | None]],
+) -> Iterator[tuple[int | str | None, datetime, datetime]]:
+    """Give each period's value with its start and its end."""
+    ends = [start for start, _ in periods[1:]] + [_FOR_EVER]
+    for (starts_at, value), ends_at in zip(periods, ends, strict=True):
+        yield value, starts_at, ends_at
