@@ -386,3 +386,27 @@ def test_what_a_response_cannot_be_is_named(
 
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"].startswith(param)
+
+
+# --- The prefix cache ----------------------------------------------------------------------------
+
+
+def test_a_prompt_sent_again_is_cached_for_its_own_account_only(text_stack: Stack) -> None:
+    caller, other = text_stack.caller(), text_stack.caller()
+    long: Any = [{"role": "user", "content": "the quick brown fox jumps over a lazy dog " * 12}]
+
+    def ask(who: Caller) -> tuple[int, str | None]:
+        answer = client(text_stack, who).chat.completions.create(
+            model="tiny", messages=long, max_tokens=8, temperature=0
+        )
+        assert answer.usage is not None
+        details = answer.usage.prompt_tokens_details
+        assert details is not None
+        return details.cached_tokens or 0, answer.choices[0].message.content
+
+    first, second, theirs = ask(caller), ask(caller), ask(other)
+
+    assert (first[0], theirs[0]) == (0, 0)
+    assert second[0] > 0
+    assert second[0] % 64 == 0
+    assert first[1] == second[1] == theirs[1]

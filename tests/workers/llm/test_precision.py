@@ -33,6 +33,24 @@ def test_products_are_nearly_those_of_the_whole_weights(
     assert float((got - expected).norm() / expected.norm()) < most
 
 
+def test_a_large_layer_is_packed_and_its_rows_do_not_depend_on_each_other() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(1024, 1024).requires_grad_(False)
+    packed = Int8Linear(linear)
+    x = torch.randn(16, 1024)
+    expected = linear(x)
+
+    got = packed(x)
+
+    assert packed.packed_bytes in (0, 1024 * 1024)
+    assert float((got - expected).norm() / expected.norm()) < 0.02
+    assert torch.equal(packed(x[4:8]), got[4:8])
+    x[3, 5] = torch.nan
+    broken = packed(x)
+    assert bool(broken[3].isnan().all())
+    assert torch.equal(broken[4:], got[4:])
+
+
 @pytest.mark.parametrize("kind", [Int8Linear, Fp8Linear])
 def test_a_channel_of_zeros_stays_zero(kind: type[nn.Module]) -> None:
     linear = nn.Linear(16, 4, bias=False).requires_grad_(False)
