@@ -48,7 +48,7 @@ def _expected(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> to
     ).transpose(1, 2)
 
 
-def _varlen(
+def read_in_place(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -82,7 +82,7 @@ def _varlen(
 
 
 def _caches(shape: CacheShape) -> list[GatherCache | VarlenCache]:
-    return [GatherCache(shape, CPU), VarlenCache(shape, CPU, _varlen)]
+    return [GatherCache(shape, CPU), VarlenCache(shape, CPU, read_in_place)]
 
 
 @pytest.mark.parametrize("kind", [0, 1])

@@ -1,0 +1,79 @@
+"""The ways that other devices take, walked on this one: forwards kept apart, blocks read in place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.llm.checkpoints import Reference, make_engine
+from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
+from tests.workers.llm.test_cache import read_in_place
+from tests.workers.llm.test_engine import FAMILIES, QUESTIONS
+from workers.engines.llm import loading
+from workers.engines.llm.decoder import Decoder
+from workers.engines.llm.varlen import VarlenCache
+from workers.engines.protocol import Admitted
+
+Checkpoint = Callable[[str], Path]
+
+
+@pytest.fixture(params=["apart", "in place", "apart and in place"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """``apart``: as where products depend on the number of rows. ``in place``: as on CUDA."""
+    if "apart" in request.param:
+        monkeypatch.setattr(Decoder, "_is_invariant", lambda _: False)
+    if "in place" in request.param:
+        monkeypatch.setattr(
+            loading, "make_cache", lambda shape, device: VarlenCache(shape, device, read_in_place)
+        )
+    way: str = request.param
+    return way
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_generate(way: str, family: str, checkpoint: Checkpoint) -> None:
+    path = checkpoint(family)
+    engine, reference = make_engine(path), Reference(path)
+    assert engine._there.decoder.together == (way == "in place")
+    driver = Driver(engine)
+
+    for number, question in enumerate(QUESTIONS[:4]):
+        driver.admit(job(f"r{number}", question, max_tokens=12 + number))
+        driver.step()
+    driver.finish("r0", "r1", "r2", "r3")
+
+    for number, question in enumerate(QUESTIONS[:4]):
+        expected = reference.generate(question, 12 + number)[2]
+        assert texts(driver.outcomes[f"r{number}"]) == [expected]
+
+
+@pytest.mark.parametrize("speculation", [None, {"method": "lookup", "tokens": 3}])
+def test_who_else_runs_does_not_matter(way: str, speculation: Any, checkpoint: Checkpoint) -> None:
+    engine = make_engine(checkpoint("qwen3"), speculation=speculation, cache_tokens=14 * 64)
+    r = random.Random(1)
+    jobs = [
+        job(
+            f"r{number}",
+            r.choice(QUESTIONS),
+            max_tokens=r.randint(1, 40),
+            temperature=r.choice([0.0, 1.0]),
+            logprobs=True,
+            seed=number,
+            n=r.choice([1, 2]),
+        )
+        for number in range(6)
+    ]
+    alone = {wanted.request_id: choices(run_alone(engine, wanted)) for wanted in jobs}
+
+    driver = Driver(engine)
+    waiting = list(jobs)
+    while len(driver.outcomes) < len(jobs):
+        while waiting and r.random() < 0.6 and isinstance(driver.admit(waiting[0]), Admitted):
+            waiting.pop(0)
+        driver.step()
+
+    assert {name: choices(outcome) for name, outcome in driver.outcomes.items()} == alone
