@@ -150,7 +150,7 @@ async def test_a_worker_announces_what_it_serves_and_why_not_the_rest(gateway: G
     assert said.unavailable == {
         "wrong": "its options are wrong: Expected `int | null`, got `str` - at `$.concurrency`",
         "broken": "its engine could not be loaded; the worker's log says why",
-        "strange": "this worker has no engine called 'abacus'; it has echo, llm",
+        "strange": "this worker has no engine called 'abacus'; it has echo, embedding, llm",
         "keyless": "NO_SUCH_KEY is not set",
         "foreign": "this worker has no adapter for the dialect 'gmi'; it has openai",
     }
