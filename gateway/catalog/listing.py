@@ -38,6 +38,11 @@ _CHAT_PARAMETERS: Final = (
     "presence_penalty",
     "repetition_penalty",
     "logit_bias",
+    "response_format",
+    "structured_outputs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
 )
 
 

@@ -82,7 +82,7 @@ def read_in_place(
 
 
 def _caches(shape: CacheShape) -> list[GatherCache | VarlenCache]:
-    return [GatherCache(shape, CPU), VarlenCache(shape, CPU, read_in_place)]
+    return [GatherCache(shape, CPU), VarlenCache(shape, CPU, read_in_place, 100)]
 
 
 @pytest.mark.parametrize("kind", [0, 1])

@@ -1,4 +1,4 @@
-"""The ways that other devices take, walked on this one: forwards kept apart, blocks read in place."""
+"""The ways of other devices, walked on this one: forwards kept apart, blocks read in place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.workers.llm.checkpoints import Reference, make_engine
 from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
@@ -15,10 +16,22 @@ from tests.workers.llm.test_cache import read_in_place
 from tests.workers.llm.test_engine import FAMILIES, QUESTIONS
 from workers.engines.llm import loading
 from workers.engines.llm.decoder import Decoder
+from workers.engines.llm.graphs import Run
 from workers.engines.llm.varlen import VarlenCache
 from workers.engines.protocol import Admitted
 
 Checkpoint = Callable[[str], Path]
+
+
+def _record(run: Run) -> Run:
+    """As a graph: what it was recorded on is where the numbers must be, and are."""
+    out = run()
+
+    def replay() -> torch.Tensor:
+        out.copy_(run())
+        return out
+
+    return replay
 
 
 @pytest.fixture(params=["apart", "in place", "apart and in place"])
@@ -28,8 +41,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(Decoder, "_is_invariant", lambda _: False)
     if "in place" in request.param:
         monkeypatch.setattr(
-            loading, "make_cache", lambda shape, device: VarlenCache(shape, device, read_in_place)
+            loading,
+            "make_cache",
+            lambda shape, device, longest: VarlenCache(shape, device, read_in_place, longest),
         )
+        monkeypatch.setattr(loading, "record_cuda", _record)
     way: str = request.param
     return way
 
@@ -46,6 +62,7 @@ def test_answers_are_those_of_generate(way: str, family: str, checkpoint: Checkp
         driver.step()
     driver.finish("r0", "r1", "r2", "r3")
 
+    assert (engine._there.decoder._graph is not None) == (way == "apart and in place")
     for number, question in enumerate(QUESTIONS[:4]):
         expected = reference.generate(question, 12 + number)[2]
         assert texts(driver.outcomes[f"r{number}"]) == [expected]
@@ -79,3 +96,22 @@ def test_who_else_runs_does_not_matter(way: str, speculation: Any, checkpoint: C
         driver.step()
 
     assert {name: choices(outcome) for name, outcome in driver.outcomes.items()} == alone
+
+
+def test_a_recording_that_gives_other_numbers_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint
+) -> None:
+    monkeypatch.setattr(Decoder, "_is_invariant", lambda _: False)
+    monkeypatch.setattr(
+        loading,
+        "make_cache",
+        lambda shape, device, longest: VarlenCache(shape, device, read_in_place, longest),
+    )
+    monkeypatch.setattr(loading, "record_cuda", lambda run: lambda: run() + 1)
+    path = checkpoint("qwen3")
+    engine = make_engine(path)
+
+    outcome = run_alone(engine, job("a", QUESTIONS[0]))
+
+    assert texts(outcome) == [Reference(path).generate(QUESTIONS[0], 12)[2]]
+    assert engine._there.decoder._graph is None

@@ -79,9 +79,18 @@ class Cache(Protocol):
     shape: CacheShape
 
     def lay_out(
-        self, rows: Sequence[Feed], columns: int, pieces: Sequence[Feed], padding: int
+        self,
+        rows: Sequence[Feed],
+        columns: int,
+        pieces: Sequence[Feed],
+        padding: int,
+        *,
+        steady: bool = False,
     ) -> Layout:
-        """Say whose tokens come: ``columns`` of each row, then all of each piece, then padding."""
+        """Say whose tokens come: ``columns`` of each row, then all of each piece, then padding.
+
+        A ``steady`` layout has the same shape however long the past is, if the cache can do that.
+        """
         ...
 
     def begin(self, layout: Layout) -> None:
@@ -176,7 +185,13 @@ class GatherCache:
         self._layout: _Gathered | None = None
 
     def lay_out(
-        self, rows: Sequence[Feed], columns: int, pieces: Sequence[Feed], padding: int
+        self,
+        rows: Sequence[Feed],
+        columns: int,
+        pieces: Sequence[Feed],
+        padding: int,
+        *,
+        steady: bool = False,
     ) -> _Gathered:
         blocks, offsets = places(rows, columns, pieces, padding, self.shape)
         count = max((self._blocks_of(row.stop) for row in rows), default=0)

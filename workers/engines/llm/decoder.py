@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from workers.engines.llm.cache import Cache, Feed, Layout, attach
+from workers.engines.llm.graphs import Graph, Recorder, Steady, make_graph
 
 ROWS: Final = 4
 """A forward has a multiple of so many tokens: with fewer, products take another way."""
@@ -34,6 +35,8 @@ class Forward:
     kept: torch.Tensor
     wanted: int
     layout: Layout
+    steady: bool = False
+    """Whether every such forward has the same shape, so that it may be recorded."""
 
 
 class Decoder:
@@ -48,13 +51,17 @@ class Decoder:
         rows: int,
         width: int = 1,
         together: bool | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """``together``: whether a step may be one forward; without it that is found out."""
+        """``together``: whether a step may be one forward; without it that is found out.
+        ``recorder`` records what is written, where it always has the same shape."""
         self._model = model
         self._cache = cache
         self._device = device
         self._rows = rows
         self._width = width
+        self._recorder = recorder
+        self._graph: Graph | None = None
         attach(model, cache)
         self.together = True if together is None else together
         if together is None:
@@ -72,7 +79,8 @@ class Decoder:
         forwards = []
         if writing:
             rows = [*writing, *[idle] * (self._rows - len(writing))]
-            forwards.append(self._stage(rows, self._width, [], -len(rows) * self._width % ROWS))
+            padding = -len(rows) * self._width % ROWS
+            forwards.append(self._stage(rows, self._width, [], padding, steady=True))
         forwards += [self._stage([], 0, [piece], 0) for piece in reading]
         return forwards
 
@@ -97,7 +105,13 @@ class Decoder:
             torch.cuda.synchronize(self._device)
 
     def _stage(
-        self, rows: Sequence[Feed], columns: int, pieces: Sequence[Feed], padding: int
+        self,
+        rows: Sequence[Feed],
+        columns: int,
+        pieces: Sequence[Feed],
+        padding: int,
+        *,
+        steady: bool = False,
     ) -> Forward:
         ids: list[int] = []
         positions: list[int] = []
@@ -120,10 +134,13 @@ class Decoder:
             self._tensor(positions)[None],
             self._tensor(kept + [0] * (-len(kept) % ROWS)),
             len(kept),
-            self._cache.lay_out(rows, columns, pieces, padding),
+            self._cache.lay_out(rows, columns, pieces, padding, steady=steady),
+            steady,
         )
 
     def _forward(self, forward: Forward) -> torch.Tensor:
+        if forward.steady and self._recorder is not None:
+            return self._replayed(forward)
         self._cache.begin(forward.layout)
         out = self._model(
             input_ids=forward.ids,
@@ -132,6 +149,24 @@ class Decoder:
             logits_to_keep=forward.kept,
         )
         logits: torch.Tensor = out.logits[0, : forward.wanted].float()
+        return logits
+
+    def _replayed(self, forward: Forward) -> torch.Tensor:
+        """All logits of a step of constant shape, of which the wanted are picked."""
+        steady = Steady(forward.ids, forward.positions, forward.layout)
+        if self._graph is None and self._recorder is not None:
+            self._graph = make_graph(self._run_steady, steady, self._recorder)
+            if self._graph is None:
+                self._recorder = None
+        logits = self._run_steady(steady) if self._graph is None else self._graph(steady)
+        return logits[forward.kept[: forward.wanted]].float()
+
+    def _run_steady(self, steady: Steady) -> torch.Tensor:
+        self._cache.begin(steady.layout)
+        out = self._model(
+            input_ids=steady.ids, position_ids=steady.positions, use_cache=False, logits_to_keep=0
+        )
+        logits: torch.Tensor = out.logits[0]
         return logits
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:

@@ -13,8 +13,9 @@ from workers.engines.llm.cache import CacheShape, Feed
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.draft_model import DraftModel
+from workers.engines.llm.graphs import record_cuda
 from workers.engines.llm.options import Options
-from workers.engines.llm.varlen import make_cache
+from workers.engines.llm.varlen import VarlenCache, make_cache
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +30,17 @@ def make_decoder(checkpoint: Checkpoint, options: Options) -> Decoder:
             f"{shape.bytes / 2**30:.1f} GiB, and there are {room / 2**30:.1f}; lower the "
             "options cache_tokens or slots, or limits.context_tokens"
         )
+    longest = checkpoint.context + options.width
+    cache = make_cache(shape, device, longest)
     decoder = Decoder(
         checkpoint.model,
-        make_cache(shape, device),
+        cache,
         device,
         rows=options.slots,
         width=options.width,
         together=None if options.batch_invariant else True,
+        # What gathers the past has another shape as it grows.
+        recorder=record_cuda if isinstance(cache, VarlenCache) else None,
     )
     with torch.inference_mode():
         piece = Feed([0], 0, [shape.sink])

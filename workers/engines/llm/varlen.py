@@ -41,7 +41,11 @@ class _Laid:
 class VarlenCache:
     """Keys and values of all layers: each ``(blocks, block_tokens, kv_heads, head_dim)``."""
 
-    def __init__(self, shape: CacheShape, device: torch.device, attention: Attention) -> None:
+    def __init__(
+        self, shape: CacheShape, device: torch.device, attention: Attention, longest: int
+    ) -> None:
+        """``longest``: tokens of the longest sequence that there can be."""
+        self._longest = longest
         self.shape = shape
         self.device = device
         self._attention = attention
@@ -53,7 +57,13 @@ class VarlenCache:
         self._layout: _Laid | None = None
 
     def lay_out(
-        self, rows: Sequence[Feed], columns: int, pieces: Sequence[Feed], padding: int
+        self,
+        rows: Sequence[Feed],
+        columns: int,
+        pieces: Sequence[Feed],
+        padding: int,
+        *,
+        steady: bool = False,
     ) -> _Laid:
         blocks, offsets = places(rows, columns, pieces, padding, self.shape)
         size, sink = self.shape.block_tokens, self.shape.sink
@@ -67,6 +77,10 @@ class VarlenCache:
             used.append(padding)
             tables.append([sink] * -(-padding // size))
         width = max(max(map(len, tables)), max(-(-count // size) for count in used))
+        longest = max(used)
+        if steady:
+            width = max(width, -(-self._longest // size))
+            longest = width * size
         for table in tables:
             table += [BLANK] * (width - len(table))
         return _Laid(
@@ -76,7 +90,7 @@ class VarlenCache:
             self._tensor(used, torch.int32),
             self._tensor(tables, torch.int32),
             max(lengths),
-            max(used),
+            longest,
         )
 
     def begin(self, layout: Layout) -> None:
@@ -138,8 +152,9 @@ def find_attention(device: torch.device, dtype: torch.dtype) -> Attention | None
     return varlen_attn if inspect.signature(varlen_attn).parameters.keys() >= _NEEDED else None
 
 
-def make_cache(shape: CacheShape, device: torch.device) -> Cache:
+def make_cache(shape: CacheShape, device: torch.device, longest: int) -> Cache:
+    """``longest``: tokens of the longest sequence that there can be."""
     attention = find_attention(device, shape.dtype)
     if attention is None:
         return GatherCache(shape, device)
-    return VarlenCache(shape, device, attention)
+    return VarlenCache(shape, device, attention, longest)
