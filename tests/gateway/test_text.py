@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.stack import Caller, Stack, chat, wait_for
+from tests.stack import Caller, Stack, chat, ended, wait_for
 
 TOOLS: Any = [
     {
@@ -410,3 +410,23 @@ def test_a_prompt_sent_again_is_cached_for_its_own_account_only(text_stack: Stac
     assert second[0] > 0
     assert second[0] % 64 == 0
     assert first[1] == second[1] == theirs[1]
+
+
+# --- The native API ------------------------------------------------------------------------------
+
+
+def test_the_native_api_takes_prompts_and_functions(text_stack: Stack) -> None:
+    caller = text_stack.caller()
+    inputs: list[dict[str, Any]] = [
+        {"prompt": ["the fox", "a dog"], "max_tokens": 4},
+        {"messages": ASK, "tools": TOOLS, "tool_choice": "required", "max_tokens": 300},
+    ]
+    for value in inputs:
+        accepted = caller.http.post("/v1/requests", json={"model": "tiny", "input": value})
+        assert accepted.status_code == 202, accepted.text
+        found = ended(caller, accepted.json()["id"])
+        assert found["status"] == "succeeded"
+        if "prompt" in value:
+            assert len(found["output"]["choices"]) == 2
+        else:
+            assert found["output"]["choices"][0]["tool_calls"][0]["name"] == "get_weather"
