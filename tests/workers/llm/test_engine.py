@@ -181,7 +181,7 @@ def test_it_does_not_matter_which_slot_a_request_has(
     # With two threads the rows of a matrix product are not all computed alike, unless they are a
     # multiple of four.
     thread_count(2)
-    driver = Driver(make_engine(checkpoint("qwen3"), slots=5))
+    driver = Driver(make_engine(checkpoint("qwen3"), slots=5, threads=2))
     names = "abcde"
     for name in names:
         driver.admit(job(name, QUESTIONS[0], logprobs=True, top_logprobs=5, max_tokens=20))

@@ -31,16 +31,16 @@ class Encoder:
         path = Path(spec.checkpoint)
         self._device = options.torch_device
         family = _family(path)
-        self._model: Any = _read_model(path, options)
+        self.model: Any = _read_model(path, options)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False
         )
         self._prefix = options.prefix
         self._pooling = pooling_of(path, options, is_decoder=family in DECODERS)
         self._normalizes = normalizes(path, options)
-        config = self._model.config
+        config = self.model.config
         self.dimensions = int(config.hidden_size)
-        self._size = int(self._model.get_input_embeddings().num_embeddings)
+        self._size = int(self.model.get_input_embeddings().num_embeddings)
         positions = int(config.max_position_embeddings)
         if family in ("RobertaModel", "XLMRobertaModel", "MPNetModel"):
             # Their positions begin after that of the padding.
@@ -80,11 +80,11 @@ class Encoder:
         for row, text in enumerate(texts):
             ids[row, : len(text)] = torch.tensor(text)
             mask[row, : len(text)] = 1
-        pad = getattr(self._model.config, "pad_token_id", None)
+        pad = getattr(self.model.config, "pad_token_id", None)
         if pad is not None:
             ids[mask == 0] = pad
         ids, mask = ids.to(self._device), mask.to(self._device)
-        hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         vectors = self._pool(hidden, mask).cpu()
         return F.normalize(vectors, dim=-1) if self._normalizes else vectors
 

@@ -32,6 +32,7 @@ from workers.engines.protocol import (
     StepReport,
     Wait,
 )
+from workers.engines.threads import threads_for, use_threads
 
 STEP_TOKENS: Final = 4096
 """At most so many tokens in a step, padding included, unless one text alone has more."""
@@ -65,13 +66,14 @@ class EmbeddingEngine:
         self._spec = spec
         self._options = read_options(spec)
         self._encoder: Encoder | None = None
+        self._threads = 1
         self._running: dict[RequestId, _Embedding] = {}
 
     def load(self) -> None:
         """Read the weights and warm up. Raise ``ValueError`` with the reason."""
-        if self._options.threads is not None:
-            torch.set_num_threads(self._options.threads)
         encoder = Encoder(self._spec, self._options)
+        self._threads = threads_for(encoder.model, self._options.threads)
+        use_threads(self._threads)
         with torch.inference_mode():
             encoder.embed([encoder.encode("Hello")])
         self._encoder = encoder
@@ -121,6 +123,7 @@ class EmbeddingEngine:
 
     def step(self, clock: PhaseClock) -> StepReport:
         assert self._encoder is not None
+        use_threads(self._threads)
         batch = self._choose()
         weights: dict[RequestId, float] = {}
         if batch:

@@ -43,6 +43,7 @@ from workers.engines.protocol import (
     StepReport,
     Wait,
 )
+from workers.engines.threads import threads_for, use_threads
 
 PATIENCE_MS: Final = 60_000
 """A request is as urgent as one that must be done in a minute, or by its own deadline."""
@@ -69,6 +70,7 @@ class LlmEngine:
         self._answering: dict[RequestId, Answering] = {}
         self._sizes: Sizes | None = None
         self._loaded: _Loaded | None = None
+        self._threads = 1
 
     @property
     def _there(self) -> _Loaded:
@@ -78,9 +80,9 @@ class LlmEngine:
     def load(self) -> None:
         """Read the weights, make the cache, warm up. Raise ``ValueError`` with the reason."""
         options = self._options
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
         checkpoint = Checkpoint(self._spec, options)
+        self._threads = threads_for(checkpoint.model, options.threads)
+        use_threads(self._threads)
         draft = load_draft(self._spec, options, checkpoint)
         decoder = make_decoder(checkpoint, options)
         scheduler = Scheduler(
@@ -113,6 +115,7 @@ class LlmEngine:
 
     def step(self, clock: PhaseClock) -> StepReport:
         there = self._there
+        use_threads(self._threads)
         guesses = self._guess()
         plan = there.scheduler.plan()
         with torch.inference_mode(), _memory_errors_by_name():

@@ -55,7 +55,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     longer on devices where it does not come by itself."""
     speculation: Speculation | None = None
     threads: int | None = None
-    """Of torch, for the whole process; without it torch's own choice, or ``OMP_NUM_THREADS``."""
+    """Of torch, in this model's steps; without it one for a small model, otherwise torch's own
+    choice, or ``OMP_NUM_THREADS``."""
 
     @property
     def width(self) -> int:
