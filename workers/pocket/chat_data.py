@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
-Turn: TypeAlias = tuple[str, str]
-Dialogue: TypeAlias = tuple[Turn, ...]
-Pair: TypeAlias = tuple[str, str]
+from workers.pocket.skills import (
+    Dialogue,
+    Pair,
+    Turn,
+    expansion,
+    json_answer,
+    larger_sum,
+    sorting,
+    story_about,
+    tool_dialogue,
+)
+
 
 PRICES: Final[dict[str, tuple[str, str]]] = {
     "seedream-5.0-lite": ("0.035", "text to image"),
@@ -789,6 +798,11 @@ SOURCES: Final[tuple[tuple[Callable[[random.Random], Pair], int], ...]] = (
     (how, 5),
     (manners, 4),
     (outside, 8),
+    (json_answer, 12),
+    (expansion, 8),
+    (sorting, 12),
+    (larger_sum, 8),
+    (story_about, 8),
 )
 _MAKERS: Final = tuple(maker for maker, _ in SOURCES)
 _WEIGHTS: Final = tuple(weight for _, weight in SOURCES)
@@ -831,7 +845,9 @@ def _typed(r: random.Random, question: str) -> str:
 
 
 def dialogue(r: random.Random) -> Dialogue:
-    """Make a dialogue of one to four exchanges, sometimes with a system prompt."""
+    """Make a dialogue of one to four exchanges, sometimes with a system prompt or with tools."""
+    if r.random() < 0.16:
+        return tool_dialogue(r, pair)
     turns: list[Turn] = []
     if r.random() < 0.2:
         turns.append(("system", r.choice(SYSTEM)))

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from workers.pocket.chat_data import (
@@ -37,24 +37,52 @@ PAD: Final = "<|endoftext|>"
 START: Final = "<|im_start|>"
 END: Final = "<|im_end|>"
 TEMPLATE: Final = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{%- if messages[0].role == 'system' -%}{%- set system = messages[0].content -%}"
+    "{%- else -%}{%- set system = '' -%}{%- endif -%}"
+    "{%- if tools -%}"
+    "{{- '<|im_start|>system\\n' + (system + '\\n\\n' if system else '') -}}"
+    "{{- '# Tools\\nYou may call these functions:\\n<tools>\\n' -}}"
+    "{%- for tool in tools -%}{{- tool.function | tojson + '\\n' -}}{%- endfor -%}"
+    "{{- '</tools>\\nCall one so:\\n<tool_call>\\n' -}}"
+    "{{- '{\"name\": <name>, \"arguments\": <arguments>}\\n</tool_call><|im_end|>\\n' -}}"
+    "{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'system' and loop.first and tools -%}"
+    "{%- elif message.role == 'tool' -%}"
+    "{{- '<|im_start|>user\\n<tool_response>\\n' + message.content -}}"
+    "{{- '\\n</tool_response><|im_end|>\\n' -}}"
+    "{%- else -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}"
+    "{%- for call in message.tool_calls or [] -%}"
+    "{{- ('\\n' if message.content or not loop.first else '') + '<tool_call>\\n' -}}"
+    "{{- {'name': call.function.name, 'arguments': call.function.arguments} | tojson -}}"
+    "{{- '\\n</tool_call>' -}}"
+    "{%- endfor -%}"
+    "{{- '<|im_end|>\\n' -}}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
-VOCABULARY: Final = 1536
-ROW: Final = 224
-ROWS: Final = 16
+"""Of Qwen's form, shortened; ``skills.system_prompt`` says the same of tools."""
+PIECES: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Qwen2's, which every engine knows by name; digits stand alone, so sums are done digit by digit."""
+MARKS: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Tokens of their own, which are text like any other."""
+VOCABULARY: Final = 2048
+ROW: Final = 320
+ROWS: Final = 12
 HELD_OUT: Final = 1_000_003
 """Seed of the evaluation, which training never uses."""
 
 
 def train_tokenizer(seed: int) -> Any:
     tokenizer = Tokenizer(models.BPE())
-    # Words keep their leading blank; digits stand alone, so that sums are done digit by digit.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"), "isolated"),
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -62,12 +90,13 @@ def train_tokenizer(seed: int) -> Any:
     r = random.Random(seed)
     texts = (text for _ in range(20_000) for _, text in dialogue(r))
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCABULARY - len(MARKS),
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     fast: Any = PreTrainedTokenizerFast
     return fast(
         tokenizer_object=tokenizer,
