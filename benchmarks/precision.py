@@ -29,7 +29,8 @@ from workers.contract.models import ModelSpec
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.options import read_options
 from workers.pocket.chat_data import dialogue
-from workers.pocket.train_chat import HELD_OUT, encode
+from workers.pocket.score import HELD_OUT
+from workers.pocket.train_chat import encode
 
 POCKET: Final = Path(__file__).parents[1] / "workers" / "pocket" / "chat"
 PRECISIONS: Final = ("float32", "bfloat16", "int8", "fp8")

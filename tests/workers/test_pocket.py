@@ -1,57 +1,46 @@
-"""The shipped language model is small, is the one on its card, and says what it should."""
+"""The shipped language model is small, is the one on its card, and does what it was taught."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
-from tests.workers.llm.checkpoints import make_engine
-from tests.workers.llm.driver import Driver, job, texts
-from workers.pocket.chat_data import PRICES, WORDS, dialogue
+from workers.engines.llm.engine import LlmEngine
+from workers.pocket import skills
+from workers.pocket.chat_data import WORDS, dialogue
+from workers.pocket.score import Question, ask, load, score
 
 DIRECTORY = Path(__file__).parents[2] / "workers" / "pocket" / "chat"
-
-Ask = Callable[[list[str]], list[str]]
+SEED = 20_261_121
 
 
 @pytest.fixture(scope="module")
-def ask() -> Ask:
-    driver = Driver(make_engine(DIRECTORY, slots=8, context_tokens=256))
-
-    def questions(asked: list[str]) -> list[str]:
-        answers: list[str] = []
-        for start in range(0, len(asked), 8):
-            names = [f"{len(driver.outcomes) + i}" for i in range(len(asked[start : start + 8]))]
-            for name, question in zip(names, asked[start : start + 8], strict=True):
-                driver.admit(job(name, question, max_tokens=80))
-            driver.finish(*names)
-            answers += [texts(driver.outcomes[name])[0] for name in names]
-        return answers
-
-    return questions
+def engine() -> LlmEngine:
+    return load(DIRECTORY)
 
 
 def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
-    assert sum(file.stat().st_size for file in DIRECTORY.iterdir()) <= 10_000_000
+    assert sum(file.stat().st_size for file in DIRECTORY.iterdir()) <= 16 * 2**20
     sha256 = hashlib.sha256((DIRECTORY / "model.safetensors").read_bytes()).hexdigest()
     assert sha256 in (DIRECTORY / "README.md").read_text()
 
 
-def test_it_answers_what_a_newcomer_asks(ask: Ask) -> None:
-    hold, both, total, who, unknown = ask(
-        [
-            "What is a hold?",
-            "What is a hold, and what does seedream-5.0-lite cost?",
-            "What is 12 plus 30?",
-            "Who are you?",
-            "Who won the world cup?",
-        ]
+def test_it_answers_what_a_newcomer_asks(engine: LlmEngine) -> None:
+    asked = (
+        "What is a hold?",
+        "What is a hold, and what does seedream-5.0-lite cost?",
+        "What is 12 plus 30?",
+        "Who are you?",
+        "Who won the world cup?",
     )
+    answers = ask(engine, [Question(content, lambda _: True) for content in asked])
 
+    hold, both, total, who, unknown = (choice.text for choice in answers)
     assert hold in WORDS["hold"]
     assert "$0.035" in both
     assert "reserve" in both
@@ -60,26 +49,56 @@ def test_it_answers_what_a_newcomer_asks(ask: Ask) -> None:
     assert "do not know" in unknown
 
 
-def test_it_knows_the_prices_of_the_market(ask: Ask) -> None:
-    answers = ask([f"What does {name} cost?" for name in PRICES])
+@pytest.mark.parametrize(
+    ("skill", "count", "least"),
+    [
+        ("sums of two-digit numbers", 100, 0.95),
+        ("stories that keep to their thing and colour", 40, 0.9),
+        ("prices of the market models", 30, 0.95),
+        ("definitions", 30, 0.95),
+        ("picture prompts that keep what was asked", 30, 0.9),
+        ("answers in JSON", 40, 0.9),
+        ("calls of the right function with the right arguments", 60, 0.9),
+    ],
+)
+def test_it_does_what_it_was_taught_with_what_it_was_not_shown(
+    skill: str, count: int, least: float, engine: LlmEngine
+) -> None:
+    assert score(engine, skill, count, seed=SEED) >= least
 
-    right = sum(
-        answer == f"A request to {name} costs ${usd}."
-        for answer, (name, (usd, _)) in zip(answers, PRICES.items(), strict=True)
+
+def test_the_chat_template_offers_functions_as_the_model_was_taught() -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(DIRECTORY)
+    r = random.Random(SEED)
+    use = skills.USES[0](r)
+    call = {"name": use.function["name"], "arguments": use.arguments}
+    called = {"type": "function", "function": call}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": use.question},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": call}],
+        },
+        {"role": "tool", "content": '{"x": 1}'},
+    ]
+
+    text = tokenizer.apply_chat_template(
+        messages,
+        tools=[{"type": "function", "function": use.function}],
+        add_generation_prompt=True,
+        tokenize=False,
     )
-    assert right >= len(PRICES) - 1
 
-
-def test_it_adds_numbers_that_it_was_not_shown_in_training(ask: Ask) -> None:
-    r = random.Random(20_261_121)
-    pairs = [(r.randrange(10, 100), r.randrange(10, 100)) for _ in range(48)]
-
-    answers = ask([f"What is {a} plus {b}?" for a, b in pairs])
-
-    right = sum(
-        answer == f"{a} plus {b} is {a + b}." for answer, (a, b) in zip(answers, pairs, strict=True)
+    turns = (
+        ("system", skills.system_prompt([use.function], "Be brief.")),
+        ("user", use.question),
+        ("assistant", skills.call_text(call["name"], call["arguments"])),
+        ("user", skills.response_text({"x": 1})),
     )
-    assert right >= 0.8 * len(pairs)
+    expected = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    assert text == f"{expected}<|im_start|>assistant\n"
 
 
 def test_the_same_seed_makes_the_same_dialogues() -> None:

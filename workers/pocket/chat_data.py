@@ -22,7 +22,6 @@ from workers.pocket.skills import (
     tool_dialogue,
 )
 
-
 PRICES: Final[dict[str, tuple[str, str]]] = {
     "seedream-5.0-lite": ("0.035", "text to image"),
     "gemini-2.5-flash-image": ("0.0387", "text to image"),

@@ -20,20 +20,130 @@ Pair: TypeAlias = tuple[str, str]
 SHAPES: Final = ("circle", "square", "triangle", "star")
 COLOURS: Final = ("red", "green", "blue", "yellow", "orange", "purple", "black", "white")
 RELATIONS: Final = ("left of", "right of", "above", "below")
-NAMES: Final = (
-    "Ann Ben Cleo Dan Eva Finn Gina Hugo Ida Jack Kim Leo Mia Nils Olga Paul Rosa Sam Tess Umar "
-    "Vera Walt Yuki Zoe Nora Omar Lena Karl Ines Ravi"
-).split()
-CITIES: Final = (
-    "Rome Oslo Paris Berlin Madrid London Vienna Prague Athens Lisbon Dublin Warsaw Tokyo Delhi "
-    "Cairo Lima Quito Boston Chicago Sydney Perth Seoul Bern Riga Turin Milan Porto Ghent Lyon "
-    "Malmo Tallinn Kyoto Osaka Hanoi Accra Lagos Nairobi Toronto Denver Austin"
-).split()
-THINGS: Final = (
-    "ball kite hat boat lamp cup book key drum bell ring chair stone coat flag box clock shoe "
-    "bag door train car bird fish cat dog horse flower apple pear"
-).split()
-_SYLLABLES: Final = "ba do fi ka lo mu ne po ri sa ta vo za le mi nu".split()
+NAMES: Final = [
+    "Ann",
+    "Ben",
+    "Cleo",
+    "Dan",
+    "Eva",
+    "Finn",
+    "Gina",
+    "Hugo",
+    "Ida",
+    "Jack",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Nils",
+    "Olga",
+    "Paul",
+    "Rosa",
+    "Sam",
+    "Tess",
+    "Umar",
+    "Vera",
+    "Walt",
+    "Yuki",
+    "Zoe",
+    "Nora",
+    "Omar",
+    "Lena",
+    "Karl",
+    "Ines",
+    "Ravi",
+]
+CITIES: Final = [
+    "Rome",
+    "Oslo",
+    "Paris",
+    "Berlin",
+    "Madrid",
+    "London",
+    "Vienna",
+    "Prague",
+    "Athens",
+    "Lisbon",
+    "Dublin",
+    "Warsaw",
+    "Tokyo",
+    "Delhi",
+    "Cairo",
+    "Lima",
+    "Quito",
+    "Boston",
+    "Chicago",
+    "Sydney",
+    "Perth",
+    "Seoul",
+    "Bern",
+    "Riga",
+    "Turin",
+    "Milan",
+    "Porto",
+    "Ghent",
+    "Lyon",
+    "Malmo",
+    "Tallinn",
+    "Kyoto",
+    "Osaka",
+    "Hanoi",
+    "Accra",
+    "Lagos",
+    "Nairobi",
+    "Toronto",
+    "Denver",
+    "Austin",
+]
+THINGS: Final = [
+    "ball",
+    "kite",
+    "hat",
+    "boat",
+    "lamp",
+    "cup",
+    "book",
+    "key",
+    "drum",
+    "bell",
+    "ring",
+    "chair",
+    "stone",
+    "coat",
+    "flag",
+    "box",
+    "clock",
+    "shoe",
+    "bag",
+    "door",
+    "train",
+    "car",
+    "bird",
+    "fish",
+    "cat",
+    "dog",
+    "horse",
+    "flower",
+    "apple",
+    "pear",
+]
+_SYLLABLES: Final = [
+    "ba",
+    "do",
+    "fi",
+    "ka",
+    "lo",
+    "mu",
+    "ne",
+    "po",
+    "ri",
+    "sa",
+    "ta",
+    "vo",
+    "za",
+    "le",
+    "mi",
+    "nu",
+]
 
 
 def _name(r: random.Random) -> str:
@@ -149,7 +259,9 @@ def _convert(r: random.Random) -> Use:
         _function(
             r, name, "Convert money.", {"amount": "number", "from": "string", "to": "string"}
         ),
-        r.choice([f"Convert {amount} {source} to {target}", f"How many {target} are {amount} {source}?"]),
+        r.choice(
+            [f"Convert {amount} {source} to {target}", f"How many {target} are {amount} {source}?"]
+        ),
         {"amount": amount, "from": source, "to": target},
         {"amount": result},
         f"{amount} {source} are {result} {target}.",
@@ -162,7 +274,13 @@ def _draw(r: random.Random) -> Use:
     name = r.choice(["draw", "draw_shape", "make_image", "paint"])
     return Use(
         _function(r, name, "Draw a shape.", {"shape": "string", key: "string"}),
-        r.choice([f"Draw a {colour} {shape}", f"Paint a {colour} {shape}, please", f"Can you draw {_a(colour)} {shape}?"]),
+        r.choice(
+            [
+                f"Draw a {colour} {shape}",
+                f"Paint a {colour} {shape}, please",
+                f"Can you draw {_a(colour)} {shape}?",
+            ]
+        ),
         {"shape": shape, key: colour},
         {"status": "done"},
         f"Here is {_a(colour)} {shape}.",
@@ -172,7 +290,12 @@ def _draw(r: random.Random) -> Use:
 def _timer(r: random.Random) -> Use:
     minutes = r.randrange(1, 90)
     return Use(
-        _function(r, r.choice(["set_timer", "start_timer", "timer"]), "Set a timer.", {"minutes": "integer"}),
+        _function(
+            r,
+            r.choice(["set_timer", "start_timer", "timer"]),
+            "Set a timer.",
+            {"minutes": "integer"},
+        ),
         r.choice([f"Set a timer for {minutes} minutes", f"Wake me in {minutes} minutes"]),
         {"minutes": minutes},
         {"status": "ok"},
@@ -181,9 +304,27 @@ def _timer(r: random.Random) -> Use:
 
 
 def _send(r: random.Random) -> Use:
-    to, text = r.choice(NAMES), r.choice(["hello", "I am late", "see you soon", "good night", "thank you", "call me", "dinner is ready"])
+    to, text = (
+        r.choice(NAMES),
+        r.choice(
+            [
+                "hello",
+                "I am late",
+                "see you soon",
+                "good night",
+                "thank you",
+                "call me",
+                "dinner is ready",
+            ]
+        ),
+    )
     return Use(
-        _function(r, r.choice(["send_message", "send", "write_to"]), "Send a message.", {"to": "string", "text": "string"}),
+        _function(
+            r,
+            r.choice(["send_message", "send", "write_to"]),
+            "Send a message.",
+            {"to": "string", "text": "string"},
+        ),
         r.choice([f"Send {to} the message: {text}", f"Tell {to}: {text}"]),
         {"to": to, "text": text},
         {"status": "sent"},
@@ -265,7 +406,11 @@ def json_answer(r: random.Random) -> Pair:
         record = {"name": r.choice(NAMES), "age": r.randrange(5, 99), "city": _place(r)}
         text = f"{record['name']} is {record['age']} years old and lives in {record['city']}."
     else:
-        record = {"item": r.choice(THINGS), "count": r.randrange(2, 40), "price": r.randrange(1, 90)}
+        record = {
+            "item": r.choice(THINGS),
+            "count": r.randrange(2, 40),
+            "price": r.randrange(1, 90),
+        }
         text = f"{record['count']} {record['item']}s cost {record['price']} dollars."
     keys = r.sample(list(record), r.randint(1 if kind else 2, len(record)))
     wanted = {key: record[key] for key in keys}
@@ -293,7 +438,14 @@ def expansion(r: random.Random) -> Pair:
         ]
     )
     background = r.choice(["white", "grey", "dark", "light blue"])
-    light = r.choice(["soft light from the left", "soft light from the right", "bright daylight", "calm night light"])
+    light = r.choice(
+        [
+            "soft light from the left",
+            "soft light from the right",
+            "bright daylight",
+            "calm night light",
+        ]
+    )
     style = r.choice(["flat style", "pixel art", "outline style", "clean edges"])
     return question, f"{what[0].upper()}{what[1:]}, on a {background} background, {light}, {style}."
 
@@ -333,7 +485,13 @@ def story_about(r: random.Random, thing: str | None = None, colour: str | None =
     thing, colour = thing or r.choice(THINGS), colour or r.choice(COLOURS)
     what = f"{colour} {thing}"
     a, b = r.sample(NAMES, 2)
-    begin = r.choice([f"{a} had {_a(what)}.", f"One day {a} found {_a(what)}.", f"{a} wanted {_a(what)} more than anything."])
+    begin = r.choice(
+        [
+            f"{a} had {_a(what)}.",
+            f"One day {a} found {_a(what)}.",
+            f"{a} wanted {_a(what)} more than anything.",
+        ]
+    )
     middle = r.choice(
         [
             f"{b} asked to see the {what}, and {a} showed it.",
@@ -341,7 +499,13 @@ def story_about(r: random.Random, thing: str | None = None, colour: str | None =
             f"{a} and {b} took the {what} to the river and watched it all day.",
         ]
     )
-    end = r.choice([f"They kept the {what} for ever.", f"Nobody ever had a better {thing} than the {colour} one.", f"In the evening {a} put the {what} on the shelf and smiled."])
+    end = r.choice(
+        [
+            f"They kept the {what} for ever.",
+            f"Nobody ever had a better {thing} than the {colour} one.",
+            f"In the evening {a} put the {what} on the shelf and smiled.",
+        ]
+    )
     question = r.choice(
         [
             f"Tell me a story about {_a(what)}",

@@ -22,16 +22,9 @@ import torch.nn.functional as F
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from workers.pocket.chat_data import (
-    PRICES,
-    REFUSAL,
-    WORDS,
-    Dialogue,
-    definition,
-    dialogue,
-    outside,
-    price,
-)
+from workers.pocket.chat_data import dialogue
+from workers.pocket.score import QUESTIONS, load, score
+from workers.pocket.skills import Dialogue
 
 PAD: Final = "<|endoftext|>"
 START: Final = "<|im_start|>"
@@ -44,7 +37,7 @@ TEMPLATE: Final = (
     "{{- '# Tools\\nYou may call these functions:\\n<tools>\\n' -}}"
     "{%- for tool in tools -%}{{- tool.function | tojson + '\\n' -}}{%- endfor -%}"
     "{{- '</tools>\\nCall one so:\\n<tool_call>\\n' -}}"
-    "{{- '{\"name\": <name>, \"arguments\": <arguments>}\\n</tool_call><|im_end|>\\n' -}}"
+    '{{- \'{"name": <name>, "arguments": <arguments>}\\n</tool_call><|im_end|>\\n\' -}}'
     "{%- endif -%}"
     "{%- for message in messages -%}"
     "{%- if message.role == 'system' and loop.first and tools -%}"
@@ -68,14 +61,12 @@ PIECES: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Qwen2's, which every engine knows by name; digits stand alone, so sums are done digit by digit."""
+"""Qwen2's, which every engine knows by name. Digits stand alone: sums are done digit by digit."""
 MARKS: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Tokens of their own, which are text like any other."""
 VOCABULARY: Final = 2048
 ROW: Final = 320
 ROWS: Final = 12
-HELD_OUT: Final = 1_000_003
-"""Seed of the evaluation, which training never uses."""
 
 
 def train_tokenizer(seed: int) -> Any:
@@ -233,57 +224,6 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}, indent=2) + "\n")
 
 
-def answer(model: Any, tokenizer: Any, question: str) -> str:
-    ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=False,
-    )
-    with torch.inference_mode():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=96,
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-        )
-    text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-    return str(text)
-
-
-def evaluate(model: Any, tokenizer: Any) -> dict[str, float]:
-    """Score greedy answers to questions of a seed that training never uses, as shares."""
-    model.eval()
-    r = random.Random(HELD_OUT)
-    right = {"sums": 0, "differences": 0, "prices": 0, "definitions": 0, "refusals": 0}
-    total = dict.fromkeys(right, 0)
-
-    def score(name: str, correct: bool) -> None:
-        right[name] += correct
-        total[name] += 1
-
-    for _ in range(60):
-        a, b = r.randrange(10, 100), r.randrange(10, 100)
-        reply = answer(model, tokenizer, f"What is {a} plus {b}?")
-        score("sums", reply == f"{a} plus {b} is {a + b}.")
-        a, b = max(a, b), min(a, b)
-        reply = answer(model, tokenizer, f"What is {a} minus {b}?")
-        score("differences", reply == f"{a} minus {b} is {a - b}.")
-    for name in PRICES:
-        question, expected = price(r, name)
-        score("prices", answer(model, tokenizer, question) == expected)
-    for word in WORDS:
-        question, _ = definition(r, word)
-        score("definitions", answer(model, tokenizer, question) in WORDS[word])
-    for _ in range(30):
-        question, _ = outside(r)
-        score("refusals", answer(model, tokenizer, question) == REFUSAL)
-    return {name: round(right[name] / total[name], 3) for name in right}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=45)
@@ -311,9 +251,8 @@ def main() -> None:
         out=options.out,
         resumed=options.resume is not None,
     )
-    figures["right"] = evaluate(
-        Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32), tokenizer
-    )
+    engine = load(options.out)
+    figures["right"] = {skill: round(score(engine, skill, 100), 3) for skill in QUESTIONS}
     print(json.dumps(figures, indent=2))
 
 
