@@ -76,11 +76,7 @@ def test_the_chat_template_offers_functions_as_the_model_was_taught() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": use.question},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"type": "function", "function": call}],
-        },
+        {"role": "assistant", "content": "", "tool_calls": [called]},
         {"role": "tool", "content": '{"x": 1}'},
     ]
 
