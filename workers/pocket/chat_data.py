@@ -785,7 +785,7 @@ SOURCES: Final[tuple[tuple[Callable[[random.Random], Pair], int], ...]] = (
     (price_sum, 2),
     (unknown_price, 3),
     (task, 8),
-    (arithmetic, 24),
+    (arithmetic, 44),
     (word_problem, 5),
     (comparison, 3),
     (words, 5),
@@ -800,7 +800,7 @@ SOURCES: Final[tuple[tuple[Callable[[random.Random], Pair], int], ...]] = (
     (json_answer, 12),
     (expansion, 8),
     (sorting, 12),
-    (larger_sum, 8),
+    (larger_sum, 12),
     (story_about, 8),
 )
 _MAKERS: Final = tuple(maker for maker, _ in SOURCES)
