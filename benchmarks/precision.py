@@ -28,6 +28,7 @@ from gateway.catalog.this_machine import measure_bandwidth
 from workers.contract.models import ModelSpec
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.options import read_options
+from workers.engines.llm.precision import weight_bytes
 from workers.pocket.chat_data import dialogue
 from workers.pocket.score import HELD_OUT
 from workers.pocket.train_chat import encode
@@ -120,12 +121,6 @@ def decode_rate(model: Any, batch: int) -> float:
         took.append(time.perf_counter() - started)
     fastest = sorted(took)[: max(1, len(took) // 10)]
     return batch / statistics.mean(fastest)
-
-
-def weight_bytes(model: torch.nn.Module) -> int:
-    """Tied weights count once."""
-    kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
 
 
 def write_large(path: Path) -> None:
