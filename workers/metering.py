@@ -97,10 +97,12 @@ class TokenTimes:
 
     def say(self, index: int, count: int, now_us: int) -> None:
         """Note that so many tokens of an answer came."""
+        if not count:
+            return
         self.tokens += count
         if self._index is None:
             self._index, self.first_us, self._last_us = index, now_us, now_us
-        if index == self._index and count:
+        if index == self._index:
             self._spoken += count
             self.gap_us = max(self.gap_us, now_us - self._last_us)
             self._last_us = now_us

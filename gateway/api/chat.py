@@ -12,24 +12,20 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
 from litestar.response import Stream
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from gateway.api.access import call_of
+from gateway.api.answering import StreamOptions, answer, order_of, wants_usage
 from gateway.api.answers import (
     encode_json,
     event_data,
-    event_stream,
-    json_response,
     openai_usage,
-    request_headers,
 )
-from gateway.api.bodies import idempotency, is_retry, read_body, refuse_in_batch, unnamed
+from gateway.api.bodies import read_body, refuse_in_batch
 from gateway.api.text_stream import Piece, TextStream, choices_of, logprob_view
 from gateway.batches.endpoint import Endpoint
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.ledger.extend import CAUSES
-from gateway.requests.lifecycle import Requests
 from gateway.requests.order import Order
 from gateway.requests.text import TextGeneration
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
@@ -37,13 +33,6 @@ from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
 
 TASK: Final = "text-generation"
 KEEP_ALIVE_S: Final = 15.0
-
-
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    include_usage: bool = False
-    include_obfuscation: bool = False
 
 
 class ChatCompletion(TextGeneration):
@@ -127,34 +116,20 @@ class ChatController(Controller):
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[ChatCompletion]
     ) -> Response[bytes] | Stream:
-        if data.stream_options is not None and not data.stream:
-            raise InvalidRequest(
-                "invalid_value", "stream_options needs stream: true.", param="stream_options"
-            )
-        requests: Requests = request.app.state.requests
-        order = Order(
+        include_usage = wants_usage(data.stream_options, stream=data.stream)
+        order = await order_of(
+            request,
             model=data.model,
             task=TASK,
             input=data.generation(),
             stream=bool(data.stream),
             metadata=data.metadata,
-            idempotency=await idempotency(request),
-            # Who leaves a stream has read a part of it and wants no more: that is not lost.
-            fingerprint=None if data.stream else await unnamed(request),
-            retried=is_retry(request),
         )
-        ticket = await requests.submit(call_of(request), order)
-        if data.stream:
-            include_usage = data.stream_options is not None and data.stream_options.include_usage
-            return event_stream(
-                _stream(ticket, include_usage=include_usage),
-                headers=request_headers(ticket.request_id),
-            )
-        with ticket:
-            closed = await ticket.closed(request)
-        raise_unless_succeeded(closed)
-        return json_response(
-            completion_view(closed), headers=request_headers(closed.request_id, closed)
+        return await answer(
+            request,
+            order,
+            completion_view,
+            lambda ticket: _stream(ticket, include_usage=include_usage),
         )
 
 

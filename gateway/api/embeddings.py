@@ -9,17 +9,16 @@ from typing import Annotated, Any, Final, Literal
 
 from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
+from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
-from gateway.api.access import call_of
-from gateway.api.answers import encode_json, exact_number, json_response, request_headers
-from gateway.api.bodies import idempotency, is_retry, read_body, unnamed
+from gateway.api.answering import answer, order_of
+from gateway.api.answers import encode_json, exact_number
+from gateway.api.bodies import read_body
 from gateway.batches.endpoint import Endpoint
 from gateway.ledger.closed import Closed
 from gateway.requests.embedding import TextEmbedding
-from gateway.requests.lifecycle import Requests
 from gateway.requests.order import Order
-from gateway.requests.ticket import raise_unless_succeeded
 
 TASK: Final = "text-embedding"
 Encoding = Literal["float", "base64"]
@@ -48,23 +47,10 @@ class EmbeddingsController(Controller):
     @post(status_code=200, operation_id="CreateEmbedding", summary="Make vectors of texts")
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[Embedding]
-    ) -> Response[bytes]:
-        requests: Requests = request.app.state.requests
-        order = Order(
-            model=data.model,
-            task=TASK,
-            input=data,
-            idempotency=await idempotency(request),
-            fingerprint=await unnamed(request),
-            retried=is_retry(request),
-        )
-        with await requests.submit(call_of(request), order) as ticket:
-            closed = await ticket.closed(request)
-        raise_unless_succeeded(closed)
-        return json_response(
-            embedding_view(closed, data.encoding_format or "float"),
-            headers=request_headers(closed.request_id, closed),
-        )
+    ) -> Response[bytes] | Stream:
+        order = await order_of(request, model=data.model, task=TASK, input=data)
+        encoding = data.encoding_format or "float"
+        return await answer(request, order, lambda closed: embedding_view(closed, encoding))
 
 
 def embedding_view(closed: Closed, encoding: Encoding) -> dict[str, Any]:

@@ -20,6 +20,8 @@ catalog entry says so as template_tokens."""
 BYTES_MAX: Final = 900 * 1024
 """Of all vectors of one answer."""
 BYTES_PER_NUMBER: Final = 4
+DIMENSIONS: Final = 4096
+"""Of vectors whose size the catalog entry does not say."""
 
 
 class TextEmbedding(Strict):
@@ -33,9 +35,8 @@ def prepare_embedding(entry: Entry, value: TextEmbedding, *, prefix: str) -> Pre
     """Check texts against a catalog entry's limits and bound their tokens."""
     limits = entry.limits
     inputs = read_texts(value.input)
-    most = limits.inputs or INPUTS_MAX
-    if limits.dimensions is not None:
-        most = min(most, BYTES_MAX // (BYTES_PER_NUMBER * limits.dimensions))
+    fit = BYTES_MAX // (BYTES_PER_NUMBER * (limits.dimensions or DIMENSIONS))
+    most = max(1, min(limits.inputs or INPUTS_MAX, fit))
     if len(inputs) > most:
         raise InvalidRequest(
             "invalid_value",

@@ -36,7 +36,7 @@ WINDOWS: Final[Mapping[Window, timedelta]] = {
 NEWEST: Final = 10_000
 """At most so many receipts are looked at, the newest."""
 ENOUGH: Final = 5
-"""Of fewer requests nothing is told but their number: an aggregate must not show one of them."""
+"""Of fewer that succeeded nothing is told but how many there were: no aggregate shows just one."""
 KEPT_S: Final = 5.0
 PERCENTILES: Final = (50, 90, 99)
 
@@ -48,6 +48,7 @@ class Seen:
     status: str
     reason: str
     timings: Timings
+    settled_at: datetime
     input_tokens: int = 0
     cached_input_tokens: int = 0
     output_tokens: int = 0
@@ -105,8 +106,10 @@ class Performance:
             return kept[1]
         since = datetime.now(UTC) - WINDOWS[window]
         seen = await self._database.read(lambda connection: read_seen(connection, model, since))
+        if len(seen) >= NEWEST:
+            since = seen[-1].settled_at
         view = {"object": "model.stats", "model": model, "window": window}
-        view |= summarize(seen, slo, WINDOWS[window].total_seconds())
+        view |= summarize(seen, slo, (datetime.now(UTC) - since).total_seconds())
         self._kept[model, window] = time.monotonic(), view
         return view
 
@@ -117,6 +120,7 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]
         receipts.c.status,
         receipts.c.reason,
         receipts.c.timings,
+        receipts.c.settled_at,
         receipts.c.input_tokens,
         receipts.c.cached_input_tokens,
         receipts.c.output_tokens,
@@ -131,10 +135,7 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]
         .order_by(receipts.c.settled_at.desc())
         .limit(NEWEST)
     )
-    return [
-        Seen(row[0], row[1], msgspec.convert(row[2], Timings), row[3], row[4], row[5])
-        for row in rows
-    ]
+    return [Seen(row[0], row[1], msgspec.convert(row[2], Timings), *row[3:]) for row in rows]
 
 
 def summarize(seen: Sequence[Seen], slo: Slo | None, seconds: float) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def summarize(seen: Sequence[Seen], slo: Slo | None, seconds: float) -> dict[str
         "capped": len(seen) >= NEWEST,
         "slo": slo.model_dump(exclude_none=True) if slo else None,
     }
-    if len(seen) < ENOUGH:
+    if len(done) < ENOUGH:
         return view
     read = sum(one.input_tokens + one.cached_input_tokens for one in done)
     drafted = sum(timing.drafted for timing in timings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ def _seen(number: int, **changes: Any) -> Seen:
         drafted=4,
         accepted=1,
     )
-    return Seen(**{"status": "succeeded", "reason": "completed", "timings": timings, **changes})
+    given = {"status": "succeeded", "reason": "completed", "timings": timings, **changes}
+    return Seen(settled_at=datetime.now(UTC), **given)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,8 @@ def test_percentiles_are_by_nearest_rank_and_goodput_counts_what_kept_its_promis
 
 
 def test_of_a_few_requests_only_their_number_is_told() -> None:
-    view = summarize([_seen(1)] * 4, SLO, 60.0)
+    failed = [_seen(1, status="failed", reason="engine_error")] * 9
+    view = summarize([_seen(1)] * 4 + failed, SLO, 60.0)
 
     assert set(view) == {"requests", "capped", "slo"}
 

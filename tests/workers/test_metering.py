@@ -79,7 +79,14 @@ def test_an_error_inside_a_phase_ends_the_phase() -> None:
 
 def test_tokens_are_timed_by_the_answer_that_spoke_first() -> None:
     times = TokenTimes()
-    for index, count, now_us in ((1, 1, 100), (0, 1, 105), (1, 2, 140), (0, 1, 500), (1, 1, 160)):
+    for index, count, now_us in (
+        (0, 0, 50),
+        (1, 1, 100),
+        (0, 1, 105),
+        (1, 2, 140),
+        (0, 1, 500),
+        (1, 1, 160),
+    ):
         times.say(index, count, now_us)
 
     assert (times.first_us, times.tokens) == (100, 6)

@@ -196,6 +196,30 @@ def test_the_checkpoint_says_how_its_vectors_are_made(
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+            "cls_token, pooling_mode_mean",
+        ),
+        ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "module Dense"),
+    ],
+)
+def test_vectors_that_are_made_otherwise_are_refused(
+    file: str, content: Any, said: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for each in checkpoint("bert").iterdir():
+        (tmp_path / each.name).write_bytes(each.read_bytes())
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / file).write_text(json.dumps(content))
+
+    with pytest.raises(ValueError, match=said):
+        _engine(tmp_path)
+
+
 def test_a_vector_may_be_shortened_where_the_model_was_made_for_it(
     checkpoint: Callable[[str], Path],
 ) -> None:
@@ -251,6 +275,7 @@ def test_a_cancelled_request_ends_with_what_it_used(checkpoint: Callable[[str], 
         ({"slots": 0}, {}, "slots is 0"),
         ({"slotz": 1}, {}, "options of the engine embedding are dtype, device, slots"),
         ({"dtype": "float16"}, {}, "float16 is many times slower"),
+        ({}, {"dimensions": 64}, "64, but the model's vectors have 48"),
         ({}, {"context_tokens": 300}, "300, but the model was made for 256 positions"),
     ],
 )

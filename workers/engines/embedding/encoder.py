@@ -40,6 +40,11 @@ class Encoder:
         self._normalizes = normalizes(path, options)
         config = self.model.config
         self.dimensions = int(config.hidden_size)
+        said = spec.limits.get("dimensions")
+        if said is not None and said != self.dimensions:
+            raise ValueError(
+                f"limits.dimensions is {said}, but the model's vectors have {self.dimensions}"
+            )
         self._size = int(self.model.get_input_embeddings().num_embeddings)
         positions = int(config.max_position_embeddings)
         if family in ("RobertaModel", "XLMRobertaModel", "MPNetModel"):

@@ -73,24 +73,33 @@ def pooling_of(path: Path, options: Options, *, is_decoder: bool) -> Pooling:
     if options.pooling is not None:
         return options.pooling
     said = _read_json(path / "1_Pooling" / "config.json")
-    for name, pooling in _SAID.items():
-        if said.get(name):
-            return pooling
-    return "last" if is_decoder else "mean"
+    modes = [name for name, on in said.items() if name.startswith("pooling_mode_") and on is True]
+    if not modes:
+        return "last" if is_decoder else "mean"
+    if len(modes) > 1 or modes[0] not in _SAID:
+        raise ValueError(
+            f"the checkpoint pools by {', '.join(modes)}, which is not computed here; one of "
+            f"{', '.join(_SAID)} is"
+        )
+    return _SAID[modes[0]]
 
 
 def normalizes(path: Path, options: Options) -> bool:
-    if options.normalize is not None:
-        return options.normalize
+    """Raise ``ValueError`` if vectors are made by more than pooling."""
     modules = path / "modules.json"
-    return not modules.is_file() or "Normalize" in modules.read_text()
+    if not modules.is_file():
+        return options.normalize is not False
+    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in _read_json(modules)]
+    if others := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
+        raise ValueError(f"the checkpoint has a module {min(others)}, which is not computed here")
+    return "Normalize" in kinds if options.normalize is None else options.normalize
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Any:
     if not path.is_file():
         return {}
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     return found

@@ -170,17 +170,34 @@ class _Gathered:
     pieces: tuple[_Piece, ...]
 
 
-class GatherCache:
-    """Keys and values of all layers: each ``(blocks, kv_heads, block_tokens, head_dim)``."""
+class Blocks:
+    """Keys and values of all layers, each a tensor whose first dimension is the blocks."""
 
-    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+    def __init__(self, shape: CacheShape, device: torch.device, size: Sequence[int]) -> None:
+        """``size``: of one block."""
         self.shape = shape
         self.device = device
-        size = (shape.blocks + 2, shape.kv_heads, shape.block_tokens, shape.head_dim)
+        whole = (shape.blocks + 2, *size)
         self._keys, self._values = (
-            [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+            [torch.zeros(whole, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
             for _ in range(2)
         )
+
+    def blank(self, blocks: Sequence[int]) -> None:
+        for kept in (*self._keys, *self._values):
+            kept[list(blocks)] = 0
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        sources, targets = (list(part) for part in zip(*pairs, strict=True))
+        for kept in (*self._keys, *self._values):
+            kept[targets] = kept[sources]
+
+
+class GatherCache(Blocks):
+    """A block is ``(kv_heads, block_tokens, head_dim)``, so that it is copied in few pieces."""
+
+    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+        super().__init__(shape, device, (shape.kv_heads, shape.block_tokens, shape.head_dim))
         self._heads = torch.arange(shape.kv_heads, device=device)
         self._layout: _Gathered | None = None
 
@@ -233,15 +250,6 @@ class GatherCache:
     def begin(self, layout: Layout) -> None:
         assert isinstance(layout, _Gathered)
         self._layout = layout
-
-    def blank(self, blocks: Sequence[int]) -> None:
-        for kept in (*self._keys, *self._values):
-            kept[list(blocks)] = 0
-
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        sources, targets = (list(part) for part in zip(*pairs, strict=True))
-        for kept in (*self._keys, *self._values):
-            kept[targets] = kept[sources]
 
     def attend(
         self,

@@ -15,7 +15,15 @@ from typing import Any, Final
 import torch
 
 from workers.engines.llm.blocks import BLANK
-from workers.engines.llm.cache import Cache, CacheShape, Feed, GatherCache, Layout, places
+from workers.engines.llm.cache import (
+    Blocks,
+    Cache,
+    CacheShape,
+    Feed,
+    GatherCache,
+    Layout,
+    places,
+)
 
 BLOCK_TOKENS: Final = 256
 """The kernels take blocks of a multiple of so many tokens."""
@@ -38,22 +46,16 @@ class _Laid:
     longest_past: int
 
 
-class VarlenCache:
-    """Keys and values of all layers: each ``(blocks, block_tokens, kv_heads, head_dim)``."""
+class VarlenCache(Blocks):
+    """A block is ``(block_tokens, kv_heads, head_dim)``, as the kernels read it."""
 
     def __init__(
         self, shape: CacheShape, device: torch.device, attention: Attention, longest: int
     ) -> None:
         """``longest``: tokens of the longest sequence that there can be."""
+        super().__init__(shape, device, (shape.block_tokens, shape.kv_heads, shape.head_dim))
         self._longest = longest
-        self.shape = shape
-        self.device = device
         self._attention = attention
-        size = (shape.blocks + 2, shape.block_tokens, shape.kv_heads, shape.head_dim)
-        self._keys, self._values = (
-            [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
-            for _ in range(2)
-        )
         self._layout: _Laid | None = None
 
     def lay_out(
@@ -96,15 +98,6 @@ class VarlenCache:
     def begin(self, layout: Layout) -> None:
         assert isinstance(layout, _Laid)
         self._layout = layout
-
-    def blank(self, blocks: Sequence[int]) -> None:
-        for kept in (*self._keys, *self._values):
-            kept[list(blocks)] = 0
-
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        sources, targets = (list(part) for part in zip(*pairs, strict=True))
-        for kept in (*self._keys, *self._values):
-            kept[targets] = kept[sources]
 
     def attend(
         self,

@@ -327,7 +327,7 @@ class ChatCall:
             finish_reason = "tool_calls" if made else finish_reason
         if not text and not logprobs and finish_reason is None:
             return
-        count = len(logprobs) if logprobs else int(bool(text))
+        count = len(logprobs) if logprobs else int(bool(text or made))
         self._chunks += count
         self._texts[index] += text
         self._logprobs[index] += logprobs or ()
