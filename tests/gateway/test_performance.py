@@ -115,7 +115,8 @@ def test_stats_and_receipts_over_http(stack: Stack) -> None:
     }
     assert stats["requests"] >= 6
     assert 0 < stats["ttft_ms"]["p50"] <= stats["ttft_ms"]["p99"]
-    assert stats["goodput"] == {"share": 0.0, "requests_per_second": 0.0}
+    # Whatever else ran there, these six did not keep the promise.
+    assert 0 <= stats["goodput"]["share"] <= 1 - 6 / stats["requests"]
     metrics = client.get("/metrics").text
     assert 'tollgate_ttft_seconds_count{model="slow"}' in metrics
     assert 'tollgate_tokens_total{kind="output",model="slow"}' in metrics
