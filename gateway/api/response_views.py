@@ -189,6 +189,8 @@ class EventWriter:
         data += self._close_message("completed" if status == "completed" else "incomplete")
         name = {"completed": "completed", "incomplete": "incomplete"}.get(status, "failed")
         view = response_view(closed, self._body)
+        # Who comes back after its log is gone has heard of more events than there are now.
+        self._after = min(self._after, self._number - 1)
         return data + self._event(f"response.{name}", response=view)
 
     def _piece(self, piece: Piece) -> bytes:

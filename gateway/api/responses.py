@@ -80,6 +80,8 @@ class ResponsesController(Controller):
             return event_stream(_stream(requests, account_id, ticket, data), headers=headers)
         with ticket:
             closed = await ticket.closed(request)
+        if closed.status == "succeeded" and closed.output is None:
+            raise _unknown(response_id(closed.request_id))
         view = response_view(closed, data)
         if data.store is False:
             await requests.forget(account_id, closed.request_id)
@@ -159,7 +161,7 @@ BATCHES: Final = Endpoint(
 async def _find(request: Request[Any, Any, Any], id: str) -> Open | Closed:
     """Raise ``NotFound`` for what never was, is somebody else's, no text, or was forgotten."""
     requests: Requests = request.app.state.requests
-    unknown = NotFound("response_not_found", f"There is no response {id!r}.", param="response_id")
+    unknown = _unknown(id)
     try:
         found = await requests.find(caller(request).account_id, request_id_of(id))
     except NotFound:
@@ -170,25 +172,33 @@ async def _find(request: Request[Any, Any, Any], id: str) -> Open | Closed:
     return found
 
 
+def _unknown(id: str) -> NotFound:
+    message = f"There is no response {id!r}, or what it said is not kept any more."
+    return NotFound("response_not_found", message, param="response_id")
+
+
 async def _stream(
     requests: Requests, account_id: int, ticket: Ticket, body: ResponseBody
 ) -> AsyncIterator[bytes]:
     """The events of an answer; whatever ends this generator early cancels the request."""
-    with ticket:
-        found = await requests.find(account_id, ticket.request_id)
-        writer = EventWriter(_as_opened(found), body)
-        yield writer.begin()
-        try:
-            async for sent in ticket.events(KEEP_ALIVE_S):
-                if sent is None:
-                    yield b": keep-alive\n\n"
-                elif data := writer.write(sent):
-                    yield data
-            yield writer.finish(ticket.result)
-        except RequestFailed as error:
-            yield _error(error)
-    if body.store is False:
-        await requests.forget(account_id, ticket.request_id)
+    try:
+        with ticket:
+            found = await requests.find(account_id, ticket.request_id)
+            writer = EventWriter(_as_opened(found), body)
+            yield writer.begin()
+            try:
+                async for sent in ticket.events(KEEP_ALIVE_S):
+                    if sent is None:
+                        yield b": keep-alive\n\n"
+                    elif data := writer.write(sent):
+                        yield data
+                yield writer.finish(ticket.result)
+            except RequestFailed as error:
+                yield _error(error)
+    finally:
+        # Also where the reader leaves at the last event, as clients do.
+        if body.store is False:
+            await requests.forget(account_id, ticket.request_id)
 
 
 async def _followed(

@@ -418,6 +418,9 @@ def _input_tokens_max(chat: ChatInput, limits: Limits) -> int:
         size += TOKENS_PER_TOOLS + sum(
             TOKENS_PER_TOOL + len(msgspec.json.encode(tool)) for tool in chat.tools
         )
+    if chat.response_format:
+        # Ours rules out what does not fit; an upstream may put it into the prompt.
+        size += TOKENS_PER_TOOL + len(msgspec.json.encode(chat.response_format))
     return min(size, context) if context else size
 
 

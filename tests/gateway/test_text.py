@@ -282,6 +282,20 @@ def test_what_is_not_to_be_stored_is_not(text_stack: Stack) -> None:
 
     with pytest.raises(openai.NotFoundError):
         made.retrieve(answer.id)
+    events = made.create(
+        model="tiny", input="the fox", max_output_tokens=16, store=False, stream=True
+    )
+    id = next(event.response.id for event in events if event.type == "response.incomplete")
+    events.close()
+
+    def is_gone() -> bool:
+        try:
+            made.retrieve(id)
+        except openai.NotFoundError:
+            return True
+        return False
+
+    wait_for(is_gone, "the output to be forgotten")
 
 
 def test_a_streamed_response_has_the_events_in_their_order(text_stack: Stack) -> None:
@@ -361,6 +375,8 @@ def test_a_response_in_the_background_is_fetched_followed_and_cancelled(stack: S
     place = len(followed) // 2
     rest = list(made.retrieve(started.id, stream=True, starting_after=place))
     assert [event.sequence_number for event in rest] == list(range(place + 1, len(followed)))
+    (last,) = made.retrieve(started.id, stream=True, starting_after=9000)
+    assert last.type == "response.completed"
     assert made.retrieve(started.id).status == "completed"
 
     long = made.create(model="slow", input=" ".join(["x"] * 300), background=True)
