@@ -89,7 +89,7 @@ class FakeEngine:
     def estimate(self, job: Job) -> Estimate:
         return Estimate(device_us=job.input["steps"] * self.step_us, bytes=job.input["room"])
 
-    def admit(self, job: Job, clock: PhaseClock) -> Admission:
+    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
         with clock.phase("preprocess"):
             self.clock.us += self.admit_us
         if job.input["steps"] < 1:

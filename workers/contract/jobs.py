@@ -11,6 +11,8 @@ from typing import Any, Final, Literal, NewType, TypeAlias
 
 import msgspec
 
+from workers.contract.media import File
+
 RequestId = NewType("RequestId", str)
 """``req_`` and 32 hexadecimal digits of a UUID of version 7, made by the gateway."""
 
@@ -237,13 +239,23 @@ class Preview(msgspec.Struct, frozen=True, tag="preview"):
 
     output: int
     blob: BlobRef
+    index: int = 0
+    """Which of this output's previews it is."""
+
+
+class Sketch(msgspec.Struct, frozen=True, tag="sketch"):
+    """What an engine says to its agent, which stores the bytes and sends a ``Preview`` instead."""
+
+    output: int
+    index: int
+    file: File
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled"):
     """The request is closed and its charge committed: said by the gateway that settled it."""
 
 
-Event: TypeAlias = Started | Tokens | Progress | Preview | Settled
+Event: TypeAlias = Started | Tokens | Progress | Preview | Sketch | Settled
 
 
 class SentEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -277,13 +289,16 @@ class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True
     """The job ran to its end. ``output`` is small and JSON-like; anything large is a blob.
 
     For ``text-generation`` it is ``{"choices": [Choice, ...]}``, for ``text-embedding``
-    ``{"vectors": [bytes, ...]}``, little-endian float32.
+    ``{"vectors": [bytes, ...]}``, little-endian float32; for pictures, videos and sound
+    ``{"media": [Medium, ...]}``. An engine hands over ``files``; its agent stores them and puts
+    ``blobs`` in their place, so none ever travels through the queue.
     """
 
     usage: Usage
     timings: Timings = Timings()
     output: dict[str, Any] = {}
     blobs: tuple[BlobRef, ...] = ()
+    files: tuple[File, ...] = ()
     worker: str = ""
 
 

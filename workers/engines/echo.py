@@ -91,7 +91,7 @@ class EchoEngine:
     def estimate(self, job: Job) -> Estimate:
         return Estimate(device_us=self._options.step_us, bytes=0)
 
-    def admit(self, job: Job, clock: PhaseClock) -> Admission:
+    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
         if len(self._echoes) >= self._options.slots:
             return Wait()
         try:

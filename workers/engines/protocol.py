@@ -86,8 +86,11 @@ class Engine(Protocol):
         """Say what the job will take, without taking anything."""
         ...
 
-    def admit(self, job: Job, clock: PhaseClock) -> Admission:
-        """Check the input and make room. ``Failed`` is the client's fault and final."""
+    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
+        """Check the input and make room. ``Failed`` is the client's fault and final.
+
+        ``files`` are what the job's attachments refer to, read from the store.
+        """
         ...
 
     def step(self, clock: PhaseClock) -> StepReport:

@@ -91,7 +91,7 @@ class EmbeddingEngine:
         )
         return Estimate(round(tokens * _TOKEN_US), round(min(tokens, STEP_TOKENS)) * _TOKEN_BYTES)
 
-    def admit(self, job: Job, clock: PhaseClock) -> Admission:
+    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
         assert self._encoder is not None
         if len(self._running) >= self._options.slots:
             return Wait()

@@ -103,7 +103,7 @@ class LlmEngine:
             self._sizes = read_sizes(self._spec, self._options)
         return self._sizes.estimate(msgspec.convert(job.input, ChatInput))
 
-    def admit(self, job: Job, clock: PhaseClock) -> Admission:
+    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
         with clock.phase("preprocess"):
             if self._there.scheduler.waiting >= 2 * self._options.slots:
                 return Wait()
