@@ -1,0 +1,156 @@
+"""The pocket image model as one diffusers pipeline: text to image, and six ways to change images.
+
+The denoiser sees the noisy latents, the latents of up to two source pictures and two coordinates,
+side by side on channels; a source that is not given is zeros. It predicts the clean latents
+(x-prediction), from which the velocity follows that schedulers for rectified flow expect.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from diffusers import AutoencoderTiny, DiffusionPipeline, UNet2DConditionModel
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
+from diffusers.utils.torch_utils import randn_tensor
+from PIL import Image
+from transformers import PreTrainedTokenizerFast, T5EncoderModel
+
+SOURCES: Final = 2
+COORDINATES: Final = 2
+TEXT_TOKENS: Final = 32
+SIGMA_MIN: Final = 0.02
+"""Below it the velocity would be a quotient of two small numbers."""
+
+
+def coordinates(height: int, width: int) -> torch.Tensor:
+    """Where each latent pixel lies, from -1 to 1: (1, 2, height, width)."""
+    x = torch.linspace(-1, 1, width)[None, :].expand(height, width)
+    y = torch.linspace(-1, 1, height)[:, None].expand(height, width)
+    return torch.stack([x, y])[None]
+
+
+def encode_text(
+    tokenizer: Any, text_encoder: Any, texts: list[str]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Read texts: states (B, TEXT_TOKENS, D), which of them are text (B, TEXT_TOKENS), and a summary
+    of each (B, D), which stands at its end."""
+    tokens = tokenizer(
+        texts, padding="max_length", truncation=True, max_length=TEXT_TOKENS, return_tensors="pt"
+    ).to(text_encoder.device)
+    states = text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask)[0]
+    end = tokens.attention_mask.sum(1) - 1
+    return states, tokens.attention_mask, states[torch.arange(len(texts)), end]
+
+
+class PocketImagePipeline(DiffusionPipeline):  # type: ignore[misc, no-any-unimported]
+    """Components are diffusers' and transformers' own classes, read by ``from_pretrained``."""
+
+    model_cpu_offload_seq = "text_encoder->unet->vae"
+
+    def __init__(
+        self,
+        vae: AutoencoderTiny,
+        text_encoder: T5EncoderModel,
+        tokenizer: PreTrainedTokenizerFast,
+        unet: UNet2DConditionModel,
+        scheduler: Any,
+    ) -> None:
+        super().__init__()
+        self.register_modules(
+            vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler
+        )
+        self.vae_scale_factor = 2 ** (len(vae.config.encoder_block_out_channels) - 1)
+        self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
+
+    def encode_image(self, image: Any, height: int, width: int) -> torch.Tensor:
+        pixels = self.image_processor.preprocess(image, height=height, width=width)
+        pixels = pixels.to(self.device, self.vae.dtype)
+        return (self.vae.encode(pixels).latents - self._shift) * self._scale
+
+    @property
+    def _shift(self) -> float:
+        return float(self.vae.config.shift_factor)
+
+    @property
+    def _scale(self) -> float:
+        return float(self.vae.config.scaling_factor)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str,
+        image: Image.Image | list[Image.Image] | None = None,
+        strength: float = 1.0,
+        height: int | None = None,
+        width: int | None = None,
+        num_inference_steps: int = 20,
+        guidance_scale: float = 3.0,
+        negative_prompt: str = "",
+        generator: torch.Generator | None = None,
+        output_type: str = "pil",
+    ) -> ImagePipelineOutput:
+        """Draw, or do to ``image`` (at most two) what the prompt says.
+
+        With a ``strength`` below 1 the first image is instead drawn over: noise is added to it and
+        the prompt says what it is to become. ``guidance_scale`` 1 looks at the prompt once a step,
+        any other twice. Raise ``ValueError`` for a size that is no multiple of the scale factor.
+        """
+        side = int(self.unet.config.sample_size) * self.vae_scale_factor
+        height, width = height or side, width or side
+        if height % self.vae_scale_factor or width % self.vae_scale_factor:
+            raise ValueError(f"height and width must be multiples of {self.vae_scale_factor}")
+        images = [] if image is None else image if isinstance(image, list) else [image]
+        guided = guidance_scale != 1.0
+        texts = [negative_prompt, prompt] if guided else [prompt]
+        states, mask, summary = encode_text(self.tokenizer, self.text_encoder, texts)
+
+        channels = int(self.unet.config.out_channels)
+        shape = (1, channels, height // self.vae_scale_factor, width // self.vae_scale_factor)
+        noise = randn_tensor(
+            shape, generator=generator, device=self._execution_device, dtype=self.unet.dtype
+        )
+        encoded = [self.encode_image(one, height, width) for one in images[:SOURCES]]
+        self.scheduler.set_timesteps(num_inference_steps, device=self._execution_device)
+        timesteps = self.scheduler.timesteps
+        latents = noise
+        over = bool(encoded) and strength < 1.0
+        if over:
+            skipped = num_inference_steps - max(1, round(num_inference_steps * strength))
+            timesteps = timesteps[skipped * self.scheduler.order :]
+            self.scheduler.set_begin_index(skipped * self.scheduler.order)
+            sigma = self.scheduler.sigmas[skipped * self.scheduler.order]
+            latents = (1 - sigma) * encoded[0] + sigma * noise
+            encoded = []
+        empty = torch.zeros_like(noise)
+        sources = [*encoded, *[empty] * (SOURCES - len(encoded))]
+        place = coordinates(shape[2], shape[3]).to(noise)
+        fixed = torch.cat([*sources, place], 1)
+
+        with self.progress_bar(total=len(timesteps)) as bar:
+            for timestep in timesteps:
+                seen = torch.cat([latents, fixed], 1).expand(len(texts), -1, -1, -1)
+                clean = self.unet(
+                    seen,
+                    timestep.expand(len(texts)).to(seen.dtype),
+                    encoder_hidden_states=states,
+                    encoder_attention_mask=mask,
+                    class_labels=summary,
+                    return_dict=False,
+                )[0]
+                if guided:
+                    without, with_ = clean.chunk(2)
+                    clean = without + guidance_scale * (with_ - without)
+                sigma = (timestep / self.scheduler.config.num_train_timesteps).clamp(min=SIGMA_MIN)
+                velocity = (latents - clean) / sigma
+                latents = self.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
+                bar.update()
+        if output_type == "latent":
+            return ImagePipelineOutput(images=latents)
+        pixels = self.vae.decode(latents / self._scale + self._shift, return_dict=False)[0]
+        made: list[Image.Image] | np.ndarray = self.image_processor.postprocess(
+            pixels, output_type=output_type
+        )
+        return ImagePipelineOutput(images=made)

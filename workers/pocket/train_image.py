@@ -1,0 +1,416 @@
+"""Trains ``pocket-image`` on scenes and instructions: a small autoencoder, a text encoder, a UNet.
+
+    python -m workers.pocket.train_image --minutes 120 --out workers/pocket/image
+
+Three stages, each of which goes on from what the directory holds. The autoencoder learns to draw
+scenes from latents of a sixteenth of their pixels. The text encoder learns to say what a caption or
+an instruction means, so that the UNet need not find that out from pictures. The UNet then learns
+rectified flow with x-prediction on all tasks at once. The result is a directory in diffusers'
+format, in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderTiny, FlowMatchEulerDiscreteScheduler, UNet2DConditionModel
+from PIL import Image
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import nn
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+from workers.pocket.captions import FIELDS, SHAPE_WORDS, Lesson, lesson
+from workers.pocket.pictures import (
+    COORDINATES,
+    SOURCES,
+    TEXT_TOKENS,
+    PocketImagePipeline,
+    coordinates,
+    encode_text,
+)
+from workers.pocket.scenes import Scene, draw, scene, sheet
+
+SIDE: Final = 64
+LATENTS: Final = 8
+SCALE: Final = 4
+TEXT: Final = 128
+UNTOLD: Final = 0.1
+"""How often the text is left out, so that guidance has something to guide away from."""
+SIGMA_MIN: Final = 0.08
+
+
+# --- Parts ---------------------------------------------------------------------------------------
+
+
+def make_tokenizer() -> Any:
+    """Words, as the lessons use them; any other word is unknown."""
+    r = random.Random(0)
+    words = pre_tokenizers.BertPreTokenizer()
+    seen: dict[str, None] = {}
+    for _ in range(20_000):
+        seen |= dict.fromkeys(sorted(w for w, _ in words.pre_tokenize_str(lesson(r).text.lower())))
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *sorted(seen)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = words
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", vocabulary["</s>"])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def make_text_encoder(vocabulary: int) -> Any:
+    config = T5Config(
+        vocab_size=vocabulary,
+        d_model=TEXT,
+        d_kv=32,
+        d_ff=384,
+        num_layers=3,
+        num_heads=4,
+        relative_attention_num_buckets=32,
+        relative_attention_max_distance=32,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    return T5EncoderModel(config)
+
+
+def make_vae() -> Any:
+    return AutoencoderTiny(
+        encoder_block_out_channels=(16, 16, 16),
+        decoder_block_out_channels=(32, 32, 32),
+        latent_channels=LATENTS,
+        num_encoder_blocks=(1, 1, 2),
+        num_decoder_blocks=(2, 1, 1),
+    )
+
+
+def make_unet() -> Any:
+    return UNet2DConditionModel(
+        sample_size=SIDE // SCALE,
+        in_channels=LATENTS * (1 + SOURCES) + COORDINATES,
+        out_channels=LATENTS,
+        block_out_channels=(64, 96, 128),
+        down_block_types=(
+            "DownBlock2D",
+            "SimpleCrossAttnDownBlock2D",
+            "SimpleCrossAttnDownBlock2D",
+        ),
+        mid_block_type="UNetMidBlock2DSimpleCrossAttn",
+        up_block_types=("SimpleCrossAttnUpBlock2D", "SimpleCrossAttnUpBlock2D", "UpBlock2D"),
+        layers_per_block=1,
+        cross_attention_dim=TEXT,
+        attention_head_dim=32,
+        norm_num_groups=16,
+        resnet_time_scale_shift="scale_shift",
+        class_embed_type="projection",
+        projection_class_embeddings_input_dim=TEXT,
+    )
+
+
+# --- Stages --------------------------------------------------------------------------------------
+
+
+def schedule(done: float) -> float:
+    """Of the learning rate, for a part of the time: up at once, level, and down."""
+    return min(1.0, done / 0.01 + 0.01) * min(1.0, max(0.01, (1 - done) / 0.5))
+
+
+def clock(minutes: float) -> Iterator[float]:
+    """The part of the time that has gone, until all has."""
+    began = time.monotonic()
+    while (done := (time.monotonic() - began) / (60 * minutes)) < 1:
+        yield done
+
+
+def set_rate(optimizer: torch.optim.Optimizer, done: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * schedule(done)
+
+
+def adam(*groups: tuple[Any, float]) -> torch.optim.AdamW:
+    optimizer = torch.optim.AdamW(
+        [{"params": list(part), "lr": rate, "initial_lr": rate} for part, rate in groups],
+        betas=(0.9, 0.98),
+        weight_decay=0.01,
+    )
+    return optimizer
+
+
+def slopes(pixels: torch.Tensor) -> torch.Tensor:
+    """Differences between neighbours: a blurred edge differs in them most."""
+    across = pixels[..., :, 1:] - pixels[..., :, :-1]
+    down = pixels[..., 1:, :] - pixels[..., :-1, :]
+    return torch.cat([across.flatten(1), down.flatten(1)], 1)
+
+
+def train_vae(vae: Any, minutes: float, r: random.Random) -> None:
+    """Learn to draw scenes again from latents of unit variance, with some noise in them."""
+    optimizer = adam((vae.parameters(), 2e-3))
+    seen = total = 0.0
+    for done in clock(minutes):
+        set_rate(optimizer, done)
+        pixels = draw([scene(r, plain=0.3) for _ in range(16)], SIDE)
+        with torch.autocast("cpu", torch.bfloat16):
+            latents = vae.encode(pixels).latents
+            noisy = latents + torch.randn_like(latents) * 0.08
+            made = vae.decode(noisy).sample
+        made = made.float()
+        loss = F.l1_loss(made, pixels) + 2 * F.l1_loss(slopes(made), slopes(pixels))
+        latents = latents.float()
+        spread = latents.std((0, 2, 3))
+        loss = (
+            loss + 0.02 * ((spread - 1) ** 2).mean() + 0.02 * (latents.mean((0, 2, 3)) ** 2).mean()
+        )
+        step(optimizer, vae.parameters(), loss)
+        seen, total = seen + 1, total + float(loss.detach())
+        if seen % 200 == 0:
+            print(f"vae {done:.2f} loss {total / 200:.4f}", flush=True)
+            total = 0.0
+    with torch.no_grad():
+        pixels = draw([scene(r, plain=0.3) for _ in range(64)], SIDE)
+        latents = vae.encode(pixels).latents
+        made = vae.decode(latents).sample.clamp(-1, 1)
+        psnr = 10 * torch.log10(4 / ((made - pixels) ** 2).mean((1, 2, 3))).mean()
+    vae.register_to_config(
+        scaling_factor=float(1 / latents.std()), shift_factor=float(latents.mean())
+    )
+    print(f"vae psnr {psnr:.2f} dB, latents {latents.mean():.3f} ± {latents.std():.3f}", flush=True)
+
+
+class Reader(nn.Module):
+    """Says what a text means from its end, and each thing from its noun. Used in training only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = nn.ModuleDict({k: nn.Linear(TEXT, len(v)) for k, v in FIELDS.items()})
+        kinds = ("colour", "size", "place")
+        self.noun = nn.ModuleDict({k: nn.Linear(TEXT, len(FIELDS[f"{k}1"])) for k in kinds})
+
+
+def train_text(tokenizer: Any, encoder: Any, minutes: float, r: random.Random) -> None:
+    """Learn what texts mean, before any picture is seen."""
+    reader = Reader()
+    optimizer = adam((encoder.parameters(), 2e-3), (reader.parameters(), 2e-3))
+    nouns = {word for words in SHAPE_WORDS.values() for word in words}
+    ids = torch.tensor([tokenizer.convert_tokens_to_ids(word) for word in sorted(nouns)])
+    right = asked = turns = 0
+    for done in clock(minutes):
+        set_rate(optimizer, done)
+        lessons = [lesson(r) for _ in range(96)]
+        states, _, summary = encode_text(tokenizer, encoder, [one.text for one in lessons])
+        loss = torch.zeros(())
+        for name, classes in FIELDS.items():
+            rows = [i for i, one in enumerate(lessons) if name in one.meaning]
+            wanted = torch.tensor([classes.index(lessons[i].meaning[name]) for i in rows])
+            said = reader.whole[name](summary[rows])
+            loss = loss + F.cross_entropy(said, wanted)
+            right += int((said.argmax(1) == wanted).sum())
+            asked += len(rows)
+        tokens = tokenizer(
+            [one.text for one in lessons],
+            padding="max_length",
+            max_length=TEXT_TOKENS,
+            truncation=True,
+            return_tensors="pt",
+        ).input_ids
+        found = [
+            (i, place, number)
+            for i, one in enumerate(lessons)
+            if one.task == "text-to-image"
+            for number, place in enumerate(
+                torch.isin(tokens[i], ids).nonzero()[:, 0].tolist(), start=1
+            )
+        ]
+        at = states[[i for i, _, _ in found], [place for _, place, _ in found]]
+        for name, head in reader.noun.items():
+            classes = FIELDS[f"{name}1"]
+            wanted = [classes.index(lessons[i].meaning[f"{name}{n}"]) for i, _, n in found]
+            loss = loss + F.cross_entropy(head(at), torch.tensor(wanted))
+        step(optimizer, [*encoder.parameters(), *reader.parameters()], loss)
+        turns += 1
+        if turns % 50 == 0:
+            print(f"text {done:.2f} right {right / asked:.4f}", flush=True)
+            right = asked = 0
+
+
+def step(optimizer: torch.optim.Optimizer, parameters: Any, loss: torch.Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+class Batch:
+    """Lessons as the UNet sees them: latents of target and sources, texts."""
+
+    def __init__(self, vae: Any, lessons: list[Lesson]) -> None:
+        pictures: list[Scene] = [one.target for one in lessons]
+        places: list[tuple[int, int]] = []
+        for row, one in enumerate(lessons):
+            for number, source in enumerate(one.sources):
+                places.append((row, number))
+                pictures.append(source)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            latents = vae.encode(draw(pictures, SIDE)).latents.float()
+        latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        self.target = latents[: len(lessons)]
+        self.sources = torch.zeros(len(lessons), SOURCES, *self.target.shape[1:])
+        for (row, number), latent in zip(places, latents[len(lessons) :], strict=True):
+            self.sources[row, number] = latent
+        self.texts = [one.text for one in lessons]
+
+
+def train_unet(
+    pipe: PocketImagePipeline,
+    minutes: float,
+    r: random.Random,
+    save: Callable[[str], None],
+    *,
+    rate: float,
+) -> None:
+    """Learn rectified flow on all tasks; keep a mean of the weights, which is what is saved."""
+    unet, encoder, vae = pipe.unet, pipe.text_encoder, pipe.vae
+    vae.requires_grad_(requires_grad=False)
+    unet.to(memory_format=torch.channels_last)
+    learned = [*unet.parameters(), *encoder.parameters()]
+    mean = [one.detach().clone() for one in learned]
+    optimizer = adam((unet.parameters(), rate), (encoder.parameters(), rate * 0.2))
+    place = coordinates(SIDE // SCALE, SIDE // SCALE)
+    turns, total, saved = 0, 0.0, time.monotonic()
+    for done in clock(minutes):
+        set_rate(optimizer, done)
+        batch = Batch(vae, [lesson(r) for _ in range(32)])
+        size = len(batch.texts)
+        texts = ["" if r.random() < UNTOLD else text for text in batch.texts]
+        sigma = torch.sigmoid(torch.randn(size) * 1.2 + 0.3)
+        wide = sigma[:, None, None, None]
+        noisy = (1 - wide) * batch.target + wide * torch.randn_like(batch.target)
+        seen = torch.cat([noisy, batch.sources.flatten(1, 2), place.expand(size, -1, -1, -1)], 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            states, mask, summary = encode_text(pipe.tokenizer, encoder, texts)
+            made = unet(
+                seen.contiguous(memory_format=torch.channels_last),
+                sigma * 1000,
+                encoder_hidden_states=states,
+                encoder_attention_mask=mask,
+                class_labels=summary,
+            ).sample
+        far = ((made.float() - batch.target) ** 2).mean((1, 2, 3))
+        loss = (far / sigma.clamp(min=SIGMA_MIN) ** 2).mean()
+        step(optimizer, learned, loss)
+        turns, total = turns + 1, total + float(loss.detach())
+        keep = min(0.9985, (turns + 1) / (turns + 20))
+        with torch.no_grad():
+            for one, weight in zip(mean, learned, strict=True):
+                one.lerp_(weight, 1 - keep)
+        if turns % 200 == 0:
+            print(f"unet {done:.3f} step {turns} loss {total / 200:.4f}", flush=True)
+            total = 0.0
+        if time.monotonic() - saved > 480:
+            _exchange(learned, mean)
+            save(f"{done:.3f}")
+            _exchange(learned, mean)
+            saved = time.monotonic()
+    _exchange(learned, mean)
+
+
+def _exchange(weights: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for weight, other in zip(weights, others, strict=True):
+            kept = weight.clone()
+            weight.copy_(other)
+            other.copy_(kept)
+
+
+# --- The whole -----------------------------------------------------------------------------------
+
+
+def save_pipeline(pipe: PocketImagePipeline, out: Path) -> None:
+    """Write the directory in bfloat16, beside the weights that training goes on with."""
+    pipe.save_pretrained(out, safe_serialization=True)
+    for part in ("unet", "text_encoder", "vae"):
+        module = getattr(pipe, part)
+        state = {name: one.clone() for name, one in module.state_dict().items()}
+        module.to(torch.bfloat16).save_pretrained(out / part)
+        module.to(torch.float32).load_state_dict(state)
+    index = out / "model_index.json"
+    fields = json.loads(index.read_text())
+    fields["_class_name"] = PocketImagePipeline.__name__
+    index.write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--vae-minutes", type=float, default=10.0)
+    parser.add_argument("--text-minutes", type=float, default=4.0)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--go-on", action="store_true", help="train the UNet that is there")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    r = random.Random(options.seed)
+    out: Path = options.out
+    if options.go_on:
+        pipe = PocketImagePipeline.from_pretrained(out).to(torch.float32)
+    else:
+        tokenizer = make_tokenizer()
+        encoder, vae = make_text_encoder(len(tokenizer)), make_vae()
+        train_text(tokenizer, encoder, options.text_minutes, r)
+        train_vae(vae, options.vae_minutes, r)
+        scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=1.0)
+        pipe = PocketImagePipeline(vae, encoder, tokenizer, make_unet(), scheduler)
+    pipe.set_progress_bar_config(disable=True)
+    count = sum(one.numel() for one in pipe.unet.parameters())
+    print(f"unet {count / 1e6:.2f} M", flush=True)
+
+    def save(note: str) -> None:
+        save_pipeline(pipe, out)
+        show(pipe, out.parent / f"{out.name}-{note}.png")
+        print(f"saved at {note}", flush=True)
+
+    train_unet(pipe, options.minutes, r, save, rate=options.rate)
+    save("last")
+
+
+def show(pipe: PocketImagePipeline, path: Path) -> None:
+    """Draw a page of lessons: source, answer, and what would be right."""
+    r = random.Random(12345)
+    rows = []
+    for index in range(24):
+        one = lesson(r, drawing=0.5)
+        sources = [_image(draw([source], SIDE)) for source in one.sources]
+        made = pipe(
+            one.text,
+            sources or None,
+            generator=torch.Generator().manual_seed(index),
+            output_type="pt",
+        ).images
+        blank = torch.ones(1, 3, SIDE, SIDE)
+        first = draw([one.sources[0]], SIDE) if one.sources else blank
+        rows += [first, made * 2 - 1, draw([one.target], SIDE)]
+    Image.fromarray(sheet(torch.cat(rows), 12).numpy()).save(path)
+
+
+def _image(pixels: torch.Tensor) -> Image.Image:
+    return Image.fromarray(((pixels[0] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy())
+
+
+if __name__ == "__main__":
+    main()
