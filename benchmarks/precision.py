@@ -28,7 +28,7 @@ from gateway.catalog.this_machine import measure_bandwidth
 from workers.contract.models import ModelSpec
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.options import read_options
-from workers.engines.llm.precision import weight_bytes
+from workers.engines.precision import weight_bytes
 from workers.pocket.chat_data import dialogue
 from workers.pocket.score import HELD_OUT
 from workers.pocket.train_chat import encode

@@ -7,7 +7,7 @@ caption leaves out is the usual: a white background, daylight, flat, medium in s
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,7 +23,6 @@ from workers.pocket.scenes import (
     Thing,
     place,
     scene,
-    thing,
 )
 
 SHAPE_WORDS: Final = {
@@ -92,25 +91,26 @@ class Lesson:
     meaning: dict[str, str] = field(default_factory=dict)
 
 
-def _named(one: Thing, r: random.Random, *, size: bool = True) -> str:
+def name_thing(one: Thing, r: random.Random) -> str:
+    """Name a thing by size, colour and shape, in one of many ways."""
     words = (
-        r.choice(SIZE_WORDS[one.size]) if size else "",
+        r.choice(SIZE_WORDS[one.size]),
         r.choice(COLOUR_WORDS.get(one.colour, (one.colour,))),
         r.choice(SHAPE_WORDS[one.shape]) if r.random() < 0.3 else one.shape,
     )
     return " ".join(filter(None, words))
 
 
-def _with_article(words: str) -> str:
+def with_article(words: str) -> str:
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def caption(s: Scene, r: random.Random) -> str:
     """Say what a scene shows, in one of many ways."""
     bare = r.random() < 0.15
-    things = [_named(one, r) for one in s.things]
+    things = [name_thing(one, r) for one in s.things]
     if not bare:
-        things = [_with_article(words) for words in things]
+        things = [with_article(words) for words in things]
     text = things[0]
     if s.relation:
         text += f" {r.choice(RELATION_WORDS[s.relation])} {things[1]}"
@@ -128,7 +128,8 @@ def caption(s: Scene, r: random.Random) -> str:
     return r.choice(OPENINGS) + comma.join([text, *clauses]) + ("." if r.random() < 0.2 else "")
 
 
-def _meaning(s: Scene) -> dict[str, str]:
+def meaning(s: Scene) -> dict[str, str]:
+    """What a caption says, in classes."""
     found = {"task": "draw", "background": s.background, "light": s.light, "style": s.style}
     places = (s.relation, _OPPOSITE.get(s.relation or ""))
     for number, (one, where) in enumerate(zip(s.things, places, strict=False), start=1):
@@ -175,8 +176,8 @@ def _about(s: Scene, index: int) -> dict[str, str]:
     return {"colour1": s.things[index].colour, "shape1": s.things[index].shape}
 
 
-def _other(r: random.Random, choices: object, now: str) -> str:
-    return r.choice([one for one in choices if one != now])  # type: ignore[attr-defined]
+def _other(r: random.Random, choices: Iterable[str], now: str) -> str:
+    return r.choice([one for one in choices if one != now])
 
 
 def recolour(r: random.Random) -> Lesson:
@@ -200,8 +201,8 @@ def recolour(r: random.Random) -> Lesson:
             f"{name} should be {colour}",
         )
     )
-    meaning = _about(s, index) | {"task": "recolour", "colour2": colour}
-    return Lesson(text, _with(s, index, new), (s,), "image-edit", meaning)
+    told = _about(s, index) | {"task": "recolour", "colour2": colour}
+    return Lesson(text, _with(s, index, new), (s,), "image-edit", told)
 
 
 def reshape(r: random.Random) -> Lesson:
@@ -216,14 +217,14 @@ def reshape(r: random.Random) -> Lesson:
     name = _reference(s, index, r)
     text = r.choice(
         (
-            f"turn {name} into {_with_article(shape)}",
-            f"replace {name} with {_with_article(shape)}",
-            f"change {name} to {_with_article(shape)}",
-            f"make {name} {_with_article(shape)}",
+            f"turn {name} into {with_article(shape)}",
+            f"replace {name} with {with_article(shape)}",
+            f"change {name} to {with_article(shape)}",
+            f"make {name} {with_article(shape)}",
         )
     )
-    meaning = _about(s, index) | {"task": "reshape", "shape2": shape}
-    return Lesson(text, _with(s, index, new), (s,), "image-edit", meaning)
+    told = _about(s, index) | {"task": "reshape", "shape2": shape}
+    return Lesson(text, _with(s, index, new), (s,), "image-edit", told)
 
 
 def resize(r: random.Random) -> Lesson:
@@ -240,8 +241,8 @@ def resize(r: random.Random) -> Lesson:
     words = ("larger", "bigger") if to > now else ("smaller",)
     way = "larger" if to > now else "smaller"
     text = f"make {name} {r.choice(words)}"
-    meaning = _about(s, index) | {"task": way}
-    return Lesson(text, _with(s, index, new), (s,), "image-edit", meaning)
+    told = _about(s, index) | {"task": way}
+    return Lesson(text, _with(s, index, new), (s,), "image-edit", told)
 
 
 def remove(r: random.Random) -> Lesson:
@@ -259,10 +260,9 @@ def add(r: random.Random) -> Lesson:
     before = replace(s, things=(s.things[1],), relation=None)
     words = r.choice(RELATION_WORDS[s.relation])
     name = _reference(before, 0, r)
-    text = (
-        f"{r.choice(('add', 'put', 'draw'))} {_with_article(_named(s.things[0], r))} {words} {name}"
-    )
-    meaning = {
+    what = with_article(name_thing(s.things[0], r))
+    text = f"{r.choice(('add', 'put', 'draw'))} {what} {words} {name}"
+    told = {
         "task": "add",
         "shape2": s.things[0].shape,
         "colour2": s.things[0].colour,
@@ -271,8 +271,8 @@ def add(r: random.Random) -> Lesson:
         "shape1": s.things[1].shape,
     }
     if name == "it":
-        del meaning["shape1"]
-    return Lesson(text, s, (before,), "image-edit", meaning)
+        del told["shape1"]
+    return Lesson(text, s, (before,), "image-edit", told)
 
 
 def reground(r: random.Random) -> Lesson:
@@ -291,8 +291,8 @@ def reground(r: random.Random) -> Lesson:
             f"{words} background",
         )
     )
-    meaning = {"task": "reground", "background": to}
-    return Lesson(text, replace(s, background=to), (s,), "image-edit", meaning)
+    told = {"task": "reground", "background": to}
+    return Lesson(text, replace(s, background=to), (s,), "image-edit", told)
 
 
 def relight(r: random.Random) -> Lesson:
@@ -300,8 +300,8 @@ def relight(r: random.Random) -> Lesson:
     to = _other(r, LIGHTS, s.light)
     words = r.choice(LIGHT_WORDS[to])
     text = r.choice((words, words, f"make it {words}", f"relight it, {words}"))
-    meaning = {"task": "relight", "light": to}
-    return Lesson(text, replace(s, light=to), (s,), "image-relight", meaning)
+    told = {"task": "relight", "light": to}
+    return Lesson(text, replace(s, light=to), (s,), "image-relight", told)
 
 
 def restyle(r: random.Random) -> Lesson:
@@ -309,8 +309,8 @@ def restyle(r: random.Random) -> Lesson:
     to = _other(r, STYLES, s.style)
     words = r.choice(STYLE_WORDS[to])
     text = r.choice((words, words, f"make it {words}", f"restyle it, {words}", f"draw it {words}"))
-    meaning = {"task": "restyle", "style": to}
-    return Lesson(text, replace(s, style=to), (s,), "image-restyle", meaning)
+    told = {"task": "restyle", "style": to}
+    return Lesson(text, replace(s, style=to), (s,), "image-restyle", told)
 
 
 def blend(r: random.Random) -> Lesson:
@@ -334,13 +334,13 @@ def blend(r: random.Random) -> Lesson:
                 f"blend, the first {words} the second",
             )
         )
-    meaning = {"task": "blend", "place1": relation}
-    return Lesson(text, target, (a, b), "image-blend", meaning)
+    told = {"task": "blend", "place1": relation}
+    return Lesson(text, target, (a, b), "image-blend", told)
 
 
 def describe(r: random.Random) -> Lesson:
     s = scene(r)
-    return Lesson(caption(s, r), s, meaning=_meaning(s))
+    return Lesson(caption(s, r), s, meaning=meaning(s))
 
 
 EDITS: Final[tuple[Callable[[random.Random], Lesson], ...]] = (

@@ -33,19 +33,19 @@ def coordinates(height: int, width: int) -> torch.Tensor:
 
 
 def encode_text(
-    tokenizer: Any, text_encoder: Any, texts: list[str]
+    tokenizer: Any, text_encoder: Any, texts: list[str], *, padding: str = "max_length"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Read texts: states (B, TEXT_TOKENS, D), which of them are text (B, TEXT_TOKENS), and a summary
-    of each (B, D), which stands at its end."""
+    """Read texts: states (B, TEXT_TOKENS, D), which are text (B, TEXT_TOKENS), and of each a
+    summary (B, D), which stands at its end."""
     tokens = tokenizer(
-        texts, padding="max_length", truncation=True, max_length=TEXT_TOKENS, return_tensors="pt"
+        texts, padding=padding, truncation=True, max_length=TEXT_TOKENS, return_tensors="pt"
     ).to(text_encoder.device)
     states = text_encoder(tokens.input_ids, attention_mask=tokens.attention_mask)[0]
     end = tokens.attention_mask.sum(1) - 1
     return states, tokens.attention_mask, states[torch.arange(len(texts)), end]
 
 
-class PocketImagePipeline(DiffusionPipeline):  # type: ignore[misc, no-any-unimported]
+class PocketImagePipeline(DiffusionPipeline):  # type: ignore[misc]
     """Components are diffusers' and transformers' own classes, read by ``from_pretrained``."""
 
     model_cpu_offload_seq = "text_encoder->unet->vae"
@@ -68,7 +68,8 @@ class PocketImagePipeline(DiffusionPipeline):  # type: ignore[misc, no-any-unimp
     def encode_image(self, image: Any, height: int, width: int) -> torch.Tensor:
         pixels = self.image_processor.preprocess(image, height=height, width=width)
         pixels = pixels.to(self.device, self.vae.dtype)
-        return (self.vae.encode(pixels).latents - self._shift) * self._scale
+        latents: torch.Tensor = self.vae.encode(pixels).latents
+        return (latents - self._shift) * self._scale
 
     @property
     def _shift(self) -> float:

@@ -57,6 +57,12 @@ class Thing:
     size: str
     x: float
     y: float
+    scale: float = 1.0
+    """Of its size, while it grows or shrinks."""
+
+    @property
+    def radius(self) -> float:
+        return SIZES[self.size] * self.scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,7 @@ def _distances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def mask(one: Thing, side: int, *, outline: bool = False) -> torch.Tensor:
     """How much of each pixel a thing covers: (side, side) from 0 to 1."""
     x, y = _grid(side, side)
-    radius = SIZES[one.size]
+    radius = one.radius
     far = _distances((x - one.x)[None] / radius, (y - one.y)[None] / radius)
     distance = far[0, SHAPES.index(one.shape)] * radius
     return _cover(distance.abs() - _LINE if outline else distance, side)
@@ -176,7 +182,7 @@ def draw(scenes: Sequence[Scene], side: int = 64) -> torch.Tensor:
         if not rows:
             continue
         things = [scenes[index].things[place_] for index in rows]
-        radius = _column([(SIZES[one.size],) for one in things])[:, 0]
+        radius = _column([(one.radius,) for one in things])[:, 0]
         left = _column([(one.x,) for one in things])[:, 0]
         top = _column([(one.y,) for one in things])[:, 0]
         which = torch.tensor([SHAPES.index(one.shape) for one in things])

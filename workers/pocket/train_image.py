@@ -1,8 +1,10 @@
 """Trains ``pocket-image`` on scenes and instructions: a small autoencoder, a text encoder, a UNet.
 
-    python -m workers.pocket.train_image --minutes 120 --out workers/pocket/image
+    for stage in text:10 vae:10 unet:120; do
+        python -m workers.pocket.train_image --stage ${stage%:*} --minutes ${stage#*:} --out DIR
+    done
 
-Three stages, each of which goes on from what the directory holds. The autoencoder learns to draw
+Three stages; the last goes on from what the directory holds. The autoencoder learns to draw
 scenes from latents of a sixteenth of their pixels. The text encoder learns to say what a caption or
 an instruction means, so that the UNet need not find that out from pictures. The UNet then learns
 rectified flow with x-prediction on all tasks at once. The result is a directory in diffusers'
@@ -13,10 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,68 +25,38 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderTiny, FlowMatchEulerDiscreteScheduler, UNet2DConditionModel
 from PIL import Image
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from torch import nn
-from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
-from workers.pocket.captions import FIELDS, SHAPE_WORDS, Lesson, lesson
+from workers.pocket.captions import FIELDS, Lesson, lesson
 from workers.pocket.pictures import (
     COORDINATES,
     SOURCES,
-    TEXT_TOKENS,
     PocketImagePipeline,
     coordinates,
     encode_text,
 )
 from workers.pocket.scenes import Scene, draw, scene, sheet
+from workers.pocket.training import (
+    TEXT,
+    Mean,
+    adam,
+    clock,
+    make_text_encoder,
+    make_tokenizer,
+    set_rate,
+    step,
+    train_text,
+)
 
 SIDE: Final = 64
 LATENTS: Final = 8
 SCALE: Final = 4
-TEXT: Final = 128
 UNTOLD: Final = 0.1
 """How often the text is left out, so that guidance has something to guide away from."""
 SIGMA_MIN: Final = 0.08
 
 
 # --- Parts ---------------------------------------------------------------------------------------
-
-
-def make_tokenizer() -> Any:
-    """Words, as the lessons use them; any other word is unknown."""
-    r = random.Random(0)
-    words = pre_tokenizers.BertPreTokenizer()
-    seen: dict[str, None] = {}
-    for _ in range(20_000):
-        seen |= dict.fromkeys(sorted(w for w, _ in words.pre_tokenize_str(lesson(r).text.lower())))
-    vocabulary = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *sorted(seen)])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = words
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", vocabulary["</s>"])]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    )
-
-
-def make_text_encoder(vocabulary: int) -> Any:
-    config = T5Config(
-        vocab_size=vocabulary,
-        d_model=TEXT,
-        d_kv=32,
-        d_ff=384,
-        num_layers=3,
-        num_heads=4,
-        relative_attention_num_buckets=32,
-        relative_attention_max_distance=32,
-        dropout_rate=0.0,
-        feed_forward_proj="gated-gelu",
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    return T5EncoderModel(config)
 
 
 def make_vae() -> Any:
@@ -122,32 +93,6 @@ def make_unet() -> Any:
 
 
 # --- Stages --------------------------------------------------------------------------------------
-
-
-def schedule(done: float) -> float:
-    """Of the learning rate, for a part of the time: up at once, level, and down."""
-    return min(1.0, done / 0.01 + 0.01) * min(1.0, max(0.01, (1 - done) / 0.5))
-
-
-def clock(minutes: float) -> Iterator[float]:
-    """The part of the time that has gone, until all has."""
-    began = time.monotonic()
-    while (done := (time.monotonic() - began) / (60 * minutes)) < 1:
-        yield done
-
-
-def set_rate(optimizer: torch.optim.Optimizer, done: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * schedule(done)
-
-
-def adam(*groups: tuple[Any, float]) -> torch.optim.AdamW:
-    optimizer = torch.optim.AdamW(
-        [{"params": list(part), "lr": rate, "initial_lr": rate} for part, rate in groups],
-        betas=(0.9, 0.98),
-        weight_decay=0.01,
-    )
-    return optimizer
 
 
 def slopes(pixels: torch.Tensor) -> torch.Tensor:
@@ -191,69 +136,6 @@ def train_vae(vae: Any, minutes: float, r: random.Random) -> None:
     print(f"vae psnr {psnr:.2f} dB, latents {latents.mean():.3f} ± {latents.std():.3f}", flush=True)
 
 
-class Reader(nn.Module):
-    """Says what a text means from its end, and each thing from its noun. Used in training only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.whole = nn.ModuleDict({k: nn.Linear(TEXT, len(v)) for k, v in FIELDS.items()})
-        kinds = ("colour", "size", "place")
-        self.noun = nn.ModuleDict({k: nn.Linear(TEXT, len(FIELDS[f"{k}1"])) for k in kinds})
-
-
-def train_text(tokenizer: Any, encoder: Any, minutes: float, r: random.Random) -> None:
-    """Learn what texts mean, before any picture is seen."""
-    reader = Reader()
-    optimizer = adam((encoder.parameters(), 2e-3), (reader.parameters(), 2e-3))
-    nouns = {word for words in SHAPE_WORDS.values() for word in words}
-    ids = torch.tensor([tokenizer.convert_tokens_to_ids(word) for word in sorted(nouns)])
-    right = asked = turns = 0
-    for done in clock(minutes):
-        set_rate(optimizer, done)
-        lessons = [lesson(r) for _ in range(96)]
-        states, _, summary = encode_text(tokenizer, encoder, [one.text for one in lessons])
-        loss = torch.zeros(())
-        for name, classes in FIELDS.items():
-            rows = [i for i, one in enumerate(lessons) if name in one.meaning]
-            wanted = torch.tensor([classes.index(lessons[i].meaning[name]) for i in rows])
-            said = reader.whole[name](summary[rows])
-            loss = loss + F.cross_entropy(said, wanted)
-            right += int((said.argmax(1) == wanted).sum())
-            asked += len(rows)
-        tokens = tokenizer(
-            [one.text for one in lessons],
-            padding="max_length",
-            max_length=TEXT_TOKENS,
-            truncation=True,
-            return_tensors="pt",
-        ).input_ids
-        found = [
-            (i, place, number)
-            for i, one in enumerate(lessons)
-            if one.task == "text-to-image"
-            for number, place in enumerate(
-                torch.isin(tokens[i], ids).nonzero()[:, 0].tolist(), start=1
-            )
-        ]
-        at = states[[i for i, _, _ in found], [place for _, place, _ in found]]
-        for name, head in reader.noun.items():
-            classes = FIELDS[f"{name}1"]
-            wanted = [classes.index(lessons[i].meaning[f"{name}{n}"]) for i, _, n in found]
-            loss = loss + F.cross_entropy(head(at), torch.tensor(wanted))
-        step(optimizer, [*encoder.parameters(), *reader.parameters()], loss)
-        turns += 1
-        if turns % 50 == 0:
-            print(f"text {done:.2f} right {right / asked:.4f}", flush=True)
-            right = asked = 0
-
-
-def step(optimizer: torch.optim.Optimizer, parameters: Any, loss: torch.Tensor) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(parameters, 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
 class Batch:
     """Lessons as the UNet sees them: latents of target and sources, texts."""
 
@@ -287,7 +169,7 @@ def train_unet(
     vae.requires_grad_(requires_grad=False)
     unet.to(memory_format=torch.channels_last)
     learned = [*unet.parameters(), *encoder.parameters()]
-    mean = [one.detach().clone() for one in learned]
+    mean = Mean(learned)
     optimizer = adam((unet.parameters(), rate), (encoder.parameters(), rate * 0.2))
     place = coordinates(SIDE // SCALE, SIDE // SCALE)
     turns, total, saved = 0, 0.0, time.monotonic()
@@ -313,33 +195,22 @@ def train_unet(
         loss = (far / sigma.clamp(min=SIGMA_MIN) ** 2).mean()
         step(optimizer, learned, loss)
         turns, total = turns + 1, total + float(loss.detach())
-        keep = min(0.9985, (turns + 1) / (turns + 20))
-        with torch.no_grad():
-            for one, weight in zip(mean, learned, strict=True):
-                one.lerp_(weight, 1 - keep)
+        mean.update()
         if turns % 200 == 0:
             print(f"unet {done:.3f} step {turns} loss {total / 200:.4f}", flush=True)
             total = 0.0
         if time.monotonic() - saved > 480:
-            _exchange(learned, mean)
+            mean.exchange()
             save(f"{done:.3f}")
-            _exchange(learned, mean)
+            mean.exchange()
             saved = time.monotonic()
-    _exchange(learned, mean)
-
-
-def _exchange(weights: list[torch.Tensor], others: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for weight, other in zip(weights, others, strict=True):
-            kept = weight.clone()
-            weight.copy_(other)
-            other.copy_(kept)
+    mean.exchange()
 
 
 # --- The whole -----------------------------------------------------------------------------------
 
 
-def save_pipeline(pipe: PocketImagePipeline, out: Path) -> None:
+def save_pipeline(pipe: Any, out: Path) -> None:
     """Write the directory in bfloat16, beside the weights that training goes on with."""
     pipe.save_pretrained(out, safe_serialization=True)
     for part in ("unet", "text_encoder", "vae"):
@@ -349,35 +220,52 @@ def save_pipeline(pipe: PocketImagePipeline, out: Path) -> None:
         module.to(torch.float32).load_state_dict(state)
     index = out / "model_index.json"
     fields = json.loads(index.read_text())
-    fields["_class_name"] = PocketImagePipeline.__name__
+    fields["_class_name"] = type(pipe).__name__
     index.write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def read(out: Path, part: str) -> Any:
+    classes: dict[str, Any] = {
+        "vae": AutoencoderTiny,
+        "unet": UNet2DConditionModel,
+        "text_encoder": T5EncoderModel,
+        "tokenizer": PreTrainedTokenizerFast,
+    }
+    found = classes[part].from_pretrained(out / part)
+    return found if part == "tokenizer" else found.to(torch.float32)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=120.0)
-    parser.add_argument("--vae-minutes", type=float, default=10.0)
-    parser.add_argument("--text-minutes", type=float, default=4.0)
+    parser.add_argument("--stage", choices=("text", "vae", "unet"), required=True)
+    parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--go-on", action="store_true", help="train the UNet that is there")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     r = random.Random(options.seed)
     out: Path = options.out
-    if options.go_on:
-        pipe = PocketImagePipeline.from_pretrained(out).to(torch.float32)
-    else:
-        tokenizer = make_tokenizer()
-        encoder, vae = make_text_encoder(len(tokenizer)), make_vae()
-        train_text(tokenizer, encoder, options.text_minutes, r)
-        train_vae(vae, options.vae_minutes, r)
-        scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=1.0)
-        pipe = PocketImagePipeline(vae, encoder, tokenizer, make_unet(), scheduler)
+    if options.stage == "text":
+        tokenizer = make_tokenizer(lambda r: lesson(r).text)
+        encoder = make_text_encoder(len(tokenizer))
+        train_text(tokenizer, encoder, FIELDS, lesson, minutes=options.minutes, r=r)
+        tokenizer.save_pretrained(out / "tokenizer")
+        encoder.save_pretrained(out / "text_encoder")
+        return
+    if options.stage == "vae":
+        vae = make_vae()
+        train_vae(vae, options.minutes, r)
+        vae.save_pretrained(out / "vae")
+        return
+    unet = read(out, "unet") if (out / "unet").exists() else make_unet()
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=1.0)
+    parts = [read(out, part) for part in ("vae", "text_encoder", "tokenizer")]
+    vae, encoder, tokenizer = parts
+    pipe = PocketImagePipeline(vae, encoder, tokenizer, unet, scheduler)
     pipe.set_progress_bar_config(disable=True)
-    count = sum(one.numel() for one in pipe.unet.parameters())
+    count = sum(one.numel() for one in unet.parameters())
     print(f"unet {count / 1e6:.2f} M", flush=True)
 
     def save(note: str) -> None:
@@ -395,7 +283,7 @@ def show(pipe: PocketImagePipeline, path: Path) -> None:
     rows = []
     for index in range(24):
         one = lesson(r, drawing=0.5)
-        sources = [_image(draw([source], SIDE)) for source in one.sources]
+        sources = [as_image(draw([source], SIDE)) for source in one.sources]
         made = pipe(
             one.text,
             sources or None,
@@ -408,7 +296,7 @@ def show(pipe: PocketImagePipeline, path: Path) -> None:
     Image.fromarray(sheet(torch.cat(rows), 12).numpy()).save(path)
 
 
-def _image(pixels: torch.Tensor) -> Image.Image:
+def as_image(pixels: torch.Tensor) -> Image.Image:
     return Image.fromarray(((pixels[0] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy())
 
 

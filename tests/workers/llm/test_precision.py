@@ -12,7 +12,7 @@ from torch import nn
 from tests.workers.llm.checkpoints import make_engine
 from tests.workers.llm.driver import Driver, choices, job, run_alone
 from workers.contract.jobs import Failed
-from workers.engines.llm.precision import QUANTIZED, Fp8Linear, Int8Linear, quantize, weight_bytes
+from workers.engines.precision import QUANTIZED, Fp8Linear, Int8Linear, quantize, weight_bytes
 
 Checkpoint = Callable[[str], Path]
 

@@ -20,8 +20,8 @@ from workers.contract.models import ModelSpec
 from workers.engines.llm import varlen
 from workers.engines.llm.cache import CacheShape, attention_modules
 from workers.engines.llm.options import Options, read_context
-from workers.engines.llm.precision import quantize
 from workers.engines.llm.vocabulary import Vocabulary, read_vocabulary
+from workers.engines.precision import quantize
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from workers.contract.models import ModelSpec
 from workers.engines.llm.cache import CacheShape
 from workers.engines.llm.checkpoint import directory, read_shape, weight_files
 from workers.engines.llm.options import Options
-from workers.engines.llm.precision import QUANTIZED
+from workers.engines.precision import QUANTIZED
 from workers.engines.protocol import Estimate
 
 

@@ -28,11 +28,12 @@ _CUDA_ROWS: Final = 32
 
 
 def quantize(model: Any, dtype: str) -> None:
-    """Replace the linear layers of a model in place, all but its head."""
+    """Replace the linear layers of a model in place, all but a language model's head."""
     if dtype not in QUANTIZED:
         return
     made = Int8Linear if dtype == "int8" else Fp8Linear
-    head = model.get_output_embeddings()
+    get_head = getattr(model, "get_output_embeddings", None)
+    head = get_head() if get_head else None
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and child is not head:
