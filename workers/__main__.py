@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from redis.asyncio import Redis
 
 from workers.agent import Agent
+from workers.contract.blobs import Blobs
 from workers.contract.models import ModelSpec, read_specs
 from workers.contract.redis import connect
 from workers.engines import registry
@@ -62,12 +63,13 @@ def main(models: Sequence[str], **options: Any) -> None:
         serve, unavailable = sort_specs(specs, settings, os.environ)
         # One connection per model waits for work; the rest is shared.
         redis = connect(settings.queue_url, max_connections=len(serve) + 8)
+        blobs = Blobs(settings.blob_url) if settings.blob_url else None
     except (OSError, ValueError) as error:
         _refuse(error)
     configure_logging(settings.log_level)
     os.environ["TOLLGATE_LOG_LEVEL"] = settings.log_level  # for the engine process
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(settings, redis, serve, unavailable))
+        runner.run(_work(settings, redis, blobs, serve, unavailable))
 
 
 def sort_specs(
@@ -92,12 +94,14 @@ def sort_specs(
 async def _work(
     settings: WorkerSettings,
     redis: Redis,
+    blobs: Blobs | None,
     specs: Sequence[ModelSpec],
     unavailable: Mapping[str, str],
 ) -> None:
     agent = Agent(
         redis,
         specs,
+        blobs=blobs,
         name=settings.worker_name,
         namespace=settings.namespace,
         unavailable=unavailable,

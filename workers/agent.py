@@ -23,12 +23,22 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from workers.contract.jobs import Event, Failed, Job, Outcome, RequestId, decode_job
+from workers.contract.blobs import Blobs
+from workers.contract.jobs import (
+    Cancelled,
+    Event,
+    Failed,
+    Job,
+    Outcome,
+    RequestId,
+    decode_job,
+)
 from workers.contract.models import ModelSpec
 from workers.contract.queue import (
     LEASE_COUNT_MAX,
     LEASE_MS,
     Completion,
+    CompletionResult,
     Lease,
     Queue,
     new_nonce,
@@ -39,6 +49,7 @@ from workers.engine_host import EngineHost
 from workers.engines import registry
 from workers.engines.protocol import CancelReason
 from workers.engines.upstream.host import UpstreamHost
+from workers.files import Fetched, Files
 from workers.frames import Handed
 from workers.host import Host
 from workers.outbox import Held, Outbox, insist
@@ -87,6 +98,7 @@ class Agent:
         redis: Redis,
         specs: Sequence[ModelSpec],
         *,
+        blobs: Blobs | None,
         name: str,
         namespace: str,
         unavailable: Mapping[str, str],
@@ -117,6 +129,7 @@ class Agent:
         self._outbox = Outbox(
             redis, queues, namespace=namespace, worker=self.worker, done=self._done
         )
+        self._files = Files(blobs, say=self._outbox.say, end=self._outbox.end)
         local = [spec for spec in specs if spec.engine is not None]
         self._engines = EngineHost(
             local,
@@ -157,6 +170,7 @@ class Agent:
             others = [
                 start(self._upstreams.run()),
                 start(self._outbox.run()),
+                start(self._files.run()),
                 start(self._beat()),
                 start(self._listen()),
                 start(self._reap()),
@@ -197,18 +211,31 @@ class Agent:
         served.asked_s = time.monotonic()
         if leases:
             leased_us = time.monotonic_ns() // 1000
-            accepted = [
-                Handed(job, lease.queued_us, leased_us, lease.attempt)
-                for lease in leases
-                if (job := self._accept(served, lease)) is not None
-            ]
+            accepted = []
+            for lease in leases:
+                held = self._accept(served, lease)
+                if held is None:
+                    continue
+                handed = Handed(held.job, lease.queued_us, leased_us, lease.attempt)
+                if held.job.attachments:
+                    self._files.fetch(held, functools.partial(self._fetched, held, handed))
+                else:
+                    accepted.append(handed)
             if accepted:
                 served.host.submit(accepted)
             self._reopen(served)
         return len(leases) == wanted
 
-    def _accept(self, served: Served, lease: Lease) -> Job | None:
-        """Note a lease as held; return its job if it has to be run for that."""
+    def _fetched(self, held: Held, handed: Handed, fetched: Fetched) -> None:
+        match fetched:
+            case Failed() | Cancelled():
+                self._hear((), ((held.job.request_id, fetched),))
+            case files:
+                handed = msgspec.structs.replace(handed, files=files)
+                self._served[held.model].host.submit((handed,))
+
+    def _accept(self, served: Served, lease: Lease) -> Held | None:
+        """Note a lease as held; return it if its job has to be run for that."""
         request_id = RequestId(lease.id)
         readable = True
         try:
@@ -230,7 +257,7 @@ class Agent:
             failure = Failed(code="invalid_input", message="The job could not be read.")
             self._hear((), ((request_id, failure),))
             return None
-        return job
+        return held
 
     def _reopen(self, served: Served) -> None:
         """Open or close a model for leasing, whatever has changed."""
@@ -258,11 +285,12 @@ class Agent:
         for request_id, event in events:
             held = self._held.get(request_id)
             if held is not None and not held.ended:
-                self._outbox.say(held, event)
+                self._files.say(held, event)
         for request_id, outcome in outcomes:
             held = self._held.get(request_id)
             if held is not None and not held.ended:
-                self._outbox.end(held, outcome)
+                held.ended = True
+                self._files.end(held, outcome)
                 self._make_room(held)
 
     def _make_room(self, held: Held) -> None:
@@ -271,8 +299,10 @@ class Agent:
         if not served.open.is_set():
             self._reopen(served)
 
-    def _done(self, held: Held) -> None:
-        """The queue knows how a job ended."""
+    def _done(self, held: Held, result: CompletionResult) -> None:
+        """The queue has answered how a job ended."""
+        if result == "fenced":
+            self._files.drop(held)
         if self._held.get(held.job.request_id) is held:
             del self._held[held.job.request_id]
         if not self._held:
@@ -281,6 +311,7 @@ class Agent:
     def _lose(self, held: Held) -> None:
         """Somebody else has the job now: stop, and say nothing more about it."""
         del self._held[held.job.request_id]
+        self._files.drop(held)
         if not held.ended:
             self._served[held.model].host.abandon(held.job.request_id)
             self._make_room(held)
@@ -318,7 +349,11 @@ class Agent:
                 held.reply = news.replies[held.job.request_id]
             for held in self._still_held(news.cancelled, tokens):
                 reason = cast(CancelReason, news.cancelled[held.job.request_id])
-                self._served[model].host.cancel(held.job.request_id, reason)
+                if self._files.is_fetching(held):
+                    self._files.drop(held)
+                    self._hear((), ((held.job.request_id, Cancelled(reason)),))
+                else:
+                    self._served[model].host.cancel(held.job.request_id, reason)
 
     def _still_held(self, ids: Iterable[str], tokens: Mapping[str, str]) -> list[Held]:
         """Of these jobs, those that still run under the lease that the heartbeat asked about."""
@@ -326,7 +361,9 @@ class Agent:
         return [
             held
             for held in found
-            if held and not held.ended and held.token == tokens[held.job.request_id]
+            if held
+            and not (held.ended and not self._files.holds(held))
+            and held.token == tokens[held.job.request_id]
         ]
 
     async def _listen(self) -> None:
@@ -395,6 +432,7 @@ class Agent:
 
         What it had not been given yet goes back first, and is not blamed.
         """
+        await self._files.stored()  # for their leases are taken back with the others
         await self._outbox.flushed()
         for model in self._engine_models:
             served = self._served[model]
@@ -403,8 +441,9 @@ class Agent:
                 for held in list(self._held.values()):
                     if held.model == model and not held.ended:
                         del self._held[held.job.request_id]
-                        if held.job.request_id in unharmed:
+                        if held.job.request_id in unharmed or self._files.is_fetching(held):
                             returned.append(Completion(held.job.request_id, held.token, "retry"))
+                        self._files.drop(held)
                 served.running = 0
                 complete = functools.partial(served.queue.complete, returned)
                 await insist("giving back", complete)
@@ -442,12 +481,13 @@ class Agent:
 
     async def _give_back(self) -> None:
         for held in list(self._held.values()):
-            if not held.ended:
+            if not held.ended or self._files.holds(held):
                 self._lose(held)
         await self._outbox.flushed()
         for served in self._served.values():
             await served.queue.release_worker(self.worker, crashed=False)
         await self._workers.withdraw(self.worker)
+        await self._files.deleted()
 
 
 def _can_go_on(held: Held, lease: Lease) -> bool:

@@ -83,7 +83,8 @@ class EngineHost:
         self._inside: dict[RequestId, str] = {}
         self._abandoned: set[RequestId] = set()
         self._parked: dict[RequestId, Handed] = {}
-        """Not in the process yet: it still has what they were abandoned as, or another suspect."""
+        """Not in the process yet: it still has what they were abandoned as, or another suspect, or
+        there is none."""
         self._suspect: RequestId | None = None
         self._loading: str | None = None
         self._heard_s = 0.0
@@ -111,7 +112,8 @@ class EngineHost:
         for handed in jobs:
             request_id = handed.job.request_id
             suspect = handed.attempt >= CRASHES_MAX
-            if request_id in self._inside or (suspect and self._suspect is not None):
+            waits = suspect and self._suspect is not None
+            if self._transport is None or request_id in self._inside or waits:
                 self._parked[request_id] = handed
                 continue
             if suspect:
@@ -143,16 +145,17 @@ class EngineHost:
         """Keep a process alive for ever; when cancelled, end it."""
         while True:
             started_s = time.monotonic()
-            reason, unharmed = await self._live_once()
+            reason = await self._live_once()
             log.error("engine process ended", extra={"reason": reason})
             steady = time.monotonic() - started_s > STEADY_S
             self._failures = 1 if steady else self._failures + 1
             self._changed()
-            await self._crashed(unharmed)
+            await self._crashed(self._parked)
+            self._parked = {}
             await asyncio.sleep(min(BACKOFF_MIN_S * 2 ** (self._failures - 1), BACKOFF_MAX_S))
 
-    async def _live_once(self) -> tuple[str, Collection[RequestId]]:
-        """Start a process; return why it ended, and the jobs that it was not given yet."""
+    async def _live_once(self) -> str:
+        """Start a process; return why it ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -175,8 +178,7 @@ class EngineHost:
         watchdog = asyncio.create_task(self._watch(process))
         try:
             code = await process.wait()
-            reason = watchdog.result() if watchdog.done() else f"exit status {code}"
-            return reason, tuple(self._parked)
+            return watchdog.result() if watchdog.done() else f"exit status {code}"
         finally:
             watchdog.cancel()
             self._forget()
@@ -203,7 +205,6 @@ class EngineHost:
         self.loaded.clear()
         self._inside.clear()
         self._abandoned.clear()
-        self._parked.clear()
         self._suspect = None
         self._changed()
 

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 EXIT_DEVICE_LOST: Final = 3
 _READ_BYTES: Final = 1 << 18
+_PIECE_MS: Final = 5
+"""How long the next piece of a command may take before the step goes on without it."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -50,20 +52,28 @@ class Connection:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._unpacker = command_unpacker()
+        self._coming = select.poll()
+        self._coming.register(connected, select.POLLIN)
 
     def receive(self, *, wait: bool) -> list[Command]:
-        """Return the commands that have come, with ``wait`` at least one; raise at the end."""
+        """Return the commands that have come, with ``wait`` at least one; raise at the end.
+
+        A command that has begun is read to its end if it keeps coming: a picture does not fit into
+        the socket, and would otherwise come in by one piece a step.
+        """
         commands: list[Command] = []
         while True:
             flags = 0 if wait and not commands else socket.MSG_DONTWAIT
             try:
                 data = self._socket.recv(_READ_BYTES, flags)
             except BlockingIOError:
+                if self._unpacker.is_midway and self._coming.poll(_PIECE_MS):
+                    continue
                 return commands
             if not data:
                 raise EOFError
             commands += self._unpacker.feed(data)
-            if commands and len(data) < _READ_BYTES:
+            if commands and len(data) < _READ_BYTES and not self._unpacker.is_midway:
                 return commands
 
     def send(self, report: Report) -> None:
@@ -104,7 +114,12 @@ def _apply(loop: StepLoop, commands: list[Command]) -> None:
         match command:
             case Admit(jobs):
                 for handed in jobs:
-                    loop.admit(handed.job, queue_us=handed.queue_us, leased_us=handed.leased_us)
+                    loop.admit(
+                        handed.job,
+                        queue_us=handed.queue_us,
+                        leased_us=handed.leased_us,
+                        files=handed.files,
+                    )
             case Cancel(request_id, reason):
                 loop.cancel(request_id, reason)
 

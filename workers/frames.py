@@ -26,12 +26,13 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
 
 class Handed(msgspec.Struct, frozen=True, array_like=True):
-    """A job, how long it was queued, when it was leased, and for which time."""
+    """A job, how long it was queued, when it was leased, for which time, and its attachments."""
 
     job: Job
     queue_us: int
     leased_us: int
     attempt: int = 1
+    files: tuple[bytes, ...] = ()
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
@@ -98,6 +99,11 @@ class Unpacker(Generic[MessageT]):
     def __init__(self, decoder: msgspec.msgpack.Decoder[MessageT]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
+
+    @property
+    def is_midway(self) -> bool:
+        """Whether a message has begun and not ended."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[MessageT]:
         buffer = self._buffer

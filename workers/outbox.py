@@ -30,7 +30,7 @@ from workers.contract.jobs import (
     Started,
     encode,
 )
-from workers.contract.queue import Completion, Queue
+from workers.contract.queue import Completion, CompletionResult, Queue
 from workers.contract.streams import LogEntry, publish
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,9 @@ class Held:
     seq: int = 0
     unlogged: list[SentEvent] = field(default_factory=list)
     ended: bool = False
+    """Its host has done with it."""
+    stored: list[str] = field(default_factory=list)
+    """Keys of the blobs that this attempt has written, or begun to."""
 
 
 async def insist(what: str, call: Callable[[], Awaitable[_T]]) -> _T:
@@ -80,7 +83,7 @@ async def insist(what: str, call: Callable[[], Awaitable[_T]]) -> _T:
 
 
 class Outbox:
-    """One for all models of a worker; ``done`` hears of each job whose end the queue knows."""
+    """One for all models of a worker; ``done`` hears what the queue says to each end."""
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class Outbox:
         *,
         namespace: str,
         worker: str,
-        done: Callable[[Held], None],
+        done: Callable[[Held, CompletionResult], None],
     ) -> None:
         self._redis = redis
         self._queues = queues
@@ -181,7 +184,7 @@ class Outbox:
                     "the queue had no lease for an outcome",
                     extra={"request_id": held.job.request_id, "answer": result},
                 )
-            self._done(held)
+            self._done(held, result)
 
 
 def _completion(held: Held, outcome: Outcome) -> Completion:

@@ -27,6 +27,10 @@ class WorkerSettings(BaseSettings):
         default=None, validation_alias=AliasChoices("redis_url", "REDIS_URL")
     )
     """``redis://``, ``rediss://`` or ``unix://``."""
+    blob_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("blob_url", "BLOB_URL")
+    )
+    """``file:///…`` or ``s3://…``, the same as the gateway's; files of requests need it."""
     namespace: str = NAMESPACE
     """Prefix of every Redis key, the same as the gateway's."""
     worker_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=100)

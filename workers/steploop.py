@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -61,6 +61,8 @@ class _Run:
     lane: _Lane
     queue_us: int
     leased_us: int
+    files: Sequence[bytes]
+    """Until it is admitted."""
     load_us: int = 0
     said: TokenTimes = field(default_factory=TokenTimes)
     spent: list[int] = field(default_factory=lambda: [0] * len(PHASES))
@@ -136,12 +138,14 @@ class StepLoop:
                 lane.engine.unload()
                 lane.loaded = False
 
-    def admit(self, job: Job, *, queue_us: int, leased_us: int) -> None:
+    def admit(
+        self, job: Job, *, queue_us: int, leased_us: int, files: Sequence[bytes] = ()
+    ) -> None:
         """Take a job that waited ``queue_us`` in the queue and was leased at ``leased_us``."""
         if job.request_id in self._runs:
             raise ValueError(f"{job.request_id} is in the loop already")
         lane = self._lanes[job.model]
-        run = _Run(job, lane, queue_us, leased_us)
+        run = _Run(job, lane, queue_us, leased_us, files)
         self._runs[job.request_id] = run
         if lane.broken is not None:
             self._fail(run, "model_load_failed", "The model could not be loaded.")
@@ -211,7 +215,7 @@ class StepLoop:
             run = lane.line[0]
             self._watch.start()
             try:
-                admission = lane.engine.admit(run.job, self._watch)
+                admission = lane.engine.admit(run.job, self._watch, run.files)
             except Exception as error:
                 _raise_if_device_is_lost(error)
                 log.exception("admission failed", extra={"request_id": run.job.request_id})
@@ -233,6 +237,7 @@ class StepLoop:
     def _take_in(self, run: _Run) -> None:
         lane = run.lane
         lane.admitted[run.job.request_id] = run
+        run.files = ()
         if run.leased_us < lane.load_ended_us:
             run.load_us = lane.load_ended_us - max(lane.load_began_us, run.leased_us)
 

@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from workers.contract.jobs import (
+    BlobRef,
     Event,
     Job,
     Outcome,
@@ -77,6 +78,10 @@ class Gateway:
     def __post_init__(self) -> None:
         self.mailbox = Mailbox(self.redis, "gw1", namespace=self.namespace)
 
+    @property
+    def blob_url(self) -> str:
+        return (self.home / "blobs").as_uri()
+
     def queue(self, model: str = "echo") -> Queue:
         return Queue(self.redis, model, namespace=self.namespace)
 
@@ -87,6 +92,7 @@ class Gateway:
         model: str = "echo",
         stream: bool = False,
         deadline_ms: int = 0,
+        attachments: tuple[BlobRef, ...] = (),
         **chat: Any,
     ) -> RequestId:
         request_id = RequestId(f"req_{len(self.jobs):032x}")
@@ -98,6 +104,7 @@ class Gateway:
             {"messages": [{"role": "user", "content": text}], "max_tokens": 100_000} | chat,
             stream=stream,
             deadline_ms=deadline_ms,
+            attachments=attachments,
         )
         await self.enqueue(request_id)
         return request_id
@@ -199,7 +206,12 @@ class Gateway:
             sys.executable,
             *("-m", "workers", *arguments),
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "TOLLGATE_NAMESPACE": self.namespace, **(environ or {})},
+            env={
+                **os.environ,
+                "BLOB_URL": self.blob_url,
+                "TOLLGATE_NAMESPACE": self.namespace,
+                **(environ or {}),
+            },
         )
         return Worker(process)
 

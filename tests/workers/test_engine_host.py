@@ -58,7 +58,7 @@ class Owner:
         self.changed.set()
 
     async def crash(self, unharmed: Collection[RequestId]) -> None:
-        self.crashes.append(unharmed)
+        self.crashes.append(tuple(unharmed))
         self.changed.set()
 
     async def until(self, condition: Any) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Final
 
@@ -154,6 +154,12 @@ class Blobs:
             yield data
         if digest.hexdigest() != ref.sha256:
             raise BlobDamaged(f"{ref.key} is not what was written: its SHA-256 differs")
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete blobs, of which some may not be there."""
+        for key in keys:
+            with _translated(key), suppress(FileNotFoundError):
+                await obstore.delete_async(self._store, key)
 
     async def delete_request(self, account: str, request_id: str) -> int:
         """Delete all that a request left in the store; return how many blobs that were."""

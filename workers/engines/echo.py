@@ -2,7 +2,8 @@
 
 It computes nothing and is in no default catalog; what it shows is everything around an engine. A
 token is a word. With ``unsafe_test_hooks`` a message may ask for what engines do at their worst:
-``!crash`` kills the process, ``!hang`` does not come back from the step, ``!fail`` raises.
+``!crash`` kills the process, ``!hang`` does not come back from the step, ``!fail`` raises; and the
+files of a job are shown in its first step and come back at its end.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from workers.contract.jobs import (
     Job,
     Outcome,
     RequestId,
+    Sketch,
     Tokens,
     Usage,
 )
+from workers.contract.media import File
 from workers.contract.models import ModelSpec
 from workers.engines.protocol import (
     Admission,
@@ -65,6 +68,7 @@ class _Echo:
     input_tokens: int
     choices: int
     command: str | None = None
+    files: tuple[File, ...] = ()
     said: int = 0
     cancelled: CancelReason | None = None
 
@@ -107,6 +111,11 @@ class EchoEngine:
             input_tokens=sum(len(message.content.split()) for message in chat.messages),
             choices=chat.n,
             command=asked if self._options.unsafe_test_hooks else None,
+            files=tuple(
+                File(ref.content_type, data)
+                for ref, data in zip(job.attachments, files, strict=True)
+                if self._options.unsafe_test_hooks
+            ),
         )
         return Admitted()
 
@@ -128,9 +137,13 @@ class EchoEngine:
             finish_reason: FinishReason | None = None
             if echo.said == echo.limit:
                 finish_reason = "stop" if echo.limit == len(echo.words) else "length"
+                output = echo.output(finish_reason)
                 outcomes.append(
-                    (request_id, Completed(echo.usage(), output=echo.output(finish_reason)))
+                    (request_id, Completed(echo.usage(), output=output, files=echo.files))
                 )
+            if start == 0:
+                for place, file in enumerate(echo.files):
+                    events.append((request_id, Sketch(place, 0, file)))
             text = "".join(echo.words[start : echo.said])
             for index in range(echo.choices):
                 said = Tokens(index, text, echo.said - start, finish_reason=finish_reason)

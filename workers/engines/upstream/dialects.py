@@ -5,7 +5,7 @@ A dialect knows the wire format of somebody else's service; it knows no queue, l
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 from workers.contract.jobs import Completed, Event, Failed, Job, Usage
@@ -30,8 +30,8 @@ class Call(Protocol):
 
 
 class Dialect(Protocol):
-    def call(self, job: Job, say: Say) -> Call:
-        """Prepare a job; ``say`` takes the events of its answer."""
+    def call(self, job: Job, say: Say, files: Sequence[bytes] = ()) -> Call:
+        """Prepare a job; ``say`` takes the events of its answer, ``files`` are its attachments."""
         ...
 
     @property

@@ -120,7 +120,9 @@ class UpstreamHost:
         dialect = self._dialects[run.job.model]
         try:
             async with asyncio.timeout(left_s) as timer:
-                run.call = dialect.call(run.job, lambda event: self._say(run, event))
+                run.call = dialect.call(
+                    run.job, lambda event: self._say(run, event), run.handed.files
+                )
                 return await run.call.run(run.watch)
         except TimeoutError:
             if not timer.expired():

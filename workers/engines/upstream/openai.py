@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Literal
 
@@ -113,7 +113,7 @@ class OpenAI:
     def is_down(self) -> bool:
         return self.endpoints.down
 
-    def call(self, job: Job, say: Callable[[Event], None]) -> ChatCall:
+    def call(self, job: Job, say: Callable[[Event], None], files: Sequence[bytes] = ()) -> ChatCall:
         """Raise ``msgspec.ValidationError`` if the job is no text generation."""
         return ChatCall(self, job, say)
 

@@ -1,0 +1,336 @@
+"""Files on their way through a worker: in from the store, out to it, whatever goes wrong there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.workers.running import Gateway, echo
+from workers.contract.blobs import Blobs
+from workers.contract.jobs import (
+    BlobRef,
+    Cancelled,
+    Completed,
+    Event,
+    Failed,
+    Job,
+    Outcome,
+    Preview,
+    Progress,
+    RequestId,
+    Sketch,
+    Started,
+    Tokens,
+    Usage,
+)
+from workers.contract.media import File
+from workers.files import Fetched, Files
+from workers.outbox import Held
+
+PICTURE = os.urandom(3_000_000)
+
+
+def blobs_of(gateway: Gateway) -> Blobs:
+    return Blobs(gateway.blob_url)
+
+
+def left_in(home: Path) -> set[str]:
+    return {path.name for path in home.rglob("*") if path.is_file()}
+
+
+# --- Through a worker ----------------------------------------------------------------------------
+
+
+async def test_attachments_reach_the_engine_and_outputs_the_store(gateway: Gateway) -> None:
+    blobs = blobs_of(gateway)
+    attached = [
+        await blobs.put("acc/in/n/0", PICTURE, content_type="image/png"),
+        await blobs.put("acc/in/n/1", b"a mask", content_type="image/webp"),
+    ]
+    async with gateway.worker():
+        request_id = await gateway.submit("draw", attachments=tuple(attached))
+
+        outcome = await gateway.outcome(request_id)
+
+    assert isinstance(outcome, Completed), outcome
+    assert outcome.files == ()
+    assert [blob.content_type for blob in outcome.blobs] == ["image/png", "image/webp"]
+    assert [await blobs.get(blob) for blob in outcome.blobs] == [PICTURE, b"a mask"]
+    assert all(blob.key.startswith(f"acc/{request_id}/") for blob in outcome.blobs)
+
+
+async def test_a_sketch_is_read_along_as_a_preview_in_its_place(gateway: Gateway) -> None:
+    blobs = blobs_of(gateway)
+    attached = await blobs.put("acc/in/n/0", PICTURE, content_type="image/png")
+    async with gateway.worker(echo(tokens_per_step=1)):
+        request_id = await gateway.submit("one two three", stream=True, attachments=(attached,))
+
+        outcome = await gateway.outcome(request_id)
+        await gateway.until(lambda: len(gateway.events.get(request_id, [])) == 5)
+
+    assert isinstance(outcome, Completed)
+    started, preview, *tokens = gateway.said(request_id)
+    assert isinstance(started, Started)
+    assert isinstance(preview, Preview)
+    assert await blobs.get(preview.blob) == PICTURE
+    assert [event.text for event in tokens if isinstance(event, Tokens)] == [
+        "one ",
+        "two ",
+        "three",
+    ]
+    assert preview.blob.key != outcome.blobs[0].key
+
+
+async def test_an_attachment_that_is_gone_or_damaged_is_the_requests_fault(
+    gateway: Gateway,
+) -> None:
+    blobs = blobs_of(gateway)
+    gone = BlobRef("acc/in/n/9", 3, "0" * 64)
+    damaged = msgspec.structs.replace(await blobs.put("acc/in/n/0", b"abc"), sha256="0" * 64)
+    async with gateway.worker():
+        ids = [await gateway.submit("draw", attachments=(ref,)) for ref in (gone, damaged)]
+
+        outcomes = [await gateway.outcome(request_id) for request_id in ids]
+
+    assert [outcome.code for outcome in outcomes if isinstance(outcome, Failed)] == [
+        "invalid_input",
+        "invalid_input",
+    ]
+    assert [outcome.message for outcome in outcomes if isinstance(outcome, Failed)] == [
+        "Input file 0 is not there.",
+        "Input file 0 is damaged: it is not what was uploaded.",
+    ]
+
+
+async def test_a_cancelled_stream_leaves_no_previews_behind(gateway: Gateway) -> None:
+    attached = await blobs_of(gateway).put("acc/in/n/0", b"a picture")
+    async with gateway.worker(echo(tokens_per_step=1, step_us=5_000)):
+        request_id = await gateway.submit("word " * 5000, stream=True, attachments=(attached,))
+        await gateway.until(
+            lambda: any(isinstance(event, Preview) for event in gateway.said(request_id))
+        )
+
+        await gateway.queue().cancel(request_id)
+        outcome = await gateway.outcome(request_id)
+        left = gateway.home / "blobs" / "acc" / request_id
+        async with asyncio.timeout(20):
+            while left.exists():  # noqa: ASYNC110  # another process deletes it
+                await asyncio.sleep(0.02)
+
+    assert isinstance(outcome, Cancelled)
+
+
+async def test_a_worker_without_a_store_says_so(gateway: Gateway) -> None:
+    attached = await blobs_of(gateway).put("acc/in/n/0", b"a picture")
+    async with gateway.worker(environ={"BLOB_URL": ""}):
+        request_id = await gateway.submit("draw", attachments=(attached,))
+        plain = await gateway.submit("as ever")
+
+        outcome = await gateway.outcome(request_id)
+        other = await gateway.outcome(plain)
+
+    assert isinstance(outcome, Failed)
+    assert (outcome.code, "no store" in outcome.message) == ("engine_error", True)
+    assert isinstance(other, Completed)
+
+
+# --- On their own --------------------------------------------------------------------------------
+
+
+class Desk:
+    """Stands where the outbox stands, with a store in a directory of its own."""
+
+    def __init__(self, home: Path, *, patience_s: float = 20.0) -> None:
+        self.home = home
+        self.blobs = Blobs(home.as_uri())
+        self.said: list[tuple[RequestId, Event]] = []
+        self.ended: dict[RequestId, Outcome] = {}
+        self.fetched: dict[RequestId, Fetched] = {}
+        self.files = Files(self.blobs, say=self._say, end=self._end, patience_s=patience_s)
+
+    def held(self, name: str, *attachments: BlobRef, deadline_ms: int = 0) -> Held:
+        job = Job(
+            RequestId(name),
+            "acc",
+            "echo",
+            "text-to-image",
+            {},
+            attachments=attachments,
+            deadline_ms=deadline_ms,
+        )
+        return Held(job, "echo", "token", 1, "")
+
+    def fetch(self, held: Held) -> None:
+        def take(fetched: Fetched) -> None:
+            self.fetched[held.job.request_id] = fetched
+
+        self.files.fetch(held, take)
+
+    def block(self, name: str) -> Path:
+        """Make the store fail for one request, by a file where its directory should be."""
+        path = self.home / "acc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"in the way")
+        return path
+
+    async def until_idle(self) -> None:
+        async with asyncio.timeout(20):
+            files = self.files
+            while tasks := {*files._fetching.values(), *files._storing.values(), *files._deleting}:
+                await asyncio.wait(tasks)
+
+    def _say(self, held: Held, event: Event) -> None:
+        self.said.append((held.job.request_id, event))
+
+    def _end(self, held: Held, outcome: Outcome) -> None:
+        self.ended[held.job.request_id] = outcome
+
+
+@asynccontextmanager
+async def open_desk(home: Path, *, patience_s: float = 20.0) -> AsyncIterator[Desk]:
+    desk = Desk(home / "store", patience_s=patience_s)
+    task = asyncio.create_task(desk.files.run())
+    await asyncio.sleep(0)
+    try:
+        yield desk
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def made(*files: bytes) -> Completed:
+    return Completed(Usage(images=len(files)), files=tuple(File("image/png", f) for f in files))
+
+
+async def test_outputs_are_stored_in_order_under_the_leases_token(tmp_path: Path) -> None:
+    async with open_desk(tmp_path) as desk:
+        desk.files.end(desk.held("req_1"), made(b"one", b"two", b"three"))
+        await desk.until_idle()
+
+        outcome = desk.ended[RequestId("req_1")]
+        assert isinstance(outcome, Completed)
+        assert [blob.key for blob in outcome.blobs] == [f"acc/req_1/token/{n}" for n in range(3)]
+        assert [await desk.blobs.get(blob) for blob in outcome.blobs] == [b"one", b"two", b"three"]
+
+
+async def test_others_do_not_wait_for_a_job_whose_files_are_slow(tmp_path: Path) -> None:
+    async with open_desk(tmp_path) as desk:
+        slow, quick = desk.held("req_slow"), desk.held("req_quick")
+        obstacle = desk.block("req_slow")
+
+        desk.files.end(slow, made(b"picture"))
+        desk.files.say(quick, Progress(1, 2))
+        desk.files.end(quick, Completed(Usage()))
+
+        assert desk.said == [(RequestId("req_quick"), Progress(1, 2))]
+        assert list(desk.ended) == ["req_quick"]
+        await asyncio.sleep(0.1)
+        obstacle.unlink()
+        await desk.until_idle()
+        assert isinstance(desk.ended[RequestId("req_slow")], Completed)
+
+
+async def test_what_is_said_of_one_job_stays_in_order(tmp_path: Path) -> None:
+    async with open_desk(tmp_path) as desk:
+        held = desk.held("req_1")
+        desk.files.say(held, Progress(1, 3))
+        desk.files.say(held, Sketch(0, 0, File("image/webp", b"a first look")))
+        desk.files.say(held, Progress(2, 3))
+        desk.files.end(held, made(b"picture"))
+        await desk.until_idle()
+
+    kinds = [type(event) for _, event in desk.said]
+    assert kinds == [Progress, Preview, Progress]
+    assert isinstance(desk.ended[RequestId("req_1")], Completed)
+
+
+async def test_a_store_that_stays_away_fails_the_job_and_leaves_out_previews(
+    tmp_path: Path,
+) -> None:
+    async with open_desk(tmp_path, patience_s=0.3) as desk:
+        held = desk.held("req_1")
+        desk.block("req_1")
+        desk.files.say(held, Sketch(0, 0, File("image/webp", b"a first look")))
+        desk.files.end(held, made(b"picture"))
+        await desk.until_idle()
+
+    assert desk.said == []
+    outcome = desk.ended[RequestId("req_1")]
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "engine_error"
+    assert outcome.message == "The output was made but could not be stored."
+
+
+async def test_an_output_over_the_stores_bound_is_too_large(tmp_path: Path) -> None:
+    async with open_desk(tmp_path) as desk:
+        desk.blobs._bytes_max = 10
+        desk.files.end(desk.held("req_1"), made(b"fits", b"does not fit"))
+        await desk.until_idle()
+
+    outcome = desk.ended[RequestId("req_1")]
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "output_too_large"
+    assert left_in(desk.home) == set()
+
+
+@pytest.mark.parametrize("outcome", [Failed("engine_error", "no"), Cancelled("client")])
+async def test_what_did_not_succeed_leaves_nothing_behind(tmp_path: Path, outcome: Outcome) -> None:
+    async with open_desk(tmp_path) as desk:
+        held = desk.held("req_1")
+        desk.files.say(held, Sketch(0, 0, File("image/webp", b"a first look")))
+        desk.files.end(held, outcome)
+        await desk.until_idle()
+
+    assert desk.ended[RequestId("req_1")] == outcome
+    assert left_in(desk.home) == set()
+
+
+async def test_a_lost_lease_ends_the_storing_and_deletes_what_was_stored(tmp_path: Path) -> None:
+    async with open_desk(tmp_path) as desk:
+        held = desk.held("req_1")
+        desk.files.say(held, Sketch(0, 0, File("image/webp", b"a first look")))
+        await desk.until_idle()
+        desk.files.end(held, made(*[os.urandom(1_000_000)] * 8))
+        await asyncio.sleep(0)
+
+        assert desk.files.holds(held)
+        desk.files.drop(held)
+        await desk.until_idle()
+
+    assert not desk.ended
+    assert left_in(desk.home) == set()
+
+
+async def test_a_dropped_fetch_is_never_heard_of(tmp_path: Path) -> None:
+    async with open_desk(tmp_path) as desk:
+        held = desk.held("req_1", await desk.blobs.put("acc/in/n/0", b"source"))
+        desk.fetch(held)
+        assert desk.files.is_fetching(held)
+
+        desk.files.drop(held)
+        await desk.until_idle()
+
+    assert not desk.fetched
+
+
+async def test_a_deadline_and_a_store_that_stays_away_end_a_fetch(tmp_path: Path) -> None:
+    async with open_desk(tmp_path, patience_s=0.3) as desk:
+        desk.block("in")
+        unreachable = BlobRef("acc/in/n/0", 6, "0" * 64)
+        past_ms = int(time.time() * 1000) - 1
+        desk.fetch(desk.held("req_late", unreachable, deadline_ms=past_ms))
+        desk.fetch(desk.held("req_1", unreachable))
+        await desk.until_idle()
+
+    assert desk.fetched[RequestId("req_late")] == Cancelled("deadline")
+    failed = desk.fetched[RequestId("req_1")]
+    assert isinstance(failed, Failed)
+    assert failed.code == "engine_error"
