@@ -73,6 +73,8 @@ def serve() -> None:
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # Addresses that clients name can be secrets in themselves.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     # A committed transaction wakes its waiters sooner; the default lets a busy loop keep 5 ms.
     sys.setswitchinterval(0.0005)
     uvicorn.run(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from datetime import timedelta
 from typing import Any
 
 from litestar import Litestar, Router
@@ -23,6 +25,7 @@ from gateway.api.access import Access, require_key
 from gateway.api.accounts import AccountController
 from gateway.api.admin import AdminController
 from gateway.api.batches import ENDPOINTS, BatchesController
+from gateway.api.blobs import BlobsController
 from gateway.api.bodies import EXCEPTION_HANDLERS
 from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
@@ -43,6 +46,7 @@ from gateway.api.prices import PricesController
 from gateway.api.requests import RequestsController
 from gateway.api.responses import ResponsesController
 from gateway.api.statements import AdminPeriodsController, StatementsController
+from gateway.api.uploads import UploadsController
 from gateway.api.usage import UsageController
 from gateway.api.views import request_view
 from gateway.batches.files import Files
@@ -53,10 +57,14 @@ from gateway.billing.chores import (
     close_chores,
     credit_chores,
     file_chores,
+    media_chores,
     usage_chores,
 )
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
+from gateway.media.fetch import Fetcher
+from gateway.media.links import Links
+from gateway.media.store import MediaStore
 from gateway.payments.provider import PaymentProvider
 from gateway.requests.lifecycle import Requests
 from gateway.requests.performance import Performance
@@ -84,6 +92,24 @@ def create_app(settings: Settings) -> Litestar:
             live = await LiveCatalog.open(settings.catalog, database)
             pepper = read_pepper(settings)
             rates = Rates(redis, namespace=settings.namespace)
+            blobs = Blobs(settings.blobs, bytes_max=2**40)
+            files = Files(database, blobs)
+            media = MediaStore(
+                database, blobs, retention=timedelta(hours=settings.output_retention_hours)
+            )
+            fetcher = Fetcher(
+                blobs,
+                files,
+                bytes_max=settings.media_bytes_max,
+                timeout_s=settings.fetch_timeout_s,
+                private_allowed=settings.fetch_private_addresses,
+            )
+            stack.push_async_callback(fetcher.close)
+            links = Links.make(
+                pepper,
+                valid_s=settings.media_url_minutes * 60,
+                base=settings.public_url or f"http://{settings.host}:{settings.port}",
+            )
             requests = Requests(
                 settings=settings,
                 database=database,
@@ -92,9 +118,10 @@ def create_app(settings: Settings) -> Litestar:
                 rates=rates,
                 gateway=f"gw-{uuid.uuid4().hex[:12]}",
                 pepper=pepper,
-                view=request_view,
+                media=media,
+                fetcher=fetcher,
+                view=functools.partial(request_view, links=links),
             )
-            files = Files(database, Blobs(settings.blobs, bytes_max=2**40))
             batches = Runner(
                 database=database,
                 files=files,
@@ -108,7 +135,10 @@ def create_app(settings: Settings) -> Litestar:
                     "database": database,
                     "live": live,
                     "requests": requests,
+                    "blobs": blobs,
                     "files": files,
+                    "media": media,
+                    "links": links,
                     "batches": batches,
                     "rates": rates,
                     "performance": Performance(database),
@@ -123,6 +153,7 @@ def create_app(settings: Settings) -> Litestar:
                     *credit_chores(database),
                     *usage_chores(database),
                     *file_chores(files),
+                    *media_chores(media),
                     *audit_chores(database, app.state.payment_provider),
                     *(close_chores(database) if settings.close_months else ()),
                 ],
@@ -145,7 +176,12 @@ def create_app(settings: Settings) -> Litestar:
             CompletionsController,
             EmbeddingsController,
             ResponsesController,
-            RequestsController,
+            Router(
+                "",
+                route_handlers=[RequestsController, UploadsController],
+                request_max_body_size=settings.media_body_bytes_max,
+            ),
+            BlobsController,
             CatalogController,
             AccountController,
             StatementsController,

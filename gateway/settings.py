@@ -74,6 +74,20 @@ class Settings(BaseSettings):
     hold_slice_tokens: int = Field(default=2048, ge=1)
     """Output tokens held for at a time, of each answer of a stream that names no length."""
     body_bytes_max: int = 4 * 1024 * 1024
+    media_body_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1)
+    """Of a body that may bring pictures, videos or sound along."""
+    media_bytes_max: int = Field(default=50 * 1024 * 1024, ge=1)
+    """Of one picture, video or sound that is sent along, in whichever way."""
+    fetch_timeout_s: float = Field(default=30.0, gt=0)
+    """For everything that one request names by its address."""
+    fetch_private_addresses: bool = False
+    """Whether clients may name addresses in private networks and without TLS; for tests."""
+    media_url_minutes: float = Field(default=60.0, gt=0)
+    """How long an address of an output works; asking for the request again gives a fresh one."""
+    public_url: str | None = None
+    """Address at which clients reach the gateway; without it, the one that they called."""
+    upload_retention_hours: float = Field(default=24.0, gt=0)
+    """How long an upload can be used."""
     input_bytes_max: int = 48 * 1024
     """Of one request's checked input; it travels through the queue."""
     queue_max: int = 10_000

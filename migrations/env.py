@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-import gateway.batches.tables  # noqa: F401 -- its tables belong to the metadata
+import gateway.batches.tables
+import gateway.media.tables  # noqa: F401 -- their tables belong to the metadata
 from gateway.database import open_engine
 from gateway.settings import Settings
 from gateway.tables import metadata

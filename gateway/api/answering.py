@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from gateway.api.access import call_of
 from gateway.api.answers import event_stream, json_response, request_headers
 from gateway.api.bodies import idempotency, is_retry, unnamed
+from gateway.catalog.tasks import Task
 from gateway.errors import InvalidRequest
 from gateway.ledger.closed import Closed
 from gateway.requests.inputs import Input
@@ -40,7 +41,7 @@ async def order_of(
     request: Request[Any, Any, Any],
     *,
     model: str,
-    task: str,
+    task: Task,
     input: Input,
     stream: bool = False,
     metadata: Mapping[str, str] | None = None,

@@ -1,4 +1,4 @@
-"""OpenAI's files: what batches read and what they write."""
+"""OpenAI's files: what batches read and what they write, and what is sent along with requests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import caller
 from gateway.api.answers import json_response
+from gateway.api.uploads import read_file, store_upload
 from gateway.batches.files import File, Files, Order
 from gateway.errors import InternalError, InvalidRequest, TollgateError, TooLarge, Unavailable
+from gateway.media.kinds import EXTENSIONS
 from gateway.settings import Settings
 from workers.contract.blobs import BlobError, BlobTooLarge, BlobUnavailable
 
@@ -24,7 +26,8 @@ PAGE_MAX: Final = 10_000
 CHUNK_BYTES: Final = 1024 * 1024
 KEPT_SECONDS: Final = (3_600, 30 * 86_400)
 """What OpenAI's ``expires_after`` may be: from an hour to thirty days."""
-OTHER_PURPOSES: Final = ("assistants", "fine-tune", "vision", "user_data", "evals")
+PURPOSES: Final = ("batch", "vision", "user_data")
+OTHER_PURPOSES: Final = ("assistants", "fine-tune", "evals")
 
 KeptSeconds = Annotated[int, Field(ge=KEPT_SECONDS[0], le=KEPT_SECONDS[1])]
 
@@ -48,7 +51,7 @@ class FilesController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="CreateFile",
-        summary="Upload a file of requests for a batch",
+        summary="Upload a file of requests for a batch, or one that requests may name",
     )
     async def create(
         self,
@@ -59,13 +62,25 @@ class FilesController(Controller):
         files: Files = request.app.state.files
         try:
             _check_purpose(data.purpose)
-            made = await files.create(
-                caller(request).account_id,
-                purpose="batch",
-                filename=data.file.filename,
-                chunks=_chunks(data.file, settings.file_bytes_max),
-                kept_for=_kept_for(data, settings),
-            )
+            account_id, kept_for = caller(request).account_id, _kept_for(data, settings)
+            if data.purpose == "batch":
+                made = await files.create(
+                    account_id,
+                    purpose="batch",
+                    filename=data.file.filename,
+                    chunks=_chunks(data.file, settings.file_bytes_max),
+                    kept_for=kept_for,
+                )
+            else:
+                made = await store_upload(
+                    files,
+                    account_id,
+                    read_file(data.file),
+                    filename=data.file.filename,
+                    bytes_max=settings.media_bytes_max,
+                    kept_for=kept_for,
+                    purpose=data.purpose,
+                )
         except BlobError as error:
             raise _unreadable(error) from None
         finally:
@@ -118,12 +133,13 @@ class FilesController(Controller):
             first = await anext(chunks, b"")
         except BlobError as error:
             raise _unreadable(error) from None
+        extension = EXTENSIONS.get(file.blob.content_type, "jsonl")
         return Stream(
             _after(first, chunks),
             media_type="application/octet-stream",
             headers={
                 "Content-Length": str(file.blob.bytes),
-                "Content-Disposition": f'attachment; filename="{file.id}.jsonl"',
+                "Content-Disposition": f'attachment; filename="{file.id}.{extension}"',
             },
         )
 
@@ -197,12 +213,14 @@ def _check_purpose(purpose: str) -> None:
     if purpose in OTHER_PURPOSES:
         raise InvalidRequest(
             "unsupported_purpose",
-            f"Files for {purpose} have no use here; batch is accepted.",
+            f"Files for {purpose} have no use here; accepted: {', '.join(PURPOSES)}.",
             param="purpose",
         )
-    if purpose != "batch":
+    if purpose not in PURPOSES:
         raise InvalidRequest(
-            "invalid_value", f"purpose is {purpose!r}; batch is accepted.", param="purpose"
+            "invalid_value",
+            f"purpose is {purpose!r}; accepted: {', '.join(PURPOSES)}.",
+            param="purpose",
         )
 
 

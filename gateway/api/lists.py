@@ -13,11 +13,13 @@ from sqlalchemy import Connection
 from gateway.api.access import find_asked
 from gateway.api.answers import json_response
 from gateway.api.bodies import check_limit
+from gateway.api.media_views import links_of
 from gateway.api.usage import key_number, tag_filters
 from gateway.api.views import request_view
 from gateway.billing.usage import read_span
 from gateway.database import Database
 from gateway.ledger.closed import Closed
+from gateway.media.links import Links
 from gateway.pricing import format_usd
 from gateway.requests.lifecycle import Requests
 from gateway.requests.lookup import Choice, Page
@@ -99,16 +101,16 @@ class ListsController(Controller):
         bare = [
             replace(item, output=None) if isinstance(item, Closed) else item for item in page.items
         ]
-        view = page_view(Page(bare, page.next_cursor))
+        view = page_view(Page(bare, page.next_cursor), links_of(request))
         for item, shown in zip(bare, view["data"], strict=True):
             shown["account_id"] = item.account_id
         return json_response(view)
 
 
-def page_view(page: Page) -> dict[str, Any]:
+def page_view(page: Page, links: Links) -> dict[str, Any]:
     return {
         "object": "list",
-        "data": [request_view(found) for found in page.items],
+        "data": [request_view(found, links) for found in page.items],
         "has_more": page.next_cursor is not None,
         "next_cursor": page.next_cursor,
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
@@ -16,19 +17,30 @@ from gateway.api.answers import encode_json, event_stream, json_response, reques
 from gateway.api.bodies import check_limit, idempotency, read_body
 from gateway.api.chat import TASK, ChatCompletion
 from gateway.api.lists import Direction, Outcome, Status, page_view, read_choice
+from gateway.api.media_views import (
+    blob_of,
+    link_view,
+    links_of,
+    media_of,
+    media_views,
+    read_base64,
+)
 from gateway.api.views import margin_view, quote_view, receipt_view, request_view
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.errors import InvalidRequest
 from gateway.ledger.closed import Closed
+from gateway.media.links import Links
 from gateway.pricing import SERVICE_CLASSES, parse_usd
 from gateway.requests.follow import Followed
 from gateway.requests.lifecycle import Requests
 from gateway.requests.lookup import Choice
 from gateway.requests.order import Order
 from gateway.settings import Settings
+from workers.contract.jobs import BlobRef
 
 KEEP_ALIVE_S: Final = 15.0
+MediaForm = Literal["url", "base64"]
 
 
 class RequestBody(BaseModel):
@@ -84,7 +96,9 @@ class RequestsController(Controller):
         with await requests.submit(call_of(request), order) as ticket:
             found = await requests.find(caller(request).account_id, ticket.request_id)
             return json_response(
-                request_view(found), status=202, headers=request_headers(ticket.request_id)
+                request_view(found, links_of(request)),
+                status=202,
+                headers=request_headers(ticket.request_id),
             )
 
     @get(
@@ -117,20 +131,27 @@ class RequestsController(Controller):
             account=account, key=key, tz=tz, first=first, last=last,
         )  # fmt: skip
         page = await requests.list(choice, limit=limit, cursor=cursor, oldest_first=order == "asc")
-        return json_response(page_view(page))
+        return json_response(page_view(page, links_of(request)))
 
     @get(
         "/requests/{request_id:str}",
         opt={"scope": "read"},
         operation_id="GetRequest",
         summary="Fetch a request and its output",
+        description="`media=base64` gives pictures, videos and sound within the answer.",
     )
     async def show(
-        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+        self,
+        request: Request[Any, Any, Any],
+        request_id: FromPath[str],
+        media: FromQuery[MediaForm] = "url",
     ) -> Response[bytes]:
         requests: Requests = request.app.state.requests
         found = await requests.find(caller(request).account_id, request_id)
-        return json_response(request_view(found), headers=request_headers(found.request_id))
+        view = request_view(found, links_of(request))
+        if media == "base64" and isinstance(found, Closed):
+            await _with_bytes(request, found, view)
+        return json_response(view, headers=request_headers(found.request_id))
 
     @get(
         "/requests/{request_id:str}/receipt",
@@ -152,6 +173,9 @@ class RequestsController(Controller):
         live: LiveCatalog = request.app.state.live
         entry = live.entry(closed.model)
         view = receipt_view(closed, price, given, entry.slo if entry else None)
+        # An administrator sees what happened, not what was made.
+        if closed.account_id == caller(request).account_id and closed.output is not None:
+            view["media"] = media_views(closed, links_of(request))
         settings: Settings = request.app.state.settings
         if "admin" in caller(request).scopes and settings.gpu_hour_usd is not None:
             returned = sum(refund.amount_nanos for refund in given)
@@ -169,7 +193,9 @@ class RequestsController(Controller):
         found = await requests.find(caller(request).account_id, request_id)
         after = request.headers.get("last-event-id")
         follower = requests.follow(found, after=after, keep_alive_s=KEEP_ALIVE_S)
-        return event_stream(_server_sent(follower), headers=request_headers(found.request_id))
+        return event_stream(
+            _server_sent(follower, links_of(request)), headers=request_headers(found.request_id)
+        )
 
     @post(
         "/requests/{request_id:str}/cancel",
@@ -184,7 +210,8 @@ class RequestsController(Controller):
         requests: Requests = request.app.state.requests
         account_id = caller(request).account_id
         await requests.cancel(account_id, request_id)
-        return json_response(request_view(await requests.find(account_id, request_id)))
+        found = await requests.find(account_id, request_id)
+        return json_response(request_view(found, links_of(request)))
 
     @post(
         "/quote",
@@ -201,17 +228,38 @@ class RequestsController(Controller):
         return json_response(quote_view(requests.quote(_ordered(requests, data), account_id)))
 
 
-async def _server_sent(
-    follower: AsyncIterator[Followed],
-) -> AsyncIterator[bytes]:
+async def _server_sent(follower: AsyncIterator[Followed], links: Links) -> AsyncIterator[bytes]:
     """Write (cursor, event name, data) as server-sent events; no name is a keep-alive."""
     async for cursor, name, data in follower:
         if not name:
             yield b": keep-alive\n\n"
             continue
         head = f"id: {cursor}\n" if cursor else ""
-        body = request_view(data) if isinstance(data, Closed) else data
+        body = request_view(data, links) if isinstance(data, Closed) else _shown(data, links)
         yield f"{head}event: {name}\ndata: ".encode() + encode_json(body) + b"\n\n"
+
+
+def _shown(event: Mapping[str, Any], links: Links) -> Mapping[str, Any]:
+    """An event as clients see it: with an address in the place of what lies in the store."""
+    if "blob" not in event:
+        return event
+    blob = msgspec.convert(event["blob"], BlobRef)
+    return {
+        **{name: value for name, value in event.items() if name != "blob"},
+        "content_type": blob.content_type,
+        **link_view(blob, links),
+    }
+
+
+async def _with_bytes(
+    request: Request[Any, Any, Any], closed: Closed, view: Mapping[str, Any]
+) -> None:
+    """Put the outputs themselves into a view of their request."""
+    places = [(place, blob_of(closed, one)) for place, one in enumerate(media_of(closed))]
+    found = [(place, blob) for place, blob in places if blob is not None]
+    texts = await read_base64(request.app.state.blobs, [blob for _, blob in found])
+    for (place, _), text in zip(found, texts, strict=True):
+        view["output"]["media"][place]["b64_json"] = text
 
 
 def _ordered(requests: Requests, body: dict[str, Any]) -> Order:

@@ -9,16 +9,18 @@ from typing import Any
 import msgspec
 
 from gateway.accounts.keys import KeyInfo
+from gateway.api.media_views import media_views
 from gateway.catalog.schema import Slo
 from gateway.ledger.closed import Closed
 from gateway.ledger.refunds import Refund
+from gateway.media.links import Links
 from gateway.pricing import Line, Price, charge, device_cost, format_usd
 from gateway.requests.admit import Quoted
 from gateway.requests.order import Open
 from gateway.requests.performance import performance_view
 
 
-def request_view(found: Open | Closed) -> dict[str, Any]:
+def request_view(found: Open | Closed, links: Links) -> dict[str, Any]:
     view: dict[str, Any] = {
         "id": found.request_id,
         "object": "request",
@@ -40,8 +42,8 @@ def request_view(found: Open | Closed) -> dict[str, Any]:
         return view
     if found.output is not None:
         view["output"] = {**found.output.value}
-        if found.output.blobs:
-            view["output"]["blobs"] = msgspec.to_builtins(found.output.blobs)
+        if "media" in found.output.value:
+            view["output"]["media"] = media_views(found, links)
     if found.error is not None:
         view["error"] = msgspec.to_builtins(found.error)
     view["usage"] = msgspec.to_builtins(found.usage)

@@ -38,7 +38,9 @@ from workers.contract.jobs import BlobRef
 
 log = logging.getLogger(__name__)
 
-Purpose: TypeAlias = Literal["batch", "batch_output"]
+Purpose: TypeAlias = Literal["batch", "batch_output", "vision", "user_data"]
+"""What requests are in, what answers are in, and (the last two) what is sent along with a
+request."""
 Order: TypeAlias = Literal["asc", "desc"]
 PURPOSES: Final[tuple[Purpose, ...]] = get_args(Purpose)
 
@@ -110,10 +112,10 @@ class Files:
         """Delete whatever was stored under the id of a file. Raise ``BlobError``."""
         await self._blobs.delete_request(str(account_id), file_id)
 
-    async def find(self, account_id: int, file_id: str) -> File:
+    async def find(self, account_id: int, file_id: str, *, param: str = "file_id") -> File:
         """Raise ``NotFound`` if the account has no such file (any more)."""
         return await self._database.read(
-            lambda connection: find_file(connection, account_id, file_id)
+            lambda connection: find_file(connection, account_id, file_id, param=param)
         )
 
     async def list(

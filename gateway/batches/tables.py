@@ -44,7 +44,7 @@ files = Table(
     Column("content_type", String(100), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, index=True),
-    CheckConstraint("purpose IN ('batch', 'batch_output')", name="purpose"),
+    CheckConstraint("purpose IN ('batch', 'batch_output', 'vision', 'user_data')", name="purpose"),
     Index(None, "account_id", "id"),
 )
 

@@ -27,6 +27,7 @@ from gateway.billing.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
 from gateway.database import Database
 from gateway.ledger.expiry import expire_lots, give_allowances
 from gateway.ledger.periods import month_of
+from gateway.media.store import MediaStore
 from gateway.payments.provider import PaymentProvider
 from gateway.tables import chores
 
@@ -124,6 +125,11 @@ def usage_chores(database: Database) -> tuple[Chore, ...]:
 def file_chores(files: Files) -> tuple[Chore, ...]:
     """The end of files whose time is over."""
     return (Chore("files", timedelta(minutes=1), files.clear_ended),)
+
+
+def media_chores(media: MediaStore) -> tuple[Chore, ...]:
+    """The end of what requests brought and made, once its time is over."""
+    return (Chore("media", timedelta(minutes=1), media.clear_ended),)
 
 
 def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[Chore, ...]:

@@ -68,6 +68,11 @@ def entry_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str,
         "limits": entry.limits.model_dump(exclude_none=True),
         "default_parameters": entry.default_parameters.model_dump(exclude_none=True),
         "slo": entry.slo.model_dump(exclude_none=True) if entry.slo else None,
+        "sizes": list(entry.sizes),
+        "qualities": {
+            name: quality.model_dump(exclude_none=True) for name, quality in entry.qualities.items()
+        },
+        "schedulers": list(entry.schedulers),
         "resolutions": list(entry.resolutions),
         "voices": list(entry.voices),
         "languages": list(entry.languages),

@@ -25,6 +25,7 @@ from gateway.catalog.schema import (
     Entry,
     Limits,
     PriceLine,
+    Quality,
     Upstream,
 )
 from gateway.catalog.tasks import TASKS
@@ -38,6 +39,7 @@ _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "limits": Limits,
     "upstream": Upstream,
     "default_parameters": DefaultParameters,
+    "qualities": Quality,
 }
 _ACCEPTED: Final[Mapping[str, str]] = {
     "models": "a list of entries",
@@ -53,6 +55,7 @@ _ACCEPTED: Final[Mapping[str, str]] = {
 _PATTERNS: Final[Mapping[str, str]] = {
     "name": "accepted are letters, digits and . _ : / -, a letter or digit first",
     "url": "accepted is http:// or https:// and an address, without user or password",
+    "sizes": 'accepted is width and height in pixels, such as "1024x768"',
     "credential": "accepted is the name of an environment variable, such as ACME_API_KEY",
 }
 
@@ -160,8 +163,8 @@ def _explain(found: Mapping[str, Any], place: Place) -> str:
     if kind == "value_error":
         return message
     if kind == "extra_forbidden":
-        section = next((part for part in reversed(place[:-1]) if isinstance(part, str)), "")
-        known = list(_SECTIONS.get(section, Catalog).model_fields)
+        section = next((part for part in reversed(place[:-1]) if part in _SECTIONS), "")
+        known = list(_SECTIONS.get(str(section), Catalog).model_fields)
         return f"unknown field {name!r}; {_nearest(name, known)}"
     if kind == "missing":
         accepted = f"; accepted is {_ACCEPTED[name]}" if name in _ACCEPTED else ""

@@ -6,7 +6,7 @@ conflict is found, each with its place in the entry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -46,12 +46,36 @@ _BOUND: Final[Mapping[Unit, str]] = {
     "step": "steps",
     "gpu_second": "gpu_seconds",
 }
+_DRAWN: Final = (
+    "sources",
+    "side",
+    "side_step",
+    "pixels",
+    "scale",
+    "characters",
+    "steps",
+    "guidance",
+)
 _LIMITS: Final[Mapping[Modality, tuple[str, ...]]] = {
     "text": ("context_tokens", "output_tokens", "choices", "template_tokens"),
     "embedding": ("context_tokens", "template_tokens", "inputs", "dimensions"),
-    "image": ("images", "characters", "steps"),
-    "video": ("seconds", "characters", "steps"),
+    "image": ("images", *_DRAWN),
+    "video": ("seconds", "fps", *_DRAWN),
     "audio": ("seconds", "characters", "steps"),
+}
+_SAMPLED: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+_DEFAULTS: Final[Mapping[Modality, tuple[str, ...]]] = {
+    "text": _SAMPLED,
+    "image": ("quality", "steps", "guidance", "strength", "scheduler"),
+    "video": ("quality", "steps", "guidance", "scheduler", "seconds", "fps"),
 }
 _UNREPORTED: Final[Mapping[Unit, str]] = {"gpu_second": "GPU time", "step": "steps"}
 """What nobody says who serves a model over HTTP."""
@@ -74,6 +98,8 @@ def conflicts(entry: Entry) -> Iterator[Conflict]:
     yield from _route_details(entry)
     yield from _tasks(entry)
     yield from _limits(entry)
+    yield from _defaults(entry)
+    yield from _drawing(entry)
     yield from _coverage(entry)
     yield from _conditions(entry.price)
     yield from _applicable(entry)
@@ -145,8 +171,46 @@ def _limits(entry: Entry) -> Iterator[Conflict]:
     if "text" not in made and entry.slo is not None:
         for name in sorted(entry.slo.model_fields_set & {"ttft_ms", "tpot_ms"}):
             yield ("slo", name), "only what makes text has tokens; promise total_ms"
-    if "text" not in made and entry.default_parameters.model_fields_set:
-        yield ("default_parameters",), "only text-generation takes these from the catalog"
+
+
+def _defaults(entry: Entry) -> Iterator[Conflict]:
+    made = {TASKS[task].makes for task in _all_tasks(entry)}
+    known = [name for kind in sorted(made) for name in _DEFAULTS.get(kind, ())]
+    given = entry.default_parameters.model_fields_set
+    for name in sorted(given.difference(known)):
+        accepted = ", ".join(known) or "none"
+        message = f"{entry.task} takes no such default; accepted: {accepted}"
+        yield ("default_parameters", name), message
+    for name in sorted(given & {"steps", "guidance", "seconds", "fps"}):
+        default, most = getattr(entry.default_parameters, name), getattr(entry.limits, name)
+        if default is not None and most is not None and default > most:
+            yield ("default_parameters", name), f"{default} is more than limits.{name} ({most})"
+
+
+def _drawing(entry: Entry) -> Iterator[Conflict]:
+    """What names a size, a quality or a scheduler must name one that there is."""
+    if not {TASKS[task].makes for task in _all_tasks(entry)} & {"image", "video"}:
+        for name in ("sizes", "qualities", "schedulers"):
+            if getattr(entry, name):
+                yield (name,), f"{entry.task} draws nothing; leave it out"
+        return
+    for name in ("side", "side_step", "pixels"):
+        if entry.sizes and getattr(entry.limits, name) is not None:
+            yield ("limits", name), "`sizes` lists all that can be had; leave this out"
+    default = entry.default_parameters
+    if default.quality is not None and default.quality not in entry.qualities:
+        message = f"{default.quality!r} is none of its qualities: {_listed(entry.qualities)}"
+        yield ("default_parameters", "quality"), message
+    named: list[tuple[Place, str | None]] = [(("default_parameters",), default.scheduler)]
+    for name, quality in entry.qualities.items():
+        named.append((("qualities", name), quality.scheduler))
+        if quality.steps and entry.limits.steps and quality.steps > entry.limits.steps:
+            message = f"{quality.steps} is more than limits.steps ({entry.limits.steps})"
+            yield ("qualities", name, "steps"), message
+    for place, scheduler in named:
+        if scheduler is not None and scheduler not in entry.schedulers:
+            message = f"{scheduler!r} is none of its schedulers: {_listed(entry.schedulers)}"
+            yield (*place, "scheduler"), message
 
 
 def _coverage(entry: Entry) -> Iterator[Conflict]:
@@ -204,14 +268,21 @@ def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
 def _applicable(entry: Entry) -> Iterator[Conflict]:
     """Refuse a condition that never holds, so that its line would quietly never apply."""
     only_text = all(TASKS[task].makes in ("text", "embedding") for task in _all_tasks(entry))
+    known: Mapping[str, Collection[str]] = {
+        "size": entry.sizes,
+        "quality": entry.qualities,
+        "resolution": entry.resolutions,
+    }
     for index, line in enumerate(entry.price):
-        resolution = line.when.get("resolution")
         if line.when and only_text:
             message = f"{entry.task} has no {min(line.when)}; leave `when` out"
             yield ("price", index, "when"), message
-        elif resolution and entry.resolutions and resolution not in entry.resolutions:
-            message = f"{resolution!r} is none of its resolutions: {', '.join(entry.resolutions)}"
-            yield ("price", index, "when", "resolution"), message
+            continue
+        for name, value in sorted(line.when.items()):
+            if known[name] and value not in known[name]:
+                plural = "qualities" if name == "quality" else f"{name}s"
+                message = f"{value!r} is none of its {plural}: {_listed(known[name])}"
+                yield ("price", index, "when", name), message
 
 
 def _bookable(entry: Entry) -> Iterator[Conflict]:
@@ -226,7 +297,7 @@ def _bookable(entry: Entry) -> Iterator[Conflict]:
         video_ms=milliseconds,
         audio_ms=milliseconds,
         characters=limits.characters or _QUANTITY_MAX,
-        steps=limits.steps or 0,
+        steps=(limits.steps or 0) * (limits.images or 1),
         gpu_us=round((limits.gpu_seconds or 0) * 1_000_000),
     )
     try:
@@ -259,6 +330,10 @@ def _batches(entry: Entry) -> Iterator[Conflict]:
 
 def _all_tasks(entry: Entry) -> tuple[Task, ...]:
     return tuple(dict.fromkeys((entry.task, *entry.also)))
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(names) or "it has none"
 
 
 def _said(when: Mapping[str, str]) -> str:

@@ -74,6 +74,14 @@ Name: TypeAlias = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)
 ]
 Tag: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=40)]
+Size: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")]
+"""Width and height in pixels, such as ``1024x768``."""
+Steps: TypeAlias = Annotated[StrictInt, Field(ge=1, le=1000)]
+SIDE_MAX: Final = 16_384
+SCALE_MAX: Final = 8
+FPS_MAX: Final = 120
+GUIDANCE_MAX: Final = 100.0
+SOURCES_MAX: Final = 16
 
 
 def _condition(name: str) -> str:
@@ -110,16 +118,39 @@ class Limits(Strict):
     dimensions: Annotated[StrictInt, Field(ge=1, le=65_536)] | None = None
     """Of an embedding; its bytes bound how many fit into one answer."""
     images: Annotated[StrictInt, Field(ge=1, le=100)] | None = None
+    """Made by one request (``n``); 1 where it is not said."""
+    sources: Annotated[StrictInt, Field(ge=1, le=SOURCES_MAX)] | None = None
+    """Pictures that may be sent along; 1 where a model runs here and it is not said."""
+    side: Annotated[StrictInt, Field(ge=1, le=SIDE_MAX)] | None = None
+    """Of what is drawn, in pixels: the longer one."""
+    side_step: Annotated[StrictInt, Field(ge=1, le=1024)] | None = None
+    """Both sides are multiples of this."""
+    pixels: Count | None = None
+    scale: Annotated[StrictInt, Field(ge=1, le=SCALE_MAX)] | None = None
+    """How many times larger than drawn it can be had; 1 where a model runs here and nothing is
+    said."""
     seconds: Seconds | None = None
     """Of video or audio made."""
+    fps: Annotated[StrictInt, Field(ge=1, le=FPS_MAX)] | None = None
     characters: Count | None = None
-    steps: Count | None = None
+    steps: Steps | None = None
+    """Of each output."""
+    guidance: Annotated[Number, Field(ge=0, le=GUIDANCE_MAX)] | None = None
     gpu_seconds: Seconds | None = None
     timeout_s: Seconds | None = None
 
 
+class Quality(Strict):
+    """What a named quality means, where a request does not say it itself."""
+
+    steps: Steps | None = None
+    guidance: Annotated[Number, Field(ge=0, le=GUIDANCE_MAX)] | None = None
+    scheduler: Tag | None = None
+
+
 class DefaultParameters(Strict):
-    """What a text model takes for a parameter that a request leaves out."""
+    """What a model takes for a parameter that a request leaves out: first of a model of text, then
+    of one that draws."""
 
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
@@ -128,6 +159,14 @@ class DefaultParameters(Strict):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None
+
+    quality: Tag | None = None
+    steps: Steps | None = None
+    guidance: Annotated[Number, Field(ge=0, le=GUIDANCE_MAX)] | None = None
+    strength: Annotated[Number, Field(ge=0, le=1)] | None = None
+    scheduler: Tag | None = None
+    seconds: Seconds | None = None
+    fps: Annotated[StrictInt, Field(ge=1, le=FPS_MAX)] | None = None
 
 
 class Slo(Strict):
@@ -209,6 +248,10 @@ class Entry(Offer):
     description: Annotated[str, StringConstraints(max_length=1000)] = ""
     license: Text | None = None
     vendor: Text | None = None
+    sizes: tuple[Size, ...] = ()
+    """All that can be had; the first is made where none is asked for."""
+    qualities: Annotated[dict[Tag, Quality], Field(max_length=16)] = {}
+    schedulers: tuple[Tag, ...] = ()
     resolutions: tuple[Tag, ...] = ()
     voices: tuple[Tag, ...] = ()
     languages: tuple[Tag, ...] = ()

@@ -17,6 +17,7 @@ from gateway.accounts.budgets import Budget
 from gateway.accounts.rates import Rates, refuse_overrun, refuse_oversized, wanted
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
+from gateway.catalog.tasks import Task
 from gateway.errors import (
     Conflict,
     Forbidden,
@@ -43,16 +44,17 @@ from gateway.ledger.holds import (
     KeySpendLimit,
     Replayed,
 )
+from gateway.media.intake import Intake
 from gateway.pricing import Bill, Price, ServiceClass, UnpricedUsage, format_usd, quote
 from gateway.requests.call import Call
 from gateway.requests.dispatch import BATCH_PRIORITY
-from gateway.requests.inputs import parse, prepare
+from gateway.requests.inputs import chosen_task, parse, prepare
 from gateway.requests.order import Order
 from gateway.requests.prepared import Prepared
 from gateway.requests.slices import Slices
 from gateway.requests.watch import Watch
 from gateway.settings import Settings
-from workers.contract.jobs import Job, RequestId, encode
+from workers.contract.jobs import BlobRef, Job, RequestId, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Quoted:
     """What an order would cost at most, at the price in force now."""
 
     entry: Entry
-    task: str
+    task: Task
     price_id: int
     price: Price
     prepared: Prepared
@@ -91,8 +93,10 @@ class Admission:
         watch: Watch,
         holds: GroupCommit[HoldRequest, HoldAnswer],
         rates: Rates,
+        intake: Intake,
         settings: Settings,
     ) -> None:
+        self._intake = intake
         self._live = live
         self._watch = watch
         self._holds = holds
@@ -106,7 +110,7 @@ class Admission:
     def quote(self, order: Order, now: datetime, account_id: int) -> Quoted:
         """Price an order as an account pays it. Raise ``NotFound`` or ``InvalidRequest``."""
         entry = self._entry(order.model)
-        task = order.task or entry.task
+        task = order.task or chosen_task(entry, order.input)
         if task != entry.task and task not in entry.also:
             raise InvalidRequest(
                 "task_not_supported",
@@ -114,7 +118,7 @@ class Admission:
                 param="model",
             )
         price_id, price = self._live.priced(entry.name, now, account_id, order.service_class)
-        prepared = prepare(entry, order.input, prefix="" if order.task else "input")
+        prepared = prepare(entry, order.input, task=task, prefix="" if order.task else "input")
         try:
             bill = quote(price, prepared.limits)
         except UnpricedUsage as error:
@@ -131,10 +135,11 @@ class Admission:
         return quoted
 
     async def admit(self, call: Call, order: Order, request_id: RequestId) -> Admitted:
-        """Hold the quote of an order and accept it; raise the reason why not.
+        """Take in what an order brings, hold its quote and accept it; raise the reason why not.
 
-        One committed transaction, shared with whatever else arrived in the same instant. What is
-        not accepted as something new gives back what it took of the limits.
+        Accepting is one committed transaction, shared with whatever else arrived in the same
+        instant. What is not accepted as something new gives back what it took of the limits, and
+        leaves nothing in the store.
         """
         now = datetime.now(UTC)
         quoted = self.quote(order, now, call.key.account_id)
@@ -149,14 +154,28 @@ class Admission:
         )
         await self._take(call, quoted)
         try:
-            admitted = await self._accept(call, order, request_id, quoted, now)
+            attachments = await self._intake.take_in(
+                call.key.account_id,
+                request_id,
+                quoted.task,
+                quoted.prepared,
+                origin=order.origin,
+            )
+            admitted = await self._accept(
+                call, order, request_id, quoted, now, attachments=attachments
+            )
         except TollgateError:
             # Not after anything else: what is in doubt may have been accepted.
             await self._give_back(call)
+            await self._discard(call, request_id, quoted)
             raise
         if admitted.replayed:
             await self._give_back(call)
+            await self._discard(call, request_id, quoted)
         return admitted
+
+    async def _discard(self, call: Call, request_id: RequestId, quoted: Quoted) -> None:
+        await self._intake.discard(call.key.account_id, request_id, quoted.task, quoted.prepared)
 
     async def _take(self, call: Call, quoted: Quoted) -> None:
         """Take a request's share of every limit that covers it, or raise ``TooManyRequests``."""
@@ -175,7 +194,14 @@ class Admission:
         await self._rates.give_back(call.taken)
 
     async def _accept(
-        self, call: Call, order: Order, request_id: RequestId, quoted: Quoted, now: datetime
+        self,
+        call: Call,
+        order: Order,
+        request_id: RequestId,
+        quoted: Quoted,
+        now: datetime,
+        *,
+        attachments: tuple[BlobRef, ...],
     ) -> Admitted:
         settings, key = self._settings, call.key
         entry, prepared = quoted.entry, quoted.prepared
@@ -192,6 +218,7 @@ class Admission:
             limits=prepared.limits,
             stream=order.stream,
             deadline_ms=int(deadline_at.timestamp() * 1000),
+            attachments=attachments,
             gateway_note=call.taken.note,
             priority=BATCH_PRIORITY if order.service_class == "batch" else 0,
         )

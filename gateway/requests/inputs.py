@@ -12,9 +12,10 @@ from typing import Annotated, Any, Final, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.catalog.schema import SECONDS_MAX, Entry
-from gateway.catalog.tasks import TASKS
+from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest
 from gateway.requests.embedding import TextEmbedding, prepare_embedding
+from gateway.requests.media import ImageTask, VideoTask, prepare_image, prepare_video, task_of
 from gateway.requests.prepared import Prepared, gpu_us_max, over
 from gateway.requests.text import TextCompletion, TextGeneration, prepare_text
 from workers.contract.jobs import Usage
@@ -25,31 +26,42 @@ PREFILL_SPEEDUP: Final = 16
 """Prompts are read in parallel, answers are written one token at a time."""
 
 
-class Media(BaseModel):
+class OtherTask(BaseModel):
     """Input of every other task: passed on as sent, with the quantities that a price can name."""
 
     model_config = ConfigDict(extra="allow")
 
     prompt: str | None = None
     text: str | None = None
-    n: Annotated[int, Field(ge=1)] = 1
     seconds: Annotated[float, Field(gt=0, le=SECONDS_MAX)] | None = None
 
 
-Input: TypeAlias = TextGeneration | TextCompletion | TextEmbedding | Media
+Input: TypeAlias = (
+    TextGeneration | TextCompletion | TextEmbedding | ImageTask | VideoTask | OtherTask
+)
 
 
-def parse(task: str, value: Mapping[str, Any], *, prefix: str = "input") -> Input:
+def parse(task: Task, value: Mapping[str, Any], *, prefix: str = "input") -> Input:
     """Check an input's own shape. Raise ``InvalidRequest`` that names the field at fault."""
-    schema: type[Input] = Media
-    if task == "text-generation":
-        schema = TextCompletion if "prompt" in value else TextGeneration
-    elif task == "text-embedding":
-        schema = TextEmbedding
     try:
-        return schema.model_validate(value)
+        return _schema(task, value).model_validate(value)
     except ValidationError as error:
         raise invalid_field(error.errors(include_url=False), prefix=prefix) from None
+
+
+def _schema(task: Task, value: Mapping[str, Any]) -> type[Input]:
+    match task, TASKS[task].makes:
+        case "text-generation", _:
+            return TextCompletion if "prompt" in value else TextGeneration
+        case "text-embedding", _:
+            return TextEmbedding
+        case _, "image":
+            return ImageTask
+        case "talking-head", _:
+            return OtherTask
+        case _, "video":
+            return VideoTask
+    return OtherTask
 
 
 def invalid_field(errors: Sequence[Mapping[str, Any]], *, prefix: str = "") -> InvalidRequest:
@@ -67,19 +79,30 @@ def invalid_field(errors: Sequence[Mapping[str, Any]], *, prefix: str = "") -> I
         )
     shown = repr(first["input"])
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    said = first["msg"].removeprefix("Value error, ")
     return InvalidRequest(
-        "invalid_value", f"Invalid value for {place}: {first['msg']} (got {shown}).", param=place
+        "invalid_value", f"Invalid value for {place}: {said} (got {shown}).", param=place
     )
 
 
-def prepare(entry: Entry, value: Input, *, prefix: str = "") -> Prepared:
+def chosen_task(entry: Entry, value: Input) -> Task:
+    """Which of a model's tasks an input asks for that names none."""
+    return task_of(entry, value) if isinstance(value, ImageTask | VideoTask) else entry.task
+
+
+def prepare(entry: Entry, value: Input, *, task: Task | None = None, prefix: str = "") -> Prepared:
     """Check an input against a catalog entry's limits and bound what it can use."""
+    task = task or chosen_task(entry, value)
     prefix = f"{prefix}." if prefix else ""
     if isinstance(value, TextGeneration | TextCompletion):
         return prepare_text(entry, value, prefix=prefix)
     if isinstance(value, TextEmbedding):
         return prepare_embedding(entry, value, prefix=prefix)
-    return _prepare_media(entry, value, prefix=prefix)
+    if isinstance(value, ImageTask):
+        return prepare_image(entry, task, value, prefix=prefix)
+    if isinstance(value, VideoTask):
+        return prepare_video(entry, task, value, prefix=prefix)
+    return _prepare_other(entry, task, value, prefix=prefix)
 
 
 def estimate_cost_s(limits: Usage) -> float:
@@ -90,10 +113,8 @@ def estimate_cost_s(limits: Usage) -> float:
     return tokens * SECONDS_PER_TOKEN + limits.images * SECONDS_PER_IMAGE + seconds
 
 
-def _prepare_media(entry: Entry, value: Media, *, prefix: str) -> Prepared:
+def _prepare_other(entry: Entry, task: Task, value: OtherTask, *, prefix: str) -> Prepared:
     limits = entry.limits
-    if value.n > (limits.images or 1):
-        raise over(f"{prefix}n", value.n, f"{entry.name} makes at most {limits.images or 1}")
     if value.seconds is not None and limits.seconds and value.seconds > limits.seconds:
         raise over(
             f"{prefix}seconds", value.seconds, f"{entry.name} makes at most {limits.seconds} s"
@@ -105,12 +126,11 @@ def _prepare_media(entry: Entry, value: Media, *, prefix: str) -> Prepared:
             f"{prefix}{field}", characters, f"{entry.name} reads {limits.characters} characters"
         )
     duration_ms = round((value.seconds or limits.seconds or 0) * 1000)
-    makes = TASKS[entry.task].makes
+    makes = TASKS[task].makes
     return Prepared(
         input=value.model_dump(exclude_unset=True),
         limits=Usage(
             requests=1,
-            images=value.n if makes == "image" else 0,
             video_ms=duration_ms if makes == "video" else 0,
             audio_ms=duration_ms if makes == "audio" else 0,
             characters=characters if makes == "audio" else 0,

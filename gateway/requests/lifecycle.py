@@ -38,12 +38,16 @@ from gateway.ledger.holds import HoldAnswer, HoldRequest, forget_output, hold
 from gateway.ledger.ids import new_request_id
 from gateway.ledger.prices import read_price
 from gateway.ledger.refunds import Refund, refunds_of
+from gateway.media.fetch import Fetcher
+from gateway.media.intake import Intake
+from gateway.media.store import MediaStore
+from gateway.outside import check_url
 from gateway.pricing import Price
 from gateway.requests.admit import Admission, Admitted, Quoted
 from gateway.requests.call import Call
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.follow import Followed, follow
-from gateway.requests.inputs import Media
+from gateway.requests.inputs import OtherTask
 from gateway.requests.lookup import Choice, Lookup, Page, Summary
 from gateway.requests.order import Idempotency, Open, Order
 from gateway.requests.retries import Retries
@@ -53,7 +57,7 @@ from gateway.requests.sweep import Sweeper
 from gateway.requests.ticket import Ticket
 from gateway.requests.wait import Waiters, read_mailbox
 from gateway.requests.watch import Watch
-from gateway.requests.webhooks import Webhooks, check_url
+from gateway.requests.webhooks import Webhooks
 from gateway.settings import Settings
 from workers.contract.jobs import RequestId
 from workers.contract.streams import EventLog, Mailbox, check_cursor
@@ -74,6 +78,8 @@ class Requests:
         rates: Rates,
         gateway: str,
         pepper: bytes,
+        media: MediaStore,
+        fetcher: Fetcher,
         view: Callable[[Open | Closed], Mapping[str, Any]],
     ) -> None:
         namespace = settings.namespace
@@ -97,8 +103,14 @@ class Requests:
         self._extensions = GroupCommit(write_more)
         self._dispatch = Dispatch(redis, self._mailbox.name, settings=settings)
         self._admission = Admission(
-            live=live, watch=self.watch, holds=self._holds, rates=rates, settings=settings
+            live=live,
+            watch=self.watch,
+            holds=self._holds,
+            rates=rates,
+            intake=Intake(media, fetcher),
+            settings=settings,
         )
+        self._media = media
         self._settler = Settler(
             database=database,
             redis=redis,
@@ -158,7 +170,8 @@ class Requests:
     ) -> Order:
         """Make an order of the native API: nobody waits, everybody may follow."""
         if webhook is not None:
-            check_url(webhook, private_allowed=self._settings.webhook_private_addresses)
+            private = self._settings.webhook_private_addresses
+            check_url(webhook, param="webhook", private_allowed=private)
         return Order(
             model=model,
             input=self._admission.read_input(model, value),
@@ -203,7 +216,7 @@ class Requests:
 
     def resume(self, account_id: int, request_id: RequestId, accepted_at: datetime) -> Ticket:
         """Wait again for a request that was accepted before, whatever becomes of who waits."""
-        order = Order(model="", input=Media(), waits=False)
+        order = Order(model="", input=OtherTask(), waits=False)
         ticket = Ticket(self, account_id, order, request_id)
         ticket.join(request_id, accepted_at)
         return ticket
@@ -241,6 +254,7 @@ class Requests:
         if status in ("queue_full", "account_full"):
             ticket.close()
             call.given_back = True
+            await self._media.forget(ticket.account_id, admitted.request_id)
             await self._settler.release(admitted.request_id, status="cancelled", reason=status)
             raise TooManyRequests(
                 status,
@@ -344,6 +358,7 @@ class Requests:
         await self._database.write(
             lambda connection: forget_output(connection, account_id, request_id)
         )
+        await self._media.forget(account_id, request_id)
 
     async def _cancel(self, model: str, request_id: RequestId) -> None:
         answer = await self._dispatch.cancel(model, request_id)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.catalog.tasks import Task
 from gateway.pricing import ServiceClass
 from gateway.requests.inputs import Input
 from workers.contract.jobs import RequestId
@@ -35,7 +36,7 @@ class Order:
 
     model: str
     input: Input
-    task: str | None = None
+    task: Task | None = None
     """Given by a dialect that serves one task; otherwise the catalog entry's own."""
     stream: bool = False
     waits: bool = True
@@ -50,6 +51,8 @@ class Order:
     service_class: ServiceClass = "standard"
     deadline_at: datetime | None = None
     """Of an order that has one of its own."""
+    origin: str | None = None
+    """The request that this one is made from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.catalog.schema import Limits
 from gateway.errors import InvalidRequest
+from gateway.media.sources import Source
 from workers.contract.jobs import Usage
 
 
@@ -17,6 +18,8 @@ class Prepared:
     input: dict[str, Any]
     limits: Usage
     batch_key: str = ""
+    sources: tuple[Source, ...] = ()
+    """What is still to be fetched and attached, in the order that the contract has."""
     choices: int | None = None
     """Of a text whose length was left open: how many answers share the limit on its tokens."""
 

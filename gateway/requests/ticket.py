@@ -42,7 +42,7 @@ class Ticket:
         self, requests: Requests, account_id: int, order: Order, request_id: RequestId
     ) -> None:
         self._requests = requests
-        self._account_id = account_id
+        self.account_id = account_id
         self._order = order
         self._watching = contextlib.ExitStack()
         self._waiter = self._watch(request_id)
@@ -158,7 +158,7 @@ class Ticket:
             log.warning("%s was not held for further: %s", self.request_id, type(error).__name__)
 
     async def _look(self) -> None:
-        found = await self._requests.find(self._account_id, self.request_id)
+        found = await self._requests.find(self.account_id, self.request_id)
         if isinstance(found, Closed):
             self._closed = found
 
@@ -177,7 +177,7 @@ class Ticket:
         self.close()
         # An order with a name of its own is kept: whoever placed it will come back for it.
         if self._closed is None and self._order.waits and self._order.idempotency is None:
-            self._requests.leave(self._account_id, self._order, self.request_id)
+            self._requests.leave(self.account_id, self._order, self.request_id)
 
 
 async def _disconnected(request: Request[Any, Any, Any]) -> None:

@@ -11,14 +11,11 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import ipaddress
 import logging
 import random
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import msgspec
@@ -28,8 +25,9 @@ from standardwebhooks import Webhook
 
 from gateway import metrics
 from gateway.database import Database
-from gateway.errors import InvalidRequest, NotFound
+from gateway.errors import NotFound
 from gateway.ledger.closed import Closed
+from gateway.outside import PrivateAddress, pin
 from gateway.requests.order import Open
 from gateway.tables import webhook_deliveries
 
@@ -44,35 +42,6 @@ CONCURRENCY: Final = 16
 POLL_S: Final = 2.0
 CLAIM_S: Final = 60
 """A delivery taken up is left alone by other gateways for this long."""
-
-
-class PrivateAddress(Exception):
-    """The address of a webhook lies in a network that a client has no business in."""
-
-
-def check_url(url: str, *, private_allowed: bool) -> str:
-    """Accept a webhook's address or raise ``InvalidRequest``; names are resolved when sending."""
-    schemes = ("https", "http") if private_allowed else ("https",)
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host or parts.scheme not in schemes or parts.username or parts.fragment:
-        raise InvalidRequest(
-            "invalid_value",
-            f"webhook is no address of the form {schemes[0]}://host/path without credentials.",
-            param="webhook",
-        )
-    try:
-        public = ipaddress.ip_address(host).is_global
-    except ValueError:
-        return url
-    if not (public or private_allowed):
-        raise InvalidRequest(
-            "invalid_value", f"webhook points to {host}, which is not public.", param="webhook"
-        )
-    return url
 
 
 def signing_secret(pepper: bytes, account_id: int) -> str:
@@ -151,37 +120,21 @@ class Webhooks:
         )
         secret = signing_secret(self._pepper, row["account_id"])
         signature = Webhook(secret).sign(row["request_id"], now, body.decode())
-        parts = urlsplit(row["url"])
-        address = await self._resolve(parts.hostname or "", parts.port or _port(parts.scheme))
-        netloc = f"[{address}]" if ":" in address else address
-        if parts.port:
-            netloc += f":{parts.port}"
-        # The connection goes to the address that was checked, not to whatever the name says next.
+        to = await pin(row["url"], private_allowed=self._private_allowed)
         async with client.stream(
             "POST",
-            urlunsplit((parts.scheme, netloc, parts.path or "/", parts.query, "")),
+            to.url,
             content=body,
             headers={
-                "Host": parts.netloc,
+                **to.headers,
                 "Content-Type": "application/json",
                 "webhook-id": row["request_id"],
                 "webhook-timestamp": str(int(now.timestamp())),
                 "webhook-signature": signature,
             },
-            extensions={"sni_hostname": parts.hostname},
+            extensions=to.extensions,
         ) as response:
             return response.status_code
-
-    async def _resolve(self, host: str, port: int) -> str:
-        """Give one address of a host. Raise ``PrivateAddress`` if any of them is not public."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [str(entry[4][0]) for entry in found]
-        if not self._private_allowed:
-            for address in addresses:
-                if not ipaddress.ip_address(address.partition("%")[0]).is_global:
-                    raise PrivateAddress
-        return addresses[0]
 
 
 def claim(connection: Connection, now: datetime) -> Sequence[RowMapping]:
@@ -214,10 +167,6 @@ def postpone(connection: Connection, request_id: str, due_at: datetime) -> None:
 def finish(connection: Connection, request_id: str) -> None:
     table = webhook_deliveries
     connection.execute(delete(table).where(table.c.request_id == request_id))
-
-
-def _port(scheme: str) -> int:
-    return 443 if scheme == "https" else 80
 
 
 def _now() -> datetime:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.schema import DefaultParameters
+from gateway.requests.media import ImageTask, VideoTask
 from gateway.requests.text import TextGeneration
 
 CATALOG = Path(__file__).parents[2] / "catalog.yaml"
@@ -351,13 +353,18 @@ def test_a_file_that_cannot_be_read_is_told(file: Path) -> None:
 
 def test_default_parameters_are_what_a_request_may_say() -> None:
     for name in DefaultParameters.model_fields:
-        for value in (-3, -2, -1, 0, 0.5, 1, 1.5, 2, 3, 1000, 1001):
-            body = {"messages": [{"role": "user", "content": ""}], name: value}
+        asked = next(
+            model for model in (TextGeneration, ImageTask, VideoTask) if name in model.model_fields
+        )
+        for value in (-3, -2, -1, 0, 0.5, 1, 1.5, 2, 3, 120, 121, 1000, 1001, "euler", ""):
+            body: dict[str, object] = {name: value}
+            if asked is TextGeneration:
+                body["messages"] = [{"role": "user", "content": ""}]
 
-            assert _accepts(DefaultParameters, {name: value}) == _accepts(TextGeneration, body)
+            assert _accepts(DefaultParameters, {name: value}) == _accepts(asked, body)
 
 
-def _accepts(model: type[DefaultParameters] | type[TextGeneration], value: object) -> bool:
+def _accepts(model: type[BaseModel], value: object) -> bool:
     try:
         model.model_validate(value)
     except ValueError:

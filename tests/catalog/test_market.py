@@ -12,7 +12,7 @@ from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.schema import Dialect, Engine, Entry, Upstream
 from gateway.catalog.tasks import TASKS, Task
 from gateway.pricing import charge, format_usd, parse_usd, quote
-from gateway.requests.inputs import Media, parse, prepare
+from gateway.requests.inputs import parse, prepare
 from gateway.requests.text import TextGeneration
 from workers.contract.jobs import Usage
 from workers.contract.models import ModelSpec, UpstreamSpec, read_specs
@@ -62,8 +62,7 @@ def test_a_market_model_is_quoted_and_charged_to_the_nano_dollar(
     entries: dict[str, Entry], fact: dict[str, Any]
 ) -> None:
     entry = entries[fact["name"]]
-    given = parse(entry.task, {"prompt": "a lighthouse in fog"})
-    assert isinstance(given, Media)
+    given = parse(entry.task, smallest_media(entry.task))
 
     prepared = prepare(entry, given)
     most = quote(entry.selling_price, prepared.limits)
@@ -82,6 +81,16 @@ def test_the_prices_add_up_as_the_source_has_them(entries: dict[str, Entry]) -> 
     assert format_usd(total) == "2.169703"
 
 
+def smallest_media(task: Task) -> dict[str, Any]:
+    """What a task needs that reads no conversation: a text, and what else it reads."""
+    given: dict[str, Any] = {"prompt": "a lighthouse in fog"}
+    if task != "talking-head" and "image" in TASKS[task].reads:
+        given["image"] = "https://example.com/lighthouse.png"
+    if "video" in TASKS[task].reads:
+        given["video"] = "https://example.com/lighthouse.mp4"
+    return given
+
+
 def entries_and_tasks() -> list[tuple[Entry, Task]]:
     """Whatever is on sale, once for each of its tasks."""
     catalog = load_catalog(CATALOG)
@@ -92,12 +101,12 @@ def entries_and_tasks() -> list[tuple[Entry, Task]]:
     ("entry", "task"), entries_and_tasks(), ids=lambda value: getattr(value, "name", value)
 )
 def test_nothing_on_sale_bills_nothing(entry: Entry, task: Task) -> None:
-    smallest: dict[str, Any] = {"prompt": ""}
+    smallest = smallest_media(task)
     if task == "text-generation":
         smallest = {"messages": [{"role": "user", "content": ""}], "max_tokens": 1}
     elif task == "text-embedding":
         smallest = {"input": "x"}
-    prepared = prepare(entry, parse(task, smallest))
+    prepared = prepare(entry, parse(task, smallest), task=task)
     # The least that such a request can be said to have used: one unit of what the task makes.
     used = {
         "text": Usage(requests=1, cached_input_tokens=1),

@@ -71,9 +71,56 @@ def test_a_right_entry_has_no_conflicts() -> None:
         (
             {"limits": {"seconds": 8, "choices": 2}},
             "limits.choices",
-            "text-to-video has no such limit; accepted: seconds, characters, steps, gpu_seconds,",
+            "text-to-video has no such limit; accepted: seconds, fps, sources, side, side_step,",
         ),
-        ({"default_parameters": {"top_k": 1}}, "default_parameters", "only text-generation"),
+        (
+            {"default_parameters": {"top_k": 1}},
+            "default_parameters.top_k",
+            "text-to-video takes no such default; accepted: quality, steps, guidance, scheduler,",
+        ),
+        (
+            {"default_parameters": {"seconds": 9}},
+            "default_parameters.seconds",
+            "9.0 is more than limits.seconds (8.0)",
+        ),
+        (
+            {"default_parameters": {"quality": "low"}},
+            "default_parameters.quality",
+            "'low' is none of its qualities: it has none",
+        ),
+        (
+            {"limits": {"seconds": 8, "steps": 4}, "qualities": {"high": {"steps": 5}}},
+            "qualities.high.steps",
+            "5 is more than limits.steps (4)",
+        ),
+        (
+            {"schedulers": ["euler"], "qualities": {"high": {"scheduler": "ddim"}}},
+            "qualities.high.scheduler",
+            "'ddim' is none of its schedulers: euler",
+        ),
+        (
+            {"sizes": ["64x64"], "limits": {"seconds": 8, "side": 64}},
+            "limits.side",
+            "`sizes` lists all that can be had",
+        ),
+        (
+            {
+                "task": "text-generation",
+                "limits": {"output_tokens": 9},
+                "price": [line("request")],
+                "sizes": ["64x64"],
+            },
+            "sizes",
+            "text-generation draws nothing",
+        ),
+        (
+            {
+                "sizes": ["64x64"],
+                "price": [line("video_second"), line("video_second", size="32x32")],
+            },
+            "price.1.when.size",
+            "'32x32' is none of its sizes: 64x64",
+        ),
         ({"limits": {}}, "price.0.unit", "a price per video_second needs limits.seconds"),
         ({"price": [line("step")]}, "price.0.unit", "a price per step needs limits.steps"),
         (
@@ -297,7 +344,10 @@ def test_whatever_passes_can_be_quoted_and_billed_within_its_quote(
         given = {"messages": [{"role": "user", "content": "Hello"}]}
     elif makes == "embedding":
         given = {"input": "Hello"}
-    prepared = prepare(model, parse(task, given))
+    if makes in ("image", "video") and task != "talking-head":
+        for kind in {"image", "video"}.intersection(TASKS[task].reads):
+            given[kind] = f"https://example.com/{kind}"
+    prepared = prepare(model, parse(task, given), task=task)
 
     most = quote(model.selling_price, prepared.limits)
     due = charge(model.selling_price, clip(usage, prepared.limits)[0])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.artist import Artist, at_work
 from tests.databases import Databases
 from tests.stack import Stack, running
 from tests.workers.llm.checkpoints import TOOLS_TEMPLATE, make_checkpoint
@@ -67,3 +68,66 @@ def text_stack(shared_text_stack: Stack) -> Iterator[Stack]:
 def stack(shared_stack: Stack) -> Iterator[Stack]:
     yield shared_stack
     shared_stack.close_clients()
+
+
+MEDIA = """\
+  - name: pocket
+    task: text-to-image
+    also: [image-to-image, image-edit]
+    engine: echo
+    sizes: ["64x64", "128x64"]
+    qualities: {low: {steps: 2}, high: {steps: 8}}
+    schedulers: [euler, ddim]
+    default_parameters: {quality: low, guidance: 4}
+    limits: {images: 4, sources: 3, steps: 10, scale: 2, guidance: 9, timeout_s: 20}
+    price:
+      - {unit: image, amount: "0.01"}
+      - {unit: image, amount: "0.03", when: {quality: high}}
+  - name: film
+    task: text-to-video
+    also: [image-to-video]
+    engine: echo
+    sizes: ["64x64", "128x72"]
+    limits: {seconds: 8, fps: 24, steps: 10, timeout_s: 20}
+    default_parameters: {seconds: 2}
+    price: [{unit: video_second, amount: "0.1"}]
+"""
+
+
+@pytest.fixture(scope="session")
+def shared_media_stack(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
+) -> Iterator[tuple[Stack, Artist]]:
+    """A gateway whose only worker draws without a model."""
+    directory = tmp_path_factory.mktemp("media") / "home"
+    directory.mkdir()
+    url = Databases("sqlite", directory, postgres).make()
+    catalog = directory / "catalog.yaml"
+    catalog.write_text("version: 1\nmodels:\n" + MEDIA)
+    made = Stack(directory, url, valkey, f"t{uuid.uuid4().hex[:8]}", catalog)
+    blob_url = made.environment()["BLOB_URL"]
+    with at_work(["pocket", "film"], valkey, made.namespace, blob_url) as artist:
+        try:
+            made.start_gateway(
+                environment={
+                    "TOLLGATE_FETCH_PRIVATE_ADDRESSES": "true",
+                    "TOLLGATE_FETCH_TIMEOUT_S": "5",
+                    "TOLLGATE_MEDIA_BYTES_MAX": "1000000",
+                }
+            )
+            made.wait_for_model("pocket")
+            made.wait_for_model("film")
+            yield made, artist
+        finally:
+            made.stop()
+
+
+@pytest.fixture
+def media_stack(shared_media_stack: tuple[Stack, Artist]) -> Iterator[Stack]:
+    yield shared_media_stack[0]
+    shared_media_stack[0].close_clients()
+
+
+@pytest.fixture
+def artist(shared_media_stack: tuple[Stack, Artist]) -> Artist:
+    return shared_media_stack[1]

@@ -14,6 +14,7 @@ from gateway.accounts.accounts import create_account
 from gateway.batches.files import Files
 from gateway.database import Database
 from gateway.errors import NotFound
+from tests.artist import png
 from tests.stack import FILE_BYTES_MAX, Caller, Stack
 from workers.contract.blobs import Blobs
 
@@ -86,7 +87,7 @@ def test_files_are_listed_in_pages(stack: Stack) -> None:
         api.files.list(after="file-none")
 
 
-@pytest.mark.parametrize("purpose", ["assistants", "fine-tune", "vision", "user_data", "evals"])
+@pytest.mark.parametrize("purpose", ["assistants", "fine-tune", "evals"])
 def test_a_purpose_that_has_no_use_here_is_refused(purpose: str, stack: Stack) -> None:
     api = client(stack, stack.caller())
 
@@ -94,6 +95,17 @@ def test_a_purpose_that_has_no_use_here_is_refused(purpose: str, stack: Stack) -
         api.files.create(file=CONTENT, purpose=purpose)  # type: ignore[arg-type]  # by parameter
 
     assert (caught.value.code, caught.value.param) == ("unsupported_purpose", "purpose")
+
+
+def test_a_picture_for_requests_is_told_by_its_bytes(stack: Stack) -> None:
+    api = client(stack, stack.caller())
+
+    made = api.files.create(file=("a.txt", png(4, 4)), purpose="vision")
+
+    assert (made.purpose, api.files.content(made.id).content) == ("vision", png(4, 4))
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.files.create(file=CONTENT, purpose="user_data")
+    assert caught.value.code == "unsupported_media_type"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from gateway.errors import InvalidRequest
-from gateway.requests.webhooks import check_url
+from gateway.outside import check_url
 from tests.stack import Stack, wait_for
 
 Received = list[tuple[dict[str, str], bytes]]
@@ -77,8 +77,8 @@ def test_a_webhook_is_signed_and_sent_again_until_it_is_taken(
 )
 def test_addresses_that_are_no_business_of_a_client_are_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="webhook"):
-        check_url(url, private_allowed=False)
+        check_url(url, param="webhook", private_allowed=False)
 
 
 def test_a_public_address_is_accepted() -> None:
-    assert check_url("https://example.com/hook", private_allowed=False)
+    assert check_url("https://example.com/hook", param="webhook", private_allowed=False)

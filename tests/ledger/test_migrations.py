@@ -12,7 +12,8 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import DBAPIError
 
-import gateway.batches.tables  # noqa: F401 -- its tables belong to the metadata
+import gateway.batches.tables
+import gateway.media.tables  # noqa: F401 -- their tables belong to the metadata
 import migrations
 from gateway.database import Database, migrate, open_engine, schema_is_current
 from gateway.ledger.reconcile import reconcile

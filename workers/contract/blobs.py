@@ -161,6 +161,24 @@ class Blobs:
             with _translated(key), suppress(FileNotFoundError):
                 await obstore.delete_async(self._store, key)
 
+    async def size(self, key: str) -> int:
+        """Bytes of a blob of which nothing but its key is known. Raise ``BlobMissing``."""
+        with _translated(key):
+            found = await obstore.head_async(self._store, key)
+        return int(found["size"])
+
+    async def stream_part(self, key: str, *, start: int, end: int) -> AsyncIterator[bytes]:
+        """Read the bytes from ``start`` up to ``end`` (excluded), which cannot be checked."""
+        with _translated(key):
+            found = await obstore.get_async(self._store, key, options={"range": (start, end)})
+            chunks = found.stream(min_chunk_size=CHUNK_BYTES)
+        while True:
+            with _translated(key):
+                chunk = await anext(aiter(chunks), None)
+            if chunk is None:
+                break
+            yield bytes(chunk)
+
     async def delete_request(self, account: str, request_id: str) -> int:
         """Delete all that a request left in the store; return how many blobs that were."""
         prefix = f"{_check(account)}/{_check(request_id)}/"

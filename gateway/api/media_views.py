@@ -1,0 +1,91 @@
+"""How pictures, videos and sound are shown: each with an address that works for a while, or with
+its bytes where they are asked for."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from litestar import Request
+
+from gateway.errors import Gone, TollgateError, TooLarge, Unavailable
+from gateway.ledger.closed import Closed
+from gateway.media.links import Links
+from gateway.settings import Settings
+from workers.contract.blobs import BlobError, BlobMissing, Blobs
+from workers.contract.jobs import BlobRef
+from workers.contract.media import Medium
+
+INLINE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of all outputs of one answer that has them within it."""
+
+
+def links_of(request: Request[Any, Any, Any]) -> Links:
+    """The addresses to show to whoever calls: those at which it reaches the gateway."""
+    settings: Settings = request.app.state.settings
+    links: Links = request.app.state.links
+    return links if settings.public_url else links.at(str(request.base_url))
+
+
+def media_of(closed: Closed) -> Sequence[Medium]:
+    """Every output of a request, also those that failed."""
+    value = closed.output.value if closed.output else {}
+    return msgspec.convert(value.get("media", ()), tuple[Medium, ...])
+
+
+def blob_of(closed: Closed, medium: Medium) -> BlobRef | None:
+    if closed.output is None or medium.blob is None:
+        return None
+    return closed.output.blobs[medium.blob]
+
+
+def media_views(closed: Closed, links: Links) -> list[dict[str, Any]]:
+    """Outputs in our own shape, each under a fresh address."""
+    views = []
+    for medium in media_of(closed):
+        blob = blob_of(closed, medium)
+        view: dict[str, Any] = {
+            **msgspec.to_builtins(medium),
+            "kind": medium.kind,
+            "index": medium.index,
+            "role": medium.role,
+        }
+        view.pop("blob", None)
+        if blob is not None:
+            view |= {"content_type": blob.content_type, "bytes": blob.bytes, "sha256": blob.sha256}
+            view |= link_view(blob, links)
+        views.append(view)
+    return views
+
+
+def link_view(blob: BlobRef, links: Links) -> dict[str, Any]:
+    link = links.link(blob)
+    expires_at = datetime.fromtimestamp(link.expires_at, UTC).isoformat().replace("+00:00", "Z")
+    return {"url": link.url, "url_expires_at": expires_at}
+
+
+async def read_base64(blobs: Blobs, found: Sequence[BlobRef]) -> list[str]:
+    """Read outputs whole, to be part of an answer. Raise ``TollgateError``."""
+    size = sum(blob.bytes for blob in found)
+    if size > INLINE_BYTES_MAX:
+        raise TooLarge(
+            "output_too_large",
+            f"The output has {size} bytes, of which an answer holds at most {INLINE_BYTES_MAX}; "
+            "ask for its address instead.",
+        )
+    try:
+        return [base64.b64encode(await blobs.get(blob)).decode() for blob in found]
+    except BlobError as error:
+        raise unreadable(error) from None
+
+
+def unreadable(error: BlobError) -> TollgateError:
+    """Say why an output cannot be read."""
+    if isinstance(error, BlobMissing):
+        return Gone("blob_expired", "This output was kept for its time and is deleted.")
+    return Unavailable(
+        "blobs_unavailable", "The store of outputs does not answer.", retry_after_s=2
+    )

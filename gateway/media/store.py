@@ -1,0 +1,220 @@
+"""What requests have in the blob store: whose it is, what was asked, and when it goes.
+
+All that a request was given and gave lies under one prefix of the store. It is kept while the
+request is open and then for as long as its output is; a refused request leaves nothing. Whoever
+clears deletes the blobs first and the row after, so nothing is ever left that no row answers for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+
+from gateway.database import Database
+from gateway.ledger.ids import is_request_id
+from gateway.media.tables import media
+from gateway.tables import holds, outputs, receipts
+from workers.contract.blobs import BlobError, Blobs
+from workers.contract.jobs import BlobRef, RequestId
+
+log = logging.getLogger(__name__)
+
+UNDECIDED: Final = timedelta(minutes=15)
+"""A request that is neither held nor closed after this long was never accepted."""
+GRACE: Final = timedelta(minutes=1)
+"""Beyond its deadline a request has this long to be closed."""
+CHUNK: Final = 100
+
+
+class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an accepted request was asked, as its job has it, with what was attached."""
+
+    input: dict[str, Any]
+    attachments: tuple[BlobRef, ...] = ()
+    origin: str | None = None
+    """The request that this one was made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    request_id: RequestId
+    account_id: int
+    task: str
+    asked: Asked | None
+
+
+class MediaStore:
+    def __init__(self, database: Database, blobs: Blobs, *, retention: timedelta) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._retention = retention
+
+    async def register(
+        self, account_id: int, request_id: RequestId, task: str, asked: Asked | None
+    ) -> None:
+        """Answer for what a request that is about to be accepted will have in the store."""
+        values = {
+            "request_id": request_id,
+            "account_id": account_id,
+            "task": task,
+            "asked": _encode(asked),
+            "clear_at": datetime.now(UTC) + UNDECIDED,
+        }
+        await self._database.write(
+            lambda connection: connection.execute(insert(media).values(values))
+        )
+
+    async def describe(self, request_id: RequestId, asked: Asked) -> None:
+        change = update(media).where(media.c.request_id == request_id)
+        await self._database.write(
+            lambda connection: connection.execute(change.values(asked=_encode(asked)))
+        )
+
+    async def owner(self, request_id: str) -> int | None:
+        """The account whose request it is; None if nothing of it is kept (any more)."""
+        query = select(media.c.account_id).where(
+            media.c.request_id == request_id, media.c.forgotten.is_(False)
+        )
+        return await self._database.read(lambda connection: connection.execute(query).scalar())
+
+    async def find(self, account_id: int, request_id: str) -> Record | None:
+        """Look up what is kept of a request of an account."""
+        if not is_request_id(request_id):
+            return None
+        query = select(media).where(
+            media.c.request_id == request_id,
+            media.c.account_id == account_id,
+            media.c.forgotten.is_(False),
+        )
+        row = await self._database.read(
+            lambda connection: connection.execute(query).mappings().first()
+        )
+        return _record(row) if row is not None else None
+
+    async def list(
+        self,
+        account_id: int,
+        tasks: Collection[str],
+        *,
+        limit: int,
+        after: str | None = None,
+        oldest_first: bool = False,
+    ) -> Sequence[Record]:
+        """List requests of some tasks of which something is kept, by their age."""
+        id = media.c.request_id
+        query = select(media).where(
+            media.c.account_id == account_id,
+            media.c.task.in_(tasks),
+            media.c.forgotten.is_(False),
+            media.c.asked.is_not(None),
+        )
+        if after is not None:
+            query = query.where(id > after if oldest_first else id < after)
+        query = query.order_by(id if oldest_first else id.desc()).limit(limit)
+        rows = await self._database.read(
+            lambda connection: connection.execute(query).mappings().all()
+        )
+        return [_record(row) for row in rows]
+
+    async def forget(self, account_id: int, request_id: str) -> None:
+        """Let nobody find a request's media from now on, and delete them."""
+        change = (
+            update(media)
+            .where(media.c.request_id == request_id, media.c.account_id == account_id)
+            .values(forgotten=True, clear_at=datetime.now(UTC))
+        )
+        changed = await self._database.write(lambda connection: connection.execute(change).rowcount)
+        if changed:
+            await self._clear(account_id, request_id)
+
+    async def discard(self, account_id: int, request_id: str) -> None:
+        """Clear away what a request left that was not accepted; what fails is tried again later."""
+        await self._clear(account_id, request_id)
+
+    async def clear_ended(self) -> None:
+        """Clear away whatever is not to be kept any longer."""
+        now = datetime.now(UTC)
+        cleared = CHUNK
+        while cleared == CHUNK:
+            due = await self._database.write(
+                functools.partial(_due, now=now, retention=self._retention)
+            )
+            done = await asyncio.gather(*(self._clear(*row) for row in due.over))
+            cleared = due.seen if all(done) else 0
+
+    async def _clear(self, account_id: int, request_id: str) -> bool:
+        try:
+            await self._blobs.delete_request(str(account_id), request_id)
+        except BlobError as error:
+            log.warning("%s is cleared away later: %s", request_id, type(error).__name__)
+            return False
+        gone = delete(media).where(media.c.request_id == request_id)
+        await self._database.write(lambda connection: connection.execute(gone))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """How many rows were looked at, and account and request of those whose time is over."""
+
+    seen: int
+    over: Sequence[tuple[int, str]]
+
+
+def _due(connection: Connection, *, now: datetime, retention: timedelta) -> _Due:
+    """Look at rows that are due; those to be kept are looked at again when that may change."""
+    rows = connection.execute(
+        select(
+            media.c.request_id,
+            media.c.account_id,
+            media.c.forgotten,
+            holds.c.deadline_at,
+            receipts.c.settled_at,
+            outputs.c.expires_at,
+        )
+        .outerjoin(holds, holds.c.request_id == media.c.request_id)
+        .outerjoin(receipts, receipts.c.request_id == media.c.request_id)
+        .outerjoin(outputs, outputs.c.request_id == media.c.request_id)
+        .where(media.c.clear_at <= now)
+        .order_by(media.c.clear_at)
+        .limit(CHUNK)
+    ).all()
+    over = []
+    for row in rows:
+        kept_until = row.expires_at
+        if row.deadline_at is not None:
+            kept_until = max(row.deadline_at, now) + GRACE
+        elif row.settled_at is not None and kept_until is None:
+            kept_until = row.settled_at + retention
+        if row.forgotten and row.deadline_at is None:
+            kept_until = None
+        if kept_until is None or kept_until <= now:
+            over.append((row.account_id, row.request_id))
+        else:
+            connection.execute(
+                update(media)
+                .where(media.c.request_id == row.request_id)
+                .values(clear_at=kept_until)
+            )
+    return _Due(len(rows), over)
+
+
+def _encode(asked: Asked | None) -> bytes | None:
+    return None if asked is None else msgspec.msgpack.encode(asked)
+
+
+def _record(row: RowMapping) -> Record:
+    return Record(
+        request_id=RequestId(row["request_id"]),
+        account_id=row["account_id"],
+        task=row["task"],
+        asked=msgspec.msgpack.decode(row["asked"], type=Asked) if row["asked"] else None,
+    )

@@ -1,0 +1,215 @@
+"""A worker that draws without a model: it speaks the contract, and tests see what it was given.
+
+It leases jobs, reads what is attached, writes outputs into the store and completes. The prompt may
+ask for what can go wrong: ``!fail`` fails the job, ``!slow`` takes its time until it is cancelled,
+``!second`` fails the second picture alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from workers.contract.blobs import Blobs, blob_key
+from workers.contract.jobs import (
+    BlobRef,
+    Cancelled,
+    Completed,
+    Event,
+    Failed,
+    Job,
+    Outcome,
+    Preview,
+    Progress,
+    SentEvent,
+    Started,
+    Usage,
+    decode_job,
+    encode,
+)
+from workers.contract.media import ImageInput, Medium, VideoInput
+from workers.contract.queue import Completion, Lease, Queue, wait_for_work
+from workers.contract.redis import connect
+from workers.contract.streams import Announcement, LogEntry, Workers, publish
+
+SLOW_S = 20.0
+
+
+def png(width: int, height: int, shade: int = 0) -> bytes:
+    """A grey picture."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checked = kind + data
+        return struct.pack(">I", len(data)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+    rows = (b"\0" + bytes([shade % 256]) * width) * height
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"".join(
+        [
+            b"\x89PNG\r\n\x1a\n",
+            chunk(b"IHDR", head),
+            chunk(b"IDAT", zlib.compress(rows)),
+            chunk(b"IEND", b""),
+        ]
+    )
+
+
+def mp4(size: int = 3000) -> bytes:
+    """Nothing that plays, but what begins like it."""
+    return b"\0\0\0\x18ftypisom\0\0\2\0isomiso2" + bytes(size)
+
+
+@dataclass
+class Artist:
+    models: tuple[str, ...]
+    redis_url: str
+    namespace: str
+    blobs: Blobs
+    jobs: list[Job] = field(default_factory=list)
+    attached: dict[str, list[bytes]] = field(default_factory=dict)
+    """What each request brought, by its id."""
+
+    async def work(self, stop: threading.Event) -> None:
+        client = connect(self.redis_url)
+        tasks: set[asyncio.Task[None]] = set()
+        queues = {model: Queue(client, model, namespace=self.namespace) for model in self.models}
+        announced = Announcement("artist", models=self.models, loaded=self.models)
+        while not stop.is_set():
+            await Workers(client, namespace=self.namespace).announce(announced)
+            await wait_for_work(client, list(self.models), 0.2, namespace=self.namespace)
+            for queue in queues.values():
+                for lease in await queue.lease("artist", 16, lease_ms=60_000):
+                    task = asyncio.create_task(self._serve(client, queue, lease))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+        for task in tasks:
+            task.cancel()
+        await client.aclose()
+
+    async def _serve(self, client: Redis, queue: Queue, lease: Lease) -> None:
+        job = decode_job(lease.payload)
+        self.jobs.append(job)
+        self.attached[job.request_id] = [await self.blobs.get(ref) for ref in job.attachments]
+        seq = 0
+
+        async def say(event: Event) -> None:
+            nonlocal seq
+            seq += 1
+            data = encode((SentEvent(job.request_id, lease.attempt, seq, event),))
+            entry = LogEntry(id=job.request_id, attempt=lease.attempt, seq=seq, data=data)
+            await publish(client, {lease.reply: data}, [entry], namespace=self.namespace)
+
+        await say(Started("artist", lease.attempt))
+        outcome = await self._run(queue, lease, job, say)
+        status = {"Completed": "ok", "Failed": "failed", "Cancelled": "cancelled"}
+        await queue.complete(
+            [
+                Completion(
+                    lease.id,
+                    lease.token,
+                    status[type(outcome).__name__],  # type: ignore[arg-type]
+                    encode(outcome),
+                )
+            ]
+        )
+
+    async def _run(self, queue: Queue, lease: Lease, job: Job, say: Any) -> Outcome:
+        prompt = job.input.get("prompt", "")
+        if "!fail" in prompt:
+            return Failed("engine_error", "The brush broke.")
+        if "!slow" in prompt:
+            deadline = time.monotonic() + SLOW_S
+            while time.monotonic() < deadline:
+                beat = await queue.heartbeat([(lease.id, lease.token)])
+                if lease.id in beat.cancelled:
+                    return Cancelled("client")
+                await say(Progress(1, 4))
+                await asyncio.sleep(0.1)
+        await say(Progress(1, 2))
+        number = 0
+
+        async def put(data: bytes, content_type: str) -> BlobRef:
+            nonlocal number
+            key = blob_key(job.account_id, job.request_id, lease.token, number)
+            number += 1
+            return await self.blobs.put(key, data, content_type=content_type)
+
+        if "video" in job.task:
+            return await self._film(msgspec.convert(job.input, VideoInput), put)
+        return await self._draw(msgspec.convert(job.input, ImageInput), put, say)
+
+    async def _draw(self, asked: ImageInput, put: Any, say: Any) -> Completed:
+        width, height = (asked.width or 64) * asked.scale, (asked.height or 64) * asked.scale
+        for index in range(asked.n):
+            for preview in range(asked.previews):
+                blob = await put(png(8, 8, preview), "image/png")
+                await say(Preview(index, blob, preview))
+        media: list[Medium] = []
+        blobs: list[BlobRef] = []
+        for index in range(asked.n):
+            if index == 1 and "!second" in asked.prompt:
+                media.append(Medium("image", index, error="The brush broke."))
+                continue
+            blobs.append(await put(png(width, height, asked.seed + index), "image/png"))
+            media.append(
+                Medium(
+                    "image",
+                    index,
+                    blob=len(blobs) - 1,
+                    content_type="image/png",
+                    width=width,
+                    height=height,
+                    seed=asked.seed + index,
+                )
+            )
+        usage = Usage(requests=1, images=len(blobs), steps=len(blobs) * (asked.steps or 4))
+        return Completed(usage, output=_output(media), blobs=tuple(blobs), worker="artist")
+
+    async def _film(self, asked: VideoInput, put: Any) -> Completed:
+        duration_ms = asked.duration_ms or 2000
+        width, height = asked.width or 64, asked.height or 64
+        blobs = (await put(mp4(), "video/mp4"), await put(png(8, 8), "image/png"))
+        media = [
+            Medium(
+                "video",
+                blob=0,
+                content_type="video/mp4",
+                width=width,
+                height=height,
+                duration_ms=duration_ms,
+                fps=asked.fps or 8,
+                seed=asked.seed,
+            ),
+            Medium("image", blob=1, role="thumbnail", content_type="image/png", width=8, height=8),
+        ]
+        usage = Usage(requests=1, video_ms=duration_ms, steps=asked.steps or 4)
+        return Completed(usage, output=_output(media), blobs=blobs, worker="artist")
+
+
+def _output(media: Sequence[Medium]) -> dict[str, Any]:
+    return {"media": [msgspec.to_builtins(medium) for medium in media]}
+
+
+@contextlib.contextmanager
+def at_work(
+    models: Sequence[str], redis_url: str, namespace: str, blob_url: str
+) -> Iterator[Artist]:
+    artist = Artist(tuple(models), redis_url, namespace, Blobs(blob_url))
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(artist.work(stop)))
+    thread.start()
+    try:
+        yield artist
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,317 @@
+"""Pictures and videos by the native API: what they may be, what they bring, what becomes of it."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.artist import Artist, mp4, png
+from tests.gateway.test_requests import events
+from tests.stack import Caller, Stack, ended, wait_for
+
+PICTURE = png(16, 16, 7)
+DATA_URI = "data:image/png;base64," + base64.b64encode(PICTURE).decode()
+
+
+def place(caller: Caller, model: str = "pocket", **value: Any) -> httpx.Response:
+    return caller.http.post("/v1/requests", json={"model": model, "input": value})
+
+
+def finished(caller: Caller, model: str = "pocket", **value: Any) -> dict[str, Any]:
+    answer = place(caller, model, **value)
+    assert answer.status_code == 202, answer.text
+    return ended(caller, answer.json()["id"])
+
+
+def stored(stack: Stack, caller: Caller) -> list[Path]:
+    """Every blob of an account that is in the store."""
+    folder = stack.directory / "blobs" / str(caller.account_id)
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    """Somebody's server: a picture, a way to it, a way that never ends, and much too much."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            places = {"/moved": "/picture.png", "/round": "/round"}
+            if path in places:
+                self.send_response(302)
+                self.send_header("Location", places[path])
+                self.end_headers()
+                return
+            data = {"/picture.png": PICTURE, "/text": b"hello" * 20, "/much": bytes(1_000_001)}
+            self.send_response(200 if path in data else 404)
+            self.send_header("Set-Cookie", "session=1")
+            self.end_headers()
+            self.wfile.write(data.get(path, b""))
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_pictures_are_drawn_charged_and_opened_without_a_key(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+
+    found = finished(caller, prompt="a red circle", n=2, seed=5)
+
+    assert (found["status"], found["cost"]) == ("succeeded", "0.02")
+    first, second = found["output"]["media"]
+    assert (first["index"], first["width"], first["seed"]) == (0, 64, 5)
+    assert (second["index"], second["seed"]) == (1, 6)
+    assert "blob" not in first
+    assert first["url"].startswith(f"{media_stack.url}/v1/blobs/{found['id']}/")
+    assert str(caller.account_id) not in first["url"].partition("?")[0].split("/")
+    answer = httpx.get(first["url"])
+    assert answer.content == png(64, 64, 5)
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "sandbox" in answer.headers["content-security-policy"]
+    receipt = caller.http.get(f"/v1/requests/{found['id']}/receipt").json()
+    assert [line["unit"] for line in receipt["lines"]] == ["image"]
+    assert httpx.get(receipt["media"][1]["url"]).content == png(64, 64, 6)
+
+
+def test_a_price_may_depend_on_the_quality_and_steps_follow_it(
+    media_stack: Stack, artist: Artist
+) -> None:
+    caller = media_stack.caller()
+    value = {"prompt": "fine", "quality": "high", "size": "128x64", "n": 2}
+
+    quoted = caller.http.post("/v1/quote", json={"model": "pocket", "input": value}).json()
+    found = finished(caller, **value)
+
+    assert (quoted["max_cost"], found["cost"]) == ("0.06", "0.06")
+    job = next(job for job in artist.jobs if job.request_id == found["id"])
+    assert (job.input["steps"], job.input["width"], job.input["guidance"]) == (8, 128, 4)
+    assert (job.limits.images, job.limits.steps) == (2, 16)
+    assert job.limits.attributes == {"size": "128x64", "quality": "high"}
+
+
+def test_outputs_can_be_had_as_base64(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    found = finished(caller, prompt="x", seed=1)
+
+    whole = caller.http.get(f"/v1/requests/{found['id']}?media=base64").json()
+
+    (medium,) = whole["output"]["media"]
+    assert base64.b64decode(medium["b64_json"]) == png(64, 64, 1)
+
+
+def test_one_of_several_that_failed_is_told_and_not_billed(media_stack: Stack) -> None:
+    found = finished(media_stack.caller(), prompt="!second", n=3)
+
+    assert (found["status"], found["cost"]) == ("succeeded", "0.02")
+    assert [("url" in one, one.get("error")) for one in found["output"]["media"]] == [
+        (True, None),
+        (False, "The brush broke."),
+        (True, None),
+    ]
+
+
+def test_previews_are_shown_on_the_way(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    found = finished(caller, prompt="x", previews=2)
+
+    told = [data for _, data in events(caller, found["id"]) if data["event"] == "preview"]
+
+    assert [one["index"] for one in told] == [0, 1]
+    assert httpx.get(told[1]["url"]).content == png(8, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "param", "said"),
+    [
+        ({}, "input.prompt", "starts from a text"),
+        ({"prompt": "x", "n": 5}, "input.n", "at most 4"),
+        ({"prompt": "x", "size": "65x64"}, "input.size", "64x64, 128x64"),
+        ({"prompt": "x", "size": "big"}, "input.size", "pattern"),
+        ({"prompt": "x", "width": 64}, "input.height", "belong together"),
+        ({"prompt": "x", "width": 64, "height": 64, "size": "128x64"}, "input.size", "differs"),
+        ({"prompt": "x", "steps": 11}, "input.steps", "at most 10"),
+        ({"prompt": "x", "guidance": 10}, "input.guidance", "at most 9"),
+        ({"prompt": "x", "scheduler": "magic"}, "input.scheduler", "euler, ddim"),
+        ({"prompt": "x", "quality": "best"}, "input.quality", "low, high"),
+        ({"prompt": "x", "resolution": "720p"}, "input.resolution", "no choice"),
+        ({"prompt": "x", "scale": 3}, "input.scale", "enlarges 2 times"),
+        ({"prompt": "x", "mask": DATA_URI}, "input.mask", "belongs to a picture"),
+        ({"prompt": "x", "strength": 0.5}, "input.strength", "send an image"),
+        ({"prompt": "x", "seconds": 2}, "input.seconds", "Unknown parameter"),
+        ({"prompt": "x", "parameters": {"cfg": 1}}, "input.parameters.cfg", "runs here"),
+        ({"prompt": "x", "images": [DATA_URI] * 4}, "input.images", "at most 3"),
+        ({"prompt": "x", "image": "here"}, "input.image", "data URI"),
+        ({"prompt": "x", "image": "data:image/png;base64,!!"}, "input.image", "base64"),
+        ({"prompt": "x", "image": "data:image/png;base64,AAAA"}, "input.image", "no type"),
+        ({"prompt": "x", "image": {"upload": "file-1"}}, "input.image", "no file"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named_and_free(
+    value: dict[str, Any], param: str, said: str, media_stack: Stack
+) -> None:
+    caller = media_stack.caller()
+
+    answer = place(caller, **value)
+
+    error = answer.json()["error"]
+    assert answer.status_code in (400, 404), answer.text
+    assert error["param"] == param
+    assert said in error["message"]
+    assert media_stack.held(caller) == 0
+    assert stored(media_stack, caller) == []
+
+
+def test_a_picture_comes_inline_by_address_or_as_an_upload(
+    media_stack: Stack, artist: Artist, site: str
+) -> None:
+    caller = media_stack.caller()
+    sent = caller.http.post("/v1/uploads", content=png(4, 4))
+    form = caller.http.post("/v1/uploads", files={"file": ("a.png", png(5, 5), "text/plain")})
+    assert (sent.status_code, form.status_code) == (201, 201), form.text
+    assert form.json()["content_type"] == "image/png"
+    images = [DATA_URI, f"{site}/moved", {"upload": sent.json()["id"]}]
+
+    found = finished(caller, prompt="x", images=images, mask=form.json()["id"])
+
+    assert (found["task"], found["status"]) == ("image-edit", "succeeded")
+    assert artist.attached[found["id"]] == [PICTURE, PICTURE, png(4, 4), png(5, 5)]
+    job = next(job for job in artist.jobs if job.request_id == found["id"])
+    assert (job.input["images"], job.input["mask"]) == (3, True)
+    assert [ref.content_type for ref in job.attachments] == ["image/png"] * 4
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "said"),
+    [
+        ("/text", "unsupported_media_type", "png, jpeg, webp, gif"),
+        ("/much", "source_too_large", "1000000 bytes"),
+        ("/none", "source_unreachable", "answers 404"),
+        ("/round", "source_unreachable", "leads on more than 5 times"),
+        (":1/", "source_unreachable", "does not answer"),
+    ],
+)
+def test_an_address_that_gives_no_picture_is_refused_and_leaves_nothing(
+    path: str, code: str, said: str, media_stack: Stack, site: str
+) -> None:
+    caller = media_stack.caller()
+    url = "http://127.0.0.1:1/" if path == ":1/" else site + path
+
+    answer = place(caller, prompt="x", images=[DATA_URI, url])
+
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (code, "input.images.1")
+    assert said in error["message"]
+    assert stored(media_stack, caller) == []
+
+
+def test_what_was_fetched_for_an_order_that_cannot_be_paid_is_removed(
+    media_stack: Stack, artist: Artist
+) -> None:
+    caller = media_stack.caller(credit="0")
+    seen = len(artist.jobs)
+
+    answer = place(caller, prompt="x", image=DATA_URI)
+
+    assert answer.status_code == 402
+    assert stored(media_stack, caller) == []
+    assert len(artist.jobs) == seen
+
+
+def test_an_upload_is_its_accounts_alone(media_stack: Stack) -> None:
+    upload = media_stack.caller().http.post("/v1/uploads", content=PICTURE).json()["id"]
+
+    answer = place(media_stack.caller(), prompt="x", image={"upload": upload})
+
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "file_not_found"
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [(b"", 400, "empty_file"), (b"MZ" * 50, 400, "unsupported_media_type"),
+     (PICTURE + bytes(1_000_000), 413, "file_too_large")],
+)  # fmt: skip
+def test_only_pictures_videos_and_sounds_are_taken_ahead(
+    content: bytes, status: int, code: str, media_stack: Stack
+) -> None:
+    caller = media_stack.caller()
+
+    answer = caller.http.post("/v1/uploads", content=content)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert stored(media_stack, caller) == []
+
+
+def test_a_video_is_made_and_read_in_parts(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+
+    found = finished(caller, "film", prompt="rain", seconds=1.5, size="128x72")
+
+    assert (found["status"], found["cost"]) == ("succeeded", "0.15")
+    video, thumbnail = found["output"]["media"]
+    assert (video["kind"], video["duration_ms"], thumbnail["role"]) == ("video", 1500, "thumbnail")
+    whole = mp4()
+    for asked, start, end in [
+        ("bytes=0-9", 0, 10),
+        ("bytes=100-", 100, len(whole)),
+        ("bytes=-7", len(whole) - 7, len(whole)),
+        ("bytes=10-99999", 10, len(whole)),
+    ]:
+        part = httpx.get(video["url"], headers={"Range": asked})
+        assert (part.status_code, part.content) == (206, whole[start:end])
+        assert part.headers["content-range"] == f"bytes {start}-{end - 1}/{len(whole)}"
+    beyond = httpx.get(video["url"], headers={"Range": "bytes=99999-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(whole)}")
+    head = httpx.head(video["url"])
+    assert head.status_code == 200, head.headers
+    assert (head.headers["content-length"], head.content) == (str(len(whole)), b"")
+    assert httpx.get(video["url"]).content == whole
+
+
+def test_an_address_opens_nothing_else_and_nothing_once_its_output_is_gone(
+    media_stack: Stack,
+) -> None:
+    caller = media_stack.caller()
+    found = finished(caller, prompt="x", n=2)
+    first, second = (one["url"] for one in found["output"]["media"])
+    path, query = first.split("?")
+
+    forged = [
+        second.split("?")[0] + "?" + query,
+        path + "?" + query.replace("expires=1", "expires=2"),
+        path,
+        first[:-1] + ("A" if first[-1] != "A" else "B"),
+        f"{media_stack.url}/v1/blobs/req_{'0' * 32}/x/0.png?{query}",
+    ]
+    assert [httpx.get(url).status_code for url in forged] == [403] * 5
+    assert httpx.get(f"{media_stack.url}/v1/blobs/../../etc/passwd?{query}").status_code == 404
+
+    for output in stored(media_stack, caller):
+        output.unlink()
+    assert httpx.get(first).status_code == 410
+
+
+def test_cancelled_drawing_costs_nothing(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    request_id = place(caller, prompt="!slow").json()["id"]
+
+    caller.http.post(f"/v1/requests/{request_id}/cancel")
+
+    assert ended(caller, request_id)["status"] == "cancelled"
+    wait_for(lambda: media_stack.held(caller) == 0, "the hold")

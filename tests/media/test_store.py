@@ -1,0 +1,131 @@
+"""What lies in the store is answered for by a row, and goes when its time is over."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import insert, select, update
+
+from gateway.accounts.accounts import create_account
+from gateway.accounts.keys import create_key
+from gateway.database import Database
+from gateway.ledger.ids import new_request_id
+from gateway.ledger.prices import store_price
+from gateway.media.store import Asked, MediaStore
+from gateway.media.tables import media
+from gateway.pricing import Component, Price
+from gateway.tables import holds
+from workers.contract.blobs import Blobs, blob_key
+
+ASKED = Asked({"prompt": "x"})
+
+
+class Kept:
+    """An account with a request of which something lies in the store."""
+
+    def __init__(self, database: Database, blobs: Blobs, folder: Path) -> None:
+        self.database, self.blobs, self.folder = database, blobs, folder
+        self.store = MediaStore(database, blobs, retention=timedelta(hours=24))
+        self.request_id = new_request_id()
+        with database.transaction() as connection:
+            self.account_id = create_account(connection, "kept").id
+            self.key_id = create_key(connection, self.account_id, pepper=b"p" * 16)[1].id
+            price = Price((Component("image", 1),))
+            self.price_id = store_price(connection, "m", price)
+
+    async def put(self) -> None:
+        await self.store.register(self.account_id, self.request_id, "text-to-image", ASKED)
+        key = blob_key(str(self.account_id), self.request_id, "n", 0)
+        await self.blobs.put(key, b"x")
+
+    def hold(self) -> None:
+        now = datetime.now(UTC)
+        with self.database.transaction() as connection:
+            connection.execute(
+                insert(holds).values(
+                    request_id=self.request_id,
+                    account_id=self.account_id,
+                    key_id=self.key_id,
+                    model="m",
+                    task="text-to-image",
+                    price_id=self.price_id,
+                    hold_nanos=1,
+                    job=b"",
+                    accepted_at=now,
+                    deadline_at=now + timedelta(minutes=2),
+                )
+            )
+
+    def age(self) -> None:
+        """Let the time come at which it is looked at."""
+        with self.database.transaction() as connection:
+            connection.execute(update(media).values(clear_at=datetime.now(UTC)))
+
+    @property
+    def files(self) -> int:
+        return len([path for path in self.folder.rglob("*") if path.is_file()])
+
+    @property
+    def rows(self) -> int:
+        with self.database.transaction() as connection:
+            return len(connection.execute(select(media)).all())
+
+
+@pytest.fixture
+async def kept(database: Database, tmp_path: Path) -> Kept:
+    folder = tmp_path / "blobs"
+    made = Kept(database, Blobs(f"file://{folder}"), folder)
+    await made.put()
+    return made
+
+
+async def test_what_was_never_accepted_is_cleared_away(kept: Kept) -> None:
+    await kept.store.clear_ended()
+    assert (kept.files, kept.rows) == (1, 1)
+
+    kept.age()
+    await kept.store.clear_ended()
+
+    assert (kept.files, kept.rows) == (0, 0)
+
+
+async def test_an_open_request_keeps_what_it_has(kept: Kept) -> None:
+    kept.hold()
+    kept.age()
+
+    await kept.store.clear_ended()
+
+    assert (kept.files, kept.rows) == (1, 1)
+    assert await kept.store.owner(kept.request_id) == kept.account_id
+
+
+async def test_what_is_forgotten_is_found_by_nobody(kept: Kept) -> None:
+    other = new_request_id()
+    await kept.store.forget(kept.account_id + 1, kept.request_id)
+    assert await kept.store.owner(kept.request_id) == kept.account_id
+
+    await kept.store.forget(kept.account_id, kept.request_id)
+
+    assert await kept.store.owner(kept.request_id) is None
+    assert await kept.store.find(kept.account_id, kept.request_id) is None
+    assert await kept.store.owner(other) is None
+    assert (kept.files, kept.rows) == (0, 0)
+
+
+async def test_lists_go_on_where_a_page_ended_and_show_ones_own(kept: Kept) -> None:
+    more = sorted(new_request_id() for _ in range(4))
+    for request_id in more:
+        await kept.store.register(kept.account_id, request_id, "text-to-video", ASKED)
+
+    async def page(after: str | None, *, oldest_first: bool) -> list[str]:
+        found = await kept.store.list(
+            kept.account_id, ["text-to-video"], limit=2, after=after, oldest_first=oldest_first
+        )
+        return [record.request_id for record in found]
+
+    assert await page(None, oldest_first=True) == more[:2]
+    assert await page(more[1], oldest_first=True) == more[2:]
+    assert await page(None, oldest_first=False) == more[:1:-1]
+    assert await kept.store.list(kept.account_id + 1, ["text-to-video"], limit=2) == []
