@@ -36,6 +36,7 @@ from gateway.api.exports import ExportsController
 from gateway.api.files import FilesController
 from gateway.api.headers import add_limit_headers
 from gateway.api.health import HealthController
+from gateway.api.images import ImagesController
 from gateway.api.ledger import LedgerController
 from gateway.api.limits import AdminLimitsController, LimitsController
 from gateway.api.lists import ListsController
@@ -178,7 +179,7 @@ def create_app(settings: Settings) -> Litestar:
             ResponsesController,
             Router(
                 "",
-                route_handlers=[RequestsController, UploadsController],
+                route_handlers=[ImagesController, RequestsController, UploadsController],
                 request_max_body_size=settings.media_body_bytes_max,
             ),
             BlobsController,

@@ -45,17 +45,19 @@ async def order_of(
     input: Input,
     stream: bool = False,
     metadata: Mapping[str, str] | None = None,
+    canonical: bytes | None = None,
 ) -> Order:
-    """The order of a client that waits for its answer."""
+    """The order of a client that waits for its answer; ``canonical`` stands for a body whose bytes
+    differ from one try to the next."""
     return Order(
         model=model,
         task=task,
         input=input,
         stream=stream,
         metadata=metadata,
-        idempotency=await idempotency(request),
+        idempotency=await idempotency(request, canonical),
         # Who leaves a stream has read a part of it and wants no more: that is not lost.
-        fingerprint=None if stream else await unnamed(request),
+        fingerprint=None if stream else await unnamed(request, canonical),
         retried=is_retry(request),
     )
 

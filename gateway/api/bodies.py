@@ -57,8 +57,10 @@ PAGE_MAX: Final = 1000
 Body = TypeVar("Body", bound=BaseModel)
 
 
-async def idempotency(request: Request[Any, Any, Any]) -> Idempotency | None:
-    """Read ``Idempotency-Key`` and bind it to the body that came with it."""
+async def idempotency(
+    request: Request[Any, Any, Any], canonical: bytes | None = None
+) -> Idempotency | None:
+    """Read ``Idempotency-Key`` and bind it to the body that came with it, or what stands for it."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return None
@@ -68,12 +70,14 @@ async def idempotency(request: Request[Any, Any, Any]) -> Idempotency | None:
             f"An Idempotency-Key has 1 to {IDEMPOTENCY_KEY_MAX} printable characters.",
             param="Idempotency-Key",
         )
-    return Idempotency.of(key, request.scope["path"], msgspec.json.decode(await request.body()))
+    body = await request.body() if canonical is None else canonical
+    return Idempotency.of(key, request.scope["path"], msgspec.json.decode(body))
 
 
-async def unnamed(request: Request[Any, Any, Any]) -> str:
+async def unnamed(request: Request[Any, Any, Any], canonical: bytes | None = None) -> str:
     """Name an order by its bytes, for a client that sends them again after losing the answer."""
-    return fingerprint(caller(request).id, request.scope["path"], await request.body())
+    body = await request.body() if canonical is None else canonical
+    return fingerprint(caller(request).id, request.scope["path"], body)
 
 
 def is_retry(request: Request[Any, Any, Any]) -> bool:

@@ -105,11 +105,11 @@ class Admission:
 
     def read_input(self, model: str, value: Mapping[str, Any]) -> Any:
         """Check the shape of an input of the native API by the task of its model."""
-        return parse(self._entry(model).task, value)
+        return parse(self.entry(model).task, value)
 
     def quote(self, order: Order, now: datetime, account_id: int) -> Quoted:
         """Price an order as an account pays it. Raise ``NotFound`` or ``InvalidRequest``."""
-        entry = self._entry(order.model)
+        entry = self.entry(order.model)
         task = order.task or chosen_task(entry, order.input)
         if task != entry.task and task not in entry.also:
             raise InvalidRequest(
@@ -279,7 +279,8 @@ class Admission:
             return None
         return Slices(quoted.price, quoted.prepared.limits, slice_tokens)
 
-    def _entry(self, model: str) -> Entry:
+    def entry(self, model: str) -> Entry:
+        """Raise ``NotFound`` if there is no such model."""
         entry = self._live.entry(model)
         if entry is None:
             raise NotFound(

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
 from gateway.accounts.rates import Rates
+from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound, TollgateError, TooManyRequests
@@ -110,7 +111,7 @@ class Requests:
             intake=Intake(media, fetcher),
             settings=settings,
         )
-        self._media = media
+        self.media = media
         self._settler = Settler(
             database=database,
             redis=redis,
@@ -181,6 +182,10 @@ class Requests:
             metadata=metadata,
             idempotency=idempotency,
         )
+
+    def entry(self, model: str) -> Entry:
+        """Raise ``NotFound`` if there is no such model."""
+        return self._admission.entry(model)
 
     def quote(self, order: Order, account_id: int) -> Quoted:
         return self._admission.quote(order, datetime.now(UTC), account_id)
@@ -254,7 +259,7 @@ class Requests:
         if status in ("queue_full", "account_full"):
             ticket.close()
             call.given_back = True
-            await self._media.forget(ticket.account_id, admitted.request_id)
+            await self.media.forget(ticket.account_id, admitted.request_id)
             await self._settler.release(admitted.request_id, status="cancelled", reason=status)
             raise TooManyRequests(
                 status,
@@ -358,7 +363,7 @@ class Requests:
         await self._database.write(
             lambda connection: forget_output(connection, account_id, request_id)
         )
-        await self._media.forget(account_id, request_id)
+        await self.media.forget(account_id, request_id)
 
     async def _cancel(self, model: str, request_id: RequestId) -> None:
         answer = await self._dispatch.cancel(model, request_id)

@@ -88,7 +88,20 @@ class VideoTask(Drawing):
     format: VideoFormat | None = None
 
 
-def task_of(entry: Entry, value: Drawing) -> Task:
+def drawing_task(
+    entry: Entry, value: Drawing, *, makes: Modality, prefer: Collection[Task] = ()
+) -> Task:
+    """Which task is meant by a surface that serves one kind of output. Raise ``InvalidRequest`` if
+    the model makes another kind."""
+    task = task_of(entry, value, prefer=prefer)
+    if TASKS[task].makes != makes:
+        raise InvalidRequest(
+            "task_not_supported", f"{entry.name} does {entry.task}, no {makes}s.", param="model"
+        )
+    return task
+
+
+def task_of(entry: Entry, value: Drawing, *, prefer: Collection[Task] = ()) -> Task:
     """Which of a model's tasks an input asks for, told by what it brings along.
 
     Where none fits, the entry's own, whose check says what is wrong.
@@ -104,9 +117,8 @@ def task_of(entry: Entry, value: Drawing) -> Task:
         and ("image" in TASKS[task].reads) == pictures
         and ("video" in TASKS[task].reads) == video
     ]
-    if mask and "image-edit" in fitting:
-        return "image-edit"
-    return fitting[0] if fitting else entry.task
+    wanted = ("image-edit",) if mask else prefer
+    return next((task for task in fitting if task in wanted), next(iter(fitting), entry.task))
 
 
 def prepare_image(entry: Entry, task: Task, value: ImageTask, *, prefix: str) -> Prepared:

@@ -1,0 +1,151 @@
+"""Answers in the shape of OpenAI's images: pictures by address and by their bytes, and events.
+
+A client that names no ``response_format`` is given both, since older ones read ``url`` and newer
+ones ``b64_json``. Should the bytes not be readable any more the addresses remain: what was drawn is
+paid for, and an error here would make clients order it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.api.answers import exact_number
+from gateway.api.image_bodies import ImageBody
+from gateway.api.media_views import blob_of, media_of, read_base64
+from gateway.errors import RequestFailed, TollgateError
+from gateway.ledger.closed import Closed
+from gateway.media.links import Links
+from workers.contract.blobs import Blobs
+from workers.contract.jobs import BlobRef, Preview, SentEvent
+from workers.contract.media import Medium
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ImageAnswer:
+    """Writes the answer to one order."""
+
+    asked: ImageBody
+    links: Links
+    blobs: Blobs
+    event: str
+    """What its events are called before the dot."""
+    said: tuple[int, int, int] = (0, 0, -1)
+    """Attempt, picture and number of the preview that was shown last."""
+
+    async def body(self, closed: Closed) -> dict[str, Any]:
+        """The whole answer. Raise ``RequestFailed`` if it was to be bytes and has none."""
+        drawn = _drawn(closed)
+        texts = await self._texts(closed, [blob for _, blob in drawn])
+        data = []
+        for (medium, blob), text in zip(drawn, texts, strict=True):
+            view: dict[str, Any] = {}
+            if self.asked.response_format != "b64_json":
+                view["url"] = self.links.link(blob).url
+            if text is not None:
+                view["b64_json"] = text
+            data.append({**view, "seed": medium.seed})
+        failed = [
+            {"index": medium.index, "message": medium.error}
+            for medium in media_of(closed)
+            if medium.error is not None
+        ]
+        return {
+            "id": closed.request_id,
+            "created": int(closed.accepted_at.timestamp()),
+            "model": closed.model,
+            "data": data,
+            **({"failed": failed} if failed else {}),
+            **self._described([medium for medium, _ in drawn]),
+            "usage": image_usage(closed),
+        }
+
+    async def preview(self, sent: SentEvent) -> dict[str, Any] | None:
+        """An event that shows an unfinished picture, if it is one that was not shown before."""
+        event = sent.event
+        if not isinstance(event, Preview) or self.asked.response_format == "url":
+            return None
+        place = (sent.attempt, event.output, event.index)
+        if place <= self.said:
+            return None
+        self.said = place
+        try:
+            (text,) = await read_base64(self.blobs, [event.blob])
+        except TollgateError as error:
+            log.info("a preview of %s is left out: %s", sent.request_id, error.code)
+            return None
+        return {
+            "type": f"{self.event}.partial_image",
+            "b64_json": text,
+            "partial_image_index": event.index,
+            "image_index": event.output,
+            "created_at": int(time.time()),
+            **self._described([]),
+        }
+
+    async def completed(self, closed: Closed) -> AsyncIterator[dict[str, Any]]:
+        """An event for each finished picture; the last one tells what all have cost."""
+        drawn = _drawn(closed)
+        for number, (medium, blob) in enumerate(drawn, start=1):
+            (text,) = await self._texts(closed, [blob])
+            event: dict[str, Any] = {
+                "type": f"{self.event}.completed",
+                "image_index": medium.index,
+                "created_at": int(closed.accepted_at.timestamp()),
+                "seed": medium.seed,
+                **self._described([medium]),
+            }
+            if self.asked.response_format != "b64_json":
+                event["url"] = self.links.link(blob).url
+            if text is not None:
+                event["b64_json"] = text
+            if number == len(drawn):
+                event["usage"] = image_usage(closed)
+            yield event
+
+    async def _texts(self, closed: Closed, blobs: Sequence[BlobRef]) -> Sequence[str | None]:
+        if self.asked.response_format == "url":
+            return [None] * len(blobs)
+        try:
+            return await read_base64(self.blobs, blobs)
+        except TollgateError as error:
+            if self.asked.response_format is None:
+                log.warning("%s is answered by address: %s", closed.request_id, error.code)
+                return [None] * len(blobs)
+            raise RequestFailed(error.code, error.message, request_id=closed.request_id) from None
+
+    def _described(self, drawn: Sequence[Medium]) -> dict[str, Any]:
+        size = f"{drawn[0].width}x{drawn[0].height}" if drawn else self.asked.size or "auto"
+        return {
+            "background": "opaque",
+            "output_format": self.asked.output_format or self.asked.format or "png",
+            "quality": self.asked.quality or "auto",
+            "size": size,
+        }
+
+
+def image_usage(closed: Closed) -> dict[str, Any]:
+    """OpenAI's counts, which are of tokens and so nothing here, beside what was counted."""
+    none = {"text_tokens": 0, "image_tokens": 0}
+    return {
+        "input_tokens": closed.usage.input_tokens,
+        "output_tokens": closed.usage.output_tokens,
+        "total_tokens": closed.usage.tokens,
+        "input_tokens_details": none,
+        "output_tokens_details": none,
+        "images": closed.usage.images,
+        "steps": closed.usage.steps,
+        "cost": exact_number(closed.cost_nanos),
+    }
+
+
+def _drawn(closed: Closed) -> list[tuple[Medium, BlobRef]]:
+    found = [(medium, blob_of(closed, medium)) for medium in media_of(closed)]
+    return [
+        (medium, blob) for medium, blob in found if blob is not None and medium.role == "output"
+    ]
