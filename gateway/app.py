@@ -49,6 +49,7 @@ from gateway.api.responses import ResponsesController
 from gateway.api.statements import AdminPeriodsController, StatementsController
 from gateway.api.uploads import UploadsController
 from gateway.api.usage import UsageController
+from gateway.api.videos import VideosController
 from gateway.api.views import request_view
 from gateway.batches.files import Files
 from gateway.batches.runner import Runner
@@ -179,7 +180,12 @@ def create_app(settings: Settings) -> Litestar:
             ResponsesController,
             Router(
                 "",
-                route_handlers=[ImagesController, RequestsController, UploadsController],
+                route_handlers=[
+                    ImagesController,
+                    RequestsController,
+                    UploadsController,
+                    VideosController,
+                ],
                 request_max_body_size=settings.media_body_bytes_max,
             ),
             BlobsController,

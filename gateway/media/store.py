@@ -125,14 +125,20 @@ class MediaStore:
         return [_record(row) for row in rows]
 
     async def forget(self, account_id: int, request_id: str) -> None:
-        """Let nobody find a request's media from now on, and delete them."""
-        change = (
-            update(media)
-            .where(media.c.request_id == request_id, media.c.account_id == account_id)
-            .values(forgotten=True, clear_at=datetime.now(UTC))
-        )
-        changed = await self._database.write(lambda connection: connection.execute(change).rowcount)
-        if changed:
+        """Let nobody find a request's media from now on, and delete them once it has ended."""
+
+        def write(connection: Connection) -> bool:
+            change = (
+                update(media)
+                .where(media.c.request_id == request_id, media.c.account_id == account_id)
+                .values(forgotten=True, clear_at=datetime.now(UTC))
+            )
+            changed = connection.execute(change).rowcount
+            open_hold = select(holds.c.request_id).where(holds.c.request_id == request_id)
+            # While it is open its worker may still write.
+            return bool(changed) and connection.execute(open_hold).first() is None
+
+        if await self._database.write(write):
             await self._clear(account_id, request_id)
 
     async def discard(self, account_id: int, request_id: str) -> None:
@@ -191,7 +197,7 @@ def _due(connection: Connection, *, now: datetime, retention: timedelta) -> _Due
     for row in rows:
         kept_until = row.expires_at
         if row.deadline_at is not None:
-            kept_until = max(row.deadline_at, now) + GRACE
+            kept_until = now + GRACE if row.forgotten else max(row.deadline_at, now) + GRACE
         elif row.settled_at is not None and kept_until is None:
             kept_until = row.settled_at + retention
         if row.forgotten and row.deadline_at is None:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -60,10 +60,14 @@ from gateway.requests.wait import Waiters, read_mailbox
 from gateway.requests.watch import Watch
 from gateway.requests.webhooks import Webhooks
 from gateway.settings import Settings
-from workers.contract.jobs import RequestId
+from workers.contract.jobs import Progress, RequestId, decode_frame
 from workers.contract.streams import EventLog, Mailbox, check_cursor
 
 log = logging.getLogger(__name__)
+
+PROGRESS_ENTRIES: Final = 4
+"""Of an event log, from its end: so far back progress is looked for."""
+PROGRESS_PATIENCE_S: Final = 1.0
 
 
 class Requests:
@@ -259,8 +263,8 @@ class Requests:
         if status in ("queue_full", "account_full"):
             ticket.close()
             call.given_back = True
-            await self.media.forget(ticket.account_id, admitted.request_id)
             await self._settler.release(admitted.request_id, status="cancelled", reason=status)
+            await self.media.forget(ticket.account_id, admitted.request_id)
             raise TooManyRequests(
                 status,
                 "Too many requests are queued for this model"
@@ -341,6 +345,19 @@ class Requests:
                 keep_alive_s=keep_alive_s,
             ):
                 yield event
+
+    async def progress(self, request_id: RequestId) -> Progress | None:
+        """How far a running request has said that it is; None where that is not known."""
+        try:
+            async with asyncio.timeout(PROGRESS_PATIENCE_S):
+                entries = await self._log.latest(request_id, count=PROGRESS_ENTRIES)
+        except (RedisError, OSError, TimeoutError):
+            return None
+        for entry in entries:
+            for sent in reversed(decode_frame(entry.data)):
+                if isinstance(sent.event, Progress):
+                    return sent.event
+        return None
 
     async def list(
         self, choice: Choice, *, limit: int, cursor: str | None, oldest_first: bool = False

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
@@ -57,6 +57,10 @@ class Kept:
                     deadline_at=now + timedelta(minutes=2),
                 )
             )
+
+    def end(self) -> None:
+        with self.database.transaction() as connection:
+            connection.execute(delete(holds))
 
     def age(self) -> None:
         """Let the time come at which it is looked at."""
@@ -111,6 +115,20 @@ async def test_what_is_forgotten_is_found_by_nobody(kept: Kept) -> None:
     assert await kept.store.owner(kept.request_id) is None
     assert await kept.store.find(kept.account_id, kept.request_id) is None
     assert await kept.store.owner(other) is None
+    assert (kept.files, kept.rows) == (0, 0)
+
+
+async def test_what_is_forgotten_while_it_runs_is_deleted_after_its_end(kept: Kept) -> None:
+    kept.hold()
+
+    await kept.store.forget(kept.account_id, kept.request_id)
+
+    assert await kept.store.owner(kept.request_id) is None
+    await kept.store.clear_ended()
+    assert (kept.files, kept.rows) == (1, 1)
+    kept.end()
+    kept.age()
+    await kept.store.clear_ended()
     assert (kept.files, kept.rows) == (0, 0)
 
 

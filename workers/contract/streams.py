@@ -182,6 +182,11 @@ class EventLog:
         answer = await self._redis.xrange(_events_key(self._namespace, id), start, "+", count)
         return _log_entries(id, cast(list[Any], answer))
 
+    async def latest(self, id: str, *, count: int) -> list[LogEntry]:
+        """The last entries of a job, newest first."""
+        answer = await self._redis.xrevrange(_events_key(self._namespace, id), "+", "-", count)
+        return _log_entries(id, cast(list[Any], answer))
+
     async def follow(self, id: str, *, after: str | None = None, block_ms: int) -> list[LogEntry]:
         """Like ``replay``, but wait up to ``block_ms`` if there is nothing yet.
 

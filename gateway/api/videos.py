@@ -1,0 +1,315 @@
+"""OpenAI's videos: ordered, polled, fetched, remixed, deleted; each is a request of our own.
+
+A video is found for as long as anything of it is kept. It has no state for a cancelled one, which
+counts as failed; whatever failed costs nothing and says why.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+from litestar import Controller, Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.response import Stream
+
+from gateway.api.access import call_of, caller
+from gateway.api.answers import exact_number, json_response, request_headers
+from gateway.api.blobs import Served, serve
+from gateway.api.bodies import idempotency
+from gateway.api.files import list_view
+from gateway.api.forms import described, receive
+from gateway.api.media_views import blob_of, media_of
+from gateway.api.video_bodies import RemixBody, VideoBody, remixed
+from gateway.catalog.tasks import TASKS
+from gateway.errors import Gone, InvalidRequest, NotFound
+from gateway.ledger.closed import Closed
+from gateway.media.kinds import EXTENSIONS
+from gateway.media.store import MediaStore, Record
+from gateway.requests.lifecycle import Requests
+from gateway.requests.media import drawing_task
+from gateway.requests.order import Open, Order
+from gateway.settings import Settings
+from workers.contract.jobs import Progress, RequestId
+
+PAGE_MAX: Final = 100
+POLL_MS: Final = (500, 5_000)
+"""The soonest and the latest that a client is asked to come back."""
+TASKS_OF_VIDEO: Final = tuple(task for task, kind in TASKS.items() if kind.makes == "video")
+
+Variant = Literal["video", "thumbnail", "spritesheet"]
+Direction = Literal["asc", "desc"]
+
+
+class VideosController(Controller):
+    path = "/v1/videos"
+    tags = ["OpenAI"]
+
+    @post(
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="CreateVideo",
+        operation_class=described(VideoBody),
+        summary="Order a video, to be polled until it is made",
+        description="A form or JSON with `model`, `prompt` and OpenAI's fields, or those of a "
+        "request; `input_reference` is the first picture.",
+    )
+    async def create(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        received = await receive(request, repeated={})
+        try:
+            data = received.read(VideoBody)
+            requests: Requests = request.app.state.requests
+            value = data.drawing()
+            order = Order(
+                model=data.model,
+                task=drawing_task(requests.entry(data.model), value, makes="video"),
+                input=value,
+                stream=True,
+                waits=False,
+                idempotency=await idempotency(request, received.canonical),
+            )
+            return await _place(request, order)
+        finally:
+            await received.close()
+
+    @get(opt={"scope": "read"}, operation_id="ListVideos", summary="List videos in pages")
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        after: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
+        order: FromQuery[Direction] = "desc",
+    ) -> Response[bytes]:
+        if not 1 <= limit <= PAGE_MAX:
+            raise InvalidRequest(
+                "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
+            )
+        media: MediaStore = request.app.state.media
+        account_id = caller(request).account_id
+        if after is not None:
+            await _find(request, after, param="after")
+        records = await media.list(
+            account_id,
+            TASKS_OF_VIDEO,
+            limit=limit + 1,
+            after=_request_id(after) if after is not None else None,
+            oldest_first=order == "asc",
+        )
+        views = [await _described(request, record) for record in records[:limit]]
+        # One that is just being accepted has no view yet.
+        shown = [view for view in views if view is not None]
+        return json_response(list_view(shown, more=len(records) > limit))
+
+    @get(
+        "/{video_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetVideo",
+        summary="How far a video is, and what it cost",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], video_id: FromPath[str]
+    ) -> Response[bytes]:
+        record, found = await _find(request, video_id)
+        return await _answer(request, record, found)
+
+    @delete(
+        "/{video_id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="DeleteVideo",
+        summary="Delete a video; one that is not finished is stopped, for nothing",
+    )
+    async def remove(
+        self, request: Request[Any, Any, Any], video_id: FromPath[str]
+    ) -> Response[bytes]:
+        requests: Requests = request.app.state.requests
+        record, found = await _find(request, video_id)
+        if isinstance(found, Open):
+            await requests.cancel(record.account_id, record.request_id)
+        await requests.forget(record.account_id, record.request_id)
+        return json_response({"id": video_id, "object": "video.deleted", "deleted": True})
+
+    @get(
+        "/{video_id:str}/content",
+        opt={"scope": "read"},
+        operation_id="GetVideoContent",
+        summary="The bytes of a finished video, or of a picture of it",
+    )
+    async def content(
+        self,
+        request: Request[Any, Any, Any],
+        video_id: FromPath[str],
+        variant: FromQuery[Variant] = "video",
+    ) -> Response[bytes] | Stream:
+        _, found = await _find(request, video_id)
+        if not isinstance(found, Closed) or found.status != "succeeded":
+            raise NotFound(
+                "video_not_ready", f"{video_id} is {_status(found)}; only a finished one has bytes."
+            )
+        if found.output is None:
+            raise Gone("blob_expired", "This video was kept for its time and is deleted.")
+        role = "output" if variant == "video" else variant
+        for medium in media_of(found):
+            blob = blob_of(found, medium)
+            if medium.role == role and blob is not None:
+                extension = EXTENSIONS.get(blob.content_type, "bin")
+                filename = f"{video_id}-{variant}.{extension}"
+                return await serve(request, Served(blob.key, blob.content_type, filename))
+        raise NotFound("variant_not_found", f"{video_id} has no {variant}.", param="variant")
+
+    @post(
+        "/{video_id:str}/remix",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="RemixVideo",
+        summary="Order a video again with another text: same seed, size and sources",
+    )
+    async def remix(
+        self, request: Request[Any, Any, Any], video_id: FromPath[str], data: JSONBody[RemixBody]
+    ) -> Response[bytes]:
+        record, found = await _find(request, video_id)
+        if _status(found) != "completed" or record.asked is None:
+            raise InvalidRequest(
+                "video_not_ready", f"{video_id} is {_status(found)}; remix one that is completed."
+            )
+        requests: Requests = request.app.state.requests
+        value = remixed(record.asked, data.prompt)
+        order = Order(
+            model=found.model,
+            task=drawing_task(requests.entry(found.model), value, makes="video"),
+            input=value,
+            stream=True,
+            waits=False,
+            idempotency=await idempotency(request),
+            origin=record.request_id,
+        )
+        return await _place(request, order)
+
+
+async def _place(request: Request[Any, Any, Any], order: Order) -> Response[bytes]:
+    requests: Requests = request.app.state.requests
+    with await requests.submit(call_of(request), order) as ticket:
+        record, found = await _find(request, _video_id(ticket.request_id))
+        return await _answer(request, record, found)
+
+
+async def _answer(
+    request: Request[Any, Any, Any], record: Record, found: Open | Closed
+) -> Response[bytes]:
+    progress = await _progress(request, found)
+    closed = found if isinstance(found, Closed) else None
+    headers = request_headers(found.request_id, closed)
+    if closed is None:
+        soonest, latest = POLL_MS
+        eta_ms = progress.eta_ms if progress is not None and progress.eta_ms else 2 * soonest
+        headers["openai-poll-after-ms"] = str(min(max(eta_ms, soonest), latest))
+    return json_response(_view(request, record, found, progress), headers=headers)
+
+
+async def _described(request: Request[Any, Any, Any], record: Record) -> dict[str, Any] | None:
+    requests: Requests = request.app.state.requests
+    try:
+        found = await requests.find(record.account_id, record.request_id)
+    except NotFound:
+        return None
+    return _view(request, record, found, await _progress(request, found))
+
+
+async def _find(
+    request: Request[Any, Any, Any], video_id: str, *, param: str = "video_id"
+) -> tuple[Record, Open | Closed]:
+    """Raise ``NotFound`` if the account has no such video (any more)."""
+    media: MediaStore = request.app.state.media
+    requests: Requests = request.app.state.requests
+    account_id = caller(request).account_id
+    record = await media.find(account_id, _request_id(video_id))
+    if record is None or record.task not in TASKS_OF_VIDEO:
+        raise NotFound("video_not_found", f"There is no video {video_id!r}.", param=param)
+    return record, await requests.find(account_id, record.request_id)
+
+
+async def _progress(request: Request[Any, Any, Any], found: Open | Closed) -> Progress | None:
+    requests: Requests = request.app.state.requests
+    if not isinstance(found, Open) or found.status != "running":
+        return None
+    return await requests.progress(found.request_id)
+
+
+def _view(
+    request: Request[Any, Any, Any],
+    record: Record,
+    found: Open | Closed,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    asked = record.asked.input if record.asked else {}
+    width, height = asked.get("width"), asked.get("height")
+    duration_ms = asked.get("duration_ms")
+    status = _status(found)
+    view: dict[str, Any] = {
+        "id": _video_id(found.request_id),
+        "object": "video",
+        "model": found.model,
+        "status": status,
+        "progress": 0,
+        "created_at": int(found.accepted_at.timestamp()),
+        "completed_at": None,
+        "expires_at": None,
+        "prompt": asked.get("prompt", ""),
+        "remixed_from_video_id": None,
+        "error": None,
+        "usage": None,
+    }
+    if record.asked is not None and record.asked.origin is not None:
+        view["remixed_from_video_id"] = _video_id(RequestId(record.asked.origin))
+    if status == "completed":
+        view["progress"] = 100
+    elif progress is not None and progress.steps:
+        # It is finished when it is charged, and not before.
+        view["progress"] = min(99, progress.step * 100 // progress.steps)
+    if isinstance(found, Closed):
+        settings: Settings = request.app.state.settings
+        kept = timedelta(hours=settings.output_retention_hours)
+        view["completed_at"] = int(found.settled_at.timestamp())
+        view["usage"] = {
+            "seconds": found.usage.video_ms / 1000,
+            "steps": found.usage.steps,
+            "cost": exact_number(found.cost_nanos),
+        }
+        if status == "completed":
+            view["expires_at"] = int((found.settled_at + kept).timestamp())
+            for medium in media_of(found):
+                if medium.role == "output":
+                    width, height = medium.width or width, medium.height or height
+                    duration_ms = medium.duration_ms or duration_ms
+        else:
+            view["error"] = _error(found)
+    view["seconds"] = f"{duration_ms / 1000:g}" if duration_ms else None
+    view["size"] = f"{width}x{height}" if width and height else None
+    return view
+
+
+def _status(found: Open | Closed) -> str:
+    names = {"queued": "queued", "running": "in_progress", "succeeded": "completed"}
+    return names.get(found.status, "failed")
+
+
+def _error(closed: Closed) -> dict[str, Any]:
+    if closed.error is not None:
+        return {
+            "code": closed.error.code,
+            "message": closed.error.message,
+            "param": closed.error.param,
+        }
+    return {
+        "code": closed.status,
+        "message": f"The video was {closed.status} ({closed.reason}); nothing was charged.",
+        "param": None,
+    }
+
+
+def _video_id(request_id: RequestId) -> str:
+    return f"video_{request_id.removeprefix('req_')}"
+
+
+def _request_id(video_id: str) -> str:
+    return f"req_{video_id.removeprefix('video_')}" if video_id.startswith("video_") else ""
