@@ -138,7 +138,7 @@ async def test_a_worker_announces_what_it_serves_and_why_not_the_rest(gateway: G
         {
             "name": "foreign",
             "task": "text-to-image",
-            "upstream": {"url": "http://localhost:9/v1", "dialect": "gmi"},
+            "upstream": {"url": "http://localhost:9/v1", "dialect": "smoke-signals"},
         },
     ]
     async with gateway.worker(*catalog) as worker:
@@ -152,7 +152,7 @@ async def test_a_worker_announces_what_it_serves_and_why_not_the_rest(gateway: G
         "broken": "its engine could not be loaded; the worker's log says why",
         "strange": "this worker has no engine called 'abacus'; it has echo, embedding, llm",
         "keyless": "NO_SUCH_KEY is not set",
-        "foreign": "this worker has no adapter for the dialect 'gmi'; it has openai",
+        "foreign": "this worker has no adapter for the dialect 'smoke-signals'; it has openai, gmi",
     }
 
 

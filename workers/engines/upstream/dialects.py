@@ -12,6 +12,7 @@ from workers.contract.jobs import Completed, Event, Failed, Job, Usage
 from workers.contract.models import ModelSpec
 from workers.engines.protocol import PhaseClock
 from workers.engines.upstream.endpoints import usable
+from workers.engines.upstream.gmi import Gmi
 from workers.engines.upstream.openai import OpenAI
 
 Say: TypeAlias = Callable[[Event], None]
@@ -42,7 +43,15 @@ class Dialect(Protocol):
     def close(self) -> Awaitable[None]: ...
 
 
-DIALECTS: Final = {"openai": OpenAI}
+class _Kind(Protocol):
+    """What makes the client of an entry."""
+
+    def __call__(self, spec: ModelSpec, environ: Mapping[str, str]) -> Dialect: ...
+
+    def read_options(self, spec: ModelSpec) -> object: ...
+
+
+DIALECTS: Final[Mapping[str, _Kind]] = {"openai": OpenAI, "gmi": Gmi}
 
 
 def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:

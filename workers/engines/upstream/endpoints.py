@@ -33,7 +33,13 @@ class Endpoint:
     """One place where a model is served: its connections, its load, and whether it is well."""
 
     def __init__(
-        self, spec: EndpointSpec, *, model: str, credential: str | None, connect_timeout_s: float
+        self,
+        spec: EndpointSpec,
+        *,
+        model: str,
+        credential: str | None,
+        connect_timeout_s: float,
+        prefix: str = "",
     ) -> None:
         self.model = spec.model or model
         self.tier = spec.tier
@@ -41,7 +47,7 @@ class Endpoint:
         self.credential = credential
         self.in_flight = 0
         self.is_down = False
-        self._url = spec.url.rstrip("/")
+        self._url = spec.url.rstrip("/") + prefix
         self._failures = 0
         self._parked_until = 0.0
         self._recovery: asyncio.Task[None] | None = None
@@ -58,6 +64,11 @@ class Endpoint:
 
     def url(self, path: str) -> str:
         return f"{self._url}/{path}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is reached without TLS, as one in our own network may be."""
+        return self._url.startswith("http://")
 
     @property
     def host(self) -> str:
@@ -110,15 +121,21 @@ class Endpoint:
 
 
 class Endpoints:
-    """All endpoints of one catalog entry that have their credential."""
+    """All endpoints of one catalog entry that have their credential.
 
-    def __init__(self, upstream: UpstreamSpec, name: str, environ: Mapping[str, str]) -> None:
+    ``prefix`` is what a dialect puts behind every base address.
+    """
+
+    def __init__(
+        self, upstream: UpstreamSpec, name: str, environ: Mapping[str, str], *, prefix: str = ""
+    ) -> None:
         self.all = [
             Endpoint(
                 place,
                 model=name,
                 credential=environ[place.credential] if place.credential else None,
                 connect_timeout_s=upstream.connect_timeout_s,
+                prefix=prefix,
             )
             for place in usable(upstream, environ)
         ]

@@ -70,8 +70,7 @@ class UpstreamHost:
             async with self._tasks:
                 await asyncio.Event().wait()
         finally:
-            for dialect in self._dialects.values():
-                await dialect.close()
+            await asyncio.gather(*(dialect.close() for dialect in self._dialects.values()))
 
     @property
     def down(self) -> set[str]:

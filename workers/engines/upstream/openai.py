@@ -37,14 +37,19 @@ from workers.contract.models import ModelSpec
 from workers.engines.protocol import PhaseClock
 from workers.engines.upstream import wire
 from workers.engines.upstream.endpoints import Endpoint, Endpoints
+from workers.engines.upstream.retries import (
+    ATTEMPTS,
+    PARK_S,
+    RETRY_AFTER_MAX_S,
+    Busy,
+    NobodyThereError,
+    retry_after_s,
+    wait_s,
+)
 from workers.engines.upstream.sse import TooLong, read_events, read_whole
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS: Final = 3
-RETRY_AFTER_MAX_S: Final = 10.0
-PARK_S: Final = 1.0
-"""For an endpoint that is busy and does not say how long."""
 RESPONSE_BYTES_MAX: Final = 16 * 1024 * 1024
 ERROR_BYTES_MAX: Final = 64 * 1024
 MESSAGE_CHARS_MAX: Final = 300
@@ -83,15 +88,6 @@ class Options(msgspec.Struct, frozen=True):
     token and every four bytes of the messages as one input token."""
 
 
-class Busy(Exception):
-    """The upstream takes nothing more at present."""
-
-    def __init__(self, status: int, retry_after_s: float | None) -> None:
-        super().__init__(f"status {status}")
-        self.status = status
-        self.retry_after_s = retry_after_s
-
-
 class OpenAI:
     """The client of one catalog entry; its connections are shared by all of its jobs."""
 
@@ -119,10 +115,6 @@ class OpenAI:
 
     async def close(self) -> None:
         await self.endpoints.close()
-
-
-class NobodyThereError(Exception):
-    """Every endpoint is down."""
 
 
 class ChatCall:
@@ -241,8 +233,8 @@ class ChatCall:
         been produced."""
         endpoints, avoid = self._client.endpoints, set[Endpoint]()
 
-        def wait_s(state: tenacity.RetryCallState) -> float:
-            return 0.0 if endpoints.has_other(avoid) else _wait_s(state)
+        def pause_s(state: tenacity.RetryCallState) -> float:
+            return 0.0 if endpoints.has_other(avoid) else wait_s(state)
 
         async def attempt() -> httpx.Response:
             endpoint = endpoints.choose(avoid)
@@ -253,7 +245,7 @@ class ChatCall:
 
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(max(ATTEMPTS, len(endpoints.all))),
-            wait=wait_s,
+            wait=pause_s,
             retry=tenacity.retry_if_exception_type((Busy, *_BEFORE_THE_ANSWER)),
             reraise=True,
         )
@@ -274,13 +266,13 @@ class ChatCall:
             raise
         if response.status_code in _BUSY:
             await response.aclose()
-            retry_after_s = _retry_after_s(response)
+            asked_s = retry_after_s(response.headers)
             self._was_counted = True
             if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
-                endpoint.park(min(retry_after_s or PARK_S, RETRY_AFTER_MAX_S))
+                endpoint.park(min(asked_s or PARK_S, RETRY_AFTER_MAX_S))
             else:
                 endpoint.failed()
-            raise Busy(response.status_code, retry_after_s)
+            raise Busy(response.status_code, asked_s)
         return response
 
     # --- Reading ----------------------------------------------------------------------------------
@@ -461,19 +453,3 @@ def _logprobs(logprobs: wire.Logprobs | None) -> tuple[TokenLogprob, ...] | None
 
 def _failed(message: str) -> Failed:
     return Failed("upstream_error", message)
-
-
-_backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5)
-
-
-def _wait_s(state: tenacity.RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome is not None else None
-    if isinstance(error, Busy) and error.retry_after_s is not None:
-        return min(error.retry_after_s, RETRY_AFTER_MAX_S)
-    return _backoff(state)
-
-
-def _retry_after_s(response: httpx.Response) -> float | None:
-    """Only in seconds; a date would need the upstream's clock."""
-    value = response.headers.get("Retry-After", "")
-    return float(value) if value.isdecimal() else None

@@ -1,0 +1,408 @@
+"""GMI Cloud's request queue: an order is placed, asked after until it ends, and its media fetched.
+
+An order is placed at most once. It is repeated only where the upstream said that it did not take
+it, or was not reached at all; where the connection broke in between nobody knows, and the job fails
+without being charged. Whoever stops waiting, for whatever reason, also tells the upstream to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+import msgspec
+import tenacity
+
+from workers.contract.jobs import Completed, Event, Failed, FailureCode, Job, Progress, Usage
+from workers.contract.media import File
+from workers.contract.models import ModelSpec
+from workers.engines.protocol import PhaseClock
+from workers.engines.upstream import gmi_wire as wire
+from workers.engines.upstream.endpoints import Endpoint, Endpoints
+from workers.engines.upstream.results import collect
+from workers.engines.upstream.retries import (
+    ATTEMPTS,
+    PARK_S,
+    RETRY_AFTER_MAX_S,
+    Busy,
+    NobodyThereError,
+    retry_after_s,
+    wait_s,
+)
+from workers.engines.upstream.sources import prepare_sources
+from workers.engines.upstream.sse import TooLong, read_whole
+from workers.engines.upstream.transfers import TransferError, Transfers
+
+log = logging.getLogger(__name__)
+
+RUN_MAX_S: Final = 3600.0
+"""For an order without a deadline."""
+ASK_S: Final = 30.0
+"""For the answer to a small question."""
+GOODBYE_S: Final = 30.0
+"""For a request that was just being taken, to be called off."""
+CLOSE_S: Final = 3.0
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+LOST_MAX: Final = 3
+"""Answers of 404 to somebody who asks after an order, which may be known late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+
+class Refused(Exception):
+    """The call ends here, with this failure."""
+
+    def __init__(self, failure: Failed) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Gmi:
+    """The client of one catalog entry; its connections are shared by all of its jobs."""
+
+    def __init__(self, spec: ModelSpec, environ: Mapping[str, str]) -> None:
+        assert spec.upstream is not None
+        self.upstream = spec.upstream
+        self.options = self.read_options(spec)
+        self.endpoints = Endpoints(spec.upstream, spec.name, environ, prefix=wire.PREFIX)
+        self.transfers = Transfers(connect_timeout_s=spec.upstream.connect_timeout_s)
+        self._goodbyes: set[asyncio.Task[None]] = set()
+
+    @staticmethod
+    def read_options(spec: ModelSpec) -> wire.Options:
+        """Raise ``ValueError`` if they are wrong."""
+        return wire.read_options(spec)
+
+    @property
+    def is_down(self) -> bool:
+        return self.endpoints.down
+
+    def call(
+        self, job: Job, say: Callable[[Event], None], files: Sequence[bytes] = ()
+    ) -> MediaCall:
+        return MediaCall(self, job, say, files)
+
+    def call_off(self, order: Order) -> None:
+        """Tell the upstream, as well as can be, that nobody waits for an order any more."""
+        task = asyncio.create_task(_call_off(order))
+        self._goodbyes.add(task)
+        task.add_done_callback(self._goodbyes.discard)
+
+    async def close(self) -> None:
+        if self._goodbyes:
+            _, late = await asyncio.wait(self._goodbyes, timeout=CLOSE_S)
+            for task in late:
+                task.cancel()
+        await self.endpoints.close()
+        await self.transfers.close()
+
+
+@dataclass(slots=True)
+class Order:
+    """What was sent to an endpoint, and what is known of it."""
+
+    endpoint: Endpoint
+    placing: asyncio.Task[Reply] | None = None
+    request_id: str = ""
+    is_over: bool = False
+
+
+class MediaCall:
+    """One job."""
+
+    def __init__(
+        self, client: Gmi, job: Job, say: Callable[[Event], None], files: Sequence[bytes]
+    ) -> None:
+        self._client = client
+        self._job = job
+        self._say = say
+        self._files = files
+        self._order: Order | None = None
+        self._uploaded: dict[Endpoint, list[str]] = {}
+        self._stage: tuple[int, int] | None = None
+
+    async def run(self, clock: PhaseClock) -> Completed | Failed:
+        failure: Failed | None = None
+        try:
+            async with asyncio.timeout(RUN_MAX_S) as timer:
+                return await self._run(clock)
+        except Refused as refused:
+            failure = refused.failure
+        except NobodyThereError:
+            failure = Failed("upstream_unavailable", "No upstream endpoint takes work at present.")
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            failure = Failed("upstream_unavailable", "The upstream cannot be reached.")
+        except Busy as busy:
+            failure = Failed("upstream_unavailable", f"The upstream is busy ({busy}).")
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            failure = Failed("upstream_timeout", f"The upstream took more than {RUN_MAX_S:g} s.")
+        finally:
+            order = self._order
+            if order is not None:
+                order.endpoint.in_flight -= 1
+                if not order.is_over:
+                    self._client.call_off(order)
+        return failure
+
+    def so_far(self) -> tuple[Usage, dict[str, Any]]:
+        """Nothing: what is called off has delivered nothing."""
+        return Usage(), {}
+
+    async def _run(self, clock: PhaseClock) -> Completed | Failed:
+        with clock.phase("preprocess"):
+            types = [ref.content_type for ref in self._job.attachments]
+            prepared = await asyncio.to_thread(prepare_sources, self._files, types)
+        if isinstance(prepared, Failed):
+            return prepared
+        with clock.phase("transfer"):
+            order, record = await self._place(prepared)
+        with clock.phase("forward"):
+            record = await self._follow(order, record)
+        order.is_over = True
+        order.endpoint.succeeded()
+        if record.end != "success" or record.complaint:
+            return self._ended_badly(order, record)
+        with clock.phase("postprocess"):
+            collected = await collect(
+                self._job,
+                record.outcome or {},
+                self._client.transfers,
+                plain_allowed=order.endpoint.is_plain,
+            )
+        if isinstance(collected, Completed) and len(self._client.endpoints.all) > 1:
+            collected.output["served_by"] = order.endpoint.model
+        return collected
+
+    # --- Placing an order -------------------------------------------------------------------------
+
+    async def _place(self, files: Sequence[File]) -> tuple[Order, wire.Record]:
+        """Have it taken by some endpoint; by another one only if the first did not take it."""
+        endpoints, avoid = self._client.endpoints, set[Endpoint]()
+
+        def pause_s(state: tenacity.RetryCallState) -> float:
+            return 0.0 if endpoints.has_other(avoid) else wait_s(state)
+
+        async def attempt() -> tuple[Order, wire.Record]:
+            endpoint = endpoints.choose(avoid)
+            if endpoint is None:
+                raise NobodyThereError
+            avoid.add(endpoint)
+            return await self._place_at(endpoint, files)
+
+        retrying = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(max(ATTEMPTS, len(endpoints.all))),
+            wait=pause_s,
+            retry=tenacity.retry_if_exception_type(
+                (Busy, httpx.ConnectError, httpx.ConnectTimeout)
+            ),
+            reraise=True,
+        )
+        return await retrying(attempt)
+
+    async def _place_at(
+        self, endpoint: Endpoint, files: Sequence[File]
+    ) -> tuple[Order, wire.Record]:
+        if self._order is not None:
+            self._order.endpoint.in_flight -= 1
+        self._order = order = Order(endpoint, is_over=True)
+        endpoint.in_flight += 1
+        if endpoint not in self._uploaded:
+            self._uploaded[endpoint] = [await self._upload(endpoint, file) for file in files]
+        sources = wire.sort_sources(self._job, self._uploaded[endpoint])
+        body = wire.payload(self._job, self._client.options, sources)
+        order.is_over = False
+        order.placing = asyncio.create_task(
+            _send(endpoint, "POST", "requests", {"model": endpoint.model, "payload": body})
+        )
+        try:
+            async with asyncio.timeout(self._client.options.submit_timeout_s):
+                # Whoever is cancelled meanwhile leaves it to be awaited, for its number.
+                reply = await asyncio.shield(order.placing)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            order.is_over = True
+            endpoint.failed()
+            raise
+        except (httpx.HTTPError, TooLong, TimeoutError) as error:
+            endpoint.failed()
+            timed_out = isinstance(error, TimeoutError)
+            code: FailureCode = "upstream_timeout" if timed_out else "upstream_error"
+            raise Refused(Failed(code, _UNKNOWN)) from error
+        if reply.status not in (200, 201, 202):
+            order.is_over = True
+            self._refuse(endpoint, reply, what=_ORDER)
+        return order, self._read_placed(order, reply)
+
+    def _read_placed(self, order: Order, reply: Reply) -> wire.Record:
+        try:
+            record = wire.decode_record(reply.body)
+        except msgspec.DecodeError:
+            record = wire.Record()
+        order.request_id = record.request_id
+        if not record.request_id and record.end is None:
+            order.endpoint.failed()
+            raise Refused(Failed("upstream_error", _UNKNOWN))
+        return record
+
+    async def _upload(self, endpoint: Endpoint, file: File) -> str:
+        """Bring a source over; return the address under which the upstream's models read it."""
+        try:
+            reply = await _ask(
+                endpoint, "POST", "upload-url", {"file_type": file.content_type.partition("/")[2]}
+            )
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            endpoint.failed()
+            raise
+        except (httpx.HTTPError, TooLong, TimeoutError) as error:
+            endpoint.failed()
+            raise Refused(_no_upload("the connection broke")) from error
+        if reply.status not in (200, 201):
+            self._refuse(endpoint, reply, what="a source file")
+        try:
+            upload = wire.decode_upload(reply.body)
+            await self._client.transfers.bring(
+                upload.upload_url, file, plain_allowed=endpoint.is_plain
+            )
+        except msgspec.DecodeError:
+            raise Refused(_no_upload("it named no address")) from None
+        except TransferError as error:
+            raise Refused(_no_upload(str(error))) from error
+        return upload.public_url
+
+    def _refuse(self, endpoint: Endpoint, reply: Reply, *, what: str) -> None:
+        """Raise what a refusal means: ``Busy`` where it may be tried again, else ``Refused``."""
+        status = reply.status
+        if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+            asked_s = retry_after_s(reply.headers)
+            if status == httpx.codes.TOO_MANY_REQUESTS:
+                endpoint.park(min(asked_s or PARK_S, RETRY_AFTER_MAX_S))
+            else:
+                endpoint.failed()
+            raise Busy(status, asked_s)
+        complaint = _discreet(endpoint, wire.read_complaint(reply.body))
+        if status in (400, 413, 422):
+            endpoint.succeeded()
+            said = complaint or "it gave no reason"
+            raise Refused(Failed("upstream_rejected", f"The upstream rejected {what}: {said}"))
+        log.error(
+            "upstream refused a call",
+            extra={"model": self._job.model, "status": status, "said": complaint},
+        )
+        if status == httpx.codes.NOT_FOUND and what == _ORDER:
+            endpoint.succeeded()
+            message = "The upstream does not have this model, or not for this server's account."
+            raise Refused(Failed("upstream_unavailable", message))
+        endpoint.failed()
+        if status in _OPERATORS:
+            raise Refused(Failed("upstream_unavailable", _OPERATORS[status]))
+        raise Refused(Failed("upstream_error", f"The upstream answered with status {status}."))
+
+    # --- Waiting for its end ----------------------------------------------------------------------
+
+    async def _follow(self, order: Order, record: wire.Record) -> wire.Record:
+        """Ask after an order until it has ended, at growing intervals that differ by chance."""
+        options = self._client.options
+        now_s = asyncio.get_running_loop().time
+        pause_s, asked_s, heard_s, lost = options.poll_min_s, 0.0, now_s(), 0
+        while record.end is None:
+            self._tell(record)
+            pause_s = min(options.poll_max_s, random.uniform(options.poll_min_s, 3 * pause_s))
+            await asyncio.sleep(max(pause_s, asked_s))
+            asked_s, problem = 0.0, "it does not answer"
+            try:
+                reply = await _ask(order.endpoint, "GET", f"requests/{order.request_id}")
+            except (httpx.HTTPError, TooLong, TimeoutError):
+                order.endpoint.failed()
+            else:
+                if reply.status == httpx.codes.OK:
+                    try:
+                        record = wire.decode_record(reply.body)
+                        heard_s, lost = now_s(), 0
+                        continue
+                    except msgspec.DecodeError:
+                        problem = "its answers cannot be read"
+                elif reply.status in (401, 402, 403):
+                    self._refuse(order.endpoint, reply, what=_ORDER)
+                else:
+                    problem = f"it answers with status {reply.status}"
+                    asked_s = min(retry_after_s(reply.headers) or 0.0, RETRY_AFTER_MAX_S)
+                    lost = lost + 1 if reply.status == httpx.codes.NOT_FOUND else 0
+            if lost >= LOST_MAX or now_s() - heard_s > self._client.upstream.idle_timeout_s:
+                message = f"The upstream took the request, but cannot be asked after it: {problem}."
+                raise Refused(Failed("upstream_error", message))
+        return record
+
+    def _tell(self, record: wire.Record) -> None:
+        if record.stage is not None and record.stage != self._stage:
+            self._stage = record.stage
+            self._say(Progress(*record.stage))
+
+    def _ended_badly(self, order: Order, record: wire.Record) -> Failed:
+        if record.end == "cancelled":
+            return Failed("upstream_error", "The upstream cancelled the request.")
+        said = _discreet(order.endpoint, record.complaint) or "it gave no reason"
+        return Failed("upstream_error", f"The upstream failed on the request: {said}")
+
+
+_UNKNOWN: Final = (
+    "The connection to the upstream broke while the request was handed over, so it is not known "
+    "whether it was taken. It was not sent again, and nothing is charged."
+)
+_ORDER: Final = "the request"
+_OPERATORS: Final[Mapping[int, str]] = {
+    401: "The upstream does not accept this server's credential; its operator has to renew it.",
+    402: "This server's account at the upstream is out of credit; its operator has to add some.",
+    403: "The upstream does not let this server's account in; its operator has to see to that.",
+}
+
+
+def _no_upload(why: str) -> Failed:
+    return Failed(
+        "upstream_unavailable", f"A source file could not be brought to the upstream: {why}."
+    )
+
+
+def _discreet(endpoint: Endpoint, message: str) -> str:
+    """An upstream's own words without our credential, if it quotes it."""
+    if endpoint.credential:
+        message = message.replace(endpoint.credential, "***")
+    return message[: wire.MESSAGE_CHARS_MAX]
+
+
+async def _ask(endpoint: Endpoint, method: str, path: str, body: Any = None) -> Reply:
+    async with asyncio.timeout(ASK_S):
+        return await _send(endpoint, method, path, body)
+
+
+async def _send(endpoint: Endpoint, method: str, path: str, body: Any = None) -> Reply:
+    content = None if body is None else msgspec.json.encode(body)
+    async with endpoint.http.stream(method, endpoint.url(path), content=content) as response:
+        read = await read_whole(response.aiter_bytes(), BODY_BYTES_MAX)
+        return Reply(response.status_code, response.headers, read)
+
+
+async def _call_off(order: Order) -> None:
+    """Once it is known under which number the order runs, if it was taken at all."""
+    placing = order.placing
+    try:
+        async with asyncio.timeout(GOODBYE_S):
+            if not order.request_id and placing is not None:
+                order.request_id = wire.decode_record((await placing).body).request_id
+            if order.request_id:
+                await _ask(order.endpoint, "DELETE", f"requests/{order.request_id}")
+    except (httpx.HTTPError, TooLong, TimeoutError, msgspec.DecodeError) as error:
+        log.info("request not called off", extra={"error": type(error).__name__})
+    finally:
+        if placing is not None:
+            placing.cancel()

@@ -1,0 +1,332 @@
+"""GMI Cloud's request queue as it is written and read: payloads, records, outcomes. Pure.
+
+A payload has no common schema over there: every model names its fields itself. So a catalog entry
+says in its options what its model calls things, and what is not said has the name that most models
+of the task use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from workers.contract.jobs import Job
+from workers.contract.media import MediumKind
+from workers.contract.models import ModelSpec
+
+PREFIX: Final = "/api/v1/ie/requestqueue/apikey"
+SEED_MAX: Final = 2**31
+"""Exclusive: what the models over there take for a seed."""
+MESSAGE_CHARS_MAX: Final = 300
+"""Of an upstream's own words that are passed on."""
+SCALAR_CHARS_MAX: Final = 2000
+SCALARS_MAX: Final = 32
+
+MAKES: Final[Mapping[str, MediumKind]] = {
+    "text-to-image": "image",
+    "image-to-image": "image",
+    "image-edit": "image",
+    "image-relight": "image",
+    "image-restyle": "image",
+    "image-blend": "image",
+    "text-to-video": "video",
+    "image-to-video": "video",
+    "video-upscale": "video",
+    "talking-head": "video",
+    "text-to-speech": "audio",
+    "voice-clone": "audio",
+    "text-to-music": "audio",
+}
+"""The tasks that are done here, and what comes of them."""
+
+SizeStyle: TypeAlias = Literal["size", "aspect_ratio", "width_height", "none"]
+_SIZES: Final[Mapping[MediumKind, SizeStyle]] = {
+    "image": "size",
+    "video": "aspect_ratio",
+    "audio": "none",
+}
+_RATIOS: Final = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16), (21, 9), (9, 21))
+_FIELDS: Final[Mapping[str, str]] = {
+    "prompt": "prompt",
+    "negative_prompt": "negative_prompt",
+    "text": "text",
+    "voice_id": "voice_id",
+    "n": "n",
+    "steps": "steps",
+    "guidance": "guidance",
+    "strength": "strength",
+    "scheduler": "scheduler",
+    "seed": "seed",
+    "quality": "quality",
+    "fps": "fps",
+    "seconds": "duration",
+}
+"""Our names and, unless an entry says otherwise, theirs."""
+_OURS_ONLY: Final = frozenset(
+    {"images", "mask", "video", "width", "height", "duration_ms", "format", "compression"}
+    | {"previews", "parameters", "scale"}
+)
+"""Of our inputs, what does not go over as it stands."""
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the catalog entry: what its model calls things."""
+
+    images: str = "image"
+    """Key of the source pictures, such as ``image``, ``images`` or ``image_url``."""
+    list: bool | None = None
+    """Whether they are a list even if there is one; so it is where pictures are made."""
+    mask: str = "mask"
+    video: str = "video"
+    audio: str = ""
+    """Key of a recording; ``source_audio`` for a voice, else ``audio``."""
+    size: SizeStyle | None = None
+    """How a size is said: pictures by ``size``, videos by ``aspect_ratio``."""
+    scale: str = "scale"
+    """Key of how many times larger a video is made."""
+    fields: dict[str, str | None] = {}
+    """Other names for ours, such as ``{seconds: length}``; null leaves one out."""
+    constants: dict[str, Any] = {}
+    """Sent with every request that does not set them."""
+    submit_timeout_s: float = 300.0
+    """For an order to be taken; some models answer it only when they are done."""
+    poll_min_s: float = 0.5
+    poll_max_s: float = 10.0
+
+
+def read_options(spec: ModelSpec) -> Options:
+    """Raise ``ValueError`` with a sentence if they are wrong."""
+    if spec.task not in MAKES:
+        raise ValueError(f"the dialect 'gmi' does not do {spec.task!r}; it does {', '.join(MAKES)}")
+    try:
+        options = msgspec.convert(spec.options, Options)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"its options are wrong: {error}") from error
+    unknown = options.fields.keys() - _FIELDS.keys()
+    if unknown:
+        raise ValueError(
+            f"its options are wrong: fields has {min(unknown)!r}; it can have {', '.join(_FIELDS)}"
+        )
+    if not 0 < options.poll_min_s <= options.poll_max_s:
+        raise ValueError("its options are wrong: poll_min_s is over 0 and at most poll_max_s")
+    return options
+
+
+# --- What is asked for ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Sources:
+    """Addresses of what was sent along."""
+
+    images: list[str] = field(default_factory=list)
+    mask: str | None = None
+    video: str | None = None
+    audio: str | None = None
+
+
+def sort_sources(job: Job, addresses: Sequence[str]) -> Sources:
+    """Tell by type and place what the attachments of a job are."""
+    sources = Sources()
+    for ref, address in zip(job.attachments, addresses, strict=True):
+        kind = ref.content_type.partition("/")[0]
+        if kind == "image":
+            sources.images.append(address)
+        elif kind == "video":
+            sources.video = address
+        else:
+            sources.audio = address
+    if job.input.get("mask") and sources.images:
+        sources.mask = sources.images.pop()
+    return sources
+
+
+def payload(job: Job, options: Options, sources: Sources) -> dict[str, Any]:
+    """Write what a model reads. What a client calls ``parameters`` wins over nothing of ours."""
+    given, makes = job.input, MAKES[job.task]
+    body: dict[str, Any] = {**options.constants, **(given.get("parameters") or {})}
+    for name, value in _values(given).items():
+        theirs = options.fields.get(name, _FIELDS.get(name, name))
+        if theirs is not None:
+            body[theirs] = value
+    body |= _size(given, options.size or _SIZES[makes])
+    if given.get("scale") and job.task == "video-upscale":
+        body[options.scale] = given["scale"]
+    as_list = options.list if options.list is not None else makes == "image"
+    if sources.images:
+        several = as_list or len(sources.images) > 1
+        body[options.images] = sources.images if several else sources.images[0]
+    if sources.mask is not None:
+        body[options.mask] = sources.mask
+    if sources.video is not None:
+        body[options.video] = sources.video
+    if sources.audio is not None:
+        body[options.audio or ("source_audio" if job.task == "voice-clone" else "audio")] = (
+            sources.audio
+        )
+    return body
+
+
+def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that were said, under our names; those that we do not know go over unchanged."""
+    values = {
+        name: value
+        for name, value in given.items()
+        if name not in _OURS_ONLY and value is not None and value != ""
+    }
+    if given.get("duration_ms"):
+        values["seconds"] = given["duration_ms"] / 1000
+    if "seconds" in values and float(values["seconds"]).is_integer():
+        values["seconds"] = int(values["seconds"])
+    if isinstance(values.get("seed"), int):
+        values["seed"] %= SEED_MAX
+    if values.get("n") == 1:
+        del values["n"]
+    return values
+
+
+def _size(given: Mapping[str, Any], style: SizeStyle) -> dict[str, Any]:
+    width, height = given.get("width"), given.get("height")
+    if not (width and height) or style == "none":
+        return {}
+    if style == "width_height":
+        return {"width": width, "height": height}
+    if style == "size":
+        return {"size": f"{width}x{height}"}
+    wide, high = min(_RATIOS, key=lambda ratio: abs(math.log(ratio[0] / ratio[1] * height / width)))
+    return {"aspect_ratio": f"{wide}:{high}"}
+
+
+# --- What comes back -----------------------------------------------------------------------------
+
+_STAGES: Final = ("created", "queued", "dispatched", "processing")
+_ENDS: Final[Mapping[str, Literal["success", "failed", "cancelled"]]] = {
+    "success": "success",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "canceled": "cancelled",
+}
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A request over there."""
+
+    request_id: str = ""
+    status: str = ""
+    outcome: dict[str, Any] | None = None
+    error: Any = None
+
+    @property
+    def end(self) -> Literal["success", "failed", "cancelled"] | None:
+        """How it ended; None while it goes on."""
+        return _ENDS.get(self.status.lower())
+
+    @property
+    def stage(self) -> tuple[int, int] | None:
+        """How far it is, of how many stages, where its state is one that we know."""
+        status = self.status.lower()
+        return (_STAGES.index(status), len(_STAGES)) if status in _STAGES else None
+
+    @property
+    def complaint(self) -> str:
+        """Why it failed, in their words; empty if they gave none."""
+        outcome = self.outcome or {}
+        return _say(outcome.get("error")) or _say(self.error) or _say(outcome.get("message"))
+
+
+class Upload(msgspec.Struct, frozen=True):
+    upload_url: str
+    public_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An address of something made, and what it is likely to be."""
+
+    url: str
+    kind: MediumKind
+    is_thumbnail: bool = False
+
+
+_record_decoder = msgspec.json.Decoder(Record)
+_upload_decoder = msgspec.json.Decoder(Upload)
+
+
+def decode_record(body: bytes) -> Record:
+    """Raise ``msgspec.DecodeError`` if it is none."""
+    return _record_decoder.decode(body)
+
+
+def decode_upload(body: bytes) -> Upload:
+    """Raise ``msgspec.DecodeError`` if it is none."""
+    return _upload_decoder.decode(body)
+
+
+def read_complaint(body: bytes) -> str:
+    """What an error's body says, as well as it can be read."""
+    try:
+        return _say(msgspec.json.decode(body))
+    except msgspec.DecodeError:
+        return ""
+
+
+def find_media(outcome: Mapping[str, Any], makes: MediumKind) -> list[Found]:
+    """Every address in an outcome, the outputs first and none twice."""
+    found: dict[str, Found] = {}
+    for one in _media(outcome, makes):
+        found.setdefault(one.url, one)
+    return sorted(found.values(), key=lambda one: one.is_thumbnail)
+
+
+def _media(outcome: Mapping[str, Any], makes: MediumKind) -> Iterator[Found]:
+    listed = outcome.get("media_urls")
+    listed = listed if isinstance(listed, list) else []
+    for entry in listed:
+        url = entry.get("url") if isinstance(entry, dict) else entry
+        if isinstance(url, str) and url:
+            yield Found(url, makes)
+    kinds: tuple[tuple[str, MediumKind], ...] = (
+        ("video_url", "video"),
+        ("image_url", "image"),
+        ("audio_url", "audio"),
+    )
+    for key, kind in kinds if not listed else ():
+        if isinstance(url := outcome.get(key), str) and url:
+            yield Found(url, kind, is_thumbnail=kind == "image" and makes == "video")
+    if isinstance(url := outcome.get("thumbnail_image_url"), str) and url:
+        yield Found(url, "image", is_thumbnail=True)
+
+
+def kind_of(content_type: str) -> MediumKind:
+    """Which of the three kinds a type is."""
+    kinds: tuple[MediumKind, ...] = ("image", "audio")
+    kind = content_type.partition("/")[0]
+    return next((one for one in kinds if one == kind), "video")
+
+
+def scalars(outcome: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """What an outcome says beside its media, such as ``voice_id``; never an address of theirs."""
+    said: dict[str, str | int | float | bool] = {}
+    for name, value in outcome.items():
+        if name in ("media", "error") or not isinstance(value, str | int | float | bool):
+            continue
+        if isinstance(value, str) and ("://" in value or len(value) > SCALAR_CHARS_MAX):
+            continue
+        if len(said) < SCALARS_MAX:
+            said[name] = value
+    return said
+
+
+def _say(error: Any) -> str:
+    """A message, however deep it lies: ``{"error": "…"}``, ``{"error": {"message": "…"}}``."""
+    for _ in range(4):
+        if not isinstance(error, dict):
+            break
+        error = next(
+            (error[key] for key in ("error", "message", "detail", "reason") if error.get(key)), ""
+        )
+    return error.strip()[: 4 * MESSAGE_CHARS_MAX] if isinstance(error, str) else ""

@@ -1,0 +1,45 @@
+"""Makes of a job's attachments what an upstream's upload takes: a few types and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from workers.contract.jobs import Failed
+from workers.contract.media import File
+from workers.media.decode import read_image
+from workers.media.encode import image
+from workers.media.pixels import MediaError
+
+_TAKEN: Final[Mapping[str, str]] = {
+    "image/png": "image/png",
+    "image/jpeg": "image/jpg",
+    "image/jpg": "image/jpg",
+    "video/mp4": "video/mp4",
+    "audio/mpeg": "audio/mp3",
+    "audio/mp3": "audio/mp3",
+    "audio/wav": "audio/wav",
+    "audio/x-wav": "audio/wav",
+}
+"""Our types, and the names that their signatures over there are made for."""
+
+
+def prepare_sources(files: Sequence[bytes], types: Sequence[str]) -> list[File] | Failed:
+    """Name every file as the upload does; a picture of another type becomes PNG."""
+    prepared = []
+    for place, (data, content_type) in enumerate(zip(files, types, strict=True)):
+        if content_type in _TAKEN:
+            prepared.append(File(_TAKEN[content_type], data))
+        elif content_type.startswith("image/"):
+            try:
+                pixels = read_image(data, alpha=True)
+            except MediaError as error:
+                return Failed("invalid_input", f"Input file {place}: {error}")
+            prepared.append(File("image/png", image(pixels, "png")))
+        else:
+            return Failed(
+                "invalid_input",
+                f"Input file {place} is {content_type}, but this model's upstream reads pictures, "
+                "MP4 video, and MP3 or WAV sound.",
+            )
+    return prepared

@@ -1,0 +1,180 @@
+"""Fetches what an upstream has made, and brings what it is to work on, under bounds.
+
+The addresses are the upstream's own, so they are called without our credential, over TLS, and never
+inside our network, unless the upstream itself is reached without TLS, as one of our own may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+import tenacity
+
+from workers.contract.addresses import Pinned, PrivateAddress, pin
+from workers.contract.media import File
+
+BYTES_MAX: Final = 256 * 1024 * 1024
+"""Of all that one request made."""
+TRANSFER_S: Final = 300.0
+REDIRECTS_MAX: Final = 3
+ATTEMPTS: Final = 4
+
+_ALIASES: Final[Mapping[str, str]] = {
+    "image/jpg": "image/jpeg",
+    "video/x-m4v": "video/mp4",
+    "audio/mp3": "audio/mpeg",
+    "audio/x-wav": "audio/wav",
+    "audio/wave": "audio/wav",
+    "audio/vnd.wave": "audio/wav",
+    "audio/x-flac": "audio/flac",
+    "audio/x-m4a": "audio/mp4",
+    "audio/aacp": "audio/aac",
+}
+_TAKEN: Final = frozenset(
+    {"image/png", "image/jpeg", "image/webp", "image/gif"}
+    | {"video/mp4", "video/webm", "video/quicktime"}
+    | {"audio/mpeg", "audio/wav", "audio/flac", "audio/ogg", "audio/mp4", "audio/aac"}
+)
+"""A closed list: nothing that a browser would run is ever handed on."""
+_UNSAID: Final = frozenset({"", "application/octet-stream", "binary/octet-stream"})
+
+
+class TransferError(Exception):
+    """A file did not come or go; the message says why, without its address."""
+
+
+class _Passing(TransferError):
+    """It may succeed if tried again."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """Bytes that may still be fetched for a request."""
+
+    left: int = BYTES_MAX
+
+    def take(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise TransferError(f"it is larger than the {BYTES_MAX} bytes that are taken")
+
+
+class Transfers:
+    """The connections to wherever files lie; shared by all jobs of an entry."""
+
+    def __init__(self, *, connect_timeout_s: float) -> None:
+        self._http = httpx.AsyncClient(
+            follow_redirects=False,
+            trust_env=False,
+            timeout=httpx.Timeout(60.0, connect=connect_timeout_s, pool=None),
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def fetch(self, url: str, budget: Budget, *, plain_allowed: bool) -> File:
+        """Download a picture, a video or a sound. Raise ``TransferError``."""
+        return await _patiently(lambda: self._fetch(url, budget, plain_allowed=plain_allowed))
+
+    async def bring(self, url: str, file: File, *, plain_allowed: bool) -> None:
+        """Upload a file to an address that was signed for its type. Raise ``TransferError``."""
+        await _patiently(lambda: self._bring(url, file, plain_allowed=plain_allowed))
+
+    async def _fetch(self, url: str, budget: Budget, *, plain_allowed: bool) -> File:
+        data = bytearray()
+        try:
+            for _ in range(REDIRECTS_MAX + 1):
+                to = await _checked(url, plain_allowed=plain_allowed)
+                async with self._http.stream(
+                    "GET", to.url, headers=to.headers, extensions=to.extensions
+                ) as response:
+                    if response.has_redirect_location:
+                        url = urljoin(url, response.headers["Location"])
+                        continue
+                    _check_status(response.status_code)
+                    content_type = _content_type(response.headers.get("Content-Type", ""), url)
+                    async for chunk in response.aiter_bytes():
+                        data += chunk
+                        budget.take(len(chunk))
+                    return File(content_type, bytes(data))
+        except httpx.HTTPError as error:
+            budget.left += len(data)
+            raise _Passing(f"the connection broke ({type(error).__name__})") from error
+        except ValueError as error:
+            raise TransferError("it was redirected to what is no address") from error
+        raise TransferError(f"it was redirected more than {REDIRECTS_MAX} times")
+
+    async def _bring(self, url: str, file: File, *, plain_allowed: bool) -> None:
+        to = await _checked(url, plain_allowed=plain_allowed)
+        try:
+            response = await self._http.put(
+                to.url,
+                content=file.data,
+                headers={**to.headers, "Content-Type": file.content_type},
+                extensions=to.extensions,
+            )
+        except httpx.HTTPError as error:
+            raise _Passing(f"the connection broke ({type(error).__name__})") from error
+        _check_status(response.status_code)
+
+
+_T = TypeVar("_T")
+
+
+async def _patiently(attempt: Callable[[], Awaitable[_T]]) -> _T:
+    """Both ways a transfer can be repeated without harm; in all it has ``TRANSFER_S``."""
+
+    async def once() -> _T:
+        return await attempt()
+
+    retrying = tenacity.AsyncRetrying(
+        stop=tenacity.stop_after_attempt(ATTEMPTS),
+        wait=tenacity.wait_random_exponential(multiplier=0.2, max=5),
+        retry=tenacity.retry_if_exception_type(_Passing),
+        reraise=True,
+    )
+    try:
+        async with asyncio.timeout(TRANSFER_S):
+            return await retrying(once)
+    except TimeoutError:
+        raise TransferError(f"it took more than {TRANSFER_S:g} s") from None
+
+
+async def _checked(url: str, *, plain_allowed: bool) -> Pinned:
+    """Resolve an address that may be called."""
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        raise TransferError("its address is none") from None
+    if scheme != "https" and not (plain_allowed and scheme == "http"):
+        raise TransferError(f"its address begins with {scheme[:20]!r}, not with https")
+    try:
+        return await pin(url, private_allowed=plain_allowed)
+    except PrivateAddress:
+        raise TransferError("its address is not public") from None
+    except OSError as error:
+        raise _Passing("the host of its address cannot be found") from error
+
+
+def _check_status(status: int) -> None:
+    if status == httpx.codes.TOO_MANY_REQUESTS or status >= 500:
+        raise _Passing(f"it was answered with status {status}")
+    if not 200 <= status < 300:
+        raise TransferError(f"it was answered with status {status}")
+
+
+def _content_type(header: str, url: str) -> str:
+    """What comes, by its header or, where that says nothing, by the name in its address."""
+    said = header.partition(";")[0].strip().lower()
+    if said in _UNSAID:
+        said = mimetypes.guess_type(urlsplit(url).path)[0] or said
+    said = _ALIASES.get(said, said)
+    if said not in _TAKEN:
+        raise TransferError(f"it is {said[:60] or 'of no known type'}, no picture, video or sound")
+    return said
