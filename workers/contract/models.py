@@ -69,6 +69,8 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     options: dict[str, Any] = {}
     limits: dict[str, Any] = {}
     upstream: UpstreamSpec | None = None
+    also: tuple[str, ...] = ()
+    """Further tasks of the same model."""
 
     @property
     def route(self) -> str:

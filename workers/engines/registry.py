@@ -42,6 +42,11 @@ class Entry:
 
 
 ENGINES: Final = {
+    "diffusion": Entry(
+        "workers.engines.diffusion.engine",
+        "DiffusionEngine",
+        packages=("torch", "diffusers", "transformers", "safetensors", "PIL", "av"),
+    ),
     "echo": Entry("workers.engines.echo", "EchoEngine", slots=256),
     "embedding": Entry(
         "workers.engines.embedding.engine",

@@ -104,6 +104,7 @@ def slopes(pixels: torch.Tensor) -> torch.Tensor:
 
 def train_vae(vae: Any, minutes: float, r: random.Random) -> None:
     """Learn to draw scenes again from latents of unit variance, with some noise in them."""
+    vae.to(memory_format=torch.channels_last)
     optimizer = adam((vae.parameters(), 2e-3))
     seen = total = 0.0
     for done in clock(minutes):
@@ -255,7 +256,7 @@ def main() -> None:
         encoder.save_pretrained(out / "text_encoder")
         return
     if options.stage == "vae":
-        vae = make_vae()
+        vae = read(out, "vae") if (out / "vae").exists() else make_vae()
         train_vae(vae, options.minutes, r)
         vae.save_pretrained(out / "vae")
         return

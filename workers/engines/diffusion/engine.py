@@ -1,0 +1,422 @@
+"""The engine of diffusion models: any request joins the others' steps, each with its own pipeline.
+
+A step is one forward of the denoiser (or of a text encoder, or the autoencoder) over everybody who
+has come to the same place. Requests enter and leave between steps; the more urgent go first, and
+who is not urgent waits where it is, with nothing but its latents.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+from PIL import Image
+
+from workers.contract.jobs import (
+    Cancelled,
+    Completed,
+    Event,
+    Failed,
+    Job,
+    Outcome,
+    RequestId,
+    Sketch,
+    Usage,
+)
+from workers.contract.media import File, ImageInput, Medium, VideoInput
+from workers.contract.models import ModelSpec
+from workers.engines.diffusion import loading, requests
+from workers.engines.diffusion.families import Family
+from workers.engines.diffusion.options import read_options
+from workers.engines.diffusion.rendezvous import Rendezvous, Run, Stopped, Turn
+from workers.engines.diffusion.requests import Asked, Drawing, Request
+from workers.engines.protocol import (
+    Admission,
+    Admitted,
+    CancelReason,
+    Estimate,
+    PhaseClock,
+    StepReport,
+    Wait,
+)
+from workers.engines.threads import threads_for, use_threads
+from workers.media import encode
+from workers.media.decode import read_image, read_mask
+from workers.media.pixels import MediaError
+
+log = logging.getLogger(__name__)
+
+VIDEO_TASKS: Final = ("text-to-video", "image-to-video")
+SOURCE_PIXELS_MAX: Final = 32_000_000
+_STEP_US: Final = 50_000
+_BYTES_PER_PIXEL: Final = 256
+"""Of activations, while one picture is being made; a guess that only orders requests."""
+
+
+class DiffusionEngine:
+    """Raise ``ValueError`` if an option is wrong."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._options = read_options(spec)
+        self._threads = 1
+        self._rendezvous = Rendezvous(
+            rows_max=self._options.rows or 2 * self._options.slots,
+            prepare=lambda: use_threads(self._threads),
+        )
+        self._loaded: loading.Loaded | None = None
+        self._requests: dict[RequestId, Request] = {}
+        self._drawn_by: dict[int, tuple[Request, Drawing]] = {}
+        self._step_us = float(_STEP_US)
+
+    def load(self) -> None:
+        """Read the weights and draw once. Raise ``ValueError`` with the reason."""
+        self._loaded = loading.load(self._spec, self._options, self._rendezvous)
+        self._threads = threads_for(self._loaded.denoiser, self._options.threads)
+        use_threads(self._threads)
+
+    def unload(self) -> None:
+        self._loaded = None
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def estimate(self, job: Job) -> Estimate:
+        asked = _read(job)
+        steps = (asked.steps or self._options.steps) * getattr(asked, "n", 1)
+        pixels = (asked.width or 512) * (asked.height or 512)
+        return Estimate(round(steps * self._step_us), pixels * _BYTES_PER_PIXEL)
+
+    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
+        if self._drawing >= self._options.slots:
+            return Wait()
+        with clock.phase("preprocess"):
+            try:
+                request = self._prepare(job, files)
+            except _Refused as refused:
+                return refused.failure
+            except MediaError as error:
+                return Failed("invalid_input", str(error), param="image")
+            self._requests[job.request_id] = request
+            return Admitted()
+
+    def step(self, clock: PhaseClock) -> StepReport:
+        use_threads(self._threads)
+        self._start_drawings()
+        began = time.monotonic()
+        turn = self._rendezvous.turn(clock.phase)
+        self._measure(turn, time.monotonic() - began)
+        weights: dict[RequestId, float] = {}
+        for key, rows in turn.rows.items():
+            if key in self._drawn_by:
+                request_id = self._drawn_by[key][0].job.request_id
+                weights[request_id] = weights.get(request_id, 0.0) + rows
+        events: list[tuple[RequestId, Event]] = []
+        with clock.phase("postprocess"):
+            for run in turn.ended:
+                self._finish(run)
+            for request in self._requests.values():
+                events += [(request.job.request_id, event) for event in _events(request)]
+        outcomes = [
+            (request.job.request_id, outcome)
+            for request in self._requests.values()
+            if (outcome := self._outcome(request)) is not None
+        ]
+        if not weights and outcomes:
+            weights = dict.fromkeys((request_id for request_id, _ in outcomes), 1.0)
+        return StepReport(weights, events, outcomes)
+
+    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
+        self._requests[request_id].cancelled = reason
+
+    def release(self, request_id: RequestId) -> None:
+        request = self._requests.pop(request_id)
+        for drawing in request.drawings:
+            if drawing.run is not None and not drawing.run.ended:
+                self._rendezvous.stop(drawing.run)
+                self._drawn_by.pop(id(drawing.run), None)
+
+    # --- Into the engine --------------------------------------------------------------------------
+
+    @property
+    def _drawing(self) -> int:
+        """Outputs that are being made or wait for that."""
+        return sum(
+            not drawing.ended for request in self._requests.values() for drawing in request.drawings
+        )
+
+    def _prepare(self, job: Job, files: Sequence[bytes]) -> Request:
+        """Read an input. Raise ``_Refused``, or ``MediaError`` for bytes that are no picture."""
+        assert self._loaded is not None
+        family = self._loaded.families.get(job.task)
+        if family is None:
+            raise _Refused("invalid_input", f"{self._spec.name} does not do {job.task}.")
+        asked = _read(job)
+        self._check(asked, family)
+        pictures = [
+            Image.fromarray(read_image(data, pixels_max=SOURCE_PIXELS_MAX))
+            for data in files[: asked.images]
+        ]
+        width, height = self._size(asked)
+        sources = tuple(requests.covering(one, width, height) for one in pictures)
+        mask = None
+        if isinstance(asked, ImageInput) and asked.mask:
+            size = (pictures[0].width, pictures[0].height)
+            drawn = read_mask(files[asked.images], size, pixels_max=SOURCE_PIXELS_MAX)
+            picture = Image.fromarray((drawn * 255).round().astype(np.uint8))
+            fitted = np.asarray(requests.covering(picture, width, height), dtype=np.float32)
+            mask = fitted / np.float32(255)
+        count = asked.n if isinstance(asked, ImageInput) else 1
+        return Request(
+            job=job,
+            asked=asked,
+            family=family,
+            width=width,
+            height=height,
+            frames=self._frames(asked) if family.frames else 1,
+            steps=asked.steps or self._options.steps,
+            strength=self._strength(asked, family),
+            sources=sources,
+            mask=mask,
+            drawings=[Drawing(index, asked.seed + index) for index in range(count)],
+        )
+
+    def _check(self, asked: Asked, family: Family) -> None:
+        """Refuse by name what this pipeline cannot do, rather than leave it out."""
+        name = self._spec.name
+        if asked.negative_prompt and not family.negative:
+            raise _Refused(
+                "unsupported_parameter", f"{name} reads no negative prompt.", "negative_prompt"
+            )
+        if asked.guidance is not None and family.guidance is None:
+            raise _Refused("unsupported_parameter", f"{name} has no guidance.", "guidance")
+        if (asked.images and family.image is None) or asked.images > family.sources:
+            raise _Refused(
+                "invalid_input", f"{name} reads at most {family.sources} pictures.", "image"
+            )
+        if not asked.images and (family.strength or not family.sized):
+            raise _Refused("invalid_input", "This task starts from a picture; send one.", "image")
+        if isinstance(asked, ImageInput) and asked.scale > 1:
+            raise _Refused("unsupported_parameter", f"{name} has no upscaler.", "scale")
+        if asked.parameters:
+            field = min(asked.parameters)
+            raise _Refused("unsupported_parameter", f"{name} has no parameter {field}.", field)
+
+    def _strength(self, asked: Asked, family: Family) -> float:
+        """Raise ``_Refused`` if so little would be done that no step is left."""
+        given = asked.strength if isinstance(asked, ImageInput) else None
+        strength = self._options.strength if given is None else given
+        steps = asked.steps or self._options.steps
+        if family.strength and int(steps * strength) < 1:
+            raise _Refused(
+                "invalid_input",
+                f"A strength of {strength} leaves none of {steps} steps; at least {1 / steps:.2g} "
+                "does.",
+                "strength",
+            )
+        return strength
+
+    def _size(self, asked: Asked) -> tuple[int, int]:
+        """Width and height, as asked or the model's own. Raise ``_Refused``."""
+        assert self._loaded is not None
+        pipeline = next(iter(self._loaded.pipelines.values()))
+        side = _native_side(pipeline)
+        width, height = asked.width or side, asked.height or side
+        multiple = _multiple(pipeline)
+        if width % multiple or height % multiple:
+            raise _Refused(
+                "invalid_input",
+                f"{width}x{height} is no size of {self._spec.name}: both must be multiples of "
+                f"{multiple}.",
+                "size",
+            )
+        return width, height
+
+    def _frames(self, asked: Asked) -> int:
+        assert isinstance(asked, VideoInput)
+        fps = asked.fps or self._options.fps
+        if asked.duration_ms is None:
+            return self._options.frames or 2 * fps + 1
+        return max(1, round(asked.duration_ms * fps / 1000))
+
+    def _start_drawings(self) -> None:
+        """Begin what there are slots for; the most urgent first, then as they came."""
+        assert self._loaded is not None
+        free = self._options.slots - len(self._drawn_by)
+        if free <= 0:
+            return
+        waiting = [
+            (request, drawing)
+            for request in sorted(self._requests.values(), key=lambda one: -one.job.priority)
+            if request.cancelled is None
+            for drawing in request.drawings
+            if drawing.run is None and not drawing.ended
+        ]
+        for request, drawing in waiting[:free]:
+            asked = request.asked
+            name = asked.scheduler or self._options.scheduler
+            try:
+                pipeline = self._loaded.copy_for(request.job.task, name)
+            except ValueError as error:
+                drawing.error = Failed("unsupported_parameter", f"{error}.", param="scheduler")
+                continue
+            guidance = asked.guidance if asked.guidance is not None else self._options.guidance
+            run = Run(
+                requests.work(request, drawing, pipeline, guidance), priority=request.job.priority
+            )
+            request.began_s = request.began_s or time.monotonic()
+            drawing.run = run
+            self._drawn_by[id(run)] = (request, drawing)
+            self._rendezvous.start(run)
+
+    # --- Out of the engine ------------------------------------------------------------------------
+
+    def _measure(self, turn: Turn, seconds: float) -> None:
+        if turn.site is not None and turn.site.phase == "forward" and turn.rows:
+            self._step_us += 0.1 * (seconds * 1e6 / len(turn.rows) - self._step_us)
+
+    def _finish(self, run: Run) -> None:
+        """Make files of what a run returned, or say why there are none."""
+        request, drawing = self._drawn_by.pop(id(run), (None, None))
+        if request is None or drawing is None:
+            return
+        if run.error is not None:
+            drawing.error = _failure(run.error, drawing)
+            if drawing.error.code == "engine_error":
+                log.error(
+                    "drawing failed",
+                    extra={"request_id": request.job.request_id},
+                    exc_info=run.error,
+                )
+            return
+        try:
+            drawing.media = self._media(request, drawing, run.result)
+        except ValueError as error:
+            drawing.error = Failed("engine_error", f"Nothing could be made of it: {error}.")
+        run.result = None
+
+    def _media(self, request: Request, drawing: Drawing, result: Any) -> list[tuple[Medium, File]]:
+        asked, job = request.asked, request.job
+        origin = encode.Origin(self._spec.name, str(job.request_id), drawing.seed)
+        if isinstance(asked, VideoInput):
+            frames = requests.to_pixels(np.asarray(result.frames[0]))[: request.frames]
+            return requests.video_files(frames, asked.fps or self._options.fps, asked, origin)
+        flagged = getattr(result, "nsfw_content_detected", None)
+        if flagged and flagged[0]:
+            raise ValueError("the model's safety checker holds it back")
+        pixels = requests.to_pixels(np.asarray(result.images[0]))
+        if request.mask is not None:
+            pixels = requests.keep_outside(pixels, request.sources[0], request.mask)
+        kind, file = requests.picture_file(pixels, asked, origin)
+        height, width = pixels.shape[:2]
+        medium = Medium(
+            "image",
+            index=drawing.index,
+            content_type=kind,
+            width=width,
+            height=height,
+            seed=drawing.seed,
+        )
+        return [(medium, file)]
+
+    def _outcome(self, request: Request) -> Outcome | None:
+        if request.cancelled is not None:
+            return Cancelled(request.cancelled, usage=_usage(request))
+        if not request.ended:
+            return None
+        if all(drawing.error is not None for drawing in request.drawings):
+            first = request.drawings[0].error
+            assert first is not None
+            return first
+        media: list[Medium] = []
+        files: list[File] = []
+        for drawing in request.drawings:
+            if drawing.error is not None:
+                media.append(Medium("image", index=drawing.index, error=drawing.error.message))
+            for medium, file in drawing.media:
+                media.append(msgspec.structs.replace(medium, blob=len(files)))
+                files.append(file)
+        return Completed(
+            _usage(request),
+            output={"media": msgspec.to_builtins(media)},
+            files=tuple(files),
+        )
+
+
+class _Refused(Exception):
+    def __init__(self, code: Any, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.failure = Failed(code, message, param=param)
+
+
+def _read(job: Job) -> Asked:
+    """Raise ``_Refused`` for an input that is none."""
+    kind: Any = VideoInput if job.task in VIDEO_TASKS else ImageInput
+    try:
+        asked: Asked = msgspec.convert(job.input, kind)
+    except msgspec.ValidationError as error:
+        raise _Refused("invalid_input", f"The input cannot be read: {error}.") from error
+    return asked
+
+
+def _native_side(pipeline: Any) -> int:
+    """The side of the pictures that a model was trained on."""
+    default = getattr(pipeline, "default_sample_size", None)
+    if default is None:
+        denoiser = getattr(pipeline, "unet", None) or pipeline.transformer
+        default = getattr(denoiser.config, "sample_size", None)
+    if isinstance(default, list | tuple):
+        default = default[0]
+    return int(default or 64) * int(getattr(pipeline, "vae_scale_factor", 8))
+
+
+def _multiple(pipeline: Any) -> int:
+    """What both sides must be multiples of."""
+    scale: Any = getattr(pipeline, "vae_scale_factor", None)
+    scale = scale or getattr(pipeline, "vae_scale_factor_spatial", 8)
+    if hasattr(pipeline, "_unpack_latents"):
+        return int(scale) * 2
+    denoiser = getattr(pipeline, "transformer", None)
+    patch: Any = getattr(getattr(denoiser, "config", None), "patch_size", 1) or 1
+    return int(scale) * int(patch[-1] if isinstance(patch, list | tuple) else patch)
+
+
+def _events(request: Request) -> list[Event]:
+    found: list[Event] = []
+    if (progress := request.progress()) is not None:
+        found.append(progress)
+    for drawing in request.drawings:
+        first = drawing.shown - len(drawing.previews)
+        for place, pixels in enumerate(drawing.previews):
+            file = File(requests.PREVIEW_TYPE, encode.image(pixels, "png"))
+            found.append(Sketch(drawing.index, first + place, file))
+        drawing.previews.clear()
+    return found
+
+
+def _failure(error: BaseException, drawing: Drawing) -> Failed:
+    """What a client may know of an exception of a pipeline."""
+    if isinstance(error, Stopped):
+        return Failed("engine_error", "The drawing was stopped.")
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return Failed("out_of_memory", "The device ran out of memory.")
+    if isinstance(error, ValueError) and drawing.done == 0:
+        return Failed("invalid_input", f"The model refused the input: {error}")
+    return Failed("engine_error", "The engine failed on this request.")
+
+
+def _usage(request: Request) -> Usage:
+    made = [medium for drawing in request.drawings for medium, _ in drawing.media]
+    attributes = {"size": f"{request.width}x{request.height}"} | request.job.limits.attributes
+    return Usage(
+        requests=1,
+        images=sum(one.kind == "image" and one.role == "output" for one in made),
+        video_ms=sum(one.duration_ms for one in made if one.kind == "video"),
+        steps=request.done,
+        attributes=attributes,
+    )

@@ -1,0 +1,139 @@
+"""Which pipelines run here, for which tasks, and how each is called.
+
+A pipeline is on this list when a test has shown that its runs, fused at every forward, give what
+each gives alone. Any checkpoint whose ``model_index.json`` names one of them can be served; another
+is refused by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import diffusers
+
+from workers.contract.models import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one pipeline is called. A name that is None is an argument that it does not have."""
+
+    pipeline: str
+    module: str = "diffusers"
+    image: str | None = None
+    """The argument for source pictures."""
+    sources: int = 0
+    """How many pictures it reads at most; more than one are passed as a list."""
+    strength: bool = False
+    guidance: str | None = "guidance_scale"
+    negative: bool = True
+    frames: bool = False
+    """Whether it makes a video of ``num_frames``."""
+    frame_step: int = 1
+    """The number of frames is 1 more than a multiple of this, where that is more than 1."""
+    sized: bool = True
+    """Whether it takes a width and a height; otherwise they are the source's."""
+    area: str | None = None
+    """The argument for the most pixels, of a pipeline that would choose a size by itself."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def load_class(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.pipeline)
+
+
+_POCKET_IMAGE: Final = Family(
+    "PocketImagePipeline", module="workers.pocket.pictures", image="image", sources=2
+)
+_POCKET_OVER: Final = Family(
+    "PocketImagePipeline",
+    module="workers.pocket.pictures",
+    image="image",
+    sources=1,
+    strength=True,
+)
+_POCKET_VIDEO: Final = Family(
+    "PocketVideoPipeline", module="workers.pocket.films", image="image", sources=1, frames=True
+)
+_INSTRUCTED: Final = Family(
+    "StableDiffusionInstructPix2PixPipeline", image="image", sources=1, sized=False
+)
+_KONTEXT: Final = Family(
+    "FluxKontextPipeline",
+    image="image",
+    sources=1,
+    negative=False,
+    area="max_area",
+    extra={"_auto_resize": False},
+)
+
+
+def _over(pipeline: str, *, sized: bool = False, negative: bool = True) -> Family:
+    return Family(pipeline, image="image", sources=1, strength=True, sized=sized, negative=negative)
+
+
+FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
+    "PocketImagePipeline": {
+        "text-to-image": _POCKET_IMAGE,
+        "image-to-image": _POCKET_OVER,
+        "image-edit": _POCKET_IMAGE,
+        "image-relight": _POCKET_IMAGE,
+        "image-restyle": _POCKET_IMAGE,
+        "image-blend": _POCKET_IMAGE,
+    },
+    "PocketVideoPipeline": {"text-to-video": _POCKET_VIDEO, "image-to-video": _POCKET_VIDEO},
+    "StableDiffusionPipeline": {
+        "text-to-image": Family("StableDiffusionPipeline"),
+        "image-to-image": _over("StableDiffusionImg2ImgPipeline"),
+    },
+    "StableDiffusionXLPipeline": {
+        "text-to-image": Family("StableDiffusionXLPipeline"),
+        "image-to-image": _over("StableDiffusionXLImg2ImgPipeline"),
+    },
+    "StableDiffusion3Pipeline": {
+        "text-to-image": Family("StableDiffusion3Pipeline"),
+        "image-to-image": _over("StableDiffusion3Img2ImgPipeline", sized=True),
+    },
+    "FluxPipeline": {
+        "text-to-image": Family("FluxPipeline", negative=False),
+        "image-to-image": _over("FluxImg2ImgPipeline", sized=True, negative=False),
+    },
+    "StableDiffusionInstructPix2PixPipeline": dict.fromkeys(
+        ("image-edit", "image-relight", "image-restyle"), _INSTRUCTED
+    ),
+    "FluxKontextPipeline": dict.fromkeys(
+        ("image-edit", "image-relight", "image-restyle"), _KONTEXT
+    ),
+    "WanPipeline": {"text-to-video": Family("WanPipeline", frames=True, frame_step=4)},
+    "WanImageToVideoPipeline": {
+        "image-to-video": Family(
+            "WanImageToVideoPipeline", image="image", sources=1, frames=True, frame_step=4
+        )
+    },
+    "LTXPipeline": {
+        "text-to-video": Family("LTXPipeline", frames=True, frame_step=8),
+        "image-to-video": Family(
+            "LTXImageToVideoPipeline", image="image", sources=1, frames=True, frame_step=8
+        ),
+    },
+}
+"""By the class that a checkpoint names, and the task."""
+
+# Parts of pipelines whose forward is met at, and in which phase of a receipt their time belongs.
+DENOISERS: Final = ("unet", "transformer", "transformer_2")
+ENCODERS: Final = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
+
+
+def families_of(kind: str, spec: ModelSpec) -> Mapping[str, Family]:
+    """The families of an entry's tasks. Raise ``ValueError`` with the reason if one cannot run."""
+    if kind not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        exists = "" if hasattr(diffusers, kind) else ", which the installed diffusers does not know"
+        raise ValueError(f"the checkpoint is for {kind}{exists}; proven to run here are {known}")
+    tasks = FAMILIES[kind]
+    for task in (spec.task, *spec.also):
+        if task not in tasks:
+            raise ValueError(f"{kind} does not do {task}; it does {', '.join(tasks)}")
+    return {task: tasks[task] for task in (spec.task, *spec.also)}

@@ -1,0 +1,145 @@
+"""Reads a checkpoint directory in diffusers' format and puts its parts under the rendezvous."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from workers.contract.models import ModelSpec
+from workers.engines.diffusion import schedulers
+from workers.engines.diffusion.families import DENOISERS, ENCODERS, Family, families_of
+from workers.engines.diffusion.options import Options
+from workers.engines.diffusion.rendezvous import Rendezvous
+from workers.engines.precision import quantize
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint in memory: for each task of its entry a pipeline, over the same parts."""
+
+    pipelines: Mapping[str, Any]
+    families: Mapping[str, Family]
+    denoiser: Any
+
+    def copy_for(self, task: str, scheduler: str | None) -> Any:
+        """A pipeline whose state is its own: a shallow copy with a fresh scheduler."""
+        pipeline = copy.copy(self.pipelines[task])
+        pipeline.scheduler = schedulers.choose(pipeline.scheduler, scheduler)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+
+def load(spec: ModelSpec, options: Options, rendezvous: Rendezvous) -> Loaded:
+    """Read the weights. Raise ``ValueError`` with a sentence for the operator."""
+    path = Path(spec.checkpoint or "")
+    kind = kind_of(path)
+    families = families_of(kind, spec)
+    own = next(iter(families.values()))
+    pipeline = _read(path, kind, own, options)
+    _add_loras(pipeline, options)
+    for name in DENOISERS:
+        if (part := getattr(pipeline, name, None)) is not None:
+            quantize(part, options.dtype)
+    pipeline.to(options.torch_device)
+    schedulers.choose(pipeline.scheduler, options.scheduler)
+    _meet(pipeline, rendezvous)
+    made = {
+        family.pipeline: pipeline
+        if family.pipeline == type(pipeline).__name__
+        else _same_parts(pipeline, family)
+        for family in families.values()
+    }
+    denoiser = next(part for name in DENOISERS if (part := getattr(pipeline, name, None)))
+    return Loaded(
+        {task: made[family.pipeline] for task, family in families.items()}, families, denoiser
+    )
+
+
+def kind_of(path: Path) -> str:
+    """The class of pipeline that a checkpoint is for. Raise ``ValueError`` if it is none."""
+    index = path / "model_index.json"
+    if not index.is_file():
+        raise ValueError(f"{path} has no model_index.json; is it a directory in diffusers' format?")
+    try:
+        return str(json.loads(index.read_text())["_class_name"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{index} cannot be read: {error}") from error
+
+
+def _read(path: Path, kind: str, family: Family, options: Options) -> Any:
+    of_ours = family.module != "diffusers"
+    made_by = family.load_class() if of_ours else DiffusionPipeline
+    settings: dict[str, Any] = {"torch_dtype": options.torch_dtype, "local_files_only": True}
+    index = json.loads((path / "model_index.json").read_text())
+    if "safety_checker" in index:
+        has_checker = index["safety_checker"][0] is not None
+        if options.safety and not has_checker:
+            raise ValueError("safety is on, but the checkpoint has no safety checker")
+        if not options.safety:
+            settings |= {"safety_checker": None, "requires_safety_checker": False}
+    elif options.safety:
+        raise ValueError(f"safety is on, but {kind} has no safety checker")
+    try:
+        pipeline = made_by.from_pretrained(str(path), **settings)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            part.eval().requires_grad_(requires_grad=False)
+    return pipeline
+
+
+def _add_loras(pipeline: Any, options: Options) -> None:
+    """Add adapters to the denoiser for good. Raise ``ValueError`` if they do not fit."""
+    for lora in options.lora:
+        if not hasattr(pipeline, "load_lora_weights"):
+            raise ValueError(f"{type(pipeline).__name__} takes no LoRA")
+        path = Path(lora.checkpoint)
+        try:
+            if path.is_file():
+                pipeline.load_lora_weights(str(path.parent), weight_name=path.name)
+            else:
+                pipeline.load_lora_weights(str(path))
+            pipeline.fuse_lora(lora_scale=lora.scale)
+            pipeline.unload_lora_weights()
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ValueError(f"the LoRA {path.name} cannot be added: {error}") from error
+
+
+def _meet(pipeline: Any, rendezvous: Rendezvous) -> None:
+    """Have runs meet at every forward of the pipeline's parts."""
+    for name in DENOISERS:
+        if (part := getattr(pipeline, name, None)) is not None:
+            part.forward = rendezvous.site(name, part.forward, "forward")
+    for name in ENCODERS:
+        if (part := getattr(pipeline, name, None)) is not None:
+            part.forward = rendezvous.site(name, part.forward, "preprocess")
+    if (vae := getattr(pipeline, "vae", None)) is not None:
+        vae.encode = rendezvous.site("vae", vae.encode, "preprocess")
+        vae.decode = rendezvous.site("vae", vae.decode, "postprocess")
+
+
+def _same_parts(pipeline: Any, family: Family) -> Any:
+    """Another pipeline over the same parts, without reading or casting them again."""
+    made_by = family.load_class()
+    expected, optional = made_by._get_signature_keys(made_by)
+    components = {
+        name: part
+        for name, part in pipeline.components.items()
+        if name in expected or name in optional
+    }
+    settings = {
+        name: value for name, value in pipeline.config.items() if name in optional and value
+    }
+    settings = {name: value for name, value in settings.items() if not name.startswith("_")}
+    return made_by(**{**settings, **components})

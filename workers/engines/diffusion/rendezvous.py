@@ -1,0 +1,238 @@
+"""Runs unmodified pipelines side by side, and what they ask of the same model at once as one batch.
+
+Each run is a thread that executes ordinary library code. Where that calls a model, at a ``site``,
+the thread parks; when every thread has parked or ended, one ``turn`` takes parked calls that fit
+together, makes one call of them, and hands each its rows. So exactly one thing computes at any
+time: either the turn, or the code of the runs between two calls. A run can be stopped wherever it
+parks. What a site computes must treat the rows of a batch separately; that is proven for each
+pipeline by a test before it may run here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+
+from workers.engines.diffusion.fusing import fits, fuse, rows_of, signature, split
+
+Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
+THREAD_STACK_BYTES: Final = 16 * 1024 * 1024
+
+
+class Stopped(BaseException):
+    """Raised in a run that is to end. No ``Exception``, so that no library keeps it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """A function that runs call: a model's forward, an autoencoder's encode or decode."""
+
+    name: str
+    function: Callable[..., Any]
+    phase: Phase
+    fused: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One execution of a pipeline. ``priority``: of those parked the higher goes first."""
+
+    work: Callable[[], Any]
+    priority: int = 0
+    result: Any = None
+    error: BaseException | None = None
+    ended: bool = False
+    stopping: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A parked call; ``answer`` is its rows of the result, ``error`` what was raised instead."""
+
+    run: Run
+    site: Site
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    rows: int
+    signature: object
+    order: int
+    resumed: threading.Event = field(default_factory=threading.Event)
+    answer: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn did: in which phase, for whom with how many rows, and who has ended."""
+
+    site: Site | None = None
+    rows: dict[int, int] = field(default_factory=dict)
+    """By ``id`` of the run."""
+    ended: tuple[Run, ...] = ()
+
+
+class Rendezvous:
+    """``rows_max``: of one batch. ``prepare`` is called first in every thread."""
+
+    def __init__(self, *, rows_max: int, prepare: Callable[[], None] = lambda: None) -> None:
+        self._rows_max = rows_max
+        self._prepare = prepare
+        self._here = threading.local()
+        self._changed = threading.Condition()
+        self._going = 0
+        self._parked: list[_Call] = []
+        self._ended: list[Run] = []
+        self._order = 0
+
+    def site(
+        self, name: str, function: Callable[..., Any], phase: Phase, *, fused: bool = True
+    ) -> Callable[..., Any]:
+        """Wrap a function so that runs meet there; called by anybody else it is as before."""
+        site = Site(name, function, phase, fused)
+
+        def meet(*args: Any, **kwargs: Any) -> Any:
+            run: Run | None = getattr(self._here, "run", None)
+            if run is None:
+                return function(*args, **kwargs)
+            return self._park(run, site, args, kwargs)
+
+        return meet
+
+    def start(self, run: Run) -> None:
+        with self._changed:
+            self._going += 1
+        threading.Thread(target=self._execute, args=(run,), name="pipeline", daemon=True).start()
+
+    def stop(self, run: Run) -> None:
+        """Let a run end at its next call; the turn after that reports it."""
+        run.stopping = True
+
+    def turn(self, phase: Callable[[Phase], Any]) -> Turn:
+        """Make one call for as many runs as fit together, and let them go on until they park again.
+
+        ``phase`` is entered while the call and what follows it take their time.
+        """
+        self._quiet()
+        self._drop_stopped()
+        group = self._choose()
+        if not group:
+            return Turn(ended=self._take_ended())
+        site = group[0].site
+        with phase(site.phase):
+            self._answer(site, group)
+            with self._changed:
+                self._going += len(group)
+            for call in group:
+                call.resumed.set()
+            self._quiet()
+        rows: dict[int, int] = {}
+        for call in group:
+            rows[id(call.run)] = rows.get(id(call.run), 0) + call.rows
+        return Turn(site, rows, self._take_ended())
+
+    # --- In the threads of the runs ---------------------------------------------------------------
+
+    def _execute(self, run: Run) -> None:
+        self._here.run = run
+        try:
+            self._prepare()
+            with torch.no_grad():
+                run.result = run.work()
+        except BaseException as error:  # the turn reports it
+            run.error = error
+        with self._changed:
+            run.ended = True
+            self._ended.append(run)
+            self._going -= 1
+            self._changed.notify_all()
+
+    def _park(self, run: Run, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rows = rows_of(args, kwargs)
+        call = _Call(
+            run, site, args, kwargs, rows, (site, *signature(args, kwargs, rows)), self._order
+        )
+        with self._changed:
+            self._order += 1
+            call.order = self._order
+            self._parked.append(call)
+            self._going -= 1
+            self._changed.notify_all()
+        call.resumed.wait()
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+    # --- In the thread of the turn ----------------------------------------------------------------
+
+    def _quiet(self) -> None:
+        """Wait until every run has parked or ended."""
+        with self._changed:
+            while self._going:
+                self._changed.wait()
+
+    def _take_ended(self) -> tuple[Run, ...]:
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def _drop_stopped(self) -> None:
+        stopped = [call for call in self._parked if call.run.stopping]
+        if not stopped:
+            return
+        self._parked = [call for call in self._parked if not call.run.stopping]
+        with self._changed:
+            self._going += len(stopped)
+        for call in stopped:
+            call.error = Stopped()
+            call.resumed.set()
+        self._quiet()
+
+    def _choose(self) -> list[_Call]:
+        """The call that has waited longest among the most urgent, and those that fit to it."""
+        if not self._parked:
+            return []
+        first = min(self._parked, key=lambda call: (-call.run.priority, call.order))
+        group, rows = [first], first.rows
+        if first.site.fused:
+            others = sorted(
+                (call for call in self._parked if call is not first),
+                key=lambda call: (-call.run.priority, call.order),
+            )
+            for call in others:
+                if call.signature != first.signature or rows + call.rows > self._rows_max:
+                    continue
+                if fits(
+                    (first.args, first.kwargs), (call.args, call.kwargs), first.rows, call.rows
+                ):
+                    group.append(call)
+                    rows += call.rows
+        chosen = set(map(id, group))
+        self._parked = [call for call in self._parked if id(call) not in chosen]
+        return group
+
+    def _answer(self, site: Site, group: Sequence[_Call]) -> None:
+        """Compute a group as one; if that fails, in halves, until only the offender fails."""
+        try:
+            if len(group) == 1:
+                call = group[0]
+                call.answer = site.function(*call.args, **call.kwargs)
+                return
+            rows = [call.rows for call in group]
+            args, kwargs = fuse([(call.args, call.kwargs) for call in group], rows)
+            for call, part in zip(group, split(site.function(*args, **kwargs), rows), strict=True):
+                call.answer = part
+        except Exception as error:
+            if type(error).__name__ == "AcceleratorError":  # sticky: the device is gone
+                raise
+            if len(group) == 1:
+                group[0].error = error
+                return
+        else:
+            return
+        # Outside the handler, whose traceback would keep the failed batch's memory.
+        half = len(group) // 2
+        self._answer(site, group[:half])
+        self._answer(site, group[half:])

@@ -1,0 +1,224 @@
+"""One request for pictures or a video in the engine: what is drawn for it, and what came of it.
+
+A request for ``n`` pictures is ``n`` drawings, each with a seed of its own, which share steps with
+each other as with those of others. A drawing that fails costs its request only that picture.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from workers.contract.jobs import Failed, Job, Progress
+from workers.contract.media import File, ImageInput, Medium, VideoInput
+from workers.engines.diffusion import schedulers
+from workers.engines.diffusion.families import Family
+from workers.engines.diffusion.rendezvous import Run
+from workers.engines.protocol import CancelReason
+from workers.media import encode
+from workers.media.pixels import Pixels, Weights
+
+Asked: TypeAlias = ImageInput | VideoInput
+PREVIEW_TYPE: Final = "image/png"
+
+
+@dataclass(slots=True, eq=False)
+class Drawing:
+    """One picture or video on its way."""
+
+    index: int
+    seed: int
+    run: Run | None = None
+    steps: int = 0
+    done: int = 0
+    previews: list[Pixels] = field(default_factory=list)
+    """Taken on the way and not yet shown."""
+    shown: int = 0
+    media: list[tuple[Medium, File]] = field(default_factory=list)
+    error: Failed | None = None
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.media) or self.error is not None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    job: Job
+    asked: Asked
+    family: Family
+    width: int
+    height: int
+    frames: int
+    steps: int
+    strength: float
+    sources: tuple[Image.Image, ...]
+    mask: Weights | None
+    drawings: list[Drawing]
+    cancelled: CancelReason | None = None
+    began_s: float = 0.0
+    told: int = -1
+
+    @property
+    def done(self) -> int:
+        return sum(one.done for one in self.drawings)
+
+    @property
+    def ended(self) -> bool:
+        return all(one.ended for one in self.drawings)
+
+    def progress(self) -> Progress | None:
+        """What is new to be told of the way, if anything is."""
+        done = self.done
+        if done == self.told or not done:
+            return None
+        self.told = done
+        total = sum(one.steps or self.steps for one in self.drawings)
+        left_s = (time.monotonic() - self.began_s) / done * max(0, total - done)
+        return Progress(done, max(done, total), round(left_s * 1000))
+
+
+def work(
+    request: Request, drawing: Drawing, pipeline: Any, guidance: float | None
+) -> Callable[[], Any]:
+    """What the drawing's thread executes: the pipeline, called as its family is."""
+    asked, family = request.asked, request.family
+    arguments: dict[str, Any] = {
+        "prompt": asked.prompt,
+        "num_inference_steps": request.steps,
+        "generator": torch.Generator().manual_seed(drawing.seed),
+        "output_type": "np",
+        **family.extra,
+    }
+    if family.negative and asked.negative_prompt:
+        arguments["negative_prompt"] = asked.negative_prompt
+    if family.guidance is not None and guidance is not None:
+        arguments[family.guidance] = guidance
+    if family.image is not None and request.sources:
+        several = family.sources > 1
+        arguments[family.image] = list(request.sources) if several else request.sources[0]
+    if family.strength:
+        arguments["strength"] = request.strength
+    if family.area is not None:
+        arguments[family.area] = request.width * request.height
+    if family.sized:
+        arguments |= {"width": request.width, "height": request.height}
+    if family.frames:
+        step = family.frame_step
+        arguments["num_frames"] = -(-(request.frames - 1) // step) * step + 1
+    wanted = asked.previews if isinstance(asked, ImageInput) else 0
+
+    def draw() -> Any:
+        _watch(pipeline, drawing, request, previews=wanted)
+        return pipeline(**arguments)
+
+    return draw
+
+
+def _watch(pipeline: Any, drawing: Drawing, request: Request, *, previews: int) -> None:
+    """Count a drawing's steps at its own scheduler, and look at it on the way."""
+    scheduler = pipeline.scheduler
+    step = scheduler.step
+    drawing.steps = drawing.done = 0
+
+    @functools.wraps(step)  # pipelines ask for the parameters of a scheduler's step
+    def counted(
+        output: torch.Tensor, timestep: Any, noisy: torch.Tensor, *rest: Any, **more: Any
+    ) -> Any:
+        if drawing.done == 0:
+            begin = getattr(scheduler, "begin_index", None) or 0
+            counted_by = getattr(pipeline, "_num_timesteps", None)
+            drawing.steps = counted_by or len(scheduler.timesteps) - begin
+        stepped = step(output, timestep, noisy, *rest, **more)
+        drawing.done += 1
+        due = drawing.steps * (drawing.shown + 1) // (previews + 1)
+        if drawing.shown < previews and due <= drawing.done < drawing.steps:
+            drawing.shown += 1
+            clean = schedulers.clean(scheduler, output, noisy, timestep)
+            drawing.previews.append(_look(pipeline, clean, request.height, request.width))
+        return stepped
+
+    scheduler.step = counted
+
+
+def _look(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> Pixels:
+    """Decode latents on the way: ``(H, W, 3)``."""
+    config = pipeline.vae.config
+    if hasattr(pipeline, "_unpack_latents"):
+        latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)
+    latents = latents / config.scaling_factor + (getattr(config, "shift_factor", None) or 0.0)
+    drawn = pipeline.vae.decode(latents.to(pipeline.vae.dtype), return_dict=False)[0]
+    return to_pixels((drawn[0].float() / 2 + 0.5).permute(1, 2, 0).cpu().numpy())
+
+
+def to_pixels(drawn: Any) -> Pixels:
+    """From 0 to 1, as pipelines return them, to bytes. Raise ``ValueError`` for no numbers."""
+    if not np.isfinite(drawn).all():
+        raise ValueError("the picture came out as something that is no number")
+    pixels: Pixels = (np.clip(drawn, 0.0, 1.0) * 255).round().astype(np.uint8)
+    return pixels
+
+
+def keep_outside(drawn: Pixels, source: Image.Image, mask: Weights) -> Pixels:
+    """Take from the source whatever the mask protects. All three of one size."""
+    weight = mask[:, :, None]
+    kept = np.asarray(source, dtype=np.float32)
+    return (drawn * weight + kept * (1 - weight)).round().astype(np.uint8)
+
+
+def covering(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Cut a picture to the shape of ``width`` and ``height``, from its middle, and resize it."""
+    scale = max(width / image.width, height / image.height)
+    cut_w, cut_h = width / scale, height / scale
+    left, top = (image.width - cut_w) / 2, (image.height - cut_h) / 2
+    box = (left, top, left + cut_w, top + cut_h)
+    return image.resize((width, height), Image.Resampling.LANCZOS, box=box)
+
+
+def picture_file(pixels: Pixels, asked: ImageInput, origin: encode.Origin) -> tuple[str, File]:
+    kind = f"image/{asked.format}"
+    return kind, File(
+        kind, encode.image(pixels, asked.format, quality=asked.compression, origin=origin)
+    )
+
+
+def video_files(
+    frames: Pixels, fps: int, asked: VideoInput, origin: encode.Origin
+) -> list[tuple[Medium, File]]:
+    """A video with its thumbnail and spritesheet."""
+    count, height, width, _ = frames.shape
+    duration_ms = round(count * 1000 / fps)
+    data = encode.video(frames, Fraction(fps), asked.format, origin=origin)
+    kind = "video/mp4" if asked.format == "mp4" else "image/webp"
+    first = Medium(
+        "video",
+        content_type=kind,
+        width=width,
+        height=height,
+        duration_ms=duration_ms,
+        fps=fps,
+        seed=asked.seed,
+    )
+    made = [(first, File(kind, data))]
+    stills = (
+        ("thumbnail", encode.thumbnail(frames[0])),
+        ("spritesheet", encode.spritesheet(list(frames))),
+    )
+    for role, still in stills:
+        medium = Medium(
+            "image",
+            role=role,  # type: ignore[arg-type]
+            content_type="image/webp",
+            width=still.shape[1],
+            height=still.shape[0],
+        )
+        made.append((medium, File("image/webp", encode.image(still, "webp"))))
+    return made

@@ -1,0 +1,73 @@
+"""The schedulers that an entry may name and, where it lists them, a client may choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import diffusers
+import torch
+
+_NOISE: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "ddim": ("DDIMScheduler", {}),
+    "euler": ("EulerDiscreteScheduler", {}),
+    "euler-ancestral": ("EulerAncestralDiscreteScheduler", {}),
+    "dpm++": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++"}),
+    "unipc": ("UniPCMultistepScheduler", {}),
+    "lcm": ("LCMScheduler", {}),
+}
+_FLOW: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "euler": ("FlowMatchEulerDiscreteScheduler", {}),
+    "dpm++": (
+        "DPMSolverMultistepScheduler",
+        {"prediction_type": "flow_prediction", "use_flow_sigmas": True},
+    ),
+    "unipc": (
+        "UniPCMultistepScheduler",
+        {"prediction_type": "flow_prediction", "use_flow_sigmas": True},
+    ),
+}
+"""Of rectified flow, which knows no noise levels but a time from 0 to 1."""
+
+
+def is_flow(scheduler: Any) -> bool:
+    config = scheduler.config
+    return type(scheduler).__name__.startswith("FlowMatch") or bool(
+        config.get("use_flow_sigmas", False)
+    )
+
+
+def choose(scheduler: Any, name: str | None) -> Any:
+    """Make a fresh scheduler of a pipeline's own, or one by name with the same noise levels.
+
+    Raise ``ValueError`` that lists what there is.
+    """
+    config = scheduler.config
+    if name is None:
+        return type(scheduler).from_config(config)
+    flow = is_flow(scheduler)
+    known = _FLOW if flow else _NOISE
+    if name not in known:
+        raise ValueError(f"scheduler is {name!r}; this model has {', '.join(known)}")
+    kind, settings = known[name]
+    settings = dict(settings)
+    if flow and name != "euler" and config.get("flow_shift") is None:
+        settings["flow_shift"] = config.get("shift", 1.0)
+    return getattr(diffusers, kind).from_config(config, **settings)
+
+
+def clean(scheduler: Any, output: torch.Tensor, noisy: torch.Tensor, timestep: Any) -> torch.Tensor:
+    """What a step of the denoiser takes the clean latents to be, to show them on the way."""
+    if is_flow(scheduler):
+        time = float(timestep) / float(scheduler.config.num_train_timesteps)
+        return noisy - time * output
+    kept: torch.Tensor = scheduler.alphas_cumprod.to(noisy.device)[int(timestep)]
+    kind = scheduler.config.prediction_type
+    if type(scheduler).__name__.startswith("Euler"):
+        sigma = ((1 - kept) / kept) ** 0.5
+        noisy = noisy / (sigma**2 + 1) ** 0.5
+    if kind == "sample":
+        return output
+    if kind == "v_prediction":
+        return kept.sqrt() * noisy - (1 - kept).sqrt() * output
+    return (noisy - (1 - kept).sqrt() * output) / kept.sqrt()
