@@ -11,6 +11,7 @@ from litestar.params import FromPath, FromQuery
 from gateway.api.access import caller
 from gateway.api.answers import json_response
 from gateway.api.batches import ENDPOINTS
+from gateway.api.headers import ALIAS_HEADER
 from gateway.catalog.listing import Sort, batch_view, choose, entry_view, model_view
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
@@ -60,14 +61,20 @@ class CatalogController(Controller):
     ) -> Response[bytes]:
         # A model's name may have slashes in it, so what follows it cannot be told by the router.
         live: LiveCatalog = request.app.state.live
-        if name.endswith(STATS) and live.entry(name.strip("/")) is None:
+        if name.endswith(STATS) and live.entry(live.resolve(name.strip("/"))) is None:
             entry = _find(request, name.removesuffix(STATS))
             performance: Performance = request.app.state.performance
             return json_response(await performance.stats(entry.name, entry.slo, window))
         requests: Requests = request.app.state.requests
         entry = _find(request, name)
         view = model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name))
-        return json_response({**view, **_whose_price(request, entry)})
+        view |= _whose_price(request, entry)
+        asked = name.lstrip("/")
+        if asked == entry.name:
+            return json_response(view)
+        # The id that was asked for, since clients look for it, and what it stands for.
+        view |= {"id": asked, "alias_of": entry.name}
+        return json_response(view, headers={ALIAS_HEADER: f"{asked} -> {entry.name}"})
 
     @get(
         "/catalog",
@@ -136,7 +143,7 @@ def _whose_price(request: Request[Any, Any, Any], entry: Entry) -> dict[str, str
 def _find(request: Request[Any, Any, Any], name: str) -> Entry:
     live: LiveCatalog = request.app.state.live
     name = name.lstrip("/")
-    entry = live.entry(name, caller(request).account_id)
+    entry = live.entry(live.resolve(name), caller(request).account_id)
     if entry is None:
         raise NotFound(
             "model_not_found",

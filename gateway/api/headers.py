@@ -7,7 +7,7 @@ Where several limits cover a call, OpenAI's single numbers are those of the one 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from litestar.connection import ASGIConnection
@@ -18,9 +18,12 @@ from gateway.accounts.rates import WINDOW_S, Rates, Reading, wanted
 from gateway.errors import Unavailable
 from gateway.requests.call import Call
 
+ALIAS_HEADER: Final = "tollgate-model-alias"
+
 
 async def add_limit_headers(message: Message, scope: Scope) -> None:
-    """Litestar hook: write what the call's limits are into the head of its answer."""
+    """Litestar hook: write what the call's limits are into the head of its answer, and which model
+    answers in the place of another."""
     if message["type"] != "http.response.start":
         return
     connection: ASGIConnection[Any, Any, Any, Any] = ASGIConnection(scope)
@@ -31,6 +34,8 @@ async def add_limit_headers(message: Message, scope: Scope) -> None:
     headers = MutableScopeHeaders.from_message(message)
     for name, value in limit_headers(readings).items():
         headers[name] = value
+    if call.alias is not None:
+        headers[ALIAS_HEADER] = " -> ".join(call.alias)
     if call.passed:
         headers["X-Budget-Exceeded"] = ", ".join(
             quote(budget.name or f"budget {budget.id}", safe=" ") for budget in call.passed

@@ -15,9 +15,10 @@ from gateway.ledger.closed import Closed
 from gateway.ledger.refunds import Refund
 from gateway.media.links import Links
 from gateway.pricing import Line, Price, charge, device_cost, format_usd
-from gateway.requests.admit import Quoted
+from gateway.requests.admit import ORDERED_AS, Quoted
 from gateway.requests.order import Open
 from gateway.requests.performance import performance_view
+from workers.contract.jobs import Usage
 
 
 def request_view(found: Open | Closed, links: Links) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def request_view(found: Open | Closed, links: Links) -> dict[str, Any]:
     if found.error is not None:
         view["error"] = msgspec.to_builtins(found.error)
     view["usage"] = msgspec.to_builtins(found.usage)
+    view |= _ordered_as(found.usage)
     view["cost"] = format_usd(found.cost_nanos)
     view["settled_at"] = timestamp(found.settled_at)
     return view
@@ -62,6 +64,7 @@ def receipt_view(
         "request_id": closed.request_id,
         "object": "receipt",
         "model": closed.model,
+        **_ordered_as(closed.usage),
         "task": closed.task,
         "status": closed.status,
         "outcome": closed.outcome,
@@ -122,12 +125,19 @@ def quote_view(quoted: Quoted) -> dict[str, Any]:
     return {
         "object": "quote",
         "model": quoted.entry.name,
+        **_ordered_as(quoted.prepared.limits),
         "task": quoted.task,
         "service_class": quoted.service_class,
         "price_id": quoted.price_id,
         "max_cost": format_usd(quoted.bill.total_nanos),
         "lines": line_views(quoted.bill.lines),
     }
+
+
+def _ordered_as(usage: Usage) -> dict[str, str]:
+    """The name that was ordered by, where it was an alias of the model."""
+    name = usage.attributes.get(ORDERED_AS)
+    return {ORDERED_AS: name} if name is not None else {}
 
 
 def line_views(lines: Iterable[Line]) -> list[dict[str, Any]]:

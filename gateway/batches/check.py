@@ -87,10 +87,10 @@ class Check:
         self._custom_ids.add(placed.custom_id)
         order = order_of(self._batch, self._endpoint, placed, line.number, 0)
         try:
-            self._requests.check(order, self._batch.account_id)
+            quoted = self._requests.check(order, self._batch.account_id)
         except TollgateError as error:
             raise within_body(error) from None
-        self._models.add(order.model)
+        self._models.add(quoted.entry.name)
 
 
 async def lines_of(copy: IO[bytes], bytes_max: int = LINE_BYTES_MAX) -> AsyncIterator[list[Line]]:

@@ -16,7 +16,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from gateway.catalog.document import Document, Flaw, Place, Unreadable
-from gateway.catalog.rules import Conflicts, repeated_names, route
+from gateway.catalog.rules import Conflicts, repeated, route
 from gateway.catalog.schema import (
     Catalog,
     DefaultParameters,
@@ -55,6 +55,7 @@ _ACCEPTED: Final[Mapping[str, str]] = {
 _PATTERNS: Final[Mapping[str, str]] = {
     "name": "accepted are letters, digits and . _ : / -, a letter or digit first",
     "url": "accepted is http:// or https:// and an address, without user or password",
+    "aliases": "accepted are letters, digits and . _ : / -, a letter or digit first",
     "sizes": 'accepted is width and height in pixels, such as "1024x768"',
     "credential": "accepted is the name of an environment variable, such as ACME_API_KEY",
 }
@@ -135,7 +136,7 @@ def _across(document: Any) -> Iterator[tuple[Place, str]]:
         entry if isinstance(entry, dict) else {}
         for entry in (models if isinstance(models, list) else [])
     ]
-    yield from repeated_names([entry.get("name") for entry in entries])
+    yield from repeated([(entry.get("name"), entry.get("aliases")) for entry in entries])
     for index, entry in enumerate(entries):
         given = route(
             engine=entry.get("engine") is not None, upstream=entry.get("upstream") is not None

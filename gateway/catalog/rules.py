@@ -115,16 +115,31 @@ def route(*, engine: bool, upstream: bool) -> Iterator[Conflict]:
         yield (), "it has two routes; give either `engine` or `upstream`"
 
 
-def repeated_names(names: Sequence[object]) -> Iterator[Conflict]:
-    """Names are matched by case, so ``Veo3`` and ``veo3`` differ."""
+def repeated_names(entries: Sequence[Entry]) -> Iterator[Conflict]:
+    """A name stands for one model. Names are matched by case, so ``Veo3`` and ``veo3`` differ."""
+    return repeated([(entry.name, entry.aliases) for entry in entries])
+
+
+def repeated(names: Sequence[tuple[object, object]]) -> Iterator[Conflict]:
+    """The same of names and aliases that may be wrong in other ways as well."""
     first: dict[str, int] = {}
-    for index, name in enumerate(names):
+    for index, (name, _) in enumerate(names):
         if not isinstance(name, str):
             continue
         if name in first:
             message = f"{name!r} is taken already, by models[{first[name]}]; names must differ"
             yield ("models", index, "name"), message
         first.setdefault(name, index)
+    for index, (_, aliases) in enumerate(names):
+        for place, alias in enumerate(aliases if isinstance(aliases, list | tuple) else ()):
+            if not isinstance(alias, str):
+                continue
+            if alias in first:
+                message = (
+                    f"{alias!r} is taken already, by models[{first[alias]}]; names must differ"
+                )
+                yield ("models", index, "aliases", place), message
+            first.setdefault(alias, index)
 
 
 def _route_details(entry: Entry) -> Iterator[Conflict]:

@@ -231,6 +231,9 @@ class Entry(Offer):
     task: Task
     also: tuple[Task, ...] = ()
     """Further tasks of the same model at the same price."""
+    aliases: tuple[Name, ...] = ()
+    """Names of other models, such as retired ones, at which it answers too; never without saying
+    so."""
     engine: Engine | None = None
     checkpoint: Text | None = None
     options: dict[str, Any] = {}
@@ -289,6 +292,6 @@ class Catalog(Strict):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        if found := tuple(rules.repeated_names([entry.name for entry in self.models])):
+        if found := tuple(rules.repeated_names(self.models)):
             raise rules.Conflicts(found)
         return self

@@ -78,6 +78,7 @@ class LiveCatalog:
         self._alone = database.engine.dialect.name == "sqlite"
         self._reloading = asyncio.Lock()
         self._entries: Mapping[str, Entry] = {}
+        self._aliases: Mapping[str, str] = {}
         self._terms = _NO_TERMS
         self._batch_prices: BatchPrices = {}
         self._heard = -NOTICE_S
@@ -147,6 +148,10 @@ class LiveCatalog:
             price_id = self._batch_price_id(name, now, price_id)
         return price_id, self.prices[price_id]
 
+    def resolve(self, name: str) -> str:
+        """The model that a name stands for: an alias's, otherwise itself."""
+        return self._aliases.get(name, name)
+
     def entry(self, name: str, account_id: int = LIST) -> Entry | None:
         """An entry, at the price in force now for an account."""
         entry = self._entries.get(name)
@@ -200,6 +205,7 @@ class LiveCatalog:
         )
         await asyncio.sleep(max(max(ahead).total_seconds(), 0))
         self._entries = {entry.name: entry for entry in catalog.models}
+        self._aliases = {alias: entry.name for entry in catalog.models for alias in entry.aliases}
 
     async def _write(self, function: Callable[[Connection], T]) -> T:
         for _ in range(1, ATTEMPTS):

@@ -7,9 +7,9 @@ inside the hold's transaction, where it is exact for any number of requests and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -55,6 +55,9 @@ from gateway.requests.slices import Slices
 from gateway.requests.watch import Watch
 from gateway.settings import Settings
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
+
+ORDERED_AS: Final = "ordered_as"
+"""Attribute of a usage: the alias by which its model was ordered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,11 @@ class Admission:
         """Check the shape of an input of the native API by the task of its model."""
         return parse(self.entry(model).task, value)
 
+    def resolve(self, order: Order) -> Order:
+        """Name an order's model by its own name, and note the one that it was ordered by."""
+        real = self._live.resolve(order.model)
+        return order if real == order.model else replace(order, model=real, alias=order.model)
+
     def quote(self, order: Order, now: datetime, account_id: int) -> Quoted:
         """Price an order as an account pays it. Raise ``NotFound`` or ``InvalidRequest``."""
         entry = self.entry(order.model)
@@ -119,6 +127,11 @@ class Admission:
             )
         price_id, price = self._live.priced(entry.name, now, account_id, order.service_class)
         prepared = prepare(entry, order.input, task=task, prefix="" if order.task else "input")
+        if order.alias is not None:
+            # Stays with the usage to the receipt; no price depends on it.
+            attributes = {**prepared.limits.attributes, ORDERED_AS: order.alias}
+            limits = msgspec.structs.replace(prepared.limits, attributes=attributes)
+            prepared = replace(prepared, limits=limits)
         try:
             bill = quote(price, prepared.limits)
         except UnpricedUsage as error:
@@ -281,7 +294,7 @@ class Admission:
 
     def entry(self, model: str) -> Entry:
         """Raise ``NotFound`` if there is no such model."""
-        entry = self._live.entry(model)
+        entry = self._live.entry(self._live.resolve(model))
         if entry is None:
             raise NotFound(
                 "model_not_found",

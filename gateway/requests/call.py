@@ -17,6 +17,8 @@ class Call:
     key: KeyInfo
     taken: Taken = field(default_factory=Taken)
     given_back: bool = False
+    alias: tuple[str, str] | None = None
+    """The name that was ordered by and the model that it stands for, where they differ."""
     passed: tuple[Budget, ...] = ()
     """Soft budgets that its order went beyond."""
 

@@ -192,16 +192,21 @@ class Requests:
         return self._admission.entry(model)
 
     def quote(self, order: Order, account_id: int) -> Quoted:
-        return self._admission.quote(order, datetime.now(UTC), account_id)
+        resolved = self._admission.resolve(order)
+        return self._admission.quote(resolved, datetime.now(UTC), account_id)
 
     def check(self, order: Order, account_id: int) -> Quoted:
         """Say that an order could be accepted but for money and limits, or raise why not."""
-        return self._admission.check(order, datetime.now(UTC), account_id)
+        resolved = self._admission.resolve(order)
+        return self._admission.check(resolved, datetime.now(UTC), account_id)
 
     async def submit(self, call: Call, order: Order) -> Ticket:
         """Accept an order and queue it, or raise why not and leave nothing behind."""
         request_id = new_request_id()
         account_id = call.key.account_id
+        order = self._admission.resolve(order)
+        if order.alias is not None:
+            call.alias = (order.alias, order.model)
         ticket = Ticket(self, account_id, order, request_id)
         if await self._rejoin(ticket, account_id, order):
             return ticket

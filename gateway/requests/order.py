@@ -51,6 +51,8 @@ class Order:
     service_class: ServiceClass = "standard"
     deadline_at: datetime | None = None
     """Of an order that has one of its own."""
+    alias: str | None = None
+    """The name that the client ordered it by, where that is not the model's own."""
     origin: str | None = None
     """The request that this one is made from."""
 

@@ -75,6 +75,17 @@ def test_two_models_of_one_name_are_told(file: Path) -> None:
     ]
 
 
+def test_an_alias_that_is_a_name_already_is_told(file: Path) -> None:
+    second = RIGHT.removeprefix("models:\n").replace("painter", "drawer")
+
+    said = problems(file, RIGHT + "    aliases: [old]\n" + second + "    aliases: [painter, old]\n")
+
+    assert said == [
+        "11:15: models[1].aliases[0]: 'painter' is taken already, by models[0]; names must differ",
+        "11:24: models[1].aliases[1]: 'old' is taken already, by models[0]; names must differ",
+    ]
+
+
 def test_a_price_without_a_unit_is_told_with_all_units(file: Path) -> None:
     said = problems(file, RIGHT.replace("unit: image, ", ""))
 

@@ -72,6 +72,7 @@ def stack(shared_stack: Stack) -> Iterator[Stack]:
 
 MEDIA = """\
   - name: pocket
+    aliases: [dall-e-3, acme/old]
     task: text-to-image
     also: [image-to-image, image-edit]
     engine: echo
@@ -84,6 +85,7 @@ MEDIA = """\
       - {unit: image, amount: "0.01"}
       - {unit: image, amount: "0.03", when: {quality: high}}
   - name: film
+    aliases: [sora-2]
     task: text-to-video
     also: [image-to-video]
     engine: echo
