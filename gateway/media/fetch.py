@@ -56,6 +56,8 @@ class Fetcher:
             timeout=timeout_s,
             follow_redirects=False,
             trust_env=False,
+            # Addresses of one server must not share a connection that was proven for one name.
+            limits=httpx.Limits(max_keepalive_connections=0),
             # What one client's address sets must not be sent to another's.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             headers={

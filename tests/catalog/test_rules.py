@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -306,6 +306,7 @@ def price_lines(draw: st.DrawFn, units: list[Unit]) -> list[dict[str, Any]]:
     return draw(st.permutations(lines))
 
 
+@settings(deadline=None)
 @given(
     data=st.data(),
     task=st.sampled_from(list(TASKS)),
@@ -355,6 +356,7 @@ def test_whatever_passes_can_be_quoted_and_billed_within_its_quote(
     assert 0 < due.total_nanos <= most.total_nanos
 
 
+@settings(deadline=None)
 @given(lines=price_lines(["image"]), attributes=ATTRIBUTES, data=st.data())
 def test_the_order_of_price_lines_does_not_matter(
     lines: list[dict[str, Any]], attributes: dict[str, str], data: st.DataObject
