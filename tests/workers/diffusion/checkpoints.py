@@ -20,7 +20,23 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-WORDS = "a red green blue circle square star left right of the on make it night".split()
+WORDS = [
+    "a",
+    "red",
+    "green",
+    "blue",
+    "circle",
+    "square",
+    "star",
+    "left",
+    "right",
+    "of",
+    "the",
+    "on",
+    "make",
+    "it",
+    "night",
+]
 _LATENT = {"use_quant_conv": False, "use_post_quant_conv": False}
 
 
@@ -69,7 +85,9 @@ def _clip(*, projected: bool = False, width: int = 32) -> Any:
 
 def _t5(kind: Any = T5EncoderModel, config: Any = T5Config) -> Any:
     return kind(
-        config(vocab_size=32, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, pad_token_id=0)
+        config(
+            vocab_size=32, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, pad_token_id=0
+        )
     )
 
 
@@ -107,6 +125,7 @@ def _noise_scheduler() -> Any:
         beta_schedule="scaled_linear",
         clip_sample=False,
         set_alpha_to_one=False,
+        steps_offset=1,
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.utils import logging as diffusers_logging
+from transformers.utils import logging as transformers_logging
 
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion import schedulers
@@ -79,7 +81,11 @@ def kind_of(path: Path) -> str:
 def _read(path: Path, kind: str, family: Family, options: Options) -> Any:
     of_ours = family.module != "diffusers"
     made_by = family.load_class() if of_ours else DiffusionPipeline
-    settings: dict[str, Any] = {"torch_dtype": options.torch_dtype, "local_files_only": True}
+    diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    settings: dict[str, Any] = {"dtype": options.torch_dtype, "local_files_only": True}
     index = json.loads((path / "model_index.json").read_text())
     if "safety_checker" in index:
         has_checker = index["safety_checker"][0] is not None

@@ -2,9 +2,9 @@
 
 Each run is a thread that executes ordinary library code. Where that calls a model, at a ``site``,
 the thread parks; when every thread has parked or ended, one ``turn`` takes parked calls that fit
-together, makes one call of them, and hands each its rows. So exactly one thing computes at any
-time: either the turn, or the code of the runs between two calls. A run can be stopped wherever it
-parks. What a site computes must treat the rows of a batch separately; that is proven for each
+together, makes one call of them, and hands each its rows. Exactly one thread goes on at any time,
+the turn's or that of one run: libraries keep state in places that they share, tokenizers for one.
+A run can be stopped wherever it parks. What a site computes must treat the rows of a batch separately; that is proven for each
 pipeline by a test before it may run here.
 """
 
@@ -13,14 +13,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from workers.engines.diffusion.fusing import fits, fuse, rows_of, signature, split
 
 Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
-THREAD_STACK_BYTES: Final = 16 * 1024 * 1024
 
 
 class Stopped(BaseException):
@@ -82,6 +81,7 @@ class Rendezvous:
         self._rows_max = rows_max
         self._prepare = prepare
         self._here = threading.local()
+        self._baton = threading.Lock()
         self._changed = threading.Condition()
         self._going = 0
         self._parked: list[_Call] = []
@@ -138,12 +138,13 @@ class Rendezvous:
 
     def _execute(self, run: Run) -> None:
         self._here.run = run
-        try:
-            self._prepare()
-            with torch.no_grad():
-                run.result = run.work()
-        except BaseException as error:  # the turn reports it
-            run.error = error
+        with self._baton:
+            try:
+                self._prepare()
+                with torch.no_grad():
+                    run.result = run.work()
+            except BaseException as error:  # the turn reports it
+                run.error = error
         with self._changed:
             run.ended = True
             self._ended.append(run)
@@ -161,7 +162,9 @@ class Rendezvous:
             self._parked.append(call)
             self._going -= 1
             self._changed.notify_all()
+        self._baton.release()
         call.resumed.wait()
+        self._baton.acquire()
         if call.error is not None:
             raise call.error
         return call.answer

@@ -1,0 +1,349 @@
+"""The engine of pictures: outcomes, previews, masks, cancels, precision, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.workers.diffusion.driver import SIZE, Driver, opened, picture, spec
+from workers.contract.jobs import Cancelled, Completed, Failed, Progress, Sketch
+from workers.engines.diffusion import loading
+from workers.engines.diffusion.options import read_options
+from workers.engines.diffusion.rendezvous import Rendezvous
+from workers.engines.protocol import Wait
+
+Make = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def sd3(checkpoint: Make) -> Path:
+    return checkpoint("StableDiffusion3Pipeline")
+
+
+@pytest.fixture(scope="module")
+def sd(checkpoint: Make) -> Path:
+    return checkpoint("StableDiffusionPipeline")
+
+
+def test_n_pictures_share_their_steps_and_have_seeds_of_their_own(sd3: Path) -> None:
+    driver = Driver(spec(sd3))
+    driver.admit("one", n=3, seed=7)
+    driver.finish()
+    outcome = driver.outcomes["one"]
+    assert isinstance(outcome, Completed)
+    assert [medium["seed"] for medium in outcome.output["media"]] == [7, 8, 9]
+    assert outcome.usage.images == 3
+    assert outcome.usage.steps == 12
+    assert outcome.usage.attributes == {"size": "32x32"}
+    assert len(set(driver.files("one"))) == 3
+    assert driver.steps < 20
+    driver.admit("again", seed=8)
+    driver.finish()
+    difference = np.abs(opened(driver.files("again")[0]) - opened(driver.files("one")[1]))
+    assert difference.max() <= 1
+
+
+def test_the_same_seed_draws_the_same_whatever_the_load(sd3: Path) -> None:
+    driver = Driver(spec(sd3))
+    driver.admit("alone", seed=3)
+    driver.finish()
+    for index in range(5):
+        driver.admit(f"other{index}", seed=100 + index, steps=3 + index)
+    driver.step()
+    driver.admit("crowded", seed=3)
+    driver.finish()
+    difference = np.abs(opened(driver.files("alone")[0]) - opened(driver.files("crowded")[0]))
+    assert difference.max() <= 1
+
+
+def test_shares_of_a_step_go_by_rows(sd3: Path) -> None:
+    driver = Driver(spec(sd3))
+    driver.admit("guided", guidance=5.0)
+    driver.admit("unguided", guidance=1.0)
+    driver.admit("two", n=2, guidance=5.0)
+    shares: list[dict[str, float]] = []
+    while driver.open:
+        shares.append(driver.step())
+    assert {"guided": 2.0, "unguided": 1.0, "two": 4.0} in shares
+
+
+def test_progress_and_previews_come_on_the_way(sd3: Path) -> None:
+    driver = Driver(spec(sd3))
+    driver.admit("one", steps=6, previews=2)
+    driver.finish()
+    events = driver.events["one"]
+    progress = [event for event in events if isinstance(event, Progress)]
+    assert [(event.step, event.steps) for event in progress] == [(i, 6) for i in range(1, 7)]
+    assert progress[0].eta_ms is not None
+    assert progress[0].eta_ms > progress[-1].eta_ms == 0
+    sketches = [event for event in events if isinstance(event, Sketch)]
+    assert [sketch.index for sketch in sketches] == [0, 1]
+    for sketch in sketches:
+        assert opened(sketch.file.data).shape == (SIZE, SIZE, 3)
+
+
+def test_a_cancelled_request_leaves_at_once_and_the_others_go_on(sd3: Path) -> None:
+    driver = Driver(spec(sd3, slots=2))
+    driver.admit("gone", steps=50)
+    driver.admit("stays", steps=5)
+    for _ in range(6):
+        driver.step()
+    driver.engine.cancel("gone", "client")
+    driver.step()
+    outcome = driver.outcomes["gone"]
+    assert isinstance(outcome, Cancelled)
+    assert 0 < outcome.usage.steps < 50
+    assert not isinstance(driver.admit("next", steps=3), Wait), "the slot is free"
+    driver.finish()
+    assert isinstance(driver.outcomes["stays"], Completed)
+    assert isinstance(driver.outcomes["next"], Completed)
+
+
+def test_whoever_finds_no_slot_waits(sd3: Path) -> None:
+    driver = Driver(spec(sd3, slots=2))
+    driver.admit("one", n=3)
+    assert isinstance(driver.admit("two"), Wait)
+    driver.finish()
+    driver.admit("two")
+    driver.finish()
+    assert isinstance(driver.outcomes["two"], Completed)
+
+
+def test_the_urgent_overtake(sd3: Path) -> None:
+    driver = Driver(spec(sd3, slots=8, rows=2))
+    driver.admit("batch", steps=20, priority=-1)
+    for _ in range(8):
+        driver.step()
+    driver.admit("urgent", steps=4)
+    while "urgent" in driver.open:
+        driver.step()
+    assert "batch" in driver.open
+    before = len([e for e in driver.events["batch"] if isinstance(e, Progress)])
+    assert before < 10
+    driver.finish()
+
+
+def test_one_failed_picture_costs_only_itself(sd3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.engines.diffusion import requests
+
+    to_pixels = requests.to_pixels
+    calls = []
+
+    def fail_second(drawn: Any) -> Any:
+        calls.append(drawn)
+        if len(calls) == 2:
+            return to_pixels(np.full_like(drawn, np.nan))
+        return to_pixels(drawn)
+
+    driver = Driver(spec(sd3))
+    monkeypatch.setattr(requests, "to_pixels", fail_second)
+    driver.admit("one", n=3)
+    driver.finish()
+    outcome = driver.outcomes["one"]
+    assert isinstance(outcome, Completed)
+    assert outcome.usage.images == 2
+    errors = [medium.get("error") for medium in outcome.output["media"]]
+    assert sum(error is not None for error in errors) == 1
+    assert "no number" in next(filter(None, errors))
+    assert [m["blob"] for m in outcome.output["media"] if "blob" in m] == [0, 1]
+
+
+def test_out_of_memory_fails_only_who_does_not_fit(
+    sd3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = spec(sd3)
+    driver = Driver(of)
+    assert driver.engine._loaded is not None
+    denoiser = driver.engine._loaded.denoiser
+    rendezvous = driver.engine._rendezvous
+    forward = type(denoiser).forward.__get__(denoiser)
+    largest = []
+
+    def narrow(*args: Any, **kwargs: Any) -> Any:
+        largest.append(len(kwargs["hidden_states"]))
+        if kwargs["hidden_states"].shape[-1] > 16 or largest[-1] > 2:
+            raise torch.OutOfMemoryError("no room")
+        return forward(*args, **kwargs)
+
+    denoiser.forward = rendezvous.site("transformer", narrow, "forward")
+    driver.admit("small")
+    driver.admit("other", seed=1)
+    driver.admit("large", width=64, height=64)
+    driver.finish()
+    assert max(largest) == 4
+    assert isinstance(driver.outcomes["small"], Completed)
+    assert isinstance(driver.outcomes["other"], Completed)
+    failed = driver.outcomes["large"]
+    assert isinstance(failed, Failed)
+    assert failed.code == "out_of_memory"
+
+
+def test_a_mask_keeps_what_it_covers(checkpoint: Make) -> None:
+    driver = Driver(spec(checkpoint("FluxKontextPipeline"), "image-edit"))
+    source = picture(1, (SIZE, SIZE))
+    mask = np.zeros((SIZE, SIZE), dtype=np.uint8)
+    mask[:, SIZE // 2 :] = 255
+    out = io.BytesIO()
+    Image.fromarray(mask).save(out, "PNG")
+    driver.admit("one", [source, out.getvalue()], mask=True)
+    driver.finish()
+    made, kept = opened(driver.files("one")[0]), opened(source)
+    assert np.array_equal(made[:, : SIZE // 2], kept[:, : SIZE // 2])
+    assert not np.array_equal(made[:, SIZE // 2 :], kept[:, SIZE // 2 :])
+
+
+@pytest.mark.parametrize(("format", "said"), [("png", "PNG"), ("jpeg", "JPEG"), ("webp", "WEBP")])
+def test_formats_say_what_made_them(sd3: Path, format: str, said: str) -> None:
+    driver = Driver(spec(sd3))
+    driver.admit("req_1", format=format, seed=5)
+    driver.finish()
+    image = Image.open(io.BytesIO(driver.files("req_1")[0]))
+    assert image.format == said
+    packet = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp")
+    packet = packet.decode() if isinstance(packet, bytes) else packet
+    assert packet is not None
+    for value in ("painter", "req_1", '"5"'):
+        assert value in packet
+
+
+def test_a_video_has_the_length_that_was_asked_for(checkpoint: Make) -> None:
+    driver = Driver(spec(checkpoint("LTXPipeline"), "text-to-video", fps=8))
+    driver.admit("one", duration_ms=1500)
+    driver.finish()
+    outcome = driver.outcomes["one"]
+    assert isinstance(outcome, Completed)
+    video, thumbnail, sheet = outcome.files
+    assert outcome.usage.video_ms == 1500
+    assert [m.get("role", "output") for m in outcome.output["media"]] == [
+        "output",
+        "thumbnail",
+        "spritesheet",
+    ]
+    with av.open(io.BytesIO(video.data)) as container:
+        frames = list(container.decode(video=0))
+    assert len(frames) == 12
+    assert (frames[0].width, frames[0].height) == (SIZE, SIZE)
+    for still in (thumbnail, sheet):
+        assert Image.open(io.BytesIO(still.data)).format == "WEBP"
+
+
+@pytest.mark.parametrize("scheduler", ["ddim", "euler", "euler-ancestral", "dpm++", "unipc", "lcm"])
+def test_schedulers_by_name(sd: Path, scheduler: str) -> None:
+    driver = Driver(spec(sd))
+    driver.admit("named", scheduler=scheduler, previews=1)
+    driver.admit("own", scheduler="ddim", seed=1)
+    driver.finish()
+    assert opened(driver.files("named")[0]).std() > 0
+
+
+@pytest.mark.parametrize("scheduler", ["euler", "dpm++", "unipc"])
+def test_schedulers_of_flow_by_name(checkpoint: Make, scheduler: str) -> None:
+    driver = Driver(spec(checkpoint("LTXPipeline"), "text-to-video", scheduler="euler"))
+    driver.admit("one", duration_ms=1125, scheduler=scheduler)
+    driver.finish()
+    outcome = driver.outcomes["one"]
+    assert isinstance(outcome, Completed | Failed)
+    if scheduler == "euler":
+        assert isinstance(outcome, Completed)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
+def test_precisions_draw_nearly_the_same(sd3: Path, dtype: str) -> None:
+    exact, rounded = Driver(spec(sd3)), Driver(spec(sd3, dtype=dtype))
+    for driver in (exact, rounded):
+        driver.admit("one", seed=4)
+        driver.finish()
+    far = np.abs(opened(exact.files("one")[0]) - opened(rounded.files("one")[0]))
+    assert 0 < far.mean() < 12
+
+
+def test_a_lora_changes_what_is_drawn(sd3: Path, tmp_path: Path) -> None:
+    from diffusers import StableDiffusion3Pipeline
+    from peft import LoraConfig
+    from peft.utils import get_peft_model_state_dict
+
+    pipeline = StableDiffusion3Pipeline.from_pretrained(sd3)
+    torch.manual_seed(1)
+    pipeline.transformer.add_adapter(
+        LoraConfig(r=2, init_lora_weights=False, target_modules=["to_k", "to_q", "to_v"])
+    )
+    StableDiffusion3Pipeline.save_lora_weights(
+        tmp_path, transformer_lora_layers=get_peft_model_state_dict(pipeline.transformer)
+    )
+    plain = Driver(spec(sd3))
+    adapted = Driver(spec(sd3, lora=[{"checkpoint": str(tmp_path), "scale": 1.0}]))
+    nothing = Driver(spec(sd3, lora=[{"checkpoint": str(tmp_path), "scale": 0.0}]))
+    for driver in (plain, adapted, nothing):
+        driver.admit("one", seed=4)
+        driver.finish()
+    drawn = opened(plain.files("one")[0])
+    assert np.abs(drawn - opened(adapted.files("one")[0])).max() > 3
+    assert np.abs(drawn - opened(nothing.files("one")[0])).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "files", "param", "words"),
+    [
+        ({"width": 33}, 0, "size", "multiples of"),
+        ({"scheduler": "magic"}, 0, "scheduler", "this model has"),
+        ({"scale": 4}, 0, "scale", "no upscaler"),
+        ({"images": 1}, 1, "image", "at most 0 pictures"),
+        ({"parameters": {"style": "x"}}, 0, "style", "no parameter style"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(
+    sd3: Path, asked: dict[str, Any], files: int, param: str, words: str
+) -> None:
+    driver = Driver(spec(sd3))
+    admission = driver.admit("one", [picture()] * files, **asked)
+    if not isinstance(admission, Failed):
+        driver.finish()
+        outcome = driver.outcomes["one"]
+        assert isinstance(outcome, Failed)
+        admission = outcome
+    assert admission.param == param
+    assert words in admission.message
+    assert not driver.engine._requests
+
+
+def test_bytes_that_are_no_picture_are_the_clients_fault(sd: Path) -> None:
+    driver = Driver(spec(sd, "image-to-image"))
+    admission = driver.admit("one", [b"GIF89a nonsense"])
+    assert isinstance(admission, Failed)
+    assert admission.code == "invalid_input"
+    assert not driver.engine._requests
+
+
+def test_a_strength_that_leaves_no_step_is_refused(sd: Path) -> None:
+    driver = Driver(spec(sd, "image-to-image"))
+    admission = driver.admit("one", [picture()], strength=0.1)
+    assert isinstance(admission, Failed)
+    assert admission.param == "strength"
+
+
+def test_a_safety_checker_that_is_not_there_is_not_pretended(sd: Path) -> None:
+    of = spec(sd, safety=True)
+    with pytest.raises(ValueError, match="safety is on, but the checkpoint has no safety checker"):
+        loading.load(of, read_options(of), Rendezvous(rows_max=4))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "int4"}, "dtype is 'int4'"),
+        ({"dtype": "float16", "device": "cpu"}, "many times slower"),
+        ({"slots": 0}, "slots is 0"),
+        ({"colour": "red"}, "options of the engine diffusion are"),
+    ],
+)
+def test_options_are_checked(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_options(spec(tmp_path, **options))

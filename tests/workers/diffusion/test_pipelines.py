@@ -1,0 +1,109 @@
+"""Every pipeline that is served: many at once, at different steps, give what each gives alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.workers.diffusion.checkpoints import MAKERS
+from tests.workers.diffusion.driver import SIZE, PhaseNames, picture, spec
+from workers.contract.jobs import Job, RequestId
+from workers.contract.media import ImageInput, VideoInput
+from workers.engines.diffusion import loading, requests
+from workers.engines.diffusion.families import FAMILIES
+from workers.engines.diffusion.options import read_options
+from workers.engines.diffusion.rendezvous import Rendezvous, Run
+from workers.engines.diffusion.requests import Drawing, Request
+
+TOLERANCE = 1e-4
+STEPS = (3, 6, 4, 6)
+TASKS = [(kind, task) for kind in MAKERS for task in FAMILIES[kind]]
+PROMPTS = ("a red circle", "a blue star left of the circle", "make it night", "a green square")
+
+
+def _request(loaded: loading.Loaded, task: str, index: int) -> tuple[Request, Drawing]:
+    family = loaded.families[task]
+    kind = VideoInput if family.frames else ImageInput
+    image = Image.open(io.BytesIO(picture(index)))
+    drawing = Drawing(0, seed=index)
+    request = Request(
+        job=Job(RequestId(f"r{index}"), "acct", "painter", task, {}),
+        asked=kind(prompt=PROMPTS[index], negative_prompt="square" if family.negative else ""),
+        family=family,
+        width=SIZE,
+        height=SIZE,
+        frames=9,
+        steps=STEPS[index],
+        strength=0.8,
+        sources=(requests.covering(image, SIZE, SIZE),) if family.image else (),
+        mask=None,
+        drawings=[drawing],
+    )
+    return request, drawing
+
+
+def _drawn(result: Any) -> np.ndarray:
+    return np.asarray(result.frames[0] if hasattr(result, "frames") else result.images[0])
+
+
+@pytest.mark.parametrize(("kind", "task"), TASKS)
+def test_together_gives_what_alone_gives(
+    kind: str, task: str, checkpoint: Callable[[str], Path]
+) -> None:
+    of = spec(checkpoint(kind), task)
+    rendezvous = Rendezvous(rows_max=16)
+    loaded = loading.load(of, read_options(of), rendezvous)
+    alone, together, done = [], [], []
+    with torch.no_grad():
+        for index in range(len(STEPS)):
+            request, drawing = _request(loaded, task, index)
+            work = requests.work(request, drawing, loaded.copy_for(task, None), None)
+            alone.append(_drawn(work()))
+            done.append(drawing.done)
+    forwards = 0
+    runs = []
+    for index in range(len(STEPS)):
+        request, drawing = _request(loaded, task, index)
+        runs.append(Run(requests.work(request, drawing, loaded.copy_for(task, None), None)))
+        rendezvous.start(runs[-1])
+    ended = 0
+    while ended < len(runs):
+        turn = rendezvous.turn(PhaseNames().phase)
+        ended += len(turn.ended)
+        forwards += turn.site is not None and turn.site.phase == "forward"
+    for run in runs:
+        if run.error is not None:
+            raise run.error
+        together.append(_drawn(run.result))
+    for one, other in zip(alone, together, strict=True):
+        assert np.isfinite(one).all()
+        assert np.abs(one - other).max() <= TOLERANCE
+    calls_a_step = 2 if kind.startswith("Wan") else 1
+    assert forwards == max(done) * calls_a_step, "some forwards were not shared"
+    assert np.abs(together[1] - together[3]).max() > 1e-3, "seed and prompt made no difference"
+
+
+def test_what_is_not_proven_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "KandinskyPipeline"}')
+    of = spec(tmp_path)
+    with pytest.raises(ValueError, match=r"KandinskyPipeline.*proven to run here are"):
+        loading.load(of, read_options(of), Rendezvous(rows_max=4))
+
+
+def test_a_task_that_a_pipeline_does_not_do_is_refused(checkpoint: Callable[[str], Path]) -> None:
+    of = spec(checkpoint("FluxPipeline"), "text-to-image", "image-blend")
+    with pytest.raises(ValueError, match="FluxPipeline does not do image-blend; it does"):
+        loading.load(of, read_options(of), Rendezvous(rows_max=4))
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    of = spec(tmp_path)
+    with pytest.raises(ValueError, match=r"no model_index\.json"):
+        loading.load(of, read_options(of), Rendezvous(rows_max=4))
