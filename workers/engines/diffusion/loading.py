@@ -81,11 +81,15 @@ def kind_of(path: Path) -> str:
 def _read(path: Path, kind: str, family: Family, options: Options) -> Any:
     of_ours = family.module != "diffusers"
     made_by = family.load_class() if of_ours else DiffusionPipeline
-    diffusers_logging.set_verbosity_error()
-    diffusers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    settings: dict[str, Any] = {"dtype": options.torch_dtype, "local_files_only": True}
+    for noise in (diffusers_logging, transformers_logging):
+        library: Any = noise
+        library.set_verbosity_error()
+        library.disable_progress_bar()
+    settings: dict[str, Any] = {
+        "dtype": options.torch_dtype,
+        "local_files_only": True,
+        "use_safetensors": True,
+    }
     index = json.loads((path / "model_index.json").read_text())
     if "safety_checker" in index:
         has_checker = index["safety_checker"][0] is not None

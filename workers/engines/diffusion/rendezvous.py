@@ -4,8 +4,8 @@ Each run is a thread that executes ordinary library code. Where that calls a mod
 the thread parks; when every thread has parked or ended, one ``turn`` takes parked calls that fit
 together, makes one call of them, and hands each its rows. Exactly one thread goes on at any time,
 the turn's or that of one run: libraries keep state in places that they share, tokenizers for one.
-A run can be stopped wherever it parks. What a site computes must treat the rows of a batch separately; that is proven for each
-pipeline by a test before it may run here.
+A run can be stopped wherever it parks. What a site computes must treat the rows of a batch
+separately; that is proven for each pipeline by a test before it may run here.
 """
 
 from __future__ import annotations
