@@ -59,6 +59,11 @@ ENGINES: Final = {
         "LlmEngine",
         packages=("torch", "transformers", "safetensors", "tokenizers", "llguidance"),
     ),
+    "upscale": Entry(
+        "workers.engines.upscale.engine",
+        "UpscaleEngine",
+        packages=("torch", "safetensors", "av", "PIL"),
+    ),
 }
 
 

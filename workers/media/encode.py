@@ -159,6 +159,11 @@ class VideoWriter:
         )
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Width and height as encoded; (0, 0) before the first frame."""
+        return self._encoder.size
+
+    @property
     def duration_ms(self) -> int:
         return round(self.frames * 1000 / self._fps)
 
@@ -195,6 +200,7 @@ class _Mp4:
     def __init__(
         self, fps: Fraction, quality: int, origin: Origin | None, audio: Audio | None
     ) -> None:
+        self.size = (0, 0)
         self._folder = tempfile.TemporaryDirectory(prefix="tollgate-video-")
         self._path = Path(self._folder.name) / "clip.mp4"
         self._container: OutputContainer = av.open(
@@ -225,7 +231,7 @@ class _Mp4:
         if width % 2 or height % 2:
             frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         if place == 0:
-            self._stream.width, self._stream.height = frame.shape[1], frame.shape[0]
+            self.size = self._stream.width, self._stream.height = frame.shape[1], frame.shape[0]
         drawn = av.VideoFrame.from_ndarray(frame, format="rgb24")
         planar = drawn.reformat(
             format="yuv420p",
@@ -266,12 +272,14 @@ class _Mp4:
 
 class _WebP:
     def __init__(self, fps: Fraction, quality: int, origin: Origin | None) -> None:
+        self.size = (0, 0)
         self._fps = fps
         self._quality = quality
         self._origin = origin
         self._kept: list[Image.Image] = []
 
     def add(self, frame: Pixels, place: int) -> None:
+        self.size = frame.shape[1], frame.shape[0]
         self._kept.append(Image.fromarray(frame.copy()))
 
     def finish(self) -> bytes:
@@ -322,3 +330,25 @@ def spritesheet(frames: Sequence[Pixels], *, side: int = 160) -> Pixels:
         top, left = place // columns * height, place % columns * width
         sheet[top : top + height, left : left + width] = cell
     return sheet
+
+
+class Overview:
+    """A few small frames of a clip of any length, which passes by once."""
+
+    def __init__(self, *, side: int = 160) -> None:
+        self._side = side
+        self._every = 1
+        self._seen = 0
+        self._kept: list[Pixels] = []
+
+    def add(self, frame: Pixels) -> None:
+        """Keep every so manyth, of which half are dropped whenever they are many."""
+        if self._seen % self._every == 0:
+            self._kept.append(thumbnail(frame, side=self._side).copy())
+            if len(self._kept) >= 4 * SHEET_FRAMES:
+                self._kept = self._kept[::2]
+                self._every *= 2
+        self._seen += 1
+
+    def spritesheet(self) -> Pixels:
+        return spritesheet(self._kept, side=self._side)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from workers.media import decode, encode
-from workers.media.encode import Origin, VideoWriter
+from workers.media.encode import Origin, Overview, VideoWriter
 from workers.media.footage import open_video
 from workers.media.pixels import Audio, Clip, MediaError, Pixels
 
@@ -261,3 +261,16 @@ def test_a_spritesheet_shows_the_clip_from_first_to_last() -> None:
 def test_a_thumbnail_keeps_proportions() -> None:
     assert encode.thumbnail(_frames(1)[0], side=32).shape == (24, 32, 3)
     assert encode.thumbnail(_frames(1)[0]).shape == (48, 64, 3)
+
+
+def test_an_overview_of_a_long_clip_stays_small() -> None:
+    overview = Overview(side=16)
+
+    for place in range(1000):
+        overview.add(np.full((48, 64, 3), place // 4, np.uint8))
+
+    assert len(overview._kept) < 64
+    sheet = overview.spritesheet()
+    assert sheet.shape == (4 * 12, 4 * 16, 3)
+    assert sheet[0, 0, 0] == 0
+    assert sheet[-1, -1, 0] > 230

@@ -1,0 +1,1 @@
+"""Engine of ``image-upscale`` and ``video-upscale``: pictures and frames, tile by tile."""

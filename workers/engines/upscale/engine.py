@@ -1,0 +1,327 @@
+"""The engine of ``image-upscale`` and ``video-upscale``: each step takes tiles of all requests."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import av
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workers.contract.jobs import Cancelled, Completed, Event, Failed, Job, Outcome, RequestId
+from workers.contract.media import ImageInput, VideoInput
+from workers.contract.models import ModelSpec
+from workers.engines.protocol import (
+    Admission,
+    Admitted,
+    CancelReason,
+    Estimate,
+    PhaseClock,
+    StepReport,
+    Wait,
+)
+from workers.engines.threads import threads_for, use_threads
+from workers.engines.upscale.network import Network
+from workers.engines.upscale.options import read_options
+from workers.engines.upscale.tiles import Canvas, plan
+from workers.engines.upscale.work import Pictures, Result, Size, Video, Work
+from workers.media.decode import read_image
+from workers.media.encode import CONTENT_TYPES, Origin, VideoWriter
+from workers.media.footage import open_video
+from workers.media.pixels import MediaError, Pixels
+
+log = logging.getLogger(__name__)
+
+VIDEO_TASK: Final = "video-upscale"
+_BYTE_US: Final = 1.0
+"""Of an attachment: a guess, because its size in pixels is known only once it is opened."""
+_PIXEL_BYTES: Final = 2048
+"""Of device memory for each pixel of the source in a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    work: Work
+    canvas: Canvas
+    place: int
+
+    @property
+    def pixels(self) -> int:
+        return self.canvas.grid.height * self.canvas.grid.width
+
+
+class UpscaleEngine:
+    """Raise ``ValueError`` if an option is wrong."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._options = read_options(spec)
+        self._network: Network | None = None
+        self._threads = 1
+        self._step_pixels = 0
+        self._turn = 0
+        self._running: dict[RequestId, Work] = {}
+
+    def load(self) -> None:
+        """Read the weights and warm up. Raise ``ValueError`` with the reason."""
+        network = Network(self._spec, self._options)
+        self._threads = threads_for(network.module, self._options.threads)
+        use_threads(self._threads)
+        drawn = network.draw(np.zeros((1, 16, 16, 3), np.uint8))
+        if drawn.shape != (1, 16 * network.scale, 16 * network.scale, 3):
+            raise ValueError(f"the network draws {drawn.shape} from 16x16, which is no enlarging")
+        self._network = network
+        self._step_pixels = network.step_pixels
+
+    def unload(self) -> None:
+        self._network = None
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def estimate(self, job: Job) -> Estimate:
+        size = sum(blob.bytes for blob in job.attachments)
+        return Estimate(round(size * _BYTE_US), self._step_pixels * _PIXEL_BYTES)
+
+    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
+        if len(self._running) >= self._options.slots:
+            return Wait()
+        with clock.phase("preprocess"):
+            try:
+                if job.task == VIDEO_TASK:
+                    made = self._video(job, files)
+                else:
+                    made = self._pictures(job, files)
+            except msgspec.ValidationError as error:
+                return Failed("invalid_input", f"The input cannot be read: {error}.")
+            except MediaError as error:
+                param = "video" if job.task == VIDEO_TASK else "image"
+                return Failed("invalid_input", str(error), param=param)
+        if isinstance(made, Failed):
+            return made
+        self._running[job.request_id] = made
+        return Admitted()
+
+    def step(self, clock: PhaseClock) -> StepReport:
+        assert self._network is not None
+        use_threads(self._threads)
+        outcomes: dict[RequestId, Outcome] = {}
+        with clock.phase("preprocess"):
+            batch = self._choose(outcomes)
+        weights: dict[RequestId, float] = {}
+        with clock.phase("forward"):
+            drawn = self._draw(batch)
+        with clock.phase("postprocess"):
+            for tile, pixels in zip(batch, drawn, strict=True):
+                id = tile.work.request_id
+                weights[id] = weights.get(id, 0.0) + tile.pixels
+                if pixels is not None:
+                    tile.work.put(tile.canvas, tile.place, pixels)
+                elif id not in outcomes:
+                    outcomes[id] = _out_of_memory(tile.work)
+            events = self._collect(outcomes)
+        return StepReport(weights, events, tuple(outcomes.items()))
+
+    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
+        self._running[request_id].cancelled = reason
+
+    def release(self, request_id: RequestId) -> None:
+        self._running.pop(request_id).result.close()
+
+    # --- What is asked for ------------------------------------------------------------------------
+
+    def _pictures(self, job: Job, files: Sequence[bytes]) -> Work | Failed:
+        asked = msgspec.convert(job.input, ImageInput)
+        if not 1 <= asked.images <= len(files):
+            return Failed("invalid_input", "There is no picture to enlarge.", param="image")
+        if asked.n != 1:
+            message = f"n is {asked.n}; a picture is enlarged in one way only, so n must be 1."
+            return Failed("unsupported_parameter", message, param="n")
+        sources = [
+            read_image(data, pixels_max=self._options.pixels_max, alpha=True)
+            for data in files[: asked.images]
+        ]
+        sizes = []
+        for source in sources:
+            size = self._size(
+                (source.shape[1], source.shape[0]),
+                scale=asked.scale if asked.scale > 1 else None,
+                wanted=(asked.width, asked.height),
+            )
+            if isinstance(size, Failed):
+                return size
+            sizes.append(size)
+        result = Pictures(sizes, asked.format, asked.compression, self._origin(job))
+        steps = sum(self._tiles(source.shape[1], source.shape[0]) for source in sources)
+        return self._work(job, iter(sources), result, steps)
+
+    def _video(self, job: Job, files: Sequence[bytes]) -> Work | Failed:
+        asked = msgspec.convert(job.input, VideoInput)
+        if not asked.video or not files:
+            return Failed("invalid_input", "There is no video to enlarge.", param="video")
+        footage = open_video(
+            files[-1],
+            pixels_max=self._options.frame_pixels_max,
+            frames_max=self._options.frames_max,
+            seconds_max=self._options.seconds_max,
+            audio=asked.format == "mp4",
+        )
+        size = self._size(
+            (footage.width, footage.height),
+            scale=asked.scale,
+            wanted=(asked.width, asked.height),
+        )
+        if isinstance(size, Failed):
+            return size
+        writer = VideoWriter(
+            footage.fps, asked.format, origin=self._origin(job), audio=footage.audio
+        )
+        result = Video(size, footage, writer, CONTENT_TYPES[asked.format])
+        steps = footage.frames_expected * self._tiles(footage.width, footage.height)
+        return self._work(job, footage.frames, result, steps)
+
+    def _work(self, job: Job, sources: Iterator[Pixels], result: Result, steps: int) -> Work:
+        assert self._network is not None
+        return Work(
+            job.request_id,
+            sources,
+            result,
+            steps,
+            scale=self._network.scale,
+            tile=self._network.tile,
+            overlap=self._options.overlap,
+        )
+
+    def _origin(self, job: Job) -> Origin:
+        return Origin(self._spec.name, job.request_id, source="algorithmicallyEnhanced")
+
+    def _tiles(self, width: int, height: int) -> int:
+        assert self._network is not None
+        return plan(height, width, tile=self._network.tile, overlap=self._options.overlap).tiles
+
+    def _size(
+        self, source: Size, *, scale: int | None, wanted: tuple[int | None, int | None]
+    ) -> Size | Failed:
+        """What is delivered: so many times as large, or as large as said, but not larger still."""
+        assert self._network is not None
+        own, (width, height) = self._network.scale, source
+        if scale is not None and not 1 <= scale <= own:
+            message = f"scale is {scale}; this model draws 1 to {own} times as large."
+            return Failed("unsupported_parameter", message, param="scale")
+        if wanted == (None, None):
+            return width * (scale or own), height * (scale or own)
+        wide = wanted[0] or max(1, round(width * (wanted[1] or 0) / height))
+        high = wanted[1] or max(1, round(height * wide / width))
+        if not (0 < wide <= width * own and 0 < high <= height * own):
+            message = f"{wide}x{high} is asked for; of {width}x{height} this model makes at most "
+            return Failed(
+                "unsupported_parameter", f"{message}{width * own}x{height * own}.", param="size"
+            )
+        if abs(wide * height - high * width) > 0.02 * wide * height:
+            message = f"{wide}x{high} has other proportions than the source, {width}x{height}."
+            return Failed("unsupported_parameter", message, param="size")
+        return wide, high
+
+    # --- Steps ------------------------------------------------------------------------------------
+
+    def _choose(self, outcomes: dict[RequestId, Outcome]) -> list[_Tile]:
+        """Tiles of one shape, by turns of all requests; each step another one says the shape."""
+        works = [work for work in self._running.values() if work.cancelled is None]
+        if works:
+            self._turn = (self._turn + 1) % len(works)
+            works = works[self._turn :] + works[: self._turn]
+        batch: list[_Tile] = []
+        room = self._step_pixels
+        while works:
+            for work in tuple(works):
+                found = _next(work, outcomes)
+                shape = found and (found[0].grid.height, found[0].grid.width)
+                if found is None or (batch and shape != _shape(batch[0])):
+                    works.remove(work)
+                    continue
+                tile = _Tile(work, *found)
+                if batch and tile.pixels > room:
+                    return batch
+                work.take()
+                batch.append(tile)
+                room -= tile.pixels
+        return batch
+
+    def _draw(self, batch: Sequence[_Tile]) -> list[npt.NDArray[np.float32] | None]:
+        """Each tile drawn, or None for one that alone is too much for the memory there is."""
+        assert self._network is not None
+        if not batch:
+            return []
+        try:
+            drawn = self._network.draw(np.stack([tile.canvas.cut(tile.place) for tile in batch]))
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+        else:
+            # What was too much once need not be for ever: others may have left the device.
+            grown = self._step_pixels + self._step_pixels // 64
+            self._step_pixels = min(self._network.step_pixels, grown)
+            return list(drawn)
+        torch.cuda.empty_cache()
+        if len(batch) == 1:
+            return [None]
+        half = len(batch) // 2
+        self._step_pixels = max(half * batch[0].pixels, 64)
+        return self._draw(batch[:half]) + self._draw(batch[half:])
+
+    def _collect(self, outcomes: dict[RequestId, Outcome]) -> list[tuple[RequestId, Event]]:
+        """Encode what is whole, say how far each request is, and end those that are done."""
+        events: list[tuple[RequestId, Event]] = []
+        for id, work in self._running.items():
+            if id in outcomes:
+                continue
+            if work.cancelled is not None:
+                outcomes[id] = Cancelled(work.cancelled, usage=work.usage())
+                continue
+            try:
+                work.collect()
+                if not work.drawing:
+                    _next(work, outcomes)
+                if progress := work.progress():
+                    events.append((id, progress))
+                if work.done:
+                    media, files = work.result.finish()
+                    outcomes[id] = Completed(
+                        work.usage(), output={"media": media}, files=tuple(files)
+                    )
+            except av.FFmpegError:
+                log.exception("result could not be encoded", extra={"request_id": id})
+                outcomes[id] = Failed("engine_error", "The result could not be encoded.")
+        return events
+
+
+def _next(work: Work, outcomes: dict[RequestId, Outcome]) -> tuple[Canvas, int] | None:
+    """The request's next tile; a source that turns out to be damaged ends it."""
+    if work.request_id in outcomes:
+        return None
+    try:
+        return work.next()
+    except MediaError as error:
+        outcomes[work.request_id] = Failed("invalid_input", str(error), param="video")
+        return None
+
+
+def _shape(tile: _Tile) -> tuple[int, int]:
+    return tile.canvas.grid.height, tile.canvas.grid.width
+
+
+def _out_of_memory(work: Work) -> Failed:
+    message = "The device has too little memory for this request."
+    return Failed("out_of_memory", message, usage=work.usage())
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """A CPU's allocator says it with a plain RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        type(error) is RuntimeError and "not enough memory" in str(error)
+    )

@@ -1,0 +1,234 @@
+"""One request on its way: what it still wants drawn, tile by tile, and what became of it.
+
+It knows no network and no batch. Tiles are handed out in order and come back in order, so frames of
+a video are encoded as soon as they are whole, and never more of them are at hand than a step takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from workers.contract.jobs import Progress, RequestId, Usage
+from workers.contract.media import File, ImageFormat, Medium
+from workers.engines.protocol import CancelReason
+from workers.engines.upscale.tiles import Canvas, plan
+from workers.media import encode
+from workers.media.encode import CONTENT_TYPES, Origin, Overview, VideoWriter
+from workers.media.footage import Footage
+from workers.media.pixels import Pixels
+
+Size: TypeAlias = tuple[int, int]
+"""Width and height."""
+_BANDS: Final = (480, 720, 1080, 1440, 2160, 4320)
+"""Lines by which a video's resolution is named and priced."""
+_SMALL_QUALITY: Final = 80
+
+
+def band(size: Size) -> str:
+    """The smallest usual resolution that holds a picture: ``1080p``."""
+    short = min(size)
+    return f"{next((lines for lines in _BANDS if short <= lines), _BANDS[-1])}p"
+
+
+def resized(pixels: Pixels, size: Size) -> Pixels:
+    """As large as asked; what the network drew is only ever made smaller."""
+    if (pixels.shape[1], pixels.shape[0]) == size:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
+
+
+class Result(Protocol):
+    """Takes finished pictures or frames, in order, and becomes files."""
+
+    def add(self, drawn: Pixels, source: Pixels) -> None: ...
+
+    def finish(self) -> tuple[list[Medium], list[File]]: ...
+
+    def usage(self) -> Usage: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Pictures:
+    """Each picture becomes a file of its own; alpha is enlarged beside the network."""
+
+    sizes: list[Size]
+    format: ImageFormat
+    quality: int
+    origin: Origin
+    files: list[File] = field(default_factory=list)
+
+    def add(self, drawn: Pixels, source: Pixels) -> None:
+        pixels = resized(drawn, self.sizes[len(self.files)])
+        if source.shape[2] == 4 and self.format != "jpeg":
+            size = (pixels.shape[1], pixels.shape[0])
+            alpha = Image.fromarray(source[..., 3]).resize(size, Image.Resampling.BILINEAR)
+            pixels = np.dstack([pixels, np.asarray(alpha)])
+        data = encode.image(pixels, self.format, quality=self.quality, origin=self.origin)
+        self.files.append(File(CONTENT_TYPES[self.format], data))
+
+    def finish(self) -> tuple[list[Medium], list[File]]:
+        media = [
+            Medium(
+                "image",
+                index=index,
+                blob=index,
+                content_type=file.content_type,
+                width=width,
+                height=height,
+            )
+            for index, (file, (width, height)) in enumerate(
+                zip(self.files, self.sizes, strict=True)
+            )
+        ]
+        return media, self.files
+
+    def usage(self) -> Usage:
+        width, height = self.sizes[0]
+        attributes = {"size": f"{width}x{height}"}
+        return Usage(requests=1, images=len(self.files), attributes=attributes)
+
+    def close(self) -> None:
+        self.files = []
+
+
+@dataclass(slots=True)
+class Video:
+    """Frames become one clip, with a thumbnail and a sheet of small frames."""
+
+    size: Size
+    footage: Footage
+    writer: VideoWriter
+    content_type: str
+    overview: Overview = field(default_factory=Overview)
+    middle: Pixels | None = None
+
+    def add(self, drawn: Pixels, source: Pixels) -> None:
+        frame = resized(drawn, self.size)
+        if self.middle is None or self.writer.frames <= self.footage.frames_expected // 2:
+            self.middle = encode.thumbnail(frame)
+        self.writer.add(frame)
+        self.overview.add(frame)
+
+    def finish(self) -> tuple[list[Medium], list[File]]:
+        assert self.middle is not None
+        sheet = self.overview.spritesheet()
+        files = [File(self.content_type, self.writer.finish())]
+        width, height = self.writer.size
+        media = [
+            Medium(
+                "video",
+                blob=0,
+                content_type=self.content_type,
+                width=width,
+                height=height,
+                duration_ms=self.writer.duration_ms,
+                fps=round(self.footage.fps),
+            )
+        ]
+        for place, (role, pixels) in enumerate(
+            (("thumbnail", self.middle), ("spritesheet", sheet)), start=1
+        ):
+            data = encode.image(pixels, "webp", quality=_SMALL_QUALITY)
+            files.append(File(CONTENT_TYPES["webp"], data))
+            media.append(
+                Medium(
+                    "image",
+                    blob=place,
+                    role="thumbnail" if role == "thumbnail" else "spritesheet",
+                    content_type=CONTENT_TYPES["webp"],
+                    width=pixels.shape[1],
+                    height=pixels.shape[0],
+                )
+            )
+        return media, files
+
+    def usage(self) -> Usage:
+        return Usage(
+            requests=1,
+            video_ms=self.writer.duration_ms,
+            attributes={"resolution": band(self.size)},
+        )
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A request: sources still to come, canvases being drawn, and the result."""
+
+    request_id: RequestId
+    sources: Iterator[Pixels]
+    result: Result
+    steps: int
+    """Tiles in all, as expected."""
+    scale: int
+    tile: int
+    overlap: int
+    step: int = 0
+    cancelled: CancelReason | None = None
+    exhausted: bool = False
+    began: float = field(default_factory=time.monotonic)
+    waiting: deque[tuple[Canvas, int]] = field(default_factory=deque)
+    drawing: deque[tuple[Canvas, Pixels]] = field(default_factory=deque)
+    _shown: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.exhausted and not self.drawing
+
+    def next(self) -> tuple[Canvas, int] | None:
+        """The next tile to be drawn, not yet taken. Raise ``MediaError`` if a source is damaged."""
+        if not self.waiting and not self.exhausted:
+            source = next(self.sources, None)
+            if source is None:
+                self.exhausted = True
+            else:
+                height, width = source.shape[:2]
+                grid = plan(height, width, tile=self.tile, overlap=self.overlap)
+                canvas = Canvas(source[..., :3], grid, self.scale)
+                self.drawing.append((canvas, source))
+                self.waiting.extend((canvas, place) for place in range(grid.tiles))
+        return self.waiting[0] if self.waiting else None
+
+    def take(self) -> tuple[Canvas, int]:
+        return self.waiting.popleft()
+
+    def put(self, canvas: Canvas, place: int, drawn: npt.NDArray[np.float32]) -> None:
+        canvas.put(place, drawn)
+        self.step += 1
+
+    def collect(self) -> None:
+        """Encode what is whole."""
+        while self.drawing and self.drawing[0][0].done:
+            canvas, source = self.drawing.popleft()
+            self.result.add(canvas.picture(), source)
+
+    def progress(self) -> Progress | None:
+        """How far it is, if that is a percent more than was said before."""
+        steps = max(self.steps, self.step)
+        if self.step == 0 or ((self.step - self._shown) * 100 < steps and self.step < steps):
+            return None
+        self._shown = self.step
+        spent_ms = (time.monotonic() - self.began) * 1000
+        return Progress(self.step, steps, round(spent_ms * (steps - self.step) / self.step))
+
+    def usage(self) -> Usage:
+        found = self.result.usage()
+        return Usage(
+            requests=found.requests,
+            images=found.images,
+            video_ms=found.video_ms,
+            steps=self.step,
+            attributes=found.attributes,
+        )
