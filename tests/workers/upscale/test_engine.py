@@ -24,6 +24,7 @@ from workers.contract.jobs import (
     Outcome,
     Progress,
     RequestId,
+    Usage,
 )
 from workers.contract.media import ImageInput, Medium, VideoInput
 from workers.contract.models import ModelSpec
@@ -378,6 +379,15 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(
     assert isinstance(refused, Failed)
     assert refused.code == code
     assert said in refused.message
+
+
+def test_a_video_longer_than_was_held_for_is_refused(checkpoint: Path) -> None:
+    job = msgspec.structs.replace(_video_job("a"), limits=Usage(video_ms=400))
+
+    refused = _engine(checkpoint).admit(job, Clock(), [_clip(6)])
+
+    assert isinstance(refused, Failed)
+    assert "0.5 seconds long; at most 0.4" in refused.message
 
 
 def test_there_are_only_so_many_slots(checkpoint: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -168,7 +169,7 @@ class UpscaleEngine:
             files[-1],
             pixels_max=self._options.frame_pixels_max,
             frames_max=self._options.frames_max,
-            seconds_max=self._options.seconds_max,
+            seconds_max=self._seconds(job),
             audio=asked.format == "mp4",
         )
         size = self._size(
@@ -199,6 +200,11 @@ class UpscaleEngine:
 
     def _origin(self, job: Job) -> Origin:
         return Origin(self._spec.name, job.request_id, source="algorithmicallyEnhanced")
+
+    def _seconds(self, job: Job) -> float:
+        """The longest source: no longer than what was held for."""
+        held_ms = job.limits.video_ms
+        return min(self._options.seconds_max, held_ms / 1000 if held_ms else math.inf)
 
     def _tiles(self, width: int, height: int) -> int:
         assert self._network is not None
