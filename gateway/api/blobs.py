@@ -14,10 +14,10 @@ from litestar.response import Stream
 from gateway.api.answers import json_response
 from gateway.api.media_views import unreadable
 from gateway.errors import Gone, InvalidRequest, render_openai
-from gateway.media.kinds import EXTENSIONS
 from gateway.media.links import PATH, Links, Place
 from gateway.media.store import MediaStore
 from workers.contract.blobs import BlobError, Blobs
+from workers.contract.kinds import EXTENSIONS
 
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 _POLICY: Final = "default-src 'none'; img-src 'self'; media-src 'self'; sandbox"

@@ -18,9 +18,9 @@ from gateway.api.answers import json_response
 from gateway.api.uploads import read_file, store_upload
 from gateway.batches.files import File, Files, Order
 from gateway.errors import InternalError, InvalidRequest, TollgateError, TooLarge, Unavailable
-from gateway.media.kinds import EXTENSIONS
 from gateway.settings import Settings
 from workers.contract.blobs import BlobError, BlobTooLarge, BlobUnavailable
+from workers.contract.kinds import EXTENSIONS
 
 PAGE_MAX: Final = 10_000
 CHUNK_BYTES: Final = 1024 * 1024

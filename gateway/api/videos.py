@@ -24,13 +24,13 @@ from gateway.api.video_bodies import RemixBody, VideoBody, remixed
 from gateway.catalog.tasks import TASKS
 from gateway.errors import Gone, InvalidRequest, NotFound
 from gateway.ledger.closed import Closed
-from gateway.media.kinds import EXTENSIONS
 from gateway.media.store import MediaStore, Record
 from gateway.requests.lifecycle import Requests
 from gateway.requests.media import drawing_task
 from gateway.requests.order import Open, Order
 from gateway.settings import Settings
 from workers.contract.jobs import Progress, RequestId
+from workers.contract.kinds import EXTENSIONS
 
 PAGE_MAX: Final = 100
 POLL_MS: Final = (500, 5_000)

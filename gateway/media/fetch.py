@@ -21,11 +21,12 @@ import httpx
 
 from gateway.batches.files import Files
 from gateway.errors import InvalidRequest, TollgateError, TooLarge, Unavailable
-from gateway.media.kinds import HEAD_BYTES, accepted, kind_of, sniff
 from gateway.media.sources import Given, Inline, Remote, Sent, Source, Stored, Uploaded
-from gateway.outside import PrivateAddress, check_url, pin
+from gateway.outside import check_url
+from workers.contract.addresses import PrivateAddress, pin
 from workers.contract.blobs import BlobError, BlobMissing, Blobs, blob_key
 from workers.contract.jobs import BlobRef, RequestId
+from workers.contract.kinds import HEAD_BYTES, accepted, kind_of, sniff
 from workers.contract.media import MediumKind
 
 CHUNK_BYTES: Final = 1024 * 1024

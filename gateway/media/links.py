@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.errors import Forbidden, Gone, NotFound
-from gateway.media.kinds import EXTENSIONS, of_extension
 from workers.contract.jobs import BlobRef
+from workers.contract.kinds import EXTENSIONS, of_extension
 
 PATH: Final = "/v1/blobs"
 

@@ -27,9 +27,9 @@ from gateway import metrics
 from gateway.database import Database
 from gateway.errors import NotFound
 from gateway.ledger.closed import Closed
-from gateway.outside import PrivateAddress, pin
 from gateway.requests.order import Open
 from gateway.tables import webhook_deliveries
+from workers.contract.addresses import PrivateAddress, pin
 
 log = logging.getLogger(__name__)
 

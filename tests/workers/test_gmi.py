@@ -575,7 +575,7 @@ async def test_an_order_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPa
 
 async def test_redirects_are_followed_and_a_broken_connection_is_tried_again() -> None:
     async with calling() as (caller, service):
-        address = service.host(fake.picture(), "image/jpg")
+        address = service.host(fake.picture(), "application/octet-stream")
         service.outcome = lambda order: {
             "image_url": service.host(b"", "text/plain", status="302", Location=address)
         }
@@ -587,7 +587,7 @@ async def test_redirects_are_followed_and_a_broken_connection_is_tried_again() -
 
         outcome = await caller.completes()
 
-    assert outcome.files[0].content_type == "image/jpeg"
+    assert outcome.files[0].content_type == "image/png"
     assert outcome.files[0].data == fake.picture()
 
 

@@ -7,8 +7,7 @@ inside our network, unless the upstream itself is reached without TLS, as one of
 from __future__ import annotations
 
 import asyncio
-import mimetypes
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 from urllib.parse import urljoin, urlsplit
@@ -17,6 +16,7 @@ import httpx
 import tenacity
 
 from workers.contract.addresses import Pinned, PrivateAddress, pin
+from workers.contract.kinds import HEAD_BYTES, sniff
 from workers.contract.media import File
 
 BYTES_MAX: Final = 256 * 1024 * 1024
@@ -24,25 +24,6 @@ BYTES_MAX: Final = 256 * 1024 * 1024
 TRANSFER_S: Final = 300.0
 REDIRECTS_MAX: Final = 3
 ATTEMPTS: Final = 4
-
-_ALIASES: Final[Mapping[str, str]] = {
-    "image/jpg": "image/jpeg",
-    "video/x-m4v": "video/mp4",
-    "audio/mp3": "audio/mpeg",
-    "audio/x-wav": "audio/wav",
-    "audio/wave": "audio/wav",
-    "audio/vnd.wave": "audio/wav",
-    "audio/x-flac": "audio/flac",
-    "audio/x-m4a": "audio/mp4",
-    "audio/aacp": "audio/aac",
-}
-_TAKEN: Final = frozenset(
-    {"image/png", "image/jpeg", "image/webp", "image/gif"}
-    | {"video/mp4", "video/webm", "video/quicktime"}
-    | {"audio/mpeg", "audio/wav", "audio/flac", "audio/ogg", "audio/mp4", "audio/aac"}
-)
-"""A closed list: nothing that a browser would run is ever handed on."""
-_UNSAID: Final = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 
 
 class TransferError(Exception):
@@ -98,11 +79,11 @@ class Transfers:
                         url = urljoin(url, response.headers["Location"])
                         continue
                     _check_status(response.status_code)
-                    content_type = _content_type(response.headers.get("Content-Type", ""), url)
                     async for chunk in response.aiter_bytes():
                         data += chunk
                         budget.take(len(chunk))
-                    return File(content_type, bytes(data))
+                    header = response.headers.get("Content-Type", "")
+                    return File(_content_type(bytes(data[:HEAD_BYTES]), header), bytes(data))
         except httpx.HTTPError as error:
             budget.left += len(data)
             raise _Passing(f"the connection broke ({type(error).__name__})") from error
@@ -169,12 +150,10 @@ def _check_status(status: int) -> None:
         raise TransferError(f"it was answered with status {status}")
 
 
-def _content_type(header: str, url: str) -> str:
-    """What comes, by its header or, where that says nothing, by the name in its address."""
-    said = header.partition(";")[0].strip().lower()
-    if said in _UNSAID:
-        said = mimetypes.guess_type(urlsplit(url).path)[0] or said
-    said = _ALIASES.get(said, said)
-    if said not in _TAKEN:
-        raise TransferError(f"it is {said[:60] or 'of no known type'}, no picture, video or sound")
-    return said
+def _content_type(head: bytes, header: str) -> str:
+    """What came, by its first bytes: stores call many a thing ``application/octet-stream``."""
+    content_type = sniff(head)
+    if content_type is None:
+        said = header.partition(";")[0].strip().lower()[:60]
+        raise TransferError(f"it is {said or 'of no known type'}, no picture, video or sound")
+    return content_type

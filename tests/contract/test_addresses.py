@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.outside import PrivateAddress, is_public, pin
+from workers.contract.addresses import PrivateAddress, is_public, pin
 
 
 @pytest.mark.parametrize(

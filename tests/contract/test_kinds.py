@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.media.kinds import EXTENSIONS, HEAD_BYTES, of_extension, sniff
 from tests.artist import mp4, png
+from workers.contract.kinds import EXTENSIONS, HEAD_BYTES, of_extension, sniff
 
 HEADS = {
     "image/png": png(1, 1),
