@@ -6,9 +6,8 @@ import asyncio
 import os
 import signal
 import time
-from typing import cast
 
-from tests.workers.running import Gateway, echo
+from tests.workers.running import Gateway, echo, lapse_leases
 from workers.contract.jobs import (
     Cancelled,
     Completed,
@@ -221,18 +220,11 @@ async def test_the_jobs_of_a_killed_agent_are_taken_over_when_their_leases_lapse
         await first.ends()
 
     async with gateway.worker(catalog):
-        await _lapse_leases(gateway)
+        await lapse_leases(gateway)
         outcome = await gateway.outcome(request_id)
 
     assert isinstance(outcome, Completed)
     assert gateway.deliveries[request_id][0].attempt == 2
-
-
-async def _lapse_leases(gateway: Gateway, model: str = "echo") -> None:
-    """Spare the test the 15 s for which a silent holder is trusted."""
-    leases = f"{gateway.namespace}:{{{model}}}:leases"
-    for request_id in cast(list[bytes], await gateway.redis.zrange(leases, 0, -1)):
-        await gateway.redis.zadd(leases, {request_id: 1})
 
 
 async def test_a_holder_whose_lease_was_lost_says_nothing_more(gateway: Gateway) -> None:
@@ -242,7 +234,7 @@ async def test_a_holder_whose_lease_was_lost_says_nothing_more(gateway: Gateway)
         await gateway.until(lambda: request_id in gateway.events)
         first.signal(signal.SIGSTOP)
         async with gateway.worker(catalog, name="two"):
-            await _lapse_leases(gateway)
+            await lapse_leases(gateway)
             await gateway.until(lambda: gateway.events[request_id][-1].attempt == 2)
             first.signal(signal.SIGCONT)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.workers.running import Gateway, echo
+from tests.workers.running import Gateway, echo, lapse_leases
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import (
     BlobRef,
@@ -125,6 +126,44 @@ async def test_a_cancelled_stream_leaves_no_previews_behind(gateway: Gateway) ->
                 await asyncio.sleep(0.02)
 
     assert isinstance(outcome, Cancelled)
+
+
+async def test_of_two_attempts_only_the_one_that_counts_leaves_blobs(gateway: Gateway) -> None:
+    attached = await blobs_of(gateway).put("acc/in/n/0", b"a picture")
+    catalog = echo(tokens_per_step=1, step_us=10_000)
+    async with gateway.worker(catalog, name="one") as first:
+        request_id = await gateway.submit("word " * 200, stream=True, attachments=(attached,))
+        await gateway.until(
+            lambda: any(isinstance(event, Preview) for event in gateway.said(request_id))
+        )
+        first.signal(signal.SIGSTOP)
+        async with gateway.worker(catalog, name="two"):
+            await lapse_leases(gateway)
+            await gateway.until(lambda: gateway.events[request_id][-1].attempt == 2)
+            first.signal(signal.SIGCONT)
+
+            outcome = await gateway.outcome(request_id)
+            directory = gateway.home / "blobs" / "acc" / request_id
+            async with asyncio.timeout(20):
+                while len(list(directory.iterdir())) > 1:  # noqa: ASYNC110  # another process
+                    await asyncio.sleep(0.02)
+
+    assert isinstance(outcome, Completed)
+    assert await blobs_of(gateway).get(outcome.blobs[0]) == b"a picture"
+
+
+async def test_a_job_with_files_survives_the_death_of_its_engine(gateway: Gateway) -> None:
+    attached = await blobs_of(gateway).put("acc/in/n/0", PICTURE)
+    async with gateway.worker(echo(tokens_per_step=1, step_us=5_000)) as worker:
+        request_id = await gateway.submit("word " * 100, stream=True, attachments=(attached,))
+        await gateway.until(lambda: request_id in gateway.events)
+
+        os.kill(worker.engine_pid(), signal.SIGKILL)
+        outcome = await gateway.outcome(request_id)
+
+    assert isinstance(outcome, Completed)
+    assert gateway.deliveries[request_id][0].attempt == 2
+    assert await blobs_of(gateway).get(outcome.blobs[0]) == PICTURE
 
 
 async def test_a_worker_without_a_store_says_so(gateway: Gateway) -> None:

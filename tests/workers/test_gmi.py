@@ -165,11 +165,12 @@ async def test_an_order_that_is_answered_when_it_is_done_is_not_asked_after() ->
             "voice_id": "voice-7",
         }
         limits = Usage(audio_ms=60_000, characters=5)
-        caller.submit(text="hello", voice_id="voice-7", speed="1.1", limits=limits)
+        given = {"text": "hello", "voice_id": "voice-7", "speed": "1.1", "format": "wav"}
+        caller.submit(limits=limits, **given)
 
         outcome = await caller.completes()
 
-    assert service.order.payload == {"text": "hello", "voice_id": "voice-7", "speed": "1.1"}
+    assert service.order.payload == given
     assert service.order.polls == 0
     assert outcome.output == {
         "voice_id": "voice-7",

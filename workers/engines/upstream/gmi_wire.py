@@ -70,7 +70,9 @@ _OURS_ONLY: Final = frozenset(
     {"images", "mask", "video", "width", "height", "duration_ms", "format", "compression"}
     | {"previews", "parameters", "scale"}
 )
-"""Of our inputs, what does not go over as it stands."""
+"""Of pictures and videos, what does not go over as it stands."""
+_FREE: Final = frozenset({"talking-head", "text-to-speech", "voice-clone", "text-to-music"})
+"""Tasks whose inputs are the upstream's own, but for what is named above."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,7 +151,8 @@ def payload(job: Job, options: Options, sources: Sources) -> dict[str, Any]:
     """Write what a model reads. What a client calls ``parameters`` wins over nothing of ours."""
     given, makes = job.input, MAKES[job.task]
     body: dict[str, Any] = {**options.constants, **(given.get("parameters") or {})}
-    for name, value in _values(given).items():
+    hidden = frozenset({"parameters", "duration_ms"}) if job.task in _FREE else _OURS_ONLY
+    for name, value in _values(given, hidden).items():
         theirs = options.fields.get(name, _FIELDS.get(name, name))
         if theirs is not None:
             body[theirs] = value
@@ -171,12 +174,12 @@ def payload(job: Job, options: Options, sources: Sources) -> dict[str, Any]:
     return body
 
 
-def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+def _values(given: Mapping[str, Any], hidden: frozenset[str]) -> dict[str, Any]:
     """The fields that were said, under our names; those that we do not know go over unchanged."""
     values = {
         name: value
         for name, value in given.items()
-        if name not in _OURS_ONLY and value is not None and value != ""
+        if name not in hidden and value is not None and value != ""
     }
     if given.get("duration_ms"):
         values["seconds"] = given["duration_ms"] / 1000
