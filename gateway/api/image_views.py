@@ -61,7 +61,7 @@ class ImageAnswer:
             "model": closed.model,
             "data": data,
             **({"failed": failed} if failed else {}),
-            **self._described([medium for medium, _ in drawn]),
+            **self._described([medium for medium, _ in drawn], closed),
             "usage": image_usage(closed),
         }
 
@@ -98,7 +98,7 @@ class ImageAnswer:
                 "image_index": medium.index,
                 "created_at": int(closed.accepted_at.timestamp()),
                 "seed": medium.seed,
-                **self._described([medium]),
+                **self._described([medium], closed),
             }
             if self.asked.response_format != "b64_json":
                 event["url"] = self.links.link(blob).url
@@ -119,12 +119,13 @@ class ImageAnswer:
                 return [None] * len(blobs)
             raise RequestFailed(error.code, error.message, request_id=closed.request_id) from None
 
-    def _described(self, drawn: Sequence[Medium]) -> dict[str, Any]:
+    def _described(self, drawn: Sequence[Medium], closed: Closed | None = None) -> dict[str, Any]:
+        quality = closed.usage.attributes.get("quality") if closed is not None else None
         size = f"{drawn[0].width}x{drawn[0].height}" if drawn else self.asked.size or "auto"
         return {
             "background": "opaque",
             "output_format": self.asked.output_format or self.asked.format or "png",
-            "quality": self.asked.quality or "auto",
+            "quality": quality or self.asked.quality or "auto",
             "size": size,
         }
 

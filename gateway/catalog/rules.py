@@ -143,7 +143,7 @@ def repeated(names: Sequence[tuple[object, object]]) -> Iterator[Conflict]:
 
 
 def _route_details(entry: Entry) -> Iterator[Conflict]:
-    if entry.engine in ("llm", "embedding", "upscale") and entry.checkpoint is None:
+    if entry.engine not in (None, "echo") and entry.checkpoint is None:
         yield (), f"the engine {entry.engine} needs `checkpoint`: the directory of its weights"
     if entry.upstream is None:
         return

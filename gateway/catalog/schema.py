@@ -26,7 +26,7 @@ from gateway.catalog import rules
 from gateway.catalog.tasks import Task
 from gateway.pricing import Component, Price, Unit, parse_usd
 
-Engine: TypeAlias = Literal["llm", "embedding", "echo", "upscale"]
+Engine: TypeAlias = Literal["llm", "embedding", "diffusion", "upscale", "echo"]
 Dialect: TypeAlias = Literal["openai", "gmi"]
 CONDITIONS: Final = ("size", "quality", "resolution")
 """Attributes of what is made that a price may depend on."""

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.server
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import update
 
+from gateway.database import Database
+from gateway.media.store import MediaStore
+from gateway.media.tables import media
+from gateway.tables import outputs
 from tests.artist import Artist, mp4, png
 from tests.gateway.test_requests import events
 from tests.stack import Caller, Stack, ended, wait_for
+from workers.contract.blobs import Blobs
 
 PICTURE = png(16, 16, 7)
 DATA_URI = "data:image/png;base64," + base64.b64encode(PICTURE).decode()
@@ -305,6 +313,43 @@ def test_an_address_opens_nothing_else_and_nothing_once_its_output_is_gone(
     for output in stored(media_stack, caller):
         output.unlink()
     assert httpx.get(first).status_code == 410
+
+
+def pass_time(stack: Stack, request_id: str, *, expired: bool) -> None:
+    """Let it be time to look at what a request has, and maybe for its output to go."""
+
+    async def clear() -> None:
+        database = Database(stack.database_url)
+        now = datetime.now(UTC)
+        with database.transaction() as connection:
+            connection.execute(
+                update(media).where(media.c.request_id == request_id).values(clear_at=now)
+            )
+            if expired:
+                connection.execute(
+                    update(outputs).where(outputs.c.request_id == request_id).values(expires_at=now)
+                )
+        blobs = Blobs(stack.environment()["BLOB_URL"])
+        await MediaStore(database, blobs, retention=timedelta(hours=24)).clear_ended()
+        await database.close()
+
+    asyncio.run(clear())
+
+
+def test_after_its_time_all_of_a_request_is_deleted_but_its_receipt(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    found = finished(caller, prompt="x", image=DATA_URI)
+    url = found["output"]["media"][0]["url"]
+    assert len(stored(media_stack, caller)) == 2
+
+    pass_time(media_stack, found["id"], expired=False)
+    assert httpx.get(url).is_success
+    pass_time(media_stack, found["id"], expired=True)
+
+    assert stored(media_stack, caller) == []
+    gone = httpx.get(url)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "blob_expired")
+    assert caller.http.get(f"/v1/requests/{found['id']}/receipt").json()["cost"] == "0.01"
 
 
 def test_cancelled_drawing_costs_nothing(media_stack: Stack) -> None:
