@@ -31,3 +31,14 @@ def test_seconds_are_bounded_though_a_price_per_request_needs_no_limit_on_them()
     prepared = prepare(film, parse("text-to-video", {"prompt": "rain", "seconds": 86_400}))
 
     assert prepared.limits.video_ms == 86_400_000
+
+
+def test_an_upscaler_says_itself_how_far_it_goes_and_a_painter_goes_no_further_than_told() -> None:
+    price = [{"unit": "request", "amount": "1"}]
+    larger = {"name": "larger", "task": "image-upscale", "engine": "echo", "price": price}
+    painter = {**larger, "task": "text-to-image", "also": ["image-to-image"]}
+    value = parse("image-upscale", {"image": "https://example.com/a.png", "scale": 4})
+
+    assert prepare(Entry.model_validate(larger), value).input["scale"] == 4
+    with pytest.raises(InvalidRequest, match="enlarges 1 times"):
+        prepare(Entry.model_validate(painter), value)

@@ -127,8 +127,8 @@ class Limits(Strict):
     """Both sides are multiples of this."""
     pixels: Count | None = None
     scale: Annotated[StrictInt, Field(ge=1, le=SCALE_MAX)] | None = None
-    """How many times larger than drawn it can be had; 1 where a model runs here and nothing is
-    said."""
+    """How many times larger than drawn it can be had; where nothing is said, 1 of a model that
+    draws here, and as far as an upscaler goes."""
     seconds: Seconds | None = None
     """Of video or audio made."""
     fps: Annotated[StrictInt, Field(ge=1, le=FPS_MAX)] | None = None

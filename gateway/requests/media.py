@@ -263,7 +263,8 @@ class _Asked:
     def scale(self) -> int | None:
         given, most = self.value.scale, self.entry.limits.scale
         if most is None:
-            most = 1 if self.local else SCALE_MAX
+            # An upscaler knows best how far it goes, and refuses what is beyond it for nothing.
+            most = 1 if self.local and not self.task.endswith("-upscale") else SCALE_MAX
         if given is not None and given > most:
             raise over(f"{self.prefix}scale", given, f"{self.entry.name} enlarges {most} times")
         return given
