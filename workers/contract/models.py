@@ -83,8 +83,9 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
-    """Read every entry of a catalog file, checkpoints made absolute: its own, and that of the model
-    which guesses ahead for it, named by its entry or by its directory.
+    """Read every entry of a catalog file, all paths made absolute: the checkpoint's own, those of
+    adapters, and those of the models which guess ahead for it or enlarge what it draws, named by
+    their entry or by their directory.
 
     Raise ``OSError`` if it cannot be read and ``ValueError`` if it is no catalog.
     """
@@ -102,6 +103,16 @@ def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
         if isinstance(guesser, dict) and isinstance(named := guesser.get("checkpoint"), str):
             path = root / checkpoints.get(named, named)
             options["speculation"] = {**guesser, "checkpoint": str(path)}
+        if isinstance(named := options.get("upscaler"), str):
+            options["upscaler"] = str(root / checkpoints.get(named, named))
+        if isinstance(loras := options.get("lora"), list):
+            options["lora"] = [_absolute(lora, root) for lora in loras]
         own = None if spec.checkpoint is None else str(root / spec.checkpoint)
         found.append(msgspec.structs.replace(spec, checkpoint=own, options=options))
     return tuple(found)
+
+
+def _absolute(lora: Any, root: Path) -> Any:
+    if not isinstance(lora, dict) or not isinstance(path := lora.get("checkpoint"), str):
+        return lora  # the engine says what is wrong with it
+    return {**lora, "checkpoint": str(root / path)}

@@ -42,6 +42,7 @@ STYLES: Final = ("flat", "outline", "pixel")
 RELATIONS: Final = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 THINGS_MAX: Final = 2
 
+NIGHT: Final = (0.40, 0.44, 0.75)
 _CLASHES: Final = {("white", "white"), ("black", "dark")}
 _PIXELS: Final = 16
 """Of a picture's side in pixel style."""
@@ -193,7 +194,8 @@ def draw(scenes: Sequence[Scene], side: int = 64) -> torch.Tensor:
         colour = _column([COLOURS[one.colour] for one in things])
         image = image.clone() if place_ == 0 else image
         image[rows] = image[rows] * (1 - cover) + colour * cover
-    image = _style(_lit(image, scenes, x), scenes, side)
+    lit = image * torch.stack([light_of(s.light, side) for s in scenes])
+    image = _style(lit, scenes, side)
     return image.clamp(0, 1) * 2 - 1
 
 
@@ -201,17 +203,16 @@ def _column(values: Sequence[tuple[float, ...]]) -> torch.Tensor:
     return torch.tensor(values)[:, :, None, None]
 
 
-def _lit(image: torch.Tensor, scenes: Sequence[Scene], x: torch.Tensor) -> torch.Tensor:
-    """Under a lamp at one side the other side is dark; at night everything is dim and blue."""
-    light = torch.ones(len(scenes), 3, *x.shape)
-    for index, s in enumerate(scenes):
-        if s.light == "left":
-            light[index] = 0.70 - 0.38 * x
-        elif s.light == "right":
-            light[index] = 0.70 + 0.38 * x
-        elif s.light == "night":
-            light[index] = torch.tensor([0.40, 0.44, 0.75])[:, None, None]
-    return image * light
+def light_of(light: str, side: int) -> torch.Tensor:
+    """How much of each colour arrives where: (3, side, side)."""
+    x, _ = _grid(side, side)
+    if light == "left":
+        return (0.70 - 0.38 * x).expand(3, -1, -1)
+    if light == "right":
+        return (0.70 + 0.38 * x).expand(3, -1, -1)
+    if light == "night":
+        return torch.tensor(NIGHT)[:, None, None].expand(-1, side, side)
+    return torch.ones(3, side, side)
 
 
 def _style(image: torch.Tensor, scenes: Sequence[Scene], side: int) -> torch.Tensor:

@@ -102,10 +102,17 @@ def slopes(pixels: torch.Tensor) -> torch.Tensor:
     return torch.cat([across.flatten(1), down.flatten(1)], 1)
 
 
-def train_vae(vae: Any, minutes: float, r: random.Random) -> None:
-    """Learn to draw scenes again from latents of unit variance, with some noise in them."""
+def train_vae(
+    vae: Any, minutes: float, r: random.Random, *, rate: float, decoder_only: bool
+) -> None:
+    """Learn to draw scenes again from latents of unit variance, with some noise in them.
+
+    With ``decoder_only`` the latents stay as they are, and so does what was learned on them.
+    """
     vae.to(memory_format=torch.channels_last)
-    optimizer = adam((vae.parameters(), 2e-3))
+    vae.encoder.requires_grad_(not decoder_only)
+    learned = [one for one in vae.parameters() if one.requires_grad]
+    optimizer = adam((learned, rate))
     seen = total = 0.0
     for done in clock(minutes):
         set_rate(optimizer, done)
@@ -121,7 +128,7 @@ def train_vae(vae: Any, minutes: float, r: random.Random) -> None:
         loss = (
             loss + 0.02 * ((spread - 1) ** 2).mean() + 0.02 * (latents.mean((0, 2, 3)) ** 2).mean()
         )
-        step(optimizer, vae.parameters(), loss)
+        step(optimizer, learned, loss)
         seen, total = seen + 1, total + float(loss.detach())
         if seen % 200 == 0:
             print(f"vae {done:.2f} loss {total / 200:.4f}", flush=True)
@@ -131,10 +138,12 @@ def train_vae(vae: Any, minutes: float, r: random.Random) -> None:
         latents = vae.encode(pixels).latents
         made = vae.decode(latents).sample.clamp(-1, 1)
         psnr = 10 * torch.log10(4 / ((made - pixels) ** 2).mean((1, 2, 3))).mean()
+    print(f"vae psnr {psnr:.2f} dB, latents {latents.mean():.3f} ± {latents.std():.3f}", flush=True)
+    if decoder_only:
+        return
     vae.register_to_config(
         scaling_factor=float(1 / latents.std()), shift_factor=float(latents.mean())
     )
-    print(f"vae psnr {psnr:.2f} dB, latents {latents.mean():.3f} ± {latents.std():.3f}", flush=True)
 
 
 class Batch:
@@ -239,7 +248,7 @@ def read(out: Path, part: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--stage", choices=("text", "vae", "unet"), required=True)
+    parser.add_argument("--stage", choices=("text", "vae", "decoder", "unet"), required=True)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=1)
@@ -255,10 +264,11 @@ def main() -> None:
         tokenizer.save_pretrained(out / "tokenizer")
         encoder.save_pretrained(out / "text_encoder")
         return
-    if options.stage == "vae":
+    if options.stage in ("vae", "decoder"):
         vae = read(out, "vae") if (out / "vae").exists() else make_vae()
-        train_vae(vae, options.minutes, r)
-        vae.save_pretrained(out / "vae")
+        only = options.stage == "decoder"
+        train_vae(vae, options.minutes, r, rate=2 * options.rate, decoder_only=only)
+        vae.to(torch.bfloat16).save_pretrained(out / "vae")
         return
     unet = read(out, "unet") if (out / "unet").exists() else make_unet()
     scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=1.0)

@@ -32,6 +32,7 @@ from workers.contract.jobs import (
 from workers.contract.media import File, ImageInput, Medium, VideoInput
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion import loading, requests
+from workers.engines.diffusion.enlarging import Enlarger
 from workers.engines.diffusion.families import Family
 from workers.engines.diffusion.options import read_options
 from workers.engines.diffusion.rendezvous import Rendezvous, Run, Stopped, Turn
@@ -48,7 +49,7 @@ from workers.engines.protocol import (
 from workers.engines.threads import threads_for, use_threads
 from workers.media import encode
 from workers.media.decode import read_image, read_mask
-from workers.media.pixels import MediaError
+from workers.media.pixels import MediaError, Pixels
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class DiffusionEngine:
             prepare=lambda: use_threads(self._threads),
         )
         self._loaded: loading.Loaded | None = None
+        self._enlarger: Enlarger | None = None
         self._requests: dict[RequestId, Request] = {}
         self._drawn_by: dict[int, tuple[Request, Drawing]] = {}
         self._step_us = float(_STEP_US)
@@ -78,11 +80,13 @@ class DiffusionEngine:
     def load(self) -> None:
         """Read the weights and draw once. Raise ``ValueError`` with the reason."""
         self._loaded = loading.load(self._spec, self._options, self._rendezvous)
+        if self._options.upscaler is not None:
+            self._enlarger = Enlarger(self._options.upscaler, self._options, self._rendezvous)
         self._threads = threads_for(self._loaded.denoiser, self._options.threads)
         use_threads(self._threads)
 
     def unload(self) -> None:
-        self._loaded = None
+        self._loaded = self._enlarger = None
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -201,8 +205,13 @@ class DiffusionEngine:
             )
         if not asked.images and (family.strength or not family.sized):
             raise _Refused("invalid_input", "This task starts from a picture; send one.", "image")
-        if isinstance(asked, ImageInput) and asked.scale > 1:
+        scale = asked.scale or 1
+        if scale > 1 and self._enlarger is None:
             raise _Refused("unsupported_parameter", f"{name} has no upscaler.", "scale")
+        if self._enlarger is not None and scale > self._enlarger.scale:
+            raise _Refused(
+                "invalid_input", f"{name} enlarges at most {self._enlarger.scale} times.", "scale"
+            )
         if asked.parameters:
             field = min(asked.parameters)
             raise _Refused("unsupported_parameter", f"{name} has no parameter {field}.", field)
@@ -267,7 +276,8 @@ class DiffusionEngine:
                 continue
             guidance = asked.guidance if asked.guidance is not None else self._options.guidance
             run = Run(
-                requests.work(request, drawing, pipeline, guidance), priority=request.job.priority
+                requests.work(request, drawing, pipeline, guidance, self._enlarger),
+                priority=request.job.priority,
             )
             request.began_s = request.began_s or time.monotonic()
             drawing.run = run
@@ -287,31 +297,25 @@ class DiffusionEngine:
             return
         if run.error is not None:
             drawing.error = _failure(run.error, drawing)
-            if drawing.error.code == "engine_error":
+            if not isinstance(run.error, Stopped | requests.DrawingError) and (
+                drawing.error.code == "engine_error"
+            ):
                 log.error(
                     "drawing failed",
                     extra={"request_id": request.job.request_id},
                     exc_info=run.error,
                 )
             return
-        try:
-            drawing.media = self._media(request, drawing, run.result)
-        except ValueError as error:
-            drawing.error = Failed("engine_error", f"Nothing could be made of it: {error}.")
+        drawing.media = self._media(request, drawing, run.result)
         run.result = None
 
-    def _media(self, request: Request, drawing: Drawing, result: Any) -> list[tuple[Medium, File]]:
+    def _media(
+        self, request: Request, drawing: Drawing, pixels: Pixels
+    ) -> list[tuple[Medium, File]]:
         asked, job = request.asked, request.job
         origin = encode.Origin(self._spec.name, str(job.request_id), drawing.seed)
         if isinstance(asked, VideoInput):
-            frames = requests.to_pixels(np.asarray(result.frames[0]))[: request.frames]
-            return requests.video_files(frames, asked.fps or self._options.fps, asked, origin)
-        flagged = getattr(result, "nsfw_content_detected", None)
-        if flagged and flagged[0]:
-            raise ValueError("the model's safety checker holds it back")
-        pixels = requests.to_pixels(np.asarray(result.images[0]))
-        if request.mask is not None:
-            pixels = requests.keep_outside(pixels, request.sources[0], request.mask)
+            return requests.video_files(pixels, asked.fps or self._options.fps, asked, origin)
         kind, file = requests.picture_file(pixels, asked, origin)
         height, width = pixels.shape[:2]
         medium = Medium(
@@ -403,6 +407,8 @@ def _failure(error: BaseException, drawing: Drawing) -> Failed:
     """What a client may know of an exception of a pipeline."""
     if isinstance(error, Stopped):
         return Failed("engine_error", "The drawing was stopped.")
+    if isinstance(error, requests.DrawingError):
+        return Failed("engine_error", str(error))
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return Failed("out_of_memory", "The device ran out of memory.")
     if isinstance(error, ValueError) and drawing.done == 0:

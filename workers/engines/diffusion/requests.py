@@ -20,6 +20,7 @@ from PIL import Image
 from workers.contract.jobs import Failed, Job, Progress
 from workers.contract.media import File, ImageInput, Medium, VideoInput
 from workers.engines.diffusion import schedulers
+from workers.engines.diffusion.enlarging import Enlarger
 from workers.engines.diffusion.families import Family
 from workers.engines.diffusion.rendezvous import Run
 from workers.engines.protocol import CancelReason
@@ -86,10 +87,21 @@ class Request:
         return Progress(done, max(done, total), round(left_s * 1000))
 
 
+class DrawingError(Exception):
+    """Nothing could be made; the message is for the client."""
+
+
 def work(
-    request: Request, drawing: Drawing, pipeline: Any, guidance: float | None
-) -> Callable[[], Any]:
-    """What the drawing's thread executes: the pipeline, called as its family is."""
+    request: Request,
+    drawing: Drawing,
+    pipeline: Any,
+    guidance: float | None,
+    enlarger: Enlarger | None = None,
+) -> Callable[[], Pixels]:
+    """What the drawing's thread executes: the pipeline, called as its family is.
+
+    It returns a picture ``(H, W, 3)`` or the frames of a video ``(T, H, W, 3)``.
+    """
     asked, family = request.asked, request.family
     arguments: dict[str, Any] = {
         "prompt": asked.prompt,
@@ -116,9 +128,19 @@ def work(
         arguments["num_frames"] = -(-(request.frames - 1) // step) * step + 1
     wanted = asked.previews if isinstance(asked, ImageInput) else 0
 
-    def draw() -> Any:
+    def draw() -> Pixels:
         _watch(pipeline, drawing, request, previews=wanted)
-        return pipeline(**arguments)
+        result = pipeline(**arguments)
+        flagged = getattr(result, "nsfw_content_detected", None)
+        if flagged and flagged[0]:
+            raise DrawingError("The model's safety checker holds it back.")
+        if family.frames:
+            frames = to_pixels(np.asarray(result.frames[0]))[: request.frames]
+            return np.stack([_enlarged(frame, enlarger, asked.scale) for frame in frames])
+        pixels = to_pixels(np.asarray(result.images[0]))
+        if request.mask is not None:
+            pixels = keep_outside(pixels, request.sources[0], request.mask)
+        return _enlarged(pixels, enlarger, asked.scale)
 
     return draw
 
@@ -159,10 +181,16 @@ def _look(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> Pixe
     return to_pixels((drawn[0].float() / 2 + 0.5).permute(1, 2, 0).cpu().numpy())
 
 
+def _enlarged(pixels: Pixels, enlarger: Enlarger | None, scale: int | None) -> Pixels:
+    if enlarger is None or scale is None or scale == 1:
+        return pixels
+    return enlarger.enlarge(pixels, scale)
+
+
 def to_pixels(drawn: Any) -> Pixels:
-    """From 0 to 1, as pipelines return them, to bytes. Raise ``ValueError`` for no numbers."""
+    """From 0 to 1, as pipelines return them, to bytes. Raise ``DrawingError`` for no numbers."""
     if not np.isfinite(drawn).all():
-        raise ValueError("the picture came out as something that is no number")
+        raise DrawingError("The picture came out as something that is no number.")
     pixels: Pixels = (np.clip(drawn, 0.0, 1.0) * 255).round().astype(np.uint8)
     return pixels
 

@@ -1,0 +1,52 @@
+"""Draws finished pictures larger with an upscaling network, tile by tile, in runs' own threads.
+
+Each tile is a call of its own at the rendezvous, so that steps stay short and requests share them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+
+from workers.contract.models import ModelSpec
+from workers.engines.diffusion.options import Options
+from workers.engines.diffusion.rendezvous import Rendezvous
+from workers.engines.upscale import options as upscale_options
+from workers.engines.upscale.network import Network
+from workers.engines.upscale.tiles import Canvas, plan
+from workers.engines.upscale.work import resized
+from workers.media.pixels import Pixels
+
+_OVERLAP: Final = 16
+
+
+class Enlarger:
+    """Raise ``ValueError`` if the checkpoint cannot be read."""
+
+    def __init__(self, path: str, options: Options, rendezvous: Rendezvous) -> None:
+        own = {"device": options.device, "overlap": _OVERLAP}
+        spec = ModelSpec("upscaler", "image-upscale", checkpoint=path, options=own)
+        try:
+            self._network = Network(spec, upscale_options.read_options(spec))
+        except ValueError as error:
+            raise ValueError(f"the upscaler: {error}") from error
+        self.scale = self._network.scale
+        self._draw = rendezvous.site("upscaler", self._call, "postprocess")
+
+    def _call(self, tiles: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self._network.draw(tiles.numpy()))
+
+    def enlarge(self, pixels: Pixels, scale: int) -> Pixels:
+        """``(H, W, 3)`` becomes ``scale`` times as high and wide, at most the network's own."""
+        height, width = pixels.shape[:2]
+        grid = plan(height, width, tile=self._network.tile, overlap=_OVERLAP)
+        canvas = Canvas(pixels, grid, self.scale)
+        for tile in range(grid.tiles):
+            cut = torch.from_numpy(np.ascontiguousarray(canvas.cut(tile))[None])
+            canvas.put(tile, self._draw(cut)[0].numpy())
+        drawn = canvas.picture()
+        if scale == self.scale:
+            return drawn
+        return resized(drawn, (width * scale, height * scale))
