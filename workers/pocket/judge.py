@@ -71,8 +71,11 @@ class Verdict:
         return self.background and self.things and self.colours and self.shapes and self.places
 
 
-def judge(picture: torch.Tensor, scene: Scene) -> Verdict:
-    """Compare a picture ``(3, 64, 64)`` from -1 to 1 with what it should show."""
+def judge(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) -> Verdict:
+    """Compare a picture ``(3, 64, 64)`` from -1 to 1 with what it should show.
+
+    With ``stays`` each thing must also stand where it does in the scene, at most so far off.
+    """
     flat = _in_daylight(picture, scene)
     ground = torch.tensor(BACKGROUNDS[scene.background])[:, None, None]
     far = (flat - ground).abs().amax(0)
@@ -93,7 +96,8 @@ def judge(picture: torch.Tensor, scene: Scene) -> Verdict:
         True,
         all(piece.colour == thing.colour for piece, thing in pairs),
         all(_has_shape(piece, thing, scene.style) for piece, thing in pairs),
-        scene.relation is None or _related(order[0], order[1], scene.relation),
+        (scene.relation is None or _related(order[0], order[1], scene.relation))
+        and (stays is None or all(_stands(piece, thing, stays) for piece, thing in pairs)),
     )
 
 
@@ -211,6 +215,10 @@ def _assign(found: Sequence[Piece], things: Sequence[Thing]) -> list[Piece]:
 
     either = [found[0], found[1]], [found[1], found[0]]
     return max(either, key=fit)
+
+
+def _stands(piece: Piece, thing: Thing, most: float) -> bool:
+    return abs(piece.x - thing.x) <= most and abs(piece.y - thing.y) <= most
 
 
 def _related(first: Piece, second: Piece, relation: str) -> bool:
