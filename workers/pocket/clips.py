@@ -82,8 +82,11 @@ def film(clips: Sequence[Clip], side: int = 64, frames: int = FRAMES) -> torch.T
     return pictures.view(len(clips), frames, *pictures.shape[1:])
 
 
-def clip(r: random.Random, *, pictured: bool | None = None) -> Clip:
-    """Choose a clip, told in words or by its first frame."""
+def clip(r: random.Random, *, pictured: bool | None = None, resting: float = 0.15) -> Clip:
+    """Choose a clip, told in words or by its first frame.
+
+    ``resting`` is how often a thing may begin where it has no way left, as a continued clip does.
+    """
     pictured = r.random() < 0.5 if pictured is None else pictured
     s = scene(r)
     one = s.things[0]
@@ -96,7 +99,9 @@ def clip(r: random.Random, *, pictured: bool | None = None) -> Clip:
         motion = "shrinks"
     if motion in DIRECTIONS:
         dx, dy = DIRECTIONS[motion]
-        back = r.uniform(0.2, 0.5) if not pictured or r.random() < 0.7 else r.uniform(-0.55, 0.55)
+        back = r.uniform(0.2, 0.5)
+        if pictured and r.random() < 0.4:
+            back = r.uniform(-0.6, 0.0) if r.random() < resting else r.uniform(-0.1, 0.6)
         one = replace(one, x=-dx * back if dx else one.x, y=-dy * back if dy else one.y)
     s = replace(s, things=(one, *s.things[1:]))
     text = _instruction(s, motion, r) if pictured else _caption(s, motion, r)

@@ -76,15 +76,11 @@ def judge(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) ->
 
     With ``stays`` each thing must also stand where it does in the scene, at most so far off.
     """
-    flat = _in_daylight(picture, scene)
-    ground = torch.tensor(BACKGROUNDS[scene.background])[:, None, None]
-    far = (flat - ground).abs().amax(0)
-    if scene.style == "pixel":  # the cells at the edge are mixtures
-        far = F.avg_pool2d(far[None], SIDE // 16)[0].repeat_interleave(4, 0).repeat_interleave(4, 1)
-    front = far > (2 * FAR if scene.style == "pixel" else FAR)
+    flat, front = _front(picture, scene)
+    ground = torch.tensor(BACKGROUNDS[scene.background])
     behind = flat[:, ~front]
     background = behind.shape[1] > SIDE and bool(
-        ((behind.mean(1) - ground[:, 0, 0]).abs() < BACKGROUND_FAR).all()
+        ((behind.mean(1) - ground).abs() < BACKGROUND_FAR).all()
     )
     found = pieces(flat, front, scene)
     if len(found) != len(scene.things):
@@ -101,9 +97,22 @@ def judge(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) ->
     )
 
 
-def _in_daylight(picture: torch.Tensor, scene: Scene) -> torch.Tensor:
+def seen(picture: torch.Tensor, scene: Scene) -> list[Piece]:
+    """What stands before the background that a scene has, in its light."""
+    return pieces(*_front(picture, scene), scene)
+
+
+def _front(picture: torch.Tensor, scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
+    """A picture in daylight, from 0 to 1, and which pixels are not background."""
     light = light_of(scene.light, SIDE)
-    return ((picture.float().clamp(-1, 1) + 1) / 2 / light).clamp(0, 1.2)
+    flat = ((picture.float().clamp(-1, 1) + 1) / 2 / light).clamp(0, 1.2)
+    ground = torch.tensor(BACKGROUNDS[scene.background])[:, None, None]
+    far = (flat - ground).abs().amax(0)
+    if scene.style != "pixel":
+        return flat, far > FAR
+    # The cells at the edge are mixtures.
+    cells = F.avg_pool2d(far[None], SIDE // 16)[0].repeat_interleave(4, 0).repeat_interleave(4, 1)
+    return flat, cells > 2 * FAR
 
 
 def pieces(flat: torch.Tensor, front: torch.Tensor, scene: Scene) -> list[Piece]:
