@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,16 @@ def test_a_cancelled_request_leaves_at_once_and_the_others_go_on(sd3: Path) -> N
     driver.finish()
     assert isinstance(driver.outcomes["stays"], Completed)
     assert isinstance(driver.outcomes["next"], Completed)
+
+
+def test_nothing_is_left_of_a_request_that_was_the_only_one(sd3: Path) -> None:
+    driver = Driver(spec(sd3))
+    driver.admit("gone", n=2, steps=50)
+    for _ in range(6):
+        driver.step()
+    driver.engine.cancel("gone", "deadline")
+    driver.step()
+    assert not [one for one in threading.enumerate() if one.name == "pipeline"]
 
 
 def test_whoever_finds_no_slot_waits(sd3: Path) -> None:

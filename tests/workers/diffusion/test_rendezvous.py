@@ -134,7 +134,7 @@ def test_a_lost_device_is_everybodys() -> None:
         rendezvous.turn(PhaseNames().phase)
 
 
-def test_a_stopped_run_ends_at_its_next_call() -> None:
+def test_a_stopped_run_ends_where_it_is() -> None:
     model, rendezvous = Model(), Rendezvous(rows_max=16)
     call = rendezvous.site("model", model, "forward")
     cleaned = []
@@ -152,8 +152,8 @@ def test_a_stopped_run_ends_at_its_next_call() -> None:
     rendezvous.start(other)
     rendezvous.turn(PhaseNames().phase)
     rendezvous.stop(stopped)
-    turn = rendezvous.turn(PhaseNames().phase)
     assert stopped.ended
+    turn = rendezvous.turn(PhaseNames().phase)
     assert isinstance(stopped.error, Stopped)
     assert cleaned == [True]
     assert set(turn.rows) == {id(other)}

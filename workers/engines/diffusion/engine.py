@@ -140,10 +140,10 @@ class DiffusionEngine:
 
     def release(self, request_id: RequestId) -> None:
         request = self._requests.pop(request_id)
-        for drawing in request.drawings:
-            if drawing.run is not None and not drawing.run.ended:
-                self._rendezvous.stop(drawing.run)
-                self._drawn_by.pop(id(drawing.run), None)
+        runs = [one.run for one in request.drawings if one.run is not None and not one.run.ended]
+        self._rendezvous.stop(*runs)
+        for run in runs:
+            self._drawn_by.pop(id(run), None)
 
     # --- Into the engine --------------------------------------------------------------------------
 

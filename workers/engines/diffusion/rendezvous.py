@@ -107,9 +107,12 @@ class Rendezvous:
             self._going += 1
         threading.Thread(target=self._execute, args=(run,), name="pipeline", daemon=True).start()
 
-    def stop(self, run: Run) -> None:
-        """Let a run end at its next call; the turn after that reports it."""
-        run.stopping = True
+    def stop(self, *runs: Run) -> None:
+        """End runs where they are parked, between two turns; the next turn reports them."""
+        for run in runs:
+            run.stopping = True
+        self._quiet()
+        self._drop_stopped()
 
     def turn(self, phase: Callable[[Phase], Any]) -> Turn:
         """Make one call for as many runs as fit together, and let them go on until they park again.
