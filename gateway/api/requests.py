@@ -27,6 +27,7 @@ from gateway.api.media_views import (
 )
 from gateway.api.views import margin_view, quote_view, receipt_view, request_view
 from gateway.catalog.store import LiveCatalog
+from gateway.catalog.tasks import Task
 from gateway.database import Database
 from gateway.errors import InvalidRequest
 from gateway.ledger.closed import Closed
@@ -61,6 +62,8 @@ class RequestBody(BaseModel):
 
     model: Annotated[str, Field(min_length=1, max_length=200)]
     input: dict[str, Any]
+    task: Task | None = None
+    """Which of the model's tasks; by default the first that fits to what is sent along."""
     webhook: Annotated[str, Field(max_length=2000)] | None = None
     metadata: (
         Annotated[
@@ -89,6 +92,7 @@ class RequestsController(Controller):
         order = requests.order(
             data.model,
             data.input,
+            task=data.task,
             webhook=data.webhook,
             metadata=data.metadata,
             idempotency=await idempotency(request),
@@ -281,4 +285,4 @@ def _plainly_ordered(requests: Requests, body: dict[str, Any]) -> Order:
         completion = read_body(ChatCompletion, body)
         return Order(model=completion.model, task=TASK, input=completion.generation())
     native = read_body(RequestBody, body)
-    return requests.order(native.model, native.input)
+    return requests.order(native.model, native.input, task=native.task)

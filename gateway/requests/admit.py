@@ -122,11 +122,11 @@ class Admission:
         if task != entry.task and task not in entry.also:
             raise InvalidRequest(
                 "task_not_supported",
-                f"{entry.name} does {entry.task}, not {task}.",
+                f"{entry.name} does {', '.join((entry.task, *entry.also))}, not {task}.",
                 param="model",
             )
         price_id, price = self._live.priced(entry.name, now, account_id, order.service_class)
-        prepared = prepare(entry, order.input, task=task, prefix="" if order.task else "input")
+        prepared = prepare(entry, order.input, task=task, prefix=order.within)
         if order.alias is not None:
             # Stays with the usage to the receipt; no price depends on it.
             attributes = {**prepared.limits.attributes, ORDERED_AS: order.alias}

@@ -21,6 +21,7 @@ from gateway import metrics
 from gateway.accounts.rates import Rates
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
+from gateway.catalog.tasks import Task
 from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound, TollgateError, TooManyRequests
 from gateway.failpoints import reach
@@ -169,6 +170,7 @@ class Requests:
         model: str,
         value: Mapping[str, Any],
         *,
+        task: Task | None = None,
         webhook: str | None = None,
         metadata: Mapping[str, str] | None = None,
         idempotency: Idempotency | None = None,
@@ -180,6 +182,8 @@ class Requests:
         return Order(
             model=model,
             input=self._admission.read_input(model, value),
+            task=task,
+            within="input",
             stream=True,
             waits=False,
             webhook=webhook,

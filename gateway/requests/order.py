@@ -37,7 +37,9 @@ class Order:
     model: str
     input: Input
     task: Task | None = None
-    """Given by a dialect that serves one task; otherwise the catalog entry's own."""
+    """Given by a dialect that serves one, or named; otherwise what the input is fit for."""
+    within: str = ""
+    """Where in the client's body the input stands, for errors to name its fields."""
     stream: bool = False
     waits: bool = True
     """Whether the client waits for the answer, so that a queue without a worker is no use to it."""

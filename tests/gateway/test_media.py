@@ -113,6 +113,26 @@ def test_a_price_may_depend_on_the_quality_and_steps_follow_it(
     assert job.limits.attributes == {"size": "128x64", "quality": "high"}
 
 
+def test_a_task_may_be_named(media_stack: Stack, artist: Artist) -> None:
+    caller = media_stack.caller()
+    body = {"model": "pocket", "input": {"prompt": "brighter", "image": DATA_URI}}
+
+    first = caller.http.post("/v1/requests", json=body).json()["id"]
+    named = caller.http.post("/v1/requests", json={**body, "task": "image-edit"}).json()["id"]
+    found = [ended(caller, one)["task"] for one in (first, named)]
+    refused = caller.http.post("/v1/requests", json={**body, "task": "image-relight"})
+    unfit = caller.http.post(
+        "/v1/requests", json={"model": "pocket", "input": {"prompt": "x"}, "task": "image-edit"}
+    )
+
+    assert found == ["image-to-image", "image-edit"]
+    assert (
+        refused.json()["error"]["message"]
+        == "pocket does text-to-image, image-to-image, image-edit, not image-relight."
+    )
+    assert unfit.json()["error"]["param"] == "input.image"
+
+
 def test_outputs_can_be_had_as_base64(media_stack: Stack) -> None:
     caller = media_stack.caller()
     found = finished(caller, prompt="x", seed=1)
