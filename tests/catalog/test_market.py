@@ -144,7 +144,7 @@ def test_our_own_model_runs_here_at_its_price_per_token(entries: dict[str, Entry
 
 
 def test_no_engine_for_tests_is_on_sale(entries: dict[str, Entry]) -> None:
-    assert {entry.engine for entry in entries.values()} == {None, "llm", "embedding"}
+    assert "echo" not in {entry.engine for entry in entries.values()}
 
 
 def test_a_worker_reads_the_same_routes_from_the_same_file(entries: dict[str, Entry]) -> None:

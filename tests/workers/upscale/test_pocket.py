@@ -1,0 +1,72 @@
+"""The shipped upscaler is small, is the one on its card, and is better than no model at all."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.workers.llm.driver import Clock
+from workers.contract.jobs import Completed, Job, RequestId
+from workers.contract.models import ModelSpec
+from workers.engines.upscale.engine import UpscaleEngine
+from workers.media import decode, encode
+from workers.pocket import train_upscale
+
+ROOT = Path(__file__).parents[3]
+DIRECTORY = ROOT / "workers" / "pocket" / "upscale"
+
+
+def test_the_weights_are_few_and_those_on_the_card() -> None:
+    file = DIRECTORY / "model.safetensors"
+
+    assert file.stat().st_size <= 2**20
+    assert sum(weight.numel() for weight in load_file(file).values()) <= 150_000
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert sha256 in (DIRECTORY / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def scores() -> dict[str, tuple[float, float]]:
+    return train_upscale.score(train_upscale.load(DIRECTORY), count=16)
+
+
+@pytest.mark.parametrize("way", ["area", "bicubic", "lanczos", "drawn"])
+def test_it_beats_bicubic_on_scenes_that_it_never_saw(
+    way: str, scores: dict[str, tuple[float, float]]
+) -> None:
+    bicubic, ours = scores[way]
+
+    assert ours > bicubic + 2, "decibels"
+
+
+def test_the_engine_that_serves_it_draws_what_was_scored() -> None:
+    spec = ModelSpec(
+        name="pocket-upscale",
+        task="image-upscale",
+        engine="upscale",
+        checkpoint=str(DIRECTORY),
+        options={"device": "cpu", "threads": 1},
+    )
+    engine = UpscaleEngine(spec)
+    engine.load()
+    low, _ = train_upscale.draw_pair(random.Random(5))
+    source = np.asarray(train_upscale.to_image(low))
+    job = Job(RequestId("a"), "1", "pocket-upscale", "image-upscale", {"images": 1})
+
+    engine.admit(job, Clock(), [encode.image(source, "png")])
+    ((_, outcome),) = engine.step(Clock()).outcomes
+
+    assert isinstance(outcome, Completed)
+    found = decode.read_image(outcome.files[0].data)
+    with torch.inference_mode():
+        given = train_upscale.from_image(train_upscale.to_image(low))
+        drawn = train_upscale.load(DIRECTORY)(given[None])[0]
+    expected = np.asarray(train_upscale.to_image(drawn))
+    assert found.shape == (256, 256, 3)
+    assert np.abs(found.astype(int) - expected).max() <= 1
