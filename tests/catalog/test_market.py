@@ -179,3 +179,17 @@ def test_a_draft_model_is_named_by_its_entry_or_its_directory(tmp_path: Path) ->
 
     found = [spec.options.get("speculation", {}).get("checkpoint") for spec in specs]
     assert found == [None, str(tmp_path / "models/small"), str(tmp_path / "other/dir")]
+
+
+def test_adapters_and_an_upscaler_are_found_from_the_catalog(tmp_path: Path) -> None:
+    entry = "{name: %s, task: text-to-image, engine: diffusion, checkpoint: %s, options: %s}"
+    larger = entry % ("larger", "models/larger", "{}")
+    named = entry % ("named", "painter", "{upscaler: larger, lora: [{checkpoint: oils, scale: 2}]}")
+    placed = entry % ("placed", "painter", "{upscaler: other/dir, lora: [7]}")
+    (tmp_path / "catalog.yaml").write_text(f"models: [{larger}, {named}, {placed}]")
+
+    _, one, other = read_specs(tmp_path / "catalog.yaml")
+
+    assert one.options["upscaler"] == str(tmp_path / "models/larger")
+    assert one.options["lora"] == [{"checkpoint": str(tmp_path / "oils"), "scale": 2}]
+    assert other.options == {"upscaler": str(tmp_path / "other/dir"), "lora": [7]}
