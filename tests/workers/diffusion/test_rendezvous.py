@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import traceback
+import weakref
 from typing import Any
 
 import pytest
@@ -179,3 +183,73 @@ def test_calls_that_differ_in_what_has_no_rows_are_made_apart() -> None:
 def test_others_call_as_if_nothing_were_wrapped() -> None:
     call = Rendezvous(rows_max=4).site("model", Model(), "forward")
     assert call(torch.ones(1, 3), torch.tensor(0.0)).tolist() == [[2.0, 2.0, 2.0]]
+
+
+def test_one_thread_goes_on_at_a_time_and_none_before_the_turn() -> None:
+    model, rendezvous = Model(), Rendezvous(rows_max=16)
+    call = rendezvous.site("model", model, "forward")
+    going: list[int] = []
+    most: list[int] = []
+
+    def work() -> None:
+        for turn in range(3):
+            going.append(turn)
+            time.sleep(0.002)
+            most.append(len(going))
+            going.pop()
+            call(torch.zeros(1, 3), torch.tensor(0.0))
+
+    for _ in range(5):
+        rendezvous.start(Run(work))
+    time.sleep(0.01)
+    assert not most
+    _play(rendezvous)
+    assert most == [1] * 15
+    assert model.batches == [5, 5, 5]
+
+
+def test_who_is_stopped_before_the_first_turn_never_begins() -> None:
+    rendezvous, began = Rendezvous(rows_max=4), []
+    run = Run(lambda: began.append(True))
+    rendezvous.start(run)
+    rendezvous.stop(run)
+    assert run.ended
+    assert not began
+    assert rendezvous.turn(PhaseNames().phase) == Turn()
+
+
+def test_what_fails_or_is_stopped_keeps_no_tensor() -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        alive.append(sum(one() is not None for one in seen))
+        activations = x * 2
+        seen.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("too many")
+
+    rendezvous = Rendezvous(rows_max=4)
+    failing = rendezvous.site("model", model, "forward")
+    waiting = rendezvous.site("other", Model(), "forward")
+
+    def work(site: Any) -> None:
+        latents = torch.zeros(1, 3)
+        seen.append(weakref.ref(latents))
+        site(latents, *([torch.tensor(0.0)] if site is waiting else []))
+
+    failed = [Run(lambda: work(failing)) for _ in range(2)]
+    stopped = Run(lambda: work(waiting), priority=-1)
+    gc.disable()
+    try:
+        for run in (*failed, stopped):
+            rendezvous.start(run)
+        rendezvous.turn(PhaseNames().phase)
+        rendezvous.stop(stopped)
+        left = sum(one() is not None for one in seen)
+    finally:
+        gc.enable()
+    assert alive == [3, 3, 3], "the latents of all three, and nothing of a forward that failed"
+    assert left == 0
+    for run in failed:
+        assert isinstance(run.error, torch.OutOfMemoryError)
+        assert "in model" in "".join(traceback.format_exception(run.error))

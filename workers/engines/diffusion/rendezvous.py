@@ -3,14 +3,18 @@
 Each run is a thread that executes ordinary library code. Where that calls a model, at a ``site``,
 the thread parks; when every thread has parked or ended, one ``turn`` takes parked calls that fit
 together, makes one call of them, and hands each its rows. Exactly one thread goes on at any time,
-the turn's or that of one run: libraries keep state in places that they share, tokenizers for one.
-A run can be stopped wherever it parks. What a site computes must treat the rows of a batch
-separately; that is proven for each pipeline by a test before it may run here.
+the turn's or that of one run, and passes on to the next itself: libraries keep state in places that
+they share, tokenizers for one, and threads that wake all at once cost each other more time than
+they work. All that is here is therefore of one thread at a time and needs no lock. A run can be
+stopped wherever it parks. What a site computes must treat the rows of a batch separately; that is
+proven for each pipeline by a test before it may run here.
 """
 
 from __future__ import annotations
 
 import threading
+import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -20,6 +24,12 @@ import torch
 from workers.engines.diffusion.fusing import fits, fuse, rows_of, signature, split
 
 Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
+
+
+def _closed() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
 
 
 class Stopped(BaseException):
@@ -46,6 +56,9 @@ class Run:
     error: BaseException | None = None
     ended: bool = False
     stopping: bool = False
+    gate: threading.Lock = field(default_factory=_closed)
+    """Opened, by a release, whenever the run may go on."""
+    thread: threading.Thread | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +72,6 @@ class _Call:
     rows: int
     signature: object
     order: int
-    resumed: threading.Event = field(default_factory=threading.Event)
     answer: Any = None
     error: BaseException | None = None
 
@@ -81,9 +93,9 @@ class Rendezvous:
         self._rows_max = rows_max
         self._prepare = prepare
         self._here = threading.local()
-        self._baton = threading.Lock()
-        self._changed = threading.Condition()
-        self._going = 0
+        self._quiet = _closed()
+        self._going: deque[Run] = deque()
+        self._fresh: list[Run] = []
         self._parked: list[_Call] = []
         self._ended: list[Run] = []
         self._order = 0
@@ -103,35 +115,41 @@ class Rendezvous:
         return meet
 
     def start(self, run: Run) -> None:
-        with self._changed:
-            self._going += 1
-        threading.Thread(target=self._execute, args=(run,), name="pipeline", daemon=True).start()
+        """Let a run begin with the next turn."""
+        self._fresh.append(run)
+        thread = threading.Thread(target=self._execute, args=(run,), name="pipeline", daemon=True)
+        run.thread = thread
+        thread.start()
 
     def stop(self, *runs: Run) -> None:
-        """End runs where they are parked, between two turns; the next turn reports them."""
+        """End runs where they are, between two turns; no turn reports them."""
         for run in runs:
             run.stopping = True
-        self._quiet()
-        self._drop_stopped()
+        stopped = [run for run in runs if self._takes_back(run)]
+        if not stopped:
+            return
+        self._let_go(stopped)
+        self._ended = [run for run in self._ended if run not in stopped]
+        for run in stopped:
+            if run.thread is not None:
+                run.thread.join()
 
     def turn(self, phase: Callable[[Phase], Any]) -> Turn:
         """Make one call for as many runs as fit together, and let them go on until they park again.
 
         ``phase`` is entered while the call and what follows it take their time.
         """
-        self._quiet()
-        self._drop_stopped()
+        fresh, self._fresh = self._fresh, []
+        if fresh:
+            with phase("preprocess"):
+                self._let_go(fresh)
         group = self._choose()
         if not group:
             return Turn(ended=self._take_ended())
         site = group[0].site
         with phase(site.phase):
             self._answer(site, group)
-            with self._changed:
-                self._going += len(group)
-            for call in group:
-                call.resumed.set()
-            self._quiet()
+            self._let_go([call.run for call in group])
         rows: dict[int, int] = {}
         for call in group:
             rows[id(call.run)] = rows.get(id(call.run), 0) + call.rows
@@ -141,60 +159,64 @@ class Rendezvous:
 
     def _execute(self, run: Run) -> None:
         self._here.run = run
-        with self._baton:
-            try:
-                self._prepare()
-                with torch.no_grad():
-                    run.result = run.work()
-            except BaseException as error:  # the turn reports it
-                run.error = error
-        with self._changed:
+        run.gate.acquire()
+        try:
+            self._prepare()
+            if run.stopping:
+                raise Stopped
+            with torch.no_grad():
+                run.result = run.work()
+        except BaseException as error:  # the turn reports it
+            run.error = error
+            _drop_frames(error)
+        finally:
             run.ended = True
             self._ended.append(run)
-            self._going -= 1
-            self._changed.notify_all()
+            self._pass_on()
 
     def _park(self, run: Run, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if run.stopping:
+            raise Stopped
         rows = rows_of(args, kwargs)
+        self._order += 1
         call = _Call(
             run, site, args, kwargs, rows, (site, *signature(args, kwargs, rows)), self._order
         )
-        with self._changed:
-            self._order += 1
-            call.order = self._order
-            self._parked.append(call)
-            self._going -= 1
-            self._changed.notify_all()
-        self._baton.release()
-        call.resumed.wait()
-        self._baton.acquire()
+        self._parked.append(call)
+        self._pass_on()
+        run.gate.acquire()
+        if run.stopping:
+            raise Stopped
         if call.error is not None:
             raise call.error
         return call.answer
 
+    def _pass_on(self) -> None:
+        """Let the next thread go on, as this one parks or ends."""
+        gate = self._going.popleft().gate if self._going else self._quiet
+        gate.release()
+
     # --- In the thread of the turn ----------------------------------------------------------------
 
-    def _quiet(self) -> None:
-        """Wait until every run has parked or ended."""
-        with self._changed:
-            while self._going:
-                self._changed.wait()
+    def _let_go(self, runs: Sequence[Run]) -> None:
+        """Let runs go on, one after the other, until each has parked or ended."""
+        self._going.extend(runs)
+        self._pass_on()
+        self._quiet.acquire()
+
+    def _takes_back(self, run: Run) -> bool:
+        """Whether a run was to begin or was parked; it is so no longer."""
+        if run in self._fresh:
+            self._fresh.remove(run)
+            return True
+        others = [call for call in self._parked if call.run is not run]
+        was_parked = len(others) < len(self._parked)
+        self._parked = others
+        return was_parked
 
     def _take_ended(self) -> tuple[Run, ...]:
         ended, self._ended = tuple(self._ended), []
         return ended
-
-    def _drop_stopped(self) -> None:
-        stopped = [call for call in self._parked if call.run.stopping]
-        if not stopped:
-            return
-        self._parked = [call for call in self._parked if not call.run.stopping]
-        with self._changed:
-            self._going += len(stopped)
-        for call in stopped:
-            call.error = Stopped()
-            call.resumed.set()
-        self._quiet()
 
     def _choose(self) -> list[_Call]:
         """The call that has waited longest among the most urgent, and those that fit to it."""
@@ -235,6 +257,7 @@ class Rendezvous:
                 raise
             if len(group) == 1:
                 group[0].error = error
+                _drop_frames(error)
                 return
         else:
             return
@@ -242,3 +265,10 @@ class Rendezvous:
         half = len(group) // 2
         self._answer(site, group[:half])
         self._answer(site, group[half:])
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Keep of where an exception comes from the words only: frames keep a forward's tensors."""
+    said = "" if isinstance(error, Stopped) else "".join(traceback.format_exception(error))
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    error.__notes__ = [said]
