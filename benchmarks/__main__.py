@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import batches, gateway, ledger, llm, peer, precision, usage
+from benchmarks import batches, diffusion, gateway, ledger, llm, peer, precision, usage
 
 BENCHMARKS = {
     "ledger": ledger.main,
@@ -14,6 +14,7 @@ BENCHMARKS = {
     "peer": peer.main,
     "precision": precision.main,
     "llm": llm.main,
+    "diffusion": diffusion.main,
 }
 
 

@@ -1,0 +1,24 @@
+"""That the benchmark of pictures runs, and that everybody in it draws the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import diffusion
+
+TINY = ["--requests", "5", "--short", "1", "--long", "3", "--repeats", "1", "--together", "2"]
+
+
+def test_the_benchmark_compares_all_players_and_their_pictures(
+    checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoint("StableDiffusionPipeline")
+
+    diffusion.main(["--checkpoint", str(path), *TINY])
+
+    said = capsys.readouterr().out
+    for expected in ("one by one", "whole requests", "largest difference", "fused", "the loop"):
+        assert expected in said
