@@ -1,10 +1,13 @@
-"""Trains ``pocket-video`` on moving scenes, with the autoencoder of ``pocket-image``.
+r"""Trains ``pocket-video`` on moving scenes, with the autoencoder of ``pocket-image``.
 
-    python -m workers.pocket.train_video --stage text --minutes 8 --out DIR
-    python -m workers.pocket.train_video --stage unet --minutes 120 --out DIR --image IMAGE_DIR
+    for stage in text:8 unet:120; do
+        python -m workers.pocket.train_video --stage ${stage%:*} --minutes ${stage#*:} \
+            --image workers/pocket/image --out DIR
+    done
 
-The text encoder first learns what a text says of motion and things; the UNet then learns rectified
-flow on the frames of a clip side by side on channels, half of the time with the first frame given.
+Both parts begin with what those of the image model have learned. The text encoder learns what a
+text says of motion; the UNet then learns rectified flow on the frames of a clip side by side on
+channels, half of the time with the first frame given.
 The result is a directory in diffusers' format, in bfloat16.
 """
 
@@ -35,6 +38,7 @@ from workers.pocket.training import (
     make_tokenizer,
     set_rate,
     step,
+    take_over,
     train_text,
 )
 
@@ -48,7 +52,7 @@ def make_unet() -> Any:
         sample_size=SIDE // SCALE,
         in_channels=LATENTS * (FRAMES + 1) + COORDINATES,
         out_channels=LATENTS * FRAMES,
-        block_out_channels=(112, 112, 128),
+        block_out_channels=(96, 96, 128),
         down_block_types=(
             "DownBlock2D",
             "SimpleCrossAttnDownBlock2D",
@@ -58,7 +62,7 @@ def make_unet() -> Any:
         up_block_types=("SimpleCrossAttnUpBlock2D", "SimpleCrossAttnUpBlock2D", "UpBlock2D"),
         layers_per_block=1,
         cross_attention_dim=TEXT,
-        attention_head_dim=16,
+        attention_head_dim=32,
         norm_num_groups=16,
         resnet_time_scale_shift="scale_shift",
         class_embed_type="projection",
@@ -147,7 +151,7 @@ def show(pipe: PocketVideoPipeline, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--image", type=Path, help="the image model whose autoencoder is taken")
+    parser.add_argument("--image", type=Path, required=True, help="the image model")
     parser.add_argument("--stage", choices=("text", "unet"), required=True)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--rate", type=float, default=1e-3)
@@ -158,15 +162,22 @@ def main() -> None:
     r = random.Random(options.seed)
     out: Path = options.out
     if options.stage == "text":
-        tokenizer = make_tokenizer(lambda r: clip(r).text)
+        words = read(options.image, "tokenizer").get_vocab()
+        known = sorted(words, key=words.__getitem__)
+        tokenizer = make_tokenizer(lambda r: clip(r).text, known)
         encoder = make_text_encoder(len(tokenizer))
+        print(f"taken over: {take_over(encoder, read(options.image, 'text_encoder')):.2f}")
         train_text(tokenizer, encoder, FIELDS, clip, minutes=options.minutes, r=r)
         tokenizer.save_pretrained(out / "tokenizer")
         encoder.save_pretrained(out / "text_encoder")
         return
-    unet = read(out, "unet") if (out / "unet").exists() else make_unet()
+    if (out / "unet").exists():
+        unet = read(out, "unet")
+    else:
+        unet = make_unet()
+        print(f"taken over: {take_over(unet, read(options.image, 'unet')):.2f}", flush=True)
     scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=1.0)
-    vae = read(options.image or out, "vae")
+    vae = read(options.image, "vae")
     pipe = PocketVideoPipeline(
         vae, read(out, "text_encoder"), read(out, "tokenizer"), unet, scheduler
     )

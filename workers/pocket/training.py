@@ -91,14 +91,16 @@ class Mean:
             other.copy_(kept)
 
 
-def make_tokenizer(texts: Callable[[random.Random], str]) -> Any:
-    """Words, as the lessons use them; any other word is unknown."""
+def make_tokenizer(texts: Callable[[random.Random], str], known: Sequence[str] = ()) -> Any:
+    """Words, as the lessons use them, behind those that are known already, in their order; any
+    other word is unknown."""
     r = random.Random(0)
     words = pre_tokenizers.BertPreTokenizer()
     seen: set[str] = set()
     for _ in range(20_000):
         seen.update(word for word, _ in words.pre_tokenize_str(texts(r).lower()))
-    vocabulary = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *sorted(seen)])}
+    first = known or ("<pad>", "</s>", "<unk>")
+    vocabulary = {word: i for i, word in enumerate([*first, *sorted(seen - set(first))])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = words
@@ -125,6 +127,24 @@ def make_text_encoder(vocabulary: int) -> Any:
         eos_token_id=1,
     )
     return T5EncoderModel(config)
+
+
+@torch.no_grad()
+def take_over(model: nn.Module, trained: nn.Module) -> float:
+    """Begin with what another model of like shape has learned; return which part that is.
+
+    A weight of another size takes over what both have, from the first row and channel on.
+    """
+    weights = dict(model.named_parameters())
+    taken = 0
+    for name, old in trained.named_parameters():
+        new = weights.get(name)
+        if new is None or new.ndim != old.ndim:
+            continue
+        part = tuple(slice(min(a, b)) for a, b in zip(new.shape, old.shape, strict=True))
+        new[part] = old[part].to(new.dtype)
+        taken += new[part].numel()
+    return taken / sum(one.numel() for one in weights.values())
 
 
 class _Reader(nn.Module):
