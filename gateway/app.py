@@ -34,6 +34,7 @@ from gateway.api.credit import CreditController
 from gateway.api.embeddings import EmbeddingsController
 from gateway.api.exports import ExportsController
 from gateway.api.files import FilesController
+from gateway.api.gmi import GmiController
 from gateway.api.headers import add_limit_headers
 from gateway.api.health import HealthController
 from gateway.api.images import ImagesController
@@ -66,6 +67,7 @@ from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.media.fetch import Fetcher
 from gateway.media.links import Links
+from gateway.media.slots import Slots
 from gateway.media.store import MediaStore
 from gateway.payments.provider import PaymentProvider
 from gateway.requests.lifecycle import Requests
@@ -141,6 +143,7 @@ def create_app(settings: Settings) -> Litestar:
                     "files": files,
                     "media": media,
                     "links": links,
+                    "slots": Slots.make(pepper),
                     "batches": batches,
                     "rates": rates,
                     "performance": Performance(database),
@@ -181,6 +184,7 @@ def create_app(settings: Settings) -> Litestar:
             Router(
                 "",
                 route_handlers=[
+                    GmiController,
                     ImagesController,
                     RequestsController,
                     UploadsController,
@@ -231,6 +235,7 @@ def create_app(settings: Settings) -> Litestar:
             tags=[
                 Tag("OpenAI", "What unmodified OpenAI clients call."),
                 Tag("OpenRouter", "What clients of OpenRouter ask about money."),
+                Tag("GMI Cloud", "What code written for its request queue calls."),
                 Tag("Requests", "Every task of every model, asynchronously."),
                 Tag("Catalog", "Models, prices, availability."),
                 Tag("Account", "Balance, usage, keys."),

@@ -190,3 +190,8 @@ def render_openai(error: TollgateError) -> dict[str, Any]:
         body["request_id"] = error.request_id
     body.update(error.details)
     return {"error": body}
+
+
+def render_text(error: TollgateError) -> dict[str, Any]:
+    """The error body of request queues: a sentence and nothing else."""
+    return {"error": error.message}

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway.api.access import caller
 from gateway.api.answers import json_response
+from gateway.api.dialects import render
 from gateway.errors import (
     InternalError,
     InvalidRequest,
@@ -28,7 +29,6 @@ from gateway.errors import (
     TollgateError,
     TooLarge,
     Unavailable,
-    render_openai,
 )
 from gateway.pricing import parse_usd
 from gateway.requests.inputs import invalid_field
@@ -110,26 +110,26 @@ def refuse_in_batch(data: BaseModel, *names: str) -> None:
             )
 
 
-def _render(error: TollgateError) -> Response[bytes]:
-    return json_response(render_openai(error), status=error.http_status, headers=error.headers)
+def _render(request: Request[Any, Any, Any], error: TollgateError) -> Response[bytes]:
+    body = render(request.scope["path"], error)
+    return json_response(body, status=error.http_status, headers=error.headers)
 
 
-def _ours(_: Request[Any, Any, Any], error: TollgateError) -> Response[bytes]:
-    return _render(error)
-
-
-def _invalid(_: Request[Any, Any, Any], error: ValidationException) -> Response[bytes]:
+def _invalid(request: Request[Any, Any, Any], error: ValidationException) -> Response[bytes]:
     found = getattr(error.__cause__, "errors", None)
     if isinstance(found, list) and found:
-        return _render(invalid_field(found))
+        return _render(request, invalid_field(found))
     extra = error.extra if isinstance(error.extra, list) else []
     first = extra[0] if extra else {}
     name = first.get("key") if isinstance(first, dict) else None
     if name == "data":
-        return _render(InvalidRequest("invalid_json", "The body is empty; send a JSON object."))
+        return _render(
+            request, InvalidRequest("invalid_json", "The body is empty; send a JSON object.")
+        )
     message = first.get("message", error.detail) if isinstance(first, dict) else error.detail
     return _render(
-        InvalidRequest("invalid_value", f"Invalid value for {name}: {message}.", param=name)
+        request,
+        InvalidRequest("invalid_value", f"Invalid value for {name}: {message}.", param=name),
     )
 
 
@@ -137,24 +137,31 @@ def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[byt
     path = request.scope["path"]
     method = request.scope["method"]
     if isinstance(error, NotFoundException):
-        return _render(NotFound("not_found", f"There is nothing at {method} {path}; see /schema."))
+        return _render(
+            request, NotFound("not_found", f"There is nothing at {method} {path}; see /schema.")
+        )
     if isinstance(error, MethodNotAllowedException):
-        return _render(MethodNotAllowed("method_not_allowed", f"{path} does not take {method}."))
+        return _render(
+            request, MethodNotAllowed("method_not_allowed", f"{path} does not take {method}.")
+        )
     if error.status_code == 413:
-        return _render(TooLarge("body_too_large", "The body is larger than this server accepts."))
+        return _render(
+            request, TooLarge("body_too_large", "The body is larger than this server accepts.")
+        )
     if error.status_code < 500:
-        return _render(InvalidRequest("invalid_request", str(error.detail)))
+        return _render(request, InvalidRequest("invalid_request", str(error.detail)))
     return _unexpected(request, error)
 
 
-def _database(_: Request[Any, Any, Any], error: DBAPIError) -> Response[bytes]:
+def _database(request: Request[Any, Any, Any], error: DBAPIError) -> Response[bytes]:
     log.error("the database failed: %s", type(error.orig).__name__)
     return _render(
+        request,
         Unavailable(
             "database_unavailable",
             "The ledger does not answer; nothing was charged. Try again.",
             retry_after_s=2,
-        )
+        ),
     )
 
 
@@ -162,11 +169,13 @@ def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[b
     log.error(
         "unexpected error at %s %s", request.scope["method"], request.scope["path"], exc_info=error
     )
-    return _render(InternalError("internal_error", "Something went wrong here; it was logged."))
+    return _render(
+        request, InternalError("internal_error", "Something went wrong here; it was logged.")
+    )
 
 
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
-    TollgateError: _ours,
+    TollgateError: _render,
     ValidationException: _invalid,
     HTTPException: _http,
     DBAPIError: _database,

@@ -1,7 +1,7 @@
 """Pictures, videos and sounds that are sent ahead, to be named by requests for some hours.
 
 An upload is a file like those of ``/v1/files`` of the purpose ``user_data``, and is listed and
-deleted there.
+deleted there. It comes with a key, or to an address that was signed for it alone.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any, Final
 
-from litestar import Controller, Request, Response, post
+from litestar import Controller, Request, Response, post, put
 from litestar.datastructures import UploadFile
+from litestar.params import FromPath, FromQuery
 
 from gateway.api.access import caller
 from gateway.api.answers import json_response
 from gateway.api.views import timestamp
 from gateway.batches.files import File, Files
-from gateway.errors import InvalidRequest, TooLarge, Unavailable
+from gateway.errors import Forbidden, InvalidRequest, TooLarge, Unavailable
 from gateway.media.fetch import CHUNK_BYTES, identified
+from gateway.media.slots import PATH, Slots
 from gateway.settings import Settings
 from workers.contract.blobs import BlobError
+from workers.contract.media import MediumKind
 
 
 class UploadsController(Controller):
-    path = "/v1/uploads"
+    path = PATH
     tags = ["Requests"]
     opt = {"scope": "inference"}
 
@@ -49,6 +52,46 @@ class UploadsController(Controller):
         )
         return json_response(upload_view(made), status=201)
 
+    @put(
+        "/{name:str}",
+        status_code=200,
+        opt={"scope": None},
+        security=[{}],
+        operation_id="FillUpload",
+        summary="Send a file to the address that was signed for it; no key is needed",
+        description="With exactly the content type that was announced. Sent again it is the same "
+        "upload; another file in its place is refused.",
+    )
+    async def fill(
+        self,
+        request: Request[Any, Any, Any],
+        name: FromPath[str],
+        account: FromQuery[str | None] = None,
+        expires: FromQuery[str | None] = None,
+        signature: FromQuery[str | None] = None,
+    ) -> Response[bytes]:
+        settings: Settings = request.app.state.settings
+        slots: Slots = request.app.state.slots
+        slot = slots.check(name, account=account, expires=expires, signature=signature)
+        sent_as = request.headers.get("content-type", "")
+        if sent_as != slot.content_type:
+            raise Forbidden(
+                "invalid_signature",
+                f"This address was signed for the content type {slot.content_type}, "
+                f"but {sent_as or 'none'} was sent.",
+            )
+        made = await store_upload(
+            request.app.state.files,
+            slot.account_id,
+            request.stream(),
+            filename=name,
+            bytes_max=settings.media_bytes_max,
+            kept_for=timedelta(hours=settings.upload_retention_hours),
+            kind=slot.kind,
+            file_id=slot.file_id,
+        )
+        return json_response(upload_view(made))
+
 
 async def store_upload(
     files: Files,
@@ -59,11 +102,13 @@ async def store_upload(
     bytes_max: int,
     kept_for: timedelta,
     purpose: str = "user_data",
+    kind: MediumKind | None = None,
+    file_id: str | None = None,
 ) -> File:
-    """Store what a request may name, if it is a picture, a video or a sound. Raise
-    ``TollgateError``."""
+    """Store what a request may name, if it is a picture, a video or a sound, or of these the one
+    that it is to be. Raise ``TollgateError``."""
     try:
-        content_type, whole = await identified(_bounded(chunks, bytes_max), None, "file")
+        content_type, whole = await identified(_bounded(chunks, bytes_max), kind, "file")
         return await files.create(
             account_id,
             purpose="vision" if purpose == "vision" else "user_data",
@@ -71,6 +116,7 @@ async def store_upload(
             chunks=whole,
             kept_for=kept_for,
             content_type=content_type,
+            file_id=file_id,
         )
     except BlobError:
         raise Unavailable(

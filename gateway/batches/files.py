@@ -28,6 +28,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.exc import IntegrityError
 
 from gateway.batches.tables import batches, files
 from gateway.database import Database
@@ -84,9 +85,14 @@ class Files:
         chunks: AsyncIterator[bytes],
         kept_for: timedelta,
         content_type: str = "application/jsonl",
+        file_id: str | None = None,
     ) -> File:
-        """Store a file of an account. Raise ``BlobError``."""
-        file_id = new_id("file-")
+        """Store a file of an account. Raise ``BlobError``.
+
+        One that was given its id before comes once: sent again it is the same file, and another one
+        in its place is a ``Conflict``.
+        """
+        file_id = file_id or new_id("file-")
         blob = await self.write(account_id, file_id, chunks, content_type=content_type)
         now = datetime.now(UTC)
         made = File(
@@ -98,7 +104,16 @@ class Files:
             created_at=now,
             expires_at=now + kept_for,
         )
-        await self._database.write(lambda connection: add_file(connection, made))
+        try:
+            await self._database.write(lambda connection: add_file(connection, made))
+        except IntegrityError:
+            await self._blobs.delete([blob.key])
+            found = await self.find(account_id, file_id)
+            if found.blob.sha256 != blob.sha256:
+                raise Conflict(
+                    "file_exists", f"{file_id} was sent already; ask for another address."
+                ) from None
+            return found
         return made
 
     async def write(

@@ -83,7 +83,7 @@ def entry_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str,
 
 def model_view(entry: Entry, announcements: Sequence[Announcement], created: int) -> dict[str, Any]:
     """One model in OpenAI's list; pricing and architecture as OpenRouter names them."""
-    reads, makes = _modalities(entry)
+    reads, makes = modalities(entry)
     missing = availability(entry, announcements)
     return {
         "id": entry.name,
@@ -201,7 +201,7 @@ def _rate(line: PriceLine) -> Fraction:
     return Fraction(line.amount, line.per * NANOS_PER_USD)
 
 
-def _modalities(entry: Entry) -> tuple[list[Modality], list[Modality]]:
+def modalities(entry: Entry) -> tuple[list[Modality], list[Modality]]:
     """What an entry reads and what it makes, over all its tasks."""
     kinds = [TASKS[task] for task in (entry.task, *entry.also)]
     reads = dict.fromkeys(read for kind in kinds for read in kind.reads)

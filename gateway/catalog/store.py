@@ -178,6 +178,12 @@ class LiveCatalog:
         """Unix time of a model's first price."""
         return int(self._terms.periods[name, LIST][0].starts_at.timestamp())
 
+    def priced_since(self, name: str) -> int:
+        """Unix time since when a model's price in the list is what it is."""
+        now = datetime.now(UTC)
+        starts = [each.starts_at for each in self._terms.periods[name, LIST]]
+        return int(max((at for at in starts if at <= now), default=starts[0]).timestamp())
+
     async def _put_on_sale(self, catalog: Catalog) -> None:
         notice = timedelta(seconds=NOTICE_ALONE_S if self._alone else NOTICE_S)
 

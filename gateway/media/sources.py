@@ -1,7 +1,8 @@
 """What a client sends along, in the ways in which it can be given. Pure.
 
 In JSON a source is a data URI, an https address, or the id of an upload, alone or as
-``{"upload": id}`` or ``{"url": address}``. A form brings the bytes themselves, and what is made
+``{"upload": id}`` or ``{"url": address}``; the address of an upload here stands for its id and is
+never called. A form brings the bytes themselves, and what is made
 from an earlier request refers to what lies in the store.
 """
 
@@ -13,6 +14,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import PlainValidator, WithJsonSchema
 
+from gateway.media.slots import id_in
 from workers.contract.jobs import BlobRef
 from workers.contract.media import MediumKind
 
@@ -74,7 +76,8 @@ def read_given(value: Any) -> Given:
         if value.startswith("data:"):
             return Inline(value)
         if value.startswith(("https://", "http://")):
-            return Remote(value)
+            uploaded = id_in(value)
+            return Uploaded(uploaded) if uploaded is not None else Remote(value)
         if value.startswith("file-"):
             return Uploaded(value)
     raise ValueError(

@@ -375,6 +375,9 @@ class Requests:
             choice, limit=limit, cursor=cursor, oldest_first=oldest_first
         )
 
+    async def cursor_at(self, choice: Choice, offset: int) -> str | None:
+        return await self._lookup.cursor_at(choice, offset)
+
     async def summarize(self, choice: Choice) -> Summary:
         return await self._lookup.summarize(choice)
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    Table,
+    desc,
+    func,
+    select,
+    union,
+)
 
 from gateway.database import Database, exact_sum
 from gateway.errors import InvalidRequest, NotFound
@@ -55,6 +65,8 @@ class Choice:
     model: str | None = None
     status: str | None = None
     task: str | None = None
+    tasks: Collection[str] = ()
+    """Any of these; none of them is all."""
     key_id: int | None = None
     outcome: str | None = None
     starts_at: datetime | None = None
@@ -76,6 +88,8 @@ class Choice:
             value = getattr(self, name)
             if value is not None and name in table.c:
                 found.append(table.c[name] == value)
+        if self.tasks:
+            found.append(table.c.task.in_(self.tasks))
         # By the time in the id, which the order of the list is too.
         if self.starts_at is not None:
             found.append(table.c.request_id >= first_request_id(self.starts_at))
@@ -136,6 +150,18 @@ class Lookup:
         if choice.status in OPEN_STATES:
             items = [item for item in items if item.status == choice.status]
         return Page(items, found[limit - 1].request_id if len(found) > limit else None)
+
+    async def cursor_at(self, choice: Choice, offset: int) -> str | None:
+        """The cursor of the page that leaves out the newest ``offset`` requests of a list; None if
+        there are no more than these."""
+        ids = [
+            select(table.c.request_id).where(*choice.conditions(table))
+            for table, wanted in ((holds, choice.open), (receipts, choice.closed))
+            if wanted
+        ]
+        # In both for a moment, while it is settled.
+        query = union(*ids).order_by(desc("request_id")).offset(offset - 1).limit(1)
+        return await self._database.read(lambda connection: connection.execute(query).scalar())
 
     async def summarize(self, choice: Choice) -> Summary:
         """Count what a list would show, and sum what it cost."""

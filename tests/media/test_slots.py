@@ -1,0 +1,54 @@
+"""Addresses that take one file without a key."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from gateway.errors import Forbidden, Gone
+from gateway.media import slots as module
+from gateway.media.slots import Slot, Slots, id_in
+from gateway.media.sources import Remote, Uploaded, read_given
+
+SLOTS = Slots.make(b"a pepper of some length")
+
+
+def parts(url: str) -> tuple[str, dict[str, str]]:
+    split = urlsplit(url)
+    return split.path.rpartition("/")[2], {k: v[0] for k, v in parse_qs(split.query).items()}
+
+
+def test_an_address_says_whose_file_it_takes_and_as_what() -> None:
+    upload_url, public_url = SLOTS.open(7, "jpg", base="https://gate.example/")
+    name, query = parts(upload_url)
+
+    slot = SLOTS.check(name, **query)
+
+    assert upload_url.startswith(f"{public_url}?")
+    assert slot == Slot(7, name.removesuffix(".jpg"), "image/jpg")
+    assert slot.kind == "image"
+    with pytest.raises(Forbidden):
+        Slots.make(b"another server's pepper").check(name, **query)
+    for wrong in ({"account": "8"}, {"account": None}, {"expires": "x"}, {"signature": None}):
+        with pytest.raises(Forbidden):
+            SLOTS.check(name, **{**query, **wrong})
+
+
+def test_an_address_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VALID_S", -1)
+    name, query = parts(SLOTS.open(7, "png", base="https://gate.example")[0])
+
+    with pytest.raises(Gone):
+        SLOTS.check(name, **query)
+
+
+def test_the_address_of_an_upload_is_never_one_to_be_called() -> None:
+    upload_url, public_url = SLOTS.open(7, "png", base="https://gate.example/below")
+    file_id = parts(upload_url)[0].removesuffix(".png")
+
+    assert id_in(public_url) == id_in(upload_url) == file_id
+    assert read_given({"url": public_url}) == Uploaded(file_id)
+    for other in ("https://gate.example/a.png", "https://gate.example/v1/uploads/file-1.png"):
+        assert read_given(other) == Remote(other)
+    assert id_in("https://[broken") is None
