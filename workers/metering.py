@@ -100,12 +100,22 @@ class TokenTimes:
         if not count:
             return
         self.tokens += count
+        self.hear(index, now_us)
+        if index == self._index:
+            self._spoken += count
+
+    def hear(self, index: int, now_us: int) -> None:
+        """Note that a piece of an answer came that has no tokens, of a sound."""
         if self._index is None:
             self._index, self.first_us, self._last_us = index, now_us, now_us
         if index == self._index:
-            self._spoken += count
             self.gap_us = max(self.gap_us, now_us - self._last_us)
             self._last_us = now_us
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything came."""
+        return self._index is not None
 
     @property
     def per_token_us(self) -> int:

@@ -28,6 +28,7 @@ from workers.contract.jobs import (
     Job,
     Outcome,
     RequestId,
+    Sound,
     Tokens,
     Usage,
 )
@@ -285,6 +286,8 @@ class StepLoop:
                 continue
             if isinstance(event, Tokens):
                 run.said.say(event.index, event.count, self._now_us())
+            elif isinstance(event, Sound):
+                run.said.hear(event.index, self._now_us())
             if run.job.stream:
                 self._report.events.append((request_id, event))
         for request_id, outcome in report.outcomes:
@@ -321,7 +324,7 @@ class StepLoop:
             other.full = False
         preprocess_us, transfer_us, forward_us, postprocess_us = run.spent
         said = run.said
-        first_us = run.queue_us + said.first_us - run.leased_us if said.tokens else 0
+        first_us = run.queue_us + said.first_us - run.leased_us if said.begun else 0
         timings = msgspec.structs.replace(
             outcome.timings,  # with what only the engine knows
             queue_us=run.queue_us,
@@ -339,7 +342,7 @@ class StepLoop:
         outcome = msgspec.structs.replace(
             outcome, usage=usage, timings=timings, worker=self._worker
         )
-        if isinstance(outcome, Cancelled) and run.job.stream and said.tokens:
+        if isinstance(outcome, Cancelled) and run.job.stream and said.begun:
             outcome = msgspec.structs.replace(outcome, delivered=True)
         self._report.outcomes.append((request_id, outcome))
 

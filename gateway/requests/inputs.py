@@ -18,6 +18,7 @@ from gateway.requests.embedding import TextEmbedding, prepare_embedding
 from gateway.requests.media import ImageTask, VideoTask, prepare_image, prepare_video, task_of
 from gateway.requests.prepared import Prepared, gpu_us_max, over
 from gateway.requests.text import TextCompletion, TextGeneration, prepare_text
+from workers.contract import media
 from workers.contract.jobs import Usage
 
 SECONDS_PER_TOKEN: Final = 0.005
@@ -119,7 +120,7 @@ def _prepare_other(entry: Entry, task: Task, value: OtherTask, *, prefix: str) -
         raise over(
             f"{prefix}seconds", value.seconds, f"{entry.name} makes at most {limits.seconds} s"
         )
-    characters = len(value.prompt or "") + len(value.text or "")
+    characters = media.characters(value.prompt or "") + media.characters(value.text or "")
     if limits.characters and characters > limits.characters:
         field = "text" if value.text else "prompt"
         raise over(

@@ -99,3 +99,14 @@ def test_one_token_has_no_time_to_the_next() -> None:
     times.say(0, 1, 100)
 
     assert (times.per_token_us, times.gap_us, times.tokens) == (0, 0, 1)
+
+
+def test_sound_has_times_but_no_tokens() -> None:
+    times = TokenTimes()
+    assert not times.begun
+
+    for now_us in (10, 30, 90):
+        times.hear(0, now_us)
+
+    assert times.begun
+    assert (times.first_us, times.gap_us, times.tokens, times.per_token_us) == (10, 60, 0, 0)

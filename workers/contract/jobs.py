@@ -24,6 +24,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Measured quantities, in the units of the price list; also the limits of a request.
 
     The token counts are disjoint: an input token is either cached or not, never counted twice.
+    ``characters`` are counted by ``media.characters``; ``audio_ms`` is the sound delivered.
     ``attributes`` select among conditional prices (``size``, ``quality``, ``resolution``).
     """
 
@@ -50,9 +51,10 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``queue_us`` runs from enqueue to lease, ``load_us`` is waiting for weights to be loaded; the
     four phases are this request's own share of a batch. ``first_token_us`` runs from enqueue to the
-    first token; from there on ``per_token_us`` is the mean time between two tokens of one answer,
-    and ``gap_us`` the longest that nothing came. ``total_us`` is the gateway's, from acceptance to
-    settlement. Of the tokens that were guessed ahead (``drafted``) the model accepted some.
+    first token, or the first sound; from there on ``per_token_us`` is the mean time between two
+    tokens of one answer, and ``gap_us`` the longest that nothing came. ``total_us`` is the
+    gateway's, from acceptance to settlement. Of the tokens that were guessed ahead (``drafted``)
+    the model accepted some.
     """
 
     queue_us: int = 0
@@ -207,6 +209,9 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # --- Events: what a worker says while a job runs -------------------------------------------------
 
+SOUND_BYTES_MAX: Final = 16 * 1024
+"""Of a ``Sound``, so that no frame of events grows large."""
+
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """The worker has taken the job up; everything said by an earlier attempt is void."""
@@ -251,11 +256,29 @@ class Sketch(msgspec.Struct, frozen=True, tag="sketch"):
     file: File
 
 
+class Sound(msgspec.Struct, frozen=True, tag="sound"):
+    """A piece of an output's sound while it is made, in the format that was asked for.
+
+    The pieces of an attempt, one behind the other, are a whole file. A second attempt with the same
+    seed repeats the first, so who has heard ``n`` bytes of an output goes on with what of a piece
+    lies beyond them: ``data[max(0, n - start):]``.
+    """
+
+    index: int
+    """Of the output."""
+    start: int
+    """Bytes of this output that this attempt has said before."""
+    data: bytes
+    """At most ``SOUND_BYTES_MAX``; none where nobody reads along."""
+    duration_ms: int
+    """Of this output, up to the end of this piece."""
+
+
 class Settled(msgspec.Struct, frozen=True, tag="settled"):
     """The request is closed and its charge committed: said by the gateway that settled it."""
 
 
-Event: TypeAlias = Started | Tokens | Progress | Preview | Sketch | Settled
+Event: TypeAlias = Started | Tokens | Progress | Preview | Sketch | Sound | Settled
 
 
 class SentEvent(msgspec.Struct, frozen=True, array_like=True):

@@ -28,8 +28,11 @@ EXTENSIONS: Final[Mapping[str, str]] = {
     "audio/ogg": "ogg",
     "audio/mp4": "m4a",
     "audio/aac": "aac",
+    "audio/pcm": "pcm",
 }
 """Every type that is taken in or handed out, and how its files' names end."""
+UNMARKED: Final = frozenset({"audio/pcm"})
+"""Types that are only handed out: no byte of theirs tells what they are."""
 _BY_EXTENSION: Final = {extension: kind for kind, extension in EXTENSIONS.items()}
 
 _PREFIXES: Final = (
@@ -69,7 +72,8 @@ def of_extension(extension: str) -> str:
 
 def accepted(kind: MediumKind) -> str:
     """The types of a kind, to be told to a client."""
-    return ", ".join(name.removeprefix(f"{kind}/") for name in EXTENSIONS if kind_of(name) == kind)
+    names = (name for name in EXTENSIONS if kind_of(name) == kind and name not in UNMARKED)
+    return ", ".join(name.removeprefix(f"{kind}/") for name in names)
 
 
 def _iso(brand: bytes) -> str | None:

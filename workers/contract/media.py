@@ -1,18 +1,23 @@
 """Inputs and outputs of the tasks that make pictures, videos and sound.
 
 What a client sends along (a source picture, a mask, a clip) is attached to the job as blobs, in the
-order in which the input names them: first ``images`` sources, then the mask, then the video. What
-comes out lies in ``Completed.blobs``, described place by place by ``Completed.output["media"]``.
+order in which the input names them: first ``images`` sources, then the mask, then the video; of
+speech the recording. What comes out lies in ``Completed.blobs``, described place by place by
+``Completed.output["media"]``.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
 VideoFormat: TypeAlias = Literal["mp4", "webp"]
+AudioFormat: TypeAlias = Literal["wav", "mp3", "opus", "flac", "aac", "pcm"]
+"""Opus comes in Ogg, AAC in ADTS; ``pcm`` is bare samples, 16 bits signed and little-endian, of two
+channels by turns."""
 MediumKind: TypeAlias = Literal["image", "video", "audio"]
 
 
@@ -73,6 +78,56 @@ class VideoInput(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, Any] = {}
 
 
+class SpeechInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Input of every task that speaks. None, or an empty text, leaves a choice to the entry.
+
+    The gateway always sets ``seed``: with it a second attempt repeats the first (see ``Sound``).
+    """
+
+    text: str
+    voice: str = ""
+    """A name from the entry."""
+    language: str = ""
+    """A tag such as ``en`` or ``pt-BR``: how numbers and dates are read, and by some models all."""
+    speed: float = 1.0
+    """How many times as fast as the model would speak by itself."""
+    instructions: str = ""
+    """How it is to be spoken, of models that understand that."""
+    recording: bool = False
+    """Whether a recording of the voice to be spoken in is attached."""
+    transcript: str = ""
+    """What is said in that recording."""
+    format: AudioFormat = "mp3"
+    sample_rate: int | None = None
+    """In Hz; by default the model's own, or the nearest above it that the format knows."""
+    seed: int = 0
+    parameters: dict[str, Any] = {}
+    """Whatever else an upstream's model understands; never read here."""
+
+
+class MusicInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Input of ``text-to-music``; what was said of ``SpeechInput`` holds here too."""
+
+    prompt: str = ""
+    lyrics: str = ""
+    key: str = ""
+    """Such as ``C major`` or ``F# minor``."""
+    tempo: float | None = None
+    """In beats a minute."""
+    mood: str = ""
+    duration_ms: int | None = None
+    format: AudioFormat = "mp3"
+    sample_rate: int | None = None
+    seed: int = 0
+    parameters: dict[str, Any] = {}
+
+
+def characters(text: str) -> int:
+    """How many characters of a text are counted and charged for: the Unicode code points of what
+    the client sent, after normalisation to NFC, whether they are spoken or not."""
+    return len(unicodedata.normalize("NFC", text))
+
+
 class Medium(msgspec.Struct, frozen=True, omit_defaults=True):
     """One output. Where it failed there is an ``error`` and no blob; it is not billed."""
 
@@ -87,6 +142,8 @@ class Medium(msgspec.Struct, frozen=True, omit_defaults=True):
     height: int = 0
     duration_ms: int = 0
     fps: int = 0
+    sample_rate: int = 0
+    """Of sound, in Hz."""
     seed: int = 0
     error: str | None = None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workers.contract.jobs import Completed, Failed, Job, Usage
-from workers.contract.media import File, Medium
+from workers.contract.media import File, Medium, characters
 from workers.engines.upstream import gmi_wire as wire
 from workers.engines.upstream.transfers import Budget, TransferError, Transfers
 from workers.media.measure import Measured, measure
@@ -98,5 +98,5 @@ def _count(job: Job, outputs: Sequence[Medium]) -> Usage:
         images=min(images, most.images),
         video_ms=min(lengths["video"], most.video_ms),
         audio_ms=min(lengths["audio"], most.audio_ms),
-        characters=min(sum(map(len, texts)), most.characters),
+        characters=min(sum(map(characters, texts)), most.characters),
     )
