@@ -181,7 +181,7 @@ def _other(r: random.Random, choices: Iterable[str], now: str) -> str:
 
 
 def recolour(r: random.Random) -> Lesson:
-    s = scene(r)
+    s = scene(r, wide=True)
     index = r.randrange(len(s.things))
     one = s.things[index]
     while True:
@@ -206,7 +206,7 @@ def recolour(r: random.Random) -> Lesson:
 
 
 def reshape(r: random.Random) -> Lesson:
-    s = scene(r)
+    s = scene(r, wide=True)
     index = r.randrange(len(s.things))
     one = s.things[index]
     while True:
@@ -230,7 +230,7 @@ def reshape(r: random.Random) -> Lesson:
 def resize(r: random.Random) -> Lesson:
     order = tuple(SIZES)
     while True:
-        s = scene(r)
+        s = scene(r, wide=True)
         index = r.randrange(len(s.things))
         now = order.index(s.things[index].size)
         to = now + r.choice((-1, 1))
@@ -246,7 +246,7 @@ def resize(r: random.Random) -> Lesson:
 
 
 def remove(r: random.Random) -> Lesson:
-    s = scene(r, things=2)
+    s = scene(r, things=2, wide=True)
     index = r.randrange(2)
     name = _reference(s, index, r)
     text = r.choice((f"remove {name}", f"delete {name}", f"take {name} away", f"without {name}"))
@@ -255,7 +255,7 @@ def remove(r: random.Random) -> Lesson:
 
 
 def add(r: random.Random) -> Lesson:
-    s = scene(r, things=2)
+    s = scene(r, things=2, wide=True)
     assert s.relation is not None
     before = replace(s, things=(s.things[1],), relation=None)
     words = r.choice(RELATION_WORDS[s.relation])
@@ -277,7 +277,7 @@ def add(r: random.Random) -> Lesson:
 
 def reground(r: random.Random) -> Lesson:
     while True:
-        s = scene(r, plain=0.3)
+        s = scene(r, plain=0.3, wide=True)
         to = _other(r, BACKGROUNDS, s.background)
         clash = {"white": "white", "dark": "black"}.get(to)
         if all(one.colour != clash for one in s.things):
@@ -296,7 +296,7 @@ def reground(r: random.Random) -> Lesson:
 
 
 def relight(r: random.Random) -> Lesson:
-    s = scene(r, plain=0.3)
+    s = scene(r, plain=0.3, wide=True)
     to = _other(r, LIGHTS, s.light)
     words = r.choice(LIGHT_WORDS[to])
     text = r.choice((words, words, f"make it {words}", f"relight it, {words}"))
@@ -305,7 +305,7 @@ def relight(r: random.Random) -> Lesson:
 
 
 def restyle(r: random.Random) -> Lesson:
-    s = scene(r, plain=0.3)
+    s = scene(r, plain=0.3, wide=True)
     to = _other(r, STYLES, s.style)
     words = r.choice(STYLE_WORDS[to])
     text = r.choice((words, words, f"make it {words}", f"restyle it, {words}", f"draw it {words}"))
@@ -316,7 +316,7 @@ def restyle(r: random.Random) -> Lesson:
 def blend(r: random.Random) -> Lesson:
     """The thing of the first picture beside that of the second, in the first picture's world."""
     while True:
-        a, b = scene(r, things=1), scene(r, things=1)
+        a, b = scene(r, things=1, wide=True), scene(r, things=1, wide=True)
         first, second = a.things[0], b.things[0]
         clash = {"white": "white", "dark": "black"}.get(a.background)
         if second.colour != clash and (first.shape, first.colour) != (second.shape, second.colour):

@@ -88,7 +88,7 @@ def clip(r: random.Random, *, pictured: bool | None = None, resting: float = 0.1
     ``resting`` is how often a thing may begin where it has no way left, as a continued clip does.
     """
     pictured = r.random() < 0.5 if pictured is None else pictured
-    s = scene(r)
+    s = scene(r, wide=pictured)
     one = s.things[0]
     motion = r.choice(MOTIONS)
     if s.relation:

@@ -79,8 +79,14 @@ class Scene:
 # --- Making scenes -------------------------------------------------------------------------------
 
 
-def thing(r: random.Random, background: str, *, other: Thing | None = None) -> Thing:
-    """Choose a thing that can be seen on a background, and told from another."""
+def thing(
+    r: random.Random, background: str, *, other: Thing | None = None, wide: bool = False
+) -> Thing:
+    """Choose a thing that can be seen on a background, and told from another.
+
+    It stands in the middle, nearly, or with ``wide`` anywhere.
+    """
+    off = 0.3 if wide else 0.06
     while True:
         shape, colour = r.choice(SHAPES), r.choice(tuple(COLOURS))
         size = r.choice(tuple(SIZES))
@@ -88,32 +94,41 @@ def thing(r: random.Random, background: str, *, other: Thing | None = None) -> T
             continue
         if other is not None and (shape, colour) == (other.shape, other.colour):
             continue
-        return Thing(shape, colour, size, r.uniform(-0.3, 0.3), r.uniform(-0.3, 0.3))
+        return Thing(shape, colour, size, r.uniform(-off, off), r.uniform(-off, off))
 
 
-def place(things: tuple[Thing, Thing], relation: str, r: random.Random) -> tuple[Thing, Thing]:
-    """Put two things where a relation says."""
+def place(
+    things: tuple[Thing, Thing], relation: str, r: random.Random, *, wide: bool = False
+) -> tuple[Thing, Thing]:
+    """Put two things where a relation says, nearly or with ``wide`` roughly."""
     dx, dy = RELATIONS[relation]
+    off = 0.07 if wide else 0.03
     placed = []
     for sign, one in zip((1, -1), things, strict=True):
-        x = sign * dx * 0.48 + r.uniform(-0.07, 0.07)
-        y = sign * dy * 0.48 + r.uniform(-0.07, 0.07)
+        x = sign * dx * 0.48 + r.uniform(-off, off)
+        y = sign * dy * 0.48 + r.uniform(-off, off)
         placed.append(replace(one, x=x, y=y))
     return placed[0], placed[1]
 
 
-def scene(r: random.Random, *, things: int | None = None, plain: float = 0.5) -> Scene:
-    """Choose a scene. ``plain`` is how often each of background, light and style is the usual."""
+def scene(
+    r: random.Random, *, things: int | None = None, plain: float = 0.5, wide: bool = False
+) -> Scene:
+    """Choose a scene. ``plain`` is how often each of background, light and style is the usual.
+
+    A caption says no place but the relation, so what is drawn from words alone stands where one
+    would put it; pictures that others bring are ``wide``.
+    """
     background = "white" if r.random() < plain * 0.7 else r.choice(tuple(BACKGROUNDS))
     light = "daylight" if r.random() < plain else r.choice(LIGHTS)
     style = "flat" if r.random() < plain else r.choice(STYLES)
-    first = thing(r, background)
+    first = thing(r, background, wide=wide)
     count = things or (1 if r.random() < 0.4 else 2)
     if count == 1:
         return Scene((first,), None, background, light, style)
     relation = r.choice(tuple(RELATIONS))
     second = thing(r, background, other=first)
-    return Scene(place((first, second), relation, r), relation, background, light, style)
+    return Scene(place((first, second), relation, r, wide=wide), relation, background, light, style)
 
 
 # --- Drawing -------------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ LATENTS: Final = 8
 SCALE: Final = 4
 UNTOLD: Final = 0.1
 """How often the text is left out, so that guidance has something to guide away from."""
-SIGMA_MIN: Final = 0.08
+SOFT: Final = 0.05
+"""Bounds the weight of errors at little noise, where there is nothing left to decide."""
 
 
 # --- Parts ---------------------------------------------------------------------------------------
@@ -166,6 +167,14 @@ class Batch:
         self.texts = [one.text for one in lessons]
 
 
+def noise_levels(count: int) -> torch.Tensor:
+    """From 0 to 1, most of them where the text decides what the noise is to become."""
+    broad = torch.randn(count) * 1.2
+    where = torch.rand(count)
+    sigma = torch.sigmoid(torch.where(where < 0.7, torch.randn(count) * 0.8 + 1.0, broad))
+    return torch.where(where > 0.9, 1 - 0.05 * torch.rand(count), sigma)
+
+
 def train_unet(
     pipe: PocketImagePipeline,
     minutes: float,
@@ -188,7 +197,7 @@ def train_unet(
         batch = Batch(vae, [lesson(r) for _ in range(32)])
         size = len(batch.texts)
         texts = ["" if r.random() < UNTOLD else text for text in batch.texts]
-        sigma = torch.sigmoid(torch.randn(size) * 1.2 + 0.3)
+        sigma = noise_levels(size)
         wide = sigma[:, None, None, None]
         noisy = (1 - wide) * batch.target + wide * torch.randn_like(batch.target)
         seen = torch.cat([noisy, batch.sources.flatten(1, 2), place.expand(size, -1, -1, -1)], 1)
@@ -202,7 +211,7 @@ def train_unet(
                 class_labels=summary,
             ).sample
         far = ((made.float() - batch.target) ** 2).mean((1, 2, 3))
-        loss = (far / sigma.clamp(min=SIGMA_MIN) ** 2).mean()
+        loss = (far / (sigma**2 + SOFT)).mean()
         step(optimizer, learned, loss)
         turns, total = turns + 1, total + float(loss.detach())
         mean.update()

@@ -28,7 +28,16 @@ from workers.pocket.clips import FIELDS, FRAMES, Clip, clip, film
 from workers.pocket.films import PocketVideoPipeline
 from workers.pocket.pictures import COORDINATES, coordinates, encode_text
 from workers.pocket.scenes import sheet
-from workers.pocket.train_image import LATENTS, SCALE, SIDE, as_image, read, save_pipeline
+from workers.pocket.train_image import (
+    LATENTS,
+    SCALE,
+    SIDE,
+    SOFT,
+    as_image,
+    noise_levels,
+    read,
+    save_pipeline,
+)
 from workers.pocket.training import (
     TEXT,
     Mean,
@@ -44,7 +53,6 @@ from workers.pocket.training import (
 
 CLIPS: Final = 24
 UNTOLD: Final = 0.1
-SIGMA_MIN: Final = 0.08
 
 
 def make_unet() -> Any:
@@ -104,7 +112,7 @@ def train_unet(
         first = target[:, 0] * pictured
         target = target.flatten(1, 2)
         texts = ["" if r.random() < UNTOLD else one.text for one in clips]
-        sigma = torch.sigmoid(torch.randn(CLIPS) * 1.2 + 0.6)
+        sigma = noise_levels(CLIPS)
         wide = sigma[:, None, None, None]
         noisy = (1 - wide) * target + wide * torch.randn_like(target)
         seen = torch.cat([noisy, first, place], 1)
@@ -118,7 +126,7 @@ def train_unet(
                 class_labels=summary,
             ).sample
         far = ((made.float() - target) ** 2).mean((1, 2, 3))
-        loss = (far / sigma.clamp(min=SIGMA_MIN) ** 2).mean()
+        loss = (far / (sigma**2 + SOFT)).mean()
         step(optimizer, learned, loss)
         mean.update()
         turns, total = turns + 1, total + float(loss.detach())
