@@ -15,6 +15,7 @@ from gateway.api.media_views import blob_of, media_of
 from gateway.ledger.closed import Closed
 from gateway.media.links import Links
 from gateway.media.store import Record
+from gateway.requests.inputs import RECORDING
 from gateway.requests.order import Open
 from workers.contract.jobs import BlobRef, Progress, Usage
 
@@ -89,13 +90,15 @@ def _payload(record: Record, links: Links) -> dict[str, Any]:
         return {}
     given = asked.input
     if not is_drawn(record.task):
-        return dict(given)
+        voices = [links.link(blob).url for blob in asked.attachments]
+        return {**given, **dict(zip((RECORDING,), voices, strict=False))}
     payload = {name: value for name, value in given.items() if name not in _SHOWN}
     payload |= given.get("parameters", {})
     if given.get("width") and given.get("height"):
         payload["size"] = f"{given['width']}x{given['height']}"
     if given.get("duration_ms"):
-        payload["duration"] = given["duration_ms"] / 1000
+        seconds = given["duration_ms"] / 1000
+        payload["duration"] = int(seconds) if seconds.is_integer() else seconds
     left = [links.link(blob).url for blob in asked.attachments]
     count = given.get("images", 0)
     if isinstance(count, int) and count:

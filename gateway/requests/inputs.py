@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.catalog.schema import SECONDS_MAX, Entry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest
+from gateway.media.sources import Remote, Source, read_given
 from gateway.requests.embedding import TextEmbedding, prepare_embedding
 from gateway.requests.media import ImageTask, VideoTask, prepare_image, prepare_video, task_of
 from gateway.requests.prepared import Prepared, gpu_us_max, over
@@ -23,6 +24,8 @@ from workers.contract.jobs import Usage
 
 SECONDS_PER_TOKEN: Final = 0.005
 SECONDS_PER_IMAGE: Final = 1.0
+RECORDING: Final = "source_audio"
+"""Of a voice that is to be cloned."""
 PREFILL_SPEEDUP: Final = 16
 """Prompts are read in parallel, answers are written one token at a time."""
 
@@ -128,8 +131,10 @@ def _prepare_other(entry: Entry, task: Task, value: OtherTask, *, prefix: str) -
         )
     duration_ms = round((value.seconds or limits.seconds or 0) * 1000)
     makes = TASKS[task].makes
+    given = value.model_dump(exclude_unset=True)
     return Prepared(
-        input=value.model_dump(exclude_unset=True),
+        sources=_recordings(task, given, prefix),
+        input=given,
         limits=Usage(
             requests=1,
             video_ms=duration_ms if makes == "video" else 0,
@@ -139,3 +144,18 @@ def _prepare_other(entry: Entry, task: Task, value: OtherTask, *, prefix: str) -
             gpu_us=gpu_us_max(limits),
         ),
     )
+
+
+def _recordings(task: Task, given: dict[str, Any], prefix: str) -> tuple[Source, ...]:
+    """Take a voice out of an input if it came along or lies here; an address of somebody's, or an
+    id of the upstream's, goes over as it is."""
+    if task != "voice-clone" or RECORDING not in given:
+        return ()
+    try:
+        found = read_given(given[RECORDING])
+    except ValueError:
+        return ()
+    if isinstance(found, Remote):
+        return ()
+    del given[RECORDING]
+    return (Source("audio", found, f"{prefix}{RECORDING}"),)

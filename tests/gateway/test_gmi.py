@@ -240,6 +240,7 @@ def test_errors_are_sentences_whatever_went_wrong(media_stack: Stack) -> None:
         404: caller.http.post(f"{QUEUE}/requests", json={"model": "nobody", "payload": {}}),
         405: caller.http.put(f"{QUEUE}/requests"),
         409: caller.http.post(f"{QUEUE}/requests", json=other, headers=named),
+        413: place(caller, prompt="x", image="data:image/png;base64," + "A" * 1_400_000),
         400: caller.http.post(f"{QUEUE}/requests", json={"model": "pocket"}),
     }
     nowhere = caller.http.get(f"{QUEUE}/nowhere")
@@ -430,3 +431,22 @@ def test_text_is_not_in_this_queue(stack: Stack) -> None:
     assert place(caller, "echo", prompt="x").status_code == 404
     assert caller.http.get(f"{QUEUE}/requests/{request_id}").status_code == 404
     assert caller.http.get(f"{QUEUE}/requests").json()["total"] == 0
+
+
+def test_the_schema_has_the_queue(stack: Stack) -> None:
+    paths = stack.caller().http.get("/schema/openapi.json").json()["paths"]
+
+    of_queue = {
+        path.removeprefix(QUEUE): sorted(methods)
+        for path, methods in paths.items()
+        if path.startswith(QUEUE)
+    }
+    assert of_queue == {
+        "/models": ["get"],
+        "/models/{name}": ["get"],
+        "/requests": ["get", "post"],
+        "/requests/{request_id}": ["delete", "get"],
+        "/requests/{request_id}/cancel": ["post"],
+        "/upload-url": ["post"],
+    }
+    assert paths["/v1/uploads/{name}"]["put"]["security"] == [{}]

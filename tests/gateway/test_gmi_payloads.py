@@ -1,0 +1,170 @@
+"""What a payload means to models of an upstream, and to those that speak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.api.gmi_models import model_view
+from gateway.api.gmi_payloads import read_payload
+from gateway.catalog.schema import Entry
+from gateway.errors import InvalidRequest
+from gateway.media.sources import Remote, Source, Uploaded
+from gateway.requests.inputs import prepare
+
+PICTURE = "https://example.com/a.png"
+GMI = {"dialect": "gmi", "url": "https://queue.example", "credential": "KEY"}
+
+
+def entry(task: str, *, options: dict[str, Any] | None = None, **more: Any) -> Entry:
+    return Entry.model_validate(
+        {
+            "name": "model",
+            "task": task,
+            "upstream": GMI,
+            "options": options or {},
+            "price": [{"unit": "request", "amount": "1"}],
+            **more,
+        }
+    )
+
+
+def prepared(sold: Entry, **payload: Any) -> tuple[dict[str, Any], tuple[Source, ...]]:
+    meant = read_payload(sold, payload)
+    found = prepare(sold, meant.input, task=meant.task)
+    return found.input, found.sources
+
+
+def test_what_only_the_upstream_knows_goes_over_unchanged() -> None:
+    given, sources = prepared(
+        entry("text-to-image"),
+        prompt="x",
+        size="2K",
+        num_inference_steps=30,
+        guidance_scale="3.5",
+        output_format="jpeg",
+        watermark=False,
+        num_images=1,
+        seed=7,
+    )
+
+    assert given == {
+        "prompt": "x",
+        "seed": 7,
+        "parameters": {
+            "size": "2K",
+            "num_inference_steps": 30,
+            "guidance_scale": "3.5",
+            "output_format": "jpeg",
+            "watermark": False,
+        },
+    }
+    assert sources == ()
+
+
+def test_an_entrys_own_names_are_understood() -> None:
+    names = {"seconds": "clip_length", "negative_prompt": "avoid", "seed": None}
+    sold = entry("image-to-video", options={"images": "start_image", "fields": names})
+
+    given, sources = prepared(
+        sold, prompt="x", start_image=PICTURE, clip_length="5", avoid="rain", cfg_scale=0.5
+    )
+
+    assert (given["duration_ms"], given["negative_prompt"]) == (5000, "rain")
+    assert given["parameters"] == {"cfg_scale": 0.5}
+    assert sources == (Source("image", Remote(PICTURE), "images.0"),)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "payload", "size", "left"),
+    [
+        ([], {"aspect_ratio": "16:9"}, None, {"aspect_ratio": "16:9"}),
+        ([], {"size": "16:9"}, None, {"size": "16:9"}),
+        ([], {"aspect_ratio": "auto"}, None, {"aspect_ratio": "auto"}),
+        ([], {"size": "1024*768", "aspect_ratio": "4:3"}, (1024, 768), {}),
+        (["832x480", "480x832"], {"aspect_ratio": "9:16"}, (480, 832), {}),
+        (["832x480", "1280x720"], {"size": "16:9", "resolution": "720P"}, (1280, 720), None),
+    ],
+)
+def test_a_ratio_is_the_listed_size_that_comes_close_or_the_upstreams(
+    sizes: list[str],
+    payload: dict[str, Any],
+    size: tuple[int, int] | None,
+    left: dict[str, Any] | None,
+) -> None:
+    given, _ = prepared(entry("text-to-video", sizes=sizes), prompt="x", **payload)
+
+    found = (given["width"], given["height"]) if "width" in given else None
+    assert found == size
+    assert left is None or given.get("parameters", {}) == left
+
+
+def test_a_ratio_that_no_size_has_is_refused() -> None:
+    sold = entry("text-to-video", sizes=["832x480"])
+
+    with pytest.raises(InvalidRequest, match=r"aspect_ratio is '1:1'.*832x480"):
+        prepared(sold, prompt="x", aspect_ratio="1:1")
+
+
+def test_a_quality_of_a_video_counts_for_its_price_and_goes_over() -> None:
+    sold = entry(
+        "text-to-video",
+        qualities={"low": {}, "high": {}},
+        price=[
+            {"unit": "request", "amount": "1"},
+            {"unit": "request", "amount": "2", "when": {"quality": "high"}},
+        ],
+    )
+    meant = read_payload(sold, {"prompt": "x", "quality": "high"})
+
+    found = prepare(sold, meant.input, task=meant.task)
+
+    assert found.limits.attributes["quality"] == "high"
+    assert found.input["parameters"] == {"quality": "high"}
+
+
+def test_speech_and_music_go_over_as_they_are() -> None:
+    speech = {"text": "hello", "voice_id": "anna", "speed": "1.1", "vol": 1}
+    music = {"lyrics": "la la", "prompt": "a waltz", "format": "mp3"}
+    person = {"person_image.24": PICTURE, "text.1": "hello"}
+
+    for task, payload in (
+        ("text-to-speech", speech),
+        ("text-to-music", music),
+        ("talking-head", person),
+    ):
+        assert prepared(entry(task), **payload) == (payload, ())
+
+
+def test_a_voice_that_lies_here_is_attached_and_an_address_goes_over() -> None:
+    file_id = "file-" + "0" * 32
+    ours = f"https://gate.example/v1/uploads/{file_id}.mp3"
+    theirs = "https://example.com/voice.mp3"
+    sold = entry("voice-clone")
+
+    attached = prepared(sold, text="hello", source_audio=ours)
+    named = prepared(sold, text="hello", source_audio=theirs)
+
+    assert attached == (
+        {"text": "hello"},
+        (Source("audio", Uploaded(file_id), "source_audio"),),
+    )
+    assert named == ({"text": "hello", "source_audio": theirs}, ())
+
+
+def test_models_of_every_task_describe_themselves() -> None:
+    for task, required in (
+        ("text-to-image", ["prompt"]),
+        ("image-edit", ["image"]),
+        ("text-to-video", ["prompt"]),
+        ("video-upscale", ["video_url"]),
+        ("text-to-speech", ["text"]),
+        ("voice-clone", ["text", "source_audio"]),
+        ("text-to-music", []),
+        ("talking-head", []),
+    ):
+        view = model_view(entry(task), (), created_at=1, updated_at=2)
+        assert [one["name"] for one in view["parameters"] if one["required"]] == required
+        assert view["available"] is False
+        assert view["price_info"]["pricing_type"] == "request"
