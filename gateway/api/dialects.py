@@ -14,7 +14,7 @@ Renderer: TypeAlias = Callable[[TollgateError], dict[str, Any]]
 
 GMI: Final = "/api/v1/ie/requestqueue/apikey"
 """Below it lies GMI Cloud's request queue."""
-_OTHERS: Final[tuple[tuple[str, Renderer], ...]] = ((f"{GMI}/", render_text),)
+_OTHERS: Final[tuple[tuple[str, Renderer], ...]] = ((GMI, render_text),)
 """Whatever is not named here has OpenAI's errors."""
 
 
