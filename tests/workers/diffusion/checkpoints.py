@@ -20,6 +20,9 @@ from transformers import (
     UMT5EncoderModel,
 )
 
+from workers.pocket.films import PocketVideoPipeline
+from workers.pocket.pictures import COORDINATES, SOURCES, PocketImagePipeline
+
 WORDS = [
     "a",
     "red",
@@ -314,6 +317,29 @@ def _ltx() -> Any:
     )
 
 
+def _pocket(kind: Any, *, frames: int, sources: int) -> Any:
+    latents = 4
+    vae = d.AutoencoderTiny(
+        encoder_block_out_channels=(8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8),
+        latent_channels=latents,
+        num_encoder_blocks=(1, 1, 1),
+        num_decoder_blocks=(1, 1, 1),
+    )
+    unet = _unet(
+        in_channels=latents * (frames + sources) + COORDINATES,
+        out_channels=latents * frames,
+        down_block_types=("DownBlock2D", "SimpleCrossAttnDownBlock2D"),
+        mid_block_type="UNetMidBlock2DSimpleCrossAttn",
+        up_block_types=("SimpleCrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=16,
+        class_embed_type="projection",
+        projection_class_embeddings_input_dim=32,
+    )
+    scheduler = d.FlowMatchEulerDiscreteScheduler()
+    return kind(vae, _t5(), _tokenizer(32), unet, scheduler)
+
+
 MAKERS: dict[str, Callable[[], Any]] = {
     "StableDiffusionPipeline": _stable_diffusion,
     "StableDiffusionXLPipeline": _sdxl,
@@ -324,4 +350,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "WanPipeline": _wan,
     "WanImageToVideoPipeline": _wan_from_image,
     "LTXPipeline": _ltx,
+    "PocketImagePipeline": lambda: _pocket(PocketImagePipeline, frames=1, sources=SOURCES),
+    "PocketVideoPipeline": lambda: _pocket(PocketVideoPipeline, frames=4, sources=1),
 }
