@@ -54,6 +54,7 @@ from gateway.api.videos import VideosController
 from gateway.api.views import request_view
 from gateway.batches.files import Files
 from gateway.batches.runner import Runner
+from gateway.batches.stored import Stored
 from gateway.billing.chores import (
     Chores,
     audit_chores,
@@ -131,6 +132,7 @@ def create_app(settings: Settings) -> Litestar:
                 files=files,
                 requests=requests,
                 endpoints=ENDPOINTS,
+                stored=Stored(blobs, links, file_bytes_max=settings.file_bytes_max),
                 settings=settings,
             )
             app.state.update(

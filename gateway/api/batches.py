@@ -10,7 +10,7 @@ from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api import chat, completions, embeddings, responses
+from gateway.api import chat, completions, embeddings, images, responses, videos
 from gateway.api.access import caller
 from gateway.api.answers import exact_number, json_response
 from gateway.api.bodies import is_retry
@@ -30,6 +30,8 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
         completions.BATCHES,
         embeddings.BATCHES,
         responses.BATCHES,
+        *images.BATCHES,
+        videos.BATCHES,
     )
 }
 """Whatever can be asked for in batches."""

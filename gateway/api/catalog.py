@@ -128,8 +128,8 @@ class CatalogController(Controller):
 
 def _in_batches(entry: Entry) -> dict[str, Any]:
     """Say what a batch pays, where a batch can ask for what the entry does."""
-    tasks = {endpoint.task for endpoint in ENDPOINTS.values()}
-    asked_for = not tasks.isdisjoint((entry.task, *entry.also))
+    does = {entry.task, *entry.also}
+    asked_for = any(endpoint.tasks & does for endpoint in ENDPOINTS.values())
     return {"batch": batch_view(entry) if asked_for else None}
 
 

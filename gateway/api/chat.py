@@ -22,7 +22,7 @@ from gateway.api.answers import (
 )
 from gateway.api.bodies import read_body, refuse_in_batch
 from gateway.api.text_stream import Piece, TextStream, choices_of, logprob_view
-from gateway.batches.endpoint import Endpoint
+from gateway.batches.endpoint import Endpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.ledger.extend import CAUSES
@@ -133,7 +133,7 @@ class ChatController(Controller):
         )
 
 
-def batch_order(body: Mapping[str, Any]) -> Order:
+def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
     """Check a body as the endpoint does; nobody is there to read a stream."""
     data = read_body(ChatCompletion, body)
     refuse_in_batch(data, "stream", "stream_options")
@@ -161,7 +161,7 @@ def completion_view(closed: Closed) -> dict[str, Any]:
 
 BATCHES: Final = Endpoint(
     "/v1/chat/completions",
-    TASK,
+    frozenset({TASK}),
     read=batch_order,
     answer=lambda closed, _: encode_json(completion_view(closed)),
 )

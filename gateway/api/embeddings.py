@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from gateway.api.answering import answer, order_of
 from gateway.api.answers import encode_json, exact_number
 from gateway.api.bodies import read_body
-from gateway.batches.endpoint import Endpoint
+from gateway.batches.endpoint import Endpoint, Entries
 from gateway.ledger.closed import Closed
 from gateway.requests.embedding import TextEmbedding
 from gateway.requests.order import Order
@@ -71,7 +71,7 @@ def embedding_view(closed: Closed, encoding: Encoding) -> dict[str, Any]:
     }
 
 
-def batch_order(body: Mapping[str, Any]) -> Order:
+def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
     """Check a body as the endpoint does."""
     data = read_body(Embedding, body)
     return Order(model=data.model, task=TASK, input=data)
@@ -79,7 +79,7 @@ def batch_order(body: Mapping[str, Any]) -> Order:
 
 BATCHES: Final = Endpoint(
     "/v1/embeddings",
-    TASK,
+    frozenset({TASK}),
     read=batch_order,
     answer=lambda closed, body: encode_json(
         embedding_view(closed, body.get("encoding_format") or "float")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ class ImageAnswer:
 
     async def body(self, closed: Closed) -> dict[str, Any]:
         """The whole answer. Raise ``RequestFailed`` if it was to be bytes and has none."""
-        drawn = _drawn(closed)
+        drawn = drawn_of(closed)
         texts = await self._texts(closed, [blob for _, blob in drawn])
         data = []
         for (medium, blob), text in zip(drawn, texts, strict=True):
@@ -50,20 +50,7 @@ class ImageAnswer:
             if text is not None:
                 view["b64_json"] = text
             data.append({**view, "seed": medium.seed})
-        failed = [
-            {"index": medium.index, "message": medium.error}
-            for medium in media_of(closed)
-            if medium.error is not None
-        ]
-        return {
-            "id": closed.request_id,
-            "created": int(closed.accepted_at.timestamp()),
-            "model": closed.model,
-            "data": data,
-            **({"failed": failed} if failed else {}),
-            **self._described([medium for medium, _ in drawn], closed),
-            "usage": image_usage(closed),
-        }
+        return image_view(self.asked, closed, data)
 
     async def preview(self, sent: SentEvent) -> dict[str, Any] | None:
         """An event that shows an unfinished picture, if it is one that was not shown before."""
@@ -85,12 +72,12 @@ class ImageAnswer:
             "partial_image_index": event.index,
             "image_index": event.output,
             "created_at": int(time.time()),
-            **self._described([]),
+            **_described(self.asked, []),
         }
 
     async def completed(self, closed: Closed) -> AsyncIterator[dict[str, Any]]:
         """An event for each finished picture; the last one tells what all have cost."""
-        drawn = _drawn(closed)
+        drawn = drawn_of(closed)
         for number, (medium, blob) in enumerate(drawn, start=1):
             (text,) = await self._texts(closed, [blob])
             event: dict[str, Any] = {
@@ -98,7 +85,7 @@ class ImageAnswer:
                 "image_index": medium.index,
                 "created_at": int(closed.accepted_at.timestamp()),
                 "seed": medium.seed,
-                **self._described([medium], closed),
+                **_described(self.asked, [medium], closed),
             }
             if self.asked.response_format != "b64_json":
                 event["url"] = self.links.link(blob).url
@@ -119,15 +106,25 @@ class ImageAnswer:
                 return [None] * len(blobs)
             raise RequestFailed(error.code, error.message, request_id=closed.request_id) from None
 
-    def _described(self, drawn: Sequence[Medium], closed: Closed | None = None) -> dict[str, Any]:
-        quality = closed.usage.attributes.get("quality") if closed is not None else None
-        size = f"{drawn[0].width}x{drawn[0].height}" if drawn else self.asked.size or "auto"
-        return {
-            "background": "opaque",
-            "output_format": self.asked.output_format or self.asked.format or "png",
-            "quality": quality or self.asked.quality or "auto",
-            "size": size,
-        }
+
+def image_view(
+    asked: ImageBody, closed: Closed, pictures: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The whole answer, with what is to be shown of each picture that was drawn."""
+    failed = [
+        {"index": medium.index, "message": medium.error}
+        for medium in media_of(closed)
+        if medium.error is not None
+    ]
+    return {
+        "id": closed.request_id,
+        "created": int(closed.accepted_at.timestamp()),
+        "model": closed.model,
+        "data": pictures,
+        **({"failed": failed} if failed else {}),
+        **_described(asked, [medium for medium, _ in drawn_of(closed)], closed),
+        "usage": image_usage(closed),
+    }
 
 
 def image_usage(closed: Closed) -> dict[str, Any]:
@@ -145,8 +142,22 @@ def image_usage(closed: Closed) -> dict[str, Any]:
     }
 
 
-def _drawn(closed: Closed) -> list[tuple[Medium, BlobRef]]:
+def drawn_of(closed: Closed) -> list[tuple[Medium, BlobRef]]:
+    """The pictures that were drawn, and where they lie."""
     found = [(medium, blob_of(closed, medium)) for medium in media_of(closed)]
     return [
         (medium, blob) for medium, blob in found if blob is not None and medium.role == "output"
     ]
+
+
+def _described(
+    asked: ImageBody, drawn: Sequence[Medium], closed: Closed | None = None
+) -> dict[str, Any]:
+    quality = closed.usage.attributes.get("quality") if closed is not None else None
+    size = f"{drawn[0].width}x{drawn[0].height}" if drawn else asked.size or "auto"
+    return {
+        "background": "opaque",
+        "output_format": asked.output_format or asked.format or "png",
+        "quality": quality or asked.quality or "auto",
+        "size": size,
+    }

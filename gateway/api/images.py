@@ -14,15 +14,26 @@ from litestar.response import Stream
 
 from gateway.api.access import call_of
 from gateway.api.answering import order_of
-from gateway.api.answers import event_data, event_stream, json_response, request_headers
+from gateway.api.answers import (
+    encode_json,
+    event_data,
+    event_stream,
+    json_response,
+    request_headers,
+)
+from gateway.api.bodies import read_body, refuse_in_batch
 from gateway.api.forms import Received, described, receive
 from gateway.api.image_bodies import ImageBody
-from gateway.api.image_views import ImageAnswer
+from gateway.api.image_views import ImageAnswer, drawn_of, image_view
 from gateway.api.media_views import links_of
-from gateway.catalog.tasks import Task
+from gateway.batches.endpoint import Endpoint, Entries
+from gateway.batches.stored import place
+from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest, TollgateError, render_openai
+from gateway.ledger.closed import Closed
 from gateway.requests.lifecycle import Requests
 from gateway.requests.media import drawing_task
+from gateway.requests.order import Order
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from workers.contract.blobs import Blobs
 
@@ -108,6 +119,46 @@ async def _draw(
     )
 
 
+def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> Endpoint:
+    def read(body: Mapping[str, Any], entries: Entries) -> Order:
+        data = read_body(ImageBody, body)
+        refuse_in_batch(data, "stream", "partial_images", "previews")
+        if edits and not (data.image or data.images):
+            raise _missing_image()
+        entry = entries(data.model)
+        value = data.drawing(entry)
+        task = drawing_task(entry, value, makes="image", prefer=prefer)
+        return Order(model=data.model, task=task, input=value)
+
+    return Endpoint(
+        f"{ImagesController.path}{path}",
+        frozenset(
+            task
+            for task, kind in TASKS.items()
+            if kind.makes == "image" and ("image" in kind.reads or not edits)
+        ),
+        read=read,
+        answer=_answer_later,
+        brings_files=True,
+    )
+
+
+def _answer_later(closed: Closed, body: Mapping[str, Any]) -> bytes:
+    """The answer with places for its pictures, which are put in when the file is written."""
+    asked = read_body(ImageBody, body)
+    pictures = [
+        {**place(blob, asked.response_format), "seed": medium.seed}
+        for medium, blob in drawn_of(closed)
+    ]
+    return encode_json(image_view(asked, closed, pictures))
+
+
+BATCHES: Final = (
+    _in_batches("/generations", prefer=()),
+    _in_batches("/edits", prefer=("image-edit",), edits=True),
+)
+
+
 async def _stream(ticket: Ticket, answer: ImageAnswer) -> AsyncIterator[bytes]:
     """The events of one answer; whatever ends this generator early cancels the request."""
     with ticket:
@@ -130,6 +181,10 @@ def _written(event: Mapping[str, Any]) -> bytes:
 
 def _require_image(received: Received) -> None:
     if not (received.fields.get("image") or received.fields.get("images")):
-        raise InvalidRequest(
-            "missing_required_parameter", "Missing required parameter: image.", param="image"
-        )
+        raise _missing_image()
+
+
+def _missing_image() -> InvalidRequest:
+    return InvalidRequest(
+        "missing_required_parameter", "Missing required parameter: image.", param="image"
+    )

@@ -3,24 +3,21 @@ its bytes where they are asked for."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from litestar import Request
 
 from gateway.errors import Gone, TollgateError, TooLarge, Unavailable
 from gateway.ledger.closed import Closed
+from gateway.media.inline import INLINE_BYTES_MAX, as_base64
 from gateway.media.links import Links
 from gateway.settings import Settings
 from workers.contract.blobs import BlobError, BlobMissing, Blobs
 from workers.contract.jobs import BlobRef
 from workers.contract.media import Medium
-
-INLINE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of all outputs of one answer that has them within it."""
 
 
 def links_of(request: Request[Any, Any, Any]) -> Links:
@@ -77,7 +74,7 @@ async def read_base64(blobs: Blobs, found: Sequence[BlobRef]) -> list[str]:
             "ask for its address instead.",
         )
     try:
-        return [base64.b64encode(await blobs.get(blob)).decode() for blob in found]
+        return [await as_base64(blobs, blob) for blob in found]
     except BlobError as error:
         raise unreadable(error) from None
 

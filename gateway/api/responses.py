@@ -32,7 +32,7 @@ from gateway.api.response_views import (
     response_view,
     status_of,
 )
-from gateway.batches.endpoint import Endpoint
+from gateway.batches.endpoint import Endpoint, Entries
 from gateway.errors import InvalidRequest, NotFound, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.requests.lifecycle import Requests
@@ -142,7 +142,7 @@ class ResponsesController(Controller):
         )
 
 
-def batch_order(body: Mapping[str, Any]) -> Order:
+def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
     """Check a body as the endpoint does; nobody is there to read a stream."""
     data = read_body(ResponseBody, body)
     refuse_in_batch(data, "stream", "stream_options", "background")
@@ -151,7 +151,7 @@ def batch_order(body: Mapping[str, Any]) -> Order:
 
 BATCHES: Final = Endpoint(
     "/v1/responses",
-    TASK,
+    frozenset({TASK}),
     read=batch_order,
     answer=lambda closed, body: encode_json(response_view(closed, read_body(ResponseBody, body))),
     forgets=lambda body: body.get("store") is False,

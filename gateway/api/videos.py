@@ -6,7 +6,7 @@ counts as failed; whatever failed costs nothing and says why.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from litestar import Controller, Request, Response, delete, get, post
@@ -14,13 +14,15 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 
 from gateway.api.access import call_of, caller
-from gateway.api.answers import exact_number, json_response, request_headers
+from gateway.api.answers import encode_json, json_response, request_headers
 from gateway.api.blobs import Served, serve
-from gateway.api.bodies import idempotency
+from gateway.api.bodies import idempotency, read_body
 from gateway.api.files import list_view
 from gateway.api.forms import described, receive
 from gateway.api.media_views import blob_of, media_of
 from gateway.api.video_bodies import RemixBody, VideoBody, remixed
+from gateway.api.video_views import video_id_of, video_status, video_view
+from gateway.batches.endpoint import Endpoint, Entries
 from gateway.catalog.tasks import TASKS
 from gateway.errors import Gone, InvalidRequest, NotFound
 from gateway.ledger.closed import Closed
@@ -28,8 +30,7 @@ from gateway.media.store import MediaStore, Record
 from gateway.requests.lifecycle import Requests
 from gateway.requests.media import drawing_task
 from gateway.requests.order import Open, Order
-from gateway.settings import Settings
-from workers.contract.jobs import Progress, RequestId
+from workers.contract.jobs import Progress
 from workers.contract.kinds import EXTENSIONS
 
 PAGE_MAX: Final = 100
@@ -144,7 +145,8 @@ class VideosController(Controller):
         _, found = await _find(request, video_id)
         if not isinstance(found, Closed) or found.status != "succeeded":
             raise NotFound(
-                "video_not_ready", f"{video_id} is {_status(found)}; only a finished one has bytes."
+                "video_not_ready",
+                f"{video_id} is {video_status(found)}; only a finished one has bytes.",
             )
         if found.output is None:
             raise Gone("blob_expired", "This video was kept for its time and is deleted.")
@@ -168,9 +170,10 @@ class VideosController(Controller):
         self, request: Request[Any, Any, Any], video_id: FromPath[str], data: JSONBody[RemixBody]
     ) -> Response[bytes]:
         record, found = await _find(request, video_id)
-        if _status(found) != "completed" or record.asked is None:
+        if video_status(found) != "completed" or record.asked is None:
             raise InvalidRequest(
-                "video_not_ready", f"{video_id} is {_status(found)}; remix one that is completed."
+                "video_not_ready",
+                f"{video_id} is {video_status(found)}; remix one that is completed.",
             )
         requests: Requests = request.app.state.requests
         value = remixed(record.asked, data.prompt)
@@ -189,7 +192,7 @@ class VideosController(Controller):
 async def _place(request: Request[Any, Any, Any], order: Order) -> Response[bytes]:
     requests: Requests = request.app.state.requests
     with await requests.submit(call_of(request), order) as ticket:
-        record, found = await _find(request, _video_id(ticket.request_id))
+        record, found = await _find(request, video_id_of(ticket.request_id))
         return await _answer(request, record, found)
 
 
@@ -203,7 +206,7 @@ async def _answer(
         soonest, latest = POLL_MS
         eta_ms = progress.eta_ms if progress is not None and progress.eta_ms else 2 * soonest
         headers["openai-poll-after-ms"] = str(min(max(eta_ms, soonest), latest))
-    return json_response(_view(request, record, found, progress), headers=headers)
+    return json_response(_view(record, found, progress), headers=headers)
 
 
 async def _described(request: Request[Any, Any, Any], record: Record) -> dict[str, Any] | None:
@@ -212,7 +215,7 @@ async def _described(request: Request[Any, Any, Any], record: Record) -> dict[st
         found = await requests.find(record.account_id, record.request_id)
     except NotFound:
         return None
-    return _view(request, record, found, await _progress(request, found))
+    return _view(record, found, await _progress(request, found))
 
 
 async def _find(
@@ -235,81 +238,32 @@ async def _progress(request: Request[Any, Any, Any], found: Open | Closed) -> Pr
     return await requests.progress(found.request_id)
 
 
-def _view(
-    request: Request[Any, Any, Any],
-    record: Record,
-    found: Open | Closed,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    asked = record.asked.input if record.asked else {}
-    width, height = asked.get("width"), asked.get("height")
-    duration_ms = asked.get("duration_ms")
-    status = _status(found)
-    view: dict[str, Any] = {
-        "id": _video_id(found.request_id),
-        "object": "video",
-        "model": found.model,
-        "status": status,
-        "progress": 0,
-        "created_at": int(found.accepted_at.timestamp()),
-        "completed_at": None,
-        "expires_at": None,
-        "prompt": asked.get("prompt", ""),
-        "remixed_from_video_id": None,
-        "error": None,
-        "usage": None,
-    }
-    if record.asked is not None and record.asked.origin is not None:
-        view["remixed_from_video_id"] = _video_id(RequestId(record.asked.origin))
-    if status == "completed":
-        view["progress"] = 100
-    elif progress is not None and progress.steps:
-        # It is finished when it is charged, and not before.
-        view["progress"] = min(99, progress.step * 100 // progress.steps)
-    if isinstance(found, Closed):
-        settings: Settings = request.app.state.settings
-        kept = timedelta(hours=settings.output_retention_hours)
-        view["completed_at"] = int(found.settled_at.timestamp())
-        view["usage"] = {
-            "seconds": found.usage.video_ms / 1000,
-            "steps": found.usage.steps,
-            "cost": exact_number(found.cost_nanos),
-        }
-        if status == "completed":
-            view["expires_at"] = int((found.settled_at + kept).timestamp())
-            for medium in media_of(found):
-                if medium.role == "output":
-                    width, height = medium.width or width, medium.height or height
-                    duration_ms = medium.duration_ms or duration_ms
-        else:
-            view["error"] = _error(found)
-    view["seconds"] = f"{duration_ms / 1000:g}" if duration_ms else None
-    view["size"] = f"{width}x{height}" if width and height else None
-    return view
-
-
-def _status(found: Open | Closed) -> str:
-    names = {"queued": "queued", "running": "in_progress", "succeeded": "completed"}
-    return names.get(found.status, "failed")
-
-
-def _error(closed: Closed) -> dict[str, Any]:
-    if closed.error is not None:
-        return {
-            "code": closed.error.code,
-            "message": closed.error.message,
-            "param": closed.error.param,
-        }
-    return {
-        "code": closed.status,
-        "message": f"The video was {closed.status} ({closed.reason}); nothing was charged.",
-        "param": None,
-    }
-
-
-def _video_id(request_id: RequestId) -> str:
-    return f"video_{request_id.removeprefix('req_')}"
+def _view(record: Record, found: Open | Closed, progress: Progress | None) -> dict[str, Any]:
+    asked = record.asked
+    return video_view(
+        found,
+        asked.input if asked else {},
+        origin=asked.origin if asked else None,
+        progress=progress,
+    )
 
 
 def _request_id(video_id: str) -> str:
     return f"req_{video_id.removeprefix('video_')}" if video_id.startswith("video_") else ""
+
+
+def batch_order(body: Mapping[str, Any], entries: Entries) -> Order:
+    """Check a body as the endpoint does."""
+    data = read_body(VideoBody, body)
+    value = data.drawing()
+    task = drawing_task(entries(data.model), value, makes="video")
+    return Order(model=data.model, task=task, input=value)
+
+
+BATCHES: Final = Endpoint(
+    VideosController.path,
+    frozenset(TASKS_OF_VIDEO),
+    read=batch_order,
+    answer=lambda closed, body: encode_json(video_view(closed, body)),
+    brings_files=True,
+)

@@ -41,6 +41,7 @@ class Check:
         self._endpoint = endpoint
         self._requests = requests
         self._settings = settings
+        self._body_bytes_max = endpoint.body_bytes_max(settings)
         self._custom_ids: set[str] = set()
         self._models: set[str] = set()
 
@@ -51,7 +52,7 @@ class Check:
         """
         mistakes: list[Mapping[str, Any]] = []
         total = 0
-        async for page in lines_of(copy, self._settings.body_bytes_max):
+        async for page in lines_of(copy, self._body_bytes_max):
             total += len(page)
             if total > self._settings.batch_lines_max:
                 most = f"A batch has at most {self._settings.batch_lines_max} requests."
@@ -77,7 +78,9 @@ class Check:
 
     def _line(self, line: Line) -> None:
         """Raise ``TollgateError`` that says what is wrong with a line."""
-        placed = read_line(line, self._endpoint, bytes_max=self._settings.body_bytes_max)
+        placed = read_line(
+            line, self._endpoint, self._requests.entry, bytes_max=self._body_bytes_max
+        )
         if placed.custom_id in self._custom_ids:
             raise InvalidRequest(
                 "duplicate_custom_id",

@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any, Final, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.batches.endpoint import Endpoint
+from gateway.batches.endpoint import Endpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, TollgateError, TooLarge, render_openai
 from gateway.ledger.closed import Closed
 from gateway.requests.inputs import invalid_field
@@ -69,10 +69,15 @@ class Result:
 
 def pages(file: IO[bytes], bytes_max: int) -> Iterator[list[Line]]:
     """Give the lines of a file, some at a time; empty ones are counted but not given."""
-    number, rest, too_long = 1, b"", False
+    number, rest, too_long = 1, bytearray(), False
     file.seek(0)
     while chunk := file.read(CHUNK_BYTES):
-        *whole, rest = (rest + chunk).split(b"\n")
+        first, *others = chunk.split(b"\n")
+        rest += first
+        whole = []
+        if others:
+            *whole, last = bytes(rest), *others
+            rest = bytearray(last)
         found = []
         for text in whole:
             if too_long or len(text) > bytes_max:
@@ -81,15 +86,15 @@ def pages(file: IO[bytes], bytes_max: int) -> Iterator[list[Line]]:
                 found.append(Line(number, text))
             number, too_long = number + 1, False
         if len(rest) > bytes_max:
-            rest, too_long = b"", True
+            rest, too_long = bytearray(), True
         yield found
     if too_long:
         yield [Line(number, None)]
     elif rest.strip():
-        yield [Line(number, rest)]
+        yield [Line(number, bytes(rest))]
 
 
-def read_line(line: Line, endpoint: Endpoint, *, bytes_max: int) -> Placed:
+def read_line(line: Line, endpoint: Endpoint, entries: Entries, *, bytes_max: int) -> Placed:
     """Check a line by itself, its body as the live endpoint would. Raise ``TollgateError``."""
     if line.text is None:
         raise TooLarge("line_too_long", f"The line is longer than {bytes_max} bytes.")
@@ -110,7 +115,7 @@ def read_line(line: Line, endpoint: Endpoint, *, bytes_max: int) -> Placed:
             param="url",
         )
     try:
-        order = endpoint.read(asked.body)
+        order = endpoint.read(asked.body, entries)
     except TollgateError as error:
         raise within_body(error) from None
     return Placed(asked.custom_id, asked.body, order)

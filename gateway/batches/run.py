@@ -39,6 +39,7 @@ from gateway.batches.lines import (
 )
 from gateway.batches.names import Earlier, last_attempts, order_of, prefix_of
 from gateway.batches.store import Batch, LeaseLost, Status
+from gateway.batches.stored import Stored
 from gateway.database import Database
 from gateway.errors import (
     RequestFailed,
@@ -49,8 +50,10 @@ from gateway.errors import (
 from gateway.failpoints import reach
 from gateway.ledger.closed import Closed
 from gateway.ledger.group import GroupCommit
+from gateway.ledger.settle import BATCH_KEPT
 from gateway.requests.call import Call
 from gateway.requests.lifecycle import Requests
+from gateway.requests.order import Order
 from gateway.requests.ticket import Ticket
 from gateway.settings import Settings
 from workers.contract.blobs import BlobDamaged, BlobMissing
@@ -64,6 +67,8 @@ BEAT_S: Final = 1.0
 """How often a running batch is asked whether it was cancelled."""
 PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Before a line that found no room is placed again; the last one from then on."""
+SMALL_BYTES: Final = 64 * 1024
+"""A longer line is read in a thread, for it takes its time."""
 PAGE: Final = 500
 """Results read at a time."""
 NOT_ENTERED: Final = ("queue_full", "account_full")
@@ -91,6 +96,7 @@ class Run:
         database: Database,
         files: Files,
         requests: Requests,
+        stored: Stored,
         settings: Settings,
     ) -> None:
         self._batch = batch
@@ -99,6 +105,7 @@ class Run:
         self._database = database
         self._files = files
         self._requests = requests
+        self._stored = stored
         self._settings = settings
         self._slots = asyncio.Semaphore(settings.batch_in_flight)
         self._in_flight: set[RequestId] = set()
@@ -243,7 +250,7 @@ class Run:
                 closed = await self._ended(ticket)
                 entered = closed.status != "cancelled" or closed.reason not in NOT_ENTERED
                 if entered or self._stop is not None:
-                    return self._judge(line, closed)
+                    return await self._judge(line, closed)
                 attempt = (earlier.attempt if earlier else attempt) + 1
                 earlier = None
             if self._stop is not None:
@@ -258,9 +265,13 @@ class Run:
         batch = self._batch
         if earlier is not None:
             return self._requests.resume(batch.account_id, earlier.request_id, earlier.accepted_at)
-        placed = read_line(line, self._endpoint, bytes_max=self._settings.body_bytes_max)
-        order = order_of(batch, self._endpoint, placed, line.number, attempt)
+        order = await _off_loop(line, lambda: self._order(line, attempt))
         return await self._requests.submit(Call(self._key), order)
+
+    def _order(self, line: Line, attempt: int) -> Order:
+        bytes_max = self._endpoint.body_bytes_max(self._settings)
+        placed = read_line(line, self._endpoint, self._requests.entry, bytes_max=bytes_max)
+        return order_of(self._batch, self._endpoint, placed, line.number, attempt)
 
     async def _ended(self, ticket: Ticket) -> Closed:
         self._in_flight.add(ticket.request_id)
@@ -270,13 +281,13 @@ class Run:
         finally:
             self._in_flight.discard(ticket.request_id)
 
-    def _judge(self, line: Line, closed: Closed) -> Result:
+    async def _judge(self, line: Line, closed: Closed) -> Result:
         if closed.status == "expired":
             # Its deadline was the batch's own; the queue noticed first.
             self._end_with(_STOPS["expired"])
         if self._stop is not None and closed.status in ("cancelled", "expired"):
             return not_run(self._batch.id, line, self._stop, closed=closed)
-        return answered(self._batch.id, line, closed, self._endpoint)
+        return await _off_loop(line, lambda: answered(self._batch.id, line, closed, self._endpoint))
 
     async def _close_rest(self, copy: IO[bytes]) -> None:
         """Say of every line that was not run why not."""
@@ -335,6 +346,7 @@ class Run:
 
     async def _written(self, *, succeeded: bool) -> AsyncIterator[bytes]:
         last = 0
+        writer = self._stored.writer(self._batch.expires_at + BATCH_KEPT)
         while True:
             rows = await self._database.read(
                 functools.partial(
@@ -348,7 +360,11 @@ class Run:
             if not rows:
                 return
             last = rows[-1][0]
-            yield b"".join(text + b"\n" for _, text in rows)
+            if not succeeded or not self._endpoint.brings_files:
+                yield b"".join(text + b"\n" for _, text in rows)
+                continue
+            for _, text in rows:
+                yield await writer.write(text) + b"\n"
 
     # --- The lease -------------------------------------------------------------------------------
 
@@ -401,3 +417,10 @@ class Run:
 
     async def _write(self, function: Callable[[Connection], T]) -> T:
         return await self._database.write(function)
+
+
+async def _off_loop(line: Line, read: Callable[[], T]) -> T:
+    """Read a line, without keeping the event loop where it is long."""
+    if line.text is not None and len(line.text) > SMALL_BYTES:
+        return await asyncio.to_thread(read)
+    return read()

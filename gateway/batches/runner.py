@@ -18,6 +18,7 @@ from gateway.batches.endpoint import Endpoint
 from gateway.batches.files import Files
 from gateway.batches.run import Run
 from gateway.batches.store import Batch, LeaseLost
+from gateway.batches.stored import Stored
 from gateway.database import Database
 from gateway.errors import TollgateError
 from gateway.requests.lifecycle import Requests
@@ -37,12 +38,14 @@ class Runner:
         files: Files,
         requests: Requests,
         endpoints: Mapping[str, Endpoint],
+        stored: Stored,
         settings: Settings,
     ) -> None:
         self._database = database
         self._files = files
         self._requests = requests
         self._endpoints = endpoints
+        self._stored = stored
         self._settings = settings
         self._running: set[str] = set()
         self._news = asyncio.Event()
@@ -105,6 +108,7 @@ class Runner:
                 database=self._database,
                 files=self._files,
                 requests=self._requests,
+                stored=self._stored,
                 settings=self._settings,
             )
             await run.run()

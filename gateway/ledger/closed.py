@@ -57,6 +57,8 @@ class Closed:
     output: Output | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     service_class: ServiceClass = "standard"
+    kept_until: datetime | None = None
+    """Until when its output can be fetched, where it has one."""
 
 
 def read_closed(row: RowMapping) -> Closed:
@@ -80,4 +82,5 @@ def read_closed(row: RowMapping) -> Closed:
         output=msgspec.msgpack.decode(row["body"], type=Output) if row["body"] else None,
         metadata=row["metadata"] or {},
         service_class=row["service_class"],
+        kept_until=row.get("kept_until"),
     )

@@ -123,12 +123,12 @@ def settle(
         if row is None:
             answers.append(None)
             continue
-        settled = _close(connection, row, settlement, now=now, prices=prices)
+        settled = _close(connection, row, settlement, now=now, prices=prices, retention=retention)
         answers.append(settled)
         ended.append((row, settled))
     if ended:
         charges = _post(connection, ended, books, now=now)
-        _write(connection, ended, charges, now=now, retention=retention)
+        _write(connection, ended, charges, now=now)
     return answers
 
 
@@ -168,6 +168,7 @@ def _close(
     *,
     now: datetime,
     prices: PriceCache,
+    retention: timedelta,
 ) -> Settled:
     """Decide what a request costs; nothing that its price does not cover is given away unseen."""
     job = decode_job(row["job"])
@@ -184,6 +185,7 @@ def _close(
             error = Problem("unpriced_usage", f"The usage could not be priced: {problem}.")
     if row["cut"] and status == "cancelled":
         reason = row["cut"]
+    output = settlement.output if status != "failed" else None
     total_us = int((now - row["accepted_at"]) / timedelta(microseconds=1))
     closed = Closed(
         request_id=settlement.request_id,
@@ -201,9 +203,10 @@ def _close(
         accepted_at=row["accepted_at"],
         settled_at=now,
         error=error,
-        output=settlement.output if status != "failed" else None,
+        output=output,
         metadata=row["metadata"] or {},
         service_class=row["service_class"],
+        kept_until=_keep_until(row, now, retention) if output is not None else None,
     )
     return Settled(closed, clipped or cost_nanos > row["hold_nanos"], job)
 
@@ -272,7 +275,6 @@ def _write(
     charges: Mapping[int, int],
     *,
     now: datetime,
-    retention: timedelta,
 ) -> None:
     connection.execute(
         _INSERT_RECEIPT, [_receipt(row, settled.closed, charges) for row, settled in ended]
@@ -281,11 +283,10 @@ def _write(
         {
             "request_id": row["request_id"],
             "body": msgspec.msgpack.encode(settled.closed.output),
-            "expires_at": keep_until,
+            "expires_at": settled.closed.kept_until,
         }
         for row, settled in ended
-        if settled.closed.output is not None
-        and (keep_until := _keep_until(row, now, retention)) > now
+        if settled.closed.kept_until is not None and settled.closed.kept_until > now
     ]
     if kept:
         connection.execute(_INSERT_OUTPUT, kept)

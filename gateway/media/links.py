@@ -1,4 +1,4 @@
-"""Addresses under which anybody can read one output for a while: made and checked. Pure.
+"""Addresses under which anybody can read one output for a while: made and checked.
 
 The signature covers the request, the place and the time, under a secret that derives from the
 server's own, so any gateway can check what another one has signed and nothing is stored. Whether
@@ -13,6 +13,7 @@ import hmac
 import re
 import time
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final
 
 from gateway.errors import Forbidden, Gone, NotFound
@@ -60,6 +61,11 @@ class Links:
 
     def at(self, base: str) -> Links:
         return replace(self, base=base.rstrip("/"))
+
+    def until(self, moment: datetime) -> Links:
+        """Make addresses that work until then, or for as long as any does."""
+        left_s = int((moment - datetime.now(UTC)).total_seconds())
+        return replace(self, valid_s=max(self.valid_s, left_s))
 
     def link(self, blob: BlobRef) -> Link:
         """Make an address of a blob that belongs to a request."""

@@ -34,9 +34,9 @@ from workers.contract.queue import Queue
 PATIENCE_S: Final = 2.0
 OPEN_STATES: Final = ("queued", "running")
 
-_CLOSED: Final = select(receipts, outputs.c.body).outerjoin(
-    outputs, outputs.c.request_id == receipts.c.request_id
-)
+_CLOSED: Final = select(
+    receipts, outputs.c.body, outputs.c.expires_at.label("kept_until")
+).outerjoin(outputs, outputs.c.request_id == receipts.c.request_id)
 _OPEN: Final = select(
     holds.c.request_id,
     holds.c.account_id,

@@ -389,7 +389,7 @@ async def wait_for_work(
     """
     keys = {f"{prefix(namespace, model)}:wake": model for model in models}
     # The server takes the first key that it can: without a shuffle a busy model hides the rest.
-    order = random.sample(list(keys), len(keys))
+    order = random.SystemRandom().sample(list(keys), len(keys))
     found = await redis.bzpopmin(order, min(timeout_s, BLOCK_MAX_S))
     return keys[cast(bytes, found[0]).decode()] if found else None
 

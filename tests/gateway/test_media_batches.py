@@ -1,0 +1,281 @@
+"""Pictures and videos in batches, by the unmodified OpenAI client: half price, exact bills."""
+
+from __future__ import annotations
+
+import base64
+import json
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import openai
+
+from tests.artist import Artist, mp4, png
+from tests.gateway.test_batches import client, ended, jsonl, line, results
+from tests.gateway.test_media import DATA_URI, PICTURE, stored
+from tests.stack import Caller, Stack, wait_for
+
+GENERATIONS, EDITS, VIDEOS = "/v1/images/generations", "/v1/images/edits", "/v1/videos"
+
+
+def draw(custom_id: str, prompt: str = "x", **more: Any) -> dict[str, Any]:
+    body = {"model": "pocket", "prompt": prompt, **more}
+    return line(custom_id, body, url=GENERATIONS)
+
+
+def submit(api: openai.OpenAI, path: Any, *lines: dict[str, Any]) -> Any:
+    file = api.files.create(file=("lines.jsonl", jsonl(*lines)), purpose="batch")
+    return api.batches.create(input_file_id=file.id, endpoint=path, completion_window="24h")
+
+
+def body_of(row: dict[str, Any]) -> dict[str, Any]:
+    assert row["response"]["status_code"] == 200
+    body: dict[str, Any] = row["response"]["body"]
+    return body
+
+
+def balance(caller: Caller) -> Decimal:
+    found = caller.http.get("/v1/balance").json()
+    assert found["held"] == "0"
+    return Decimal(found["posted"])
+
+
+def test_pictures_are_drawn_in_batches_as_live_at_half_the_price(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+    asked = {"size": "128x64", "seed": 3, "n": 2}
+    live = json.loads(
+        caller.http.post(GENERATIONS, json=draw("x", quality="high", **asked)["body"]).text,
+        parse_float=Decimal,
+    )
+
+    made = submit(
+        api,
+        GENERATIONS,
+        draw("both", quality="high", **asked),
+        draw("bytes", response_format="b64_json", **asked),
+        draw("address", response_format="url", **asked),
+    )
+
+    batch = ended(api, made.id)
+    assert batch.status == "completed", batch.errors
+    assert (batch.model, batch.request_counts.completed) == ("pocket", 3)
+    found = results(api, batch.output_file_id)
+    both = body_of(found["both"])
+    changed = ("id", "created", "data", "usage")
+    assert {**both, **dict.fromkeys(changed)} == {**live, **dict.fromkeys(changed)}
+    assert list(both["data"][0]) == list(live["data"][0]) == ["url", "b64_json", "seed"]
+    for name, keys in (
+        ("both", {"url", "b64_json", "seed"}),
+        ("bytes", {"b64_json", "seed"}),
+        ("address", {"url", "seed"}),
+    ):
+        for number, picture in enumerate(body_of(found[name])["data"]):
+            assert set(picture) == keys
+            assert picture["seed"] == 3 + number
+            if "b64_json" in keys:
+                assert base64.b64decode(picture["b64_json"]) == png(128, 64, 3 + number)
+            if "url" in keys:
+                assert httpx.get(picture["url"]).content == png(128, 64, 3 + number)
+    assert both["usage"]["cost"] == Decimal("0.03") == live["usage"]["cost"] / 2
+    assert body_of(found["bytes"])["usage"]["cost"] == Decimal("0.01")
+    receipt = caller.http.get(f"/v1/requests/{both['id']}/receipt").json()
+    assert (receipt["service_class"], receipt["cost"]) == ("batch", "0.03")
+    assert balance(caller) == 1 - Decimal("0.06") - Decimal("0.05")
+    assert media_stack.findings() == []
+
+
+def test_the_catalog_sells_what_draws_in_batches(media_stack: Stack) -> None:
+    http = media_stack.caller().http
+
+    pocket, film = (http.get(f"/v1/catalog/{name}").json()["batch"] for name in ("pocket", "film"))
+
+    assert [row["amount"] for row in pocket["price"]] == ["0.005", "0.015"]
+    assert [row["amount"] for row in film["price"]] == ["0.05"]
+
+
+def test_addresses_in_a_file_work_as_long_as_its_outputs_are_kept(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+
+    batch = ended(api, submit(api, GENERATIONS, draw("a", response_format="url")).id)
+
+    (picture,) = body_of(results(api, batch.output_file_id)["a"])["data"]
+    expires_at = int(httpx.URL(picture["url"]).params["expires"])
+    assert 0 <= expires_at - (batch.expires_at + 86_400) <= 60
+
+
+def test_pictures_are_edited_in_batches(media_stack: Stack, artist: Artist) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+    upload = caller.http.post("/v1/uploads", content=png(5, 5)).json()["id"]
+    bodies = {
+        "masked": {"images": [{"image_url": DATA_URI}], "mask": {"image_url": DATA_URI}},
+        "several": {"images": [{"file_id": upload}, {"image_url": DATA_URI}]},
+        "gone": {"image": {"file_id": f"file-{'0' * 32}"}},
+    }
+    lines = [
+        line(name, {"model": "pocket", "prompt": "x", **body}, url=EDITS)
+        for name, body in bodies.items()
+    ]
+
+    batch = ended(api, submit(api, EDITS, *lines).id)
+
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 1)
+    found = results(api, batch.output_file_id)
+    assert artist.attached[body_of(found["masked"])["id"]] == [PICTURE, PICTURE]
+    assert artist.attached[body_of(found["several"])["id"]] == [png(5, 5), PICTURE]
+    receipt = caller.http.get(f"/v1/requests/{body_of(found['masked'])['id']}/receipt").json()
+    assert receipt["task"] == "image-edit"
+    gone = results(api, batch.error_file_id)["gone"]
+    assert (gone["response"]["status_code"], gone["error"]["code"]) == (404, "file_not_found")
+    assert balance(caller) == 1 - Decimal("0.01")
+    assert media_stack.findings() == []
+
+
+def test_videos_are_made_in_batches_and_fetched_as_ever(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+    body = {"model": "film", "prompt": "a ball", "seconds": "3", "size": "128x72"}
+
+    batch = ended(api, submit(api, VIDEOS, line("a", body, url=VIDEOS)).id)
+
+    assert batch.status == "completed", batch.errors
+    video = body_of(results(api, batch.output_file_id)["a"])
+    assert (video["object"], video["status"], video["progress"]) == ("video", "completed", 100)
+    assert (video["prompt"], video["seconds"], video["size"]) == ("a ball", "3", "128x72")
+    assert video["usage"]["cost"] == Decimal("0.15")
+    assert video["expires_at"] == batch.expires_at + 86_400
+    shown = json.loads(caller.http.get(f"/v1/videos/{video['id']}").text, parse_float=Decimal)
+    assert shown == video
+    assert caller.http.get(f"/v1/videos/{video['id']}/content").content == mp4()
+    assert balance(caller) == 1 - Decimal("0.15")
+
+
+def test_a_picture_that_fails_alone_is_told_and_free_and_a_line_that_fails_is_an_error(
+    media_stack: Stack,
+) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+
+    batch = ended(
+        api,
+        submit(
+            api, GENERATIONS, draw("partly", "!second", n=3, seed=1), draw("not at all", "!fail")
+        ).id,
+    )
+
+    partly = body_of(results(api, batch.output_file_id)["partly"])
+    assert [picture["seed"] for picture in partly["data"]] == [1, 3]
+    assert partly["failed"] == [{"index": 1, "message": "The brush broke."}]
+    assert (partly["usage"]["images"], partly["usage"]["cost"]) == (2, Decimal("0.01"))
+    failed = results(api, batch.error_file_id)["not at all"]
+    assert (failed["response"]["status_code"], failed["error"]["code"]) == (424, "engine_error")
+    assert balance(caller) == 1 - Decimal("0.01")
+    assert media_stack.findings() == []
+
+
+def test_every_line_is_checked_before_any_is_drawn(media_stack: Stack, artist: Artist) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+    drawn = len(artist.jobs)
+
+    batch = ended(
+        api,
+        submit(
+            api,
+            GENERATIONS,
+            draw("good"),
+            draw("size", size="100x100"),
+            draw("n", n=9),
+            draw("stream", stream=True),
+            draw("previews", previews=1),
+            draw("style", style="vivid"),
+            draw("other", model="film"),
+            draw("steps", steps=11),
+        ).id,
+    )
+    edits = ended(
+        api, submit(api, EDITS, line("a", {"model": "pocket", "prompt": "x"}, url=EDITS)).id
+    )
+    videos = ended(
+        api,
+        submit(
+            api,
+            VIDEOS,
+            line("a", {"model": "film", "prompt": "x", "seconds": 9}, url=VIDEOS),
+            line("b", {"model": "pocket", "prompt": "x"}, url=VIDEOS),
+        ).id,
+    )
+
+    assert batch.status == edits.status == videos.status == "failed"
+    assert [(each.line, each.code, each.param) for each in batch.errors.data] == [
+        (2, "invalid_value", "body.size"),
+        (3, "invalid_value", "body.n"),
+        (4, "unsupported_parameter", "body.stream"),
+        (5, "unsupported_parameter", "body.previews"),
+        (6, "unsupported_parameter", "body.style"),
+        (7, "task_not_supported", "body.model"),
+        (8, "invalid_value", "body.steps"),
+    ]
+    assert [(each.code, each.param) for each in edits.errors.data] == [
+        ("missing_required_parameter", "body.image")
+    ]
+    assert [(each.code, each.param) for each in videos.errors.data] == [
+        ("invalid_value", "body.seconds"),
+        ("task_not_supported", "body.model"),
+    ]
+    assert len(artist.jobs) == drawn
+    assert balance(caller) == 1
+
+
+def test_a_cancelled_batch_keeps_what_was_drawn(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+    slow = [draw(f"slow {number}", "!slow") for number in range(5)]
+    made = submit(api, GENERATIONS, draw("first", seed=5), *slow)
+    wait_for(lambda: api.batches.retrieve(made.id).request_counts.completed == 1, "one line")
+
+    api.batches.cancel(made.id)
+
+    batch = ended(api, made.id)
+    assert batch.status == "cancelled"
+    (picture,) = body_of(results(api, batch.output_file_id)["first"])["data"]
+    assert base64.b64decode(picture["b64_json"]) == png(64, 64, 5)
+    rest = results(api, batch.error_file_id)
+    assert {row["error"]["code"] for row in rest.values()} == {"batch_cancelled"}
+    assert len(rest) == 5
+    assert balance(caller) == 1 - Decimal("0.005")
+    assert media_stack.findings() == []
+
+
+def test_what_was_deleted_meanwhile_is_given_by_its_address(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+    made = submit(
+        api, GENERATIONS, draw("first", response_format="b64_json"), draw("slow", "!slow")
+    )
+    wait_for(lambda: api.batches.retrieve(made.id).request_counts.completed == 1, "one line")
+    (drawn,) = caller.http.get("/v1/requests?status=succeeded").json()["data"]
+    (blob,) = (path for path in stored(media_stack, caller) if drawn["id"] in path.parts)
+    blob.unlink()
+    api.batches.cancel(made.id)
+
+    batch = ended(api, made.id)
+
+    (picture,) = body_of(results(api, batch.output_file_id)["first"])["data"]
+    assert set(picture) == {"url", "seed"}
+    assert httpx.get(picture["url"]).status_code in (404, 410)
+
+
+def test_a_line_may_bring_as_much_as_a_live_request(media_stack: Stack, artist: Artist) -> None:
+    api = client(media_stack, media_stack.caller())
+    picture = PICTURE + bytes(850_000)
+    uri = "data:image/png;base64," + base64.b64encode(picture).decode()
+    body = {"model": "pocket", "prompt": "x", "images": [uri] * 3, "mask": uri}
+    assert len(json.dumps(body)) > 4 * 1024 * 1024, "less than a body of text may have"
+
+    batch = ended(api, submit(api, EDITS, line("a", body, url=EDITS)).id)
+
+    found = results(api, batch.output_file_id)
+    assert artist.attached[body_of(found["a"])["id"]] == [picture] * 4
