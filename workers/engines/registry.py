@@ -45,7 +45,7 @@ ENGINES: Final = {
     "diffusion": Entry(
         "workers.engines.diffusion.engine",
         "DiffusionEngine",
-        packages=("torch", "diffusers", "transformers", "safetensors", "PIL", "av"),
+        packages=("torch", "diffusers", "transformers", "safetensors", "greenlet", "PIL", "av"),
     ),
     "echo": Entry("workers.engines.echo", "EchoEngine", slots=256),
     "embedding": Entry(

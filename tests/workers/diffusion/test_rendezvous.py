@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import traceback
 import weakref
 from typing import Any
@@ -185,7 +184,7 @@ def test_others_call_as_if_nothing_were_wrapped() -> None:
     assert call(torch.ones(1, 3), torch.tensor(0.0)).tolist() == [[2.0, 2.0, 2.0]]
 
 
-def test_one_thread_goes_on_at_a_time_and_none_before_the_turn() -> None:
+def test_one_run_goes_on_at_a_time_and_none_before_the_turn() -> None:
     model, rendezvous = Model(), Rendezvous(rows_max=16)
     call = rendezvous.site("model", model, "forward")
     going: list[int] = []
@@ -194,14 +193,12 @@ def test_one_thread_goes_on_at_a_time_and_none_before_the_turn() -> None:
     def work() -> None:
         for turn in range(3):
             going.append(turn)
-            time.sleep(0.002)
             most.append(len(going))
             going.pop()
             call(torch.zeros(1, 3), torch.tensor(0.0))
 
     for _ in range(5):
         rendezvous.start(Run(work))
-    time.sleep(0.01)
     assert not most
     _play(rendezvous)
     assert most == [1] * 15
@@ -253,3 +250,26 @@ def test_what_fails_or_is_stopped_keeps_no_tensor() -> None:
     for run in failed:
         assert isinstance(run.error, torch.OutOfMemoryError)
         assert "in model" in "".join(traceback.format_exception(run.error))
+
+
+def test_who_switches_gradients_off_and_parks_changes_nothing_for_the_rest() -> None:
+    seen: list[bool] = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.is_grad_enabled())
+        return x
+
+    rendezvous = Rendezvous(rows_max=1)
+    call = rendezvous.site("model", model, "forward")
+
+    @torch.no_grad()
+    def decorated(times: int) -> None:
+        for _ in range(times):
+            call(torch.zeros(1, 1))
+        seen.append(torch.is_grad_enabled())
+
+    for times in (3, 1, 2):
+        rendezvous.start(Run(lambda times=times: decorated(times)))
+    _play(rendezvous)
+    assert seen == [False] * 9
+    assert torch.is_grad_enabled()

@@ -67,10 +67,7 @@ class DiffusionEngine:
         self._spec = spec
         self._options = read_options(spec)
         self._threads = 1
-        self._rendezvous = Rendezvous(
-            rows_max=self._options.rows or 2 * self._options.slots,
-            prepare=lambda: use_threads(self._threads),
-        )
+        self._rendezvous = Rendezvous(rows_max=self._options.rows or 2 * self._options.slots)
         self._loaded: loading.Loaded | None = None
         self._enlarger: Enlarger | None = None
         self._requests: dict[RequestId, Request] = {}

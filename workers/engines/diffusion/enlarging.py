@@ -1,4 +1,4 @@
-"""Draws finished pictures larger with an upscaling network, tile by tile, in runs' own threads.
+"""Draws finished pictures larger with an upscaling network, tile by tile, within runs.
 
 Each tile is a call of its own at the rendezvous, so that steps stay short and requests share them.
 """

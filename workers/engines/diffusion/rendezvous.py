@@ -1,35 +1,27 @@
 """Runs unmodified pipelines side by side, and what they ask of the same model at once as one batch.
 
-Each run is a thread that executes ordinary library code. Where that calls a model, at a ``site``,
-the thread parks; when every thread has parked or ended, one ``turn`` takes parked calls that fit
-together, makes one call of them, and hands each its rows. Exactly one thread goes on at any time,
-the turn's or that of one run, and passes on to the next itself: libraries keep state in places that
-they share, tokenizers for one, and threads that wake all at once cost each other more time than
-they work. All that is here is therefore of one thread at a time and needs no lock. A run can be
-stopped wherever it parks. What a site computes must treat the rows of a batch separately; that is
-proven for each pipeline by a test before it may run here.
+Each run is a greenlet that executes ordinary library code. Where that calls a model, at a ``site``,
+the run parks; when every run has parked or ended, one ``turn`` takes parked calls that fit
+together, makes one call of them, and hands each its rows. All of this happens in the one thread
+that calls ``turn``, so exactly one run goes on at any time: libraries keep state in places that
+they share, tokenizers for one. A run can be stopped wherever it parks. What a site computes must
+treat the rows of a batch separately; that is proven for each pipeline by a test before it may run
+here.
 """
 
 from __future__ import annotations
 
-import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
+from greenlet import getcurrent, greenlet
 
 from workers.engines.diffusion.fusing import fits, fuse, rows_of, signature, split
 
 Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
-
-
-def _closed() -> threading.Lock:
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
 
 
 class Stopped(BaseException):
@@ -56,9 +48,14 @@ class Run:
     error: BaseException | None = None
     ended: bool = False
     stopping: bool = False
-    gate: threading.Lock = field(default_factory=_closed)
-    """Opened, by a release, whenever the run may go on."""
-    thread: threading.Thread | None = None
+    course: _Course | None = None
+    """Where it is, until it has ended."""
+
+
+class _Course(greenlet):
+    def __init__(self, of: Run) -> None:
+        super().__init__(_execute)
+        self.of = of
 
 
 @dataclass(slots=True, eq=False)
@@ -87,18 +84,15 @@ class Turn:
 
 
 class Rendezvous:
-    """``rows_max``: of one batch. ``prepare`` is called first in every thread."""
+    """``rows_max``: of one batch. All of it is for one thread."""
 
-    def __init__(self, *, rows_max: int, prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *, rows_max: int) -> None:
         self._rows_max = rows_max
-        self._prepare = prepare
-        self._here = threading.local()
-        self._quiet = _closed()
-        self._going: deque[Run] = deque()
         self._fresh: list[Run] = []
         self._parked: list[_Call] = []
         self._ended: list[Run] = []
         self._order = 0
+        self._turn = getcurrent()
 
     def site(
         self, name: str, function: Callable[..., Any], phase: Phase, *, fused: bool = True
@@ -107,32 +101,24 @@ class Rendezvous:
         site = Site(name, function, phase, fused)
 
         def meet(*args: Any, **kwargs: Any) -> Any:
-            run: Run | None = getattr(self._here, "run", None)
-            if run is None:
+            here = getcurrent()
+            if not isinstance(here, _Course):
                 return function(*args, **kwargs)
-            return self._park(run, site, args, kwargs)
+            return self._park(here, site, args, kwargs)
 
         return meet
 
     def start(self, run: Run) -> None:
         """Let a run begin with the next turn."""
         self._fresh.append(run)
-        thread = threading.Thread(target=self._execute, args=(run,), name="pipeline", daemon=True)
-        run.thread = thread
-        thread.start()
 
     def stop(self, *runs: Run) -> None:
         """End runs where they are, between two turns; no turn reports them."""
         for run in runs:
             run.stopping = True
-        stopped = [run for run in runs if self._takes_back(run)]
-        if not stopped:
-            return
-        self._let_go(stopped)
-        self._ended = [run for run in self._ended if run not in stopped]
-        for run in stopped:
-            if run.thread is not None:
-                run.thread.join()
+        taken = [run for run in runs if self._takes_back(run)]
+        self._go_on(taken)
+        self._ended = [run for run in self._ended if run not in taken]
 
     def turn(self, phase: Callable[[Phase], Any]) -> Turn:
         """Make one call for as many runs as fit together, and let them go on until they park again.
@@ -142,67 +128,50 @@ class Rendezvous:
         fresh, self._fresh = self._fresh, []
         if fresh:
             with phase("preprocess"):
-                self._let_go(fresh)
+                self._go_on(fresh)
         group = self._choose()
         if not group:
             return Turn(ended=self._take_ended())
         site = group[0].site
         with phase(site.phase):
-            self._answer(site, group)
-            self._let_go([call.run for call in group])
+            with torch.no_grad():
+                self._answer(site, group)
+            self._go_on([call.run for call in group])
         rows: dict[int, int] = {}
         for call in group:
-            rows[id(call.run)] = rows.get(id(call.run), 0) + call.rows
+            rows[id(call.run)] = call.rows
         return Turn(site, rows, self._take_ended())
 
-    # --- In the threads of the runs ---------------------------------------------------------------
-
-    def _execute(self, run: Run) -> None:
-        self._here.run = run
-        run.gate.acquire()
-        try:
-            self._prepare()
-            if run.stopping:
-                raise Stopped
-            with torch.no_grad():
-                run.result = run.work()
-        except BaseException as error:  # the turn reports it
-            run.error = error
-            _drop_frames(error)
-        finally:
-            run.ended = True
-            self._ended.append(run)
-            self._pass_on()
-
-    def _park(self, run: Run, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if run.stopping:
+    def _park(self, here: _Course, site: Site, args: Any, kwargs: dict[str, Any]) -> Any:
+        if here.of.stopping:
             raise Stopped
         rows = rows_of(args, kwargs)
         self._order += 1
         call = _Call(
-            run, site, args, kwargs, rows, (site, *signature(args, kwargs, rows)), self._order
+            here.of, site, args, kwargs, rows, (site, *signature(args, kwargs, rows)), self._order
         )
         self._parked.append(call)
-        self._pass_on()
-        run.gate.acquire()
-        if run.stopping:
+        self._turn.switch()
+        if here.of.stopping:
             raise Stopped
         if call.error is not None:
             raise call.error
         return call.answer
 
-    def _pass_on(self) -> None:
-        """Let the next thread go on, as this one parks or ends."""
-        gate = self._going.popleft().gate if self._going else self._quiet
-        gate.release()
-
-    # --- In the thread of the turn ----------------------------------------------------------------
-
-    def _let_go(self, runs: Sequence[Run]) -> None:
+    def _go_on(self, runs: Sequence[Run]) -> None:
         """Let runs go on, one after the other, until each has parked or ended."""
-        self._going.extend(runs)
-        self._pass_on()
-        self._quiet.acquire()
+        # What libraries switch about gradients is a thread's: all see it as it is here, and put
+        # it back to that, in whichever order they go on.
+        self._turn = getcurrent()
+        with torch.no_grad():
+            for run in runs:
+                if run.course is None:
+                    run.course = _Course(run)
+                run.course.parent = self._turn
+                run.course.switch(run)
+                if run.ended:
+                    run.course = None
+                    self._ended.append(run)
 
     def _takes_back(self, run: Run) -> bool:
         """Whether a run was to begin or was parked; it is so no longer."""
@@ -265,6 +234,17 @@ class Rendezvous:
         half = len(group) // 2
         self._answer(site, group[:half])
         self._answer(site, group[half:])
+
+
+def _execute(run: Run) -> None:
+    try:
+        if run.stopping:
+            raise Stopped
+        run.result = run.work()
+    except BaseException as error:  # the turn reports it
+        run.error = error
+        _drop_frames(error)
+    run.ended = True
 
 
 def _drop_frames(error: BaseException) -> None:

@@ -98,7 +98,7 @@ def work(
     guidance: float | None,
     enlarger: Enlarger | None = None,
 ) -> Callable[[], Pixels]:
-    """What the drawing's thread executes: the pipeline, called as its family is.
+    """What the drawing's run executes: the pipeline, called as its family is.
 
     It returns a picture ``(H, W, 3)`` or the frames of a video ``(T, H, W, 3)``.
     """
