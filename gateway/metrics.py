@@ -135,6 +135,40 @@ TOKENS = Counter(
     registry=REGISTRY,
 )
 
+TOTAL_SECONDS = Histogram(
+    "tollgate_total_seconds",
+    "From acceptance to charge, of requests that succeeded.",
+    ["model"],
+    buckets=(*_SECONDS, 600, 1800, 3600),
+    registry=REGISTRY,
+)
+STEP_SECONDS = Histogram(
+    "tollgate_step_seconds",
+    "A request's own share of forward passes, for each step of each output that it drew.",
+    ["model"],
+    buckets=_FINE_SECONDS,
+    registry=REGISTRY,
+)
+DELIVERED = Counter(
+    "tollgate_delivered",
+    "Pictures, seconds of video and of sound, and steps, of requests that succeeded.",
+    ["model", "kind"],
+    registry=REGISTRY,
+)
+
+
+def count_delivered(closed: Closed) -> None:
+    """Count what a request that succeeded gave, in a batch or not."""
+    usage = closed.usage
+    for kind, count in (
+        ("image", usage.images),
+        ("video_second", usage.video_ms / 1000),
+        ("audio_second", usage.audio_ms / 1000),
+        ("step", usage.steps),
+    ):
+        if count:
+            DELIVERED.labels(closed.model, kind).inc(count)
+
 
 def count_speed(closed: Closed, slo: Slo | None) -> None:
     """Observe how fast a request that succeeded was."""
@@ -143,6 +177,8 @@ def count_speed(closed: Closed, slo: Slo | None) -> None:
         (TTFT_SECONDS, timings.first_token_us),
         (TPOT_SECONDS, timings.per_token_us),
         (GAP_SECONDS, timings.gap_us),
+        (TOTAL_SECONDS, timings.total_us),
+        (STEP_SECONDS, timings.forward_us / usage.steps if usage.steps else 0),
     ):
         if took_us:
             histogram.labels(model).observe(took_us / 1e6)

@@ -33,6 +33,7 @@ from workers.contract.jobs import (
     Progress,
     SentEvent,
     Started,
+    Timings,
     Usage,
     decode_job,
     encode,
@@ -43,6 +44,8 @@ from workers.contract.redis import connect
 from workers.contract.streams import Announcement, LogEntry, Workers, publish
 
 SLOW_S = 20.0
+STEP_US = 20_000
+"""What it says that a step took."""
 
 
 def png(width: int, height: int, shade: int = 0) -> bytes:
@@ -173,7 +176,13 @@ class Artist:
                 )
             )
         usage = Usage(requests=1, images=len(blobs), steps=len(blobs) * (asked.steps or 4))
-        return Completed(usage, output=_output(media), blobs=tuple(blobs), worker="artist")
+        return Completed(
+            usage,
+            Timings(forward_us=STEP_US * usage.steps),
+            output=_output(media),
+            blobs=tuple(blobs),
+            worker="artist",
+        )
 
     async def _film(self, asked: VideoInput, put: Any) -> Completed:
         duration_ms = asked.duration_ms or 2000

@@ -18,7 +18,7 @@ from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.errors import InvalidRequest, NotFound
 from gateway.requests.lifecycle import Requests
-from gateway.requests.performance import Performance, Window
+from gateway.requests.performance import DRAWING, Performance, Window
 
 STATS: Final = "/stats"
 
@@ -51,7 +51,8 @@ class CatalogController(Controller):
         operation_id="GetModel",
         summary="One model, in OpenAI's shape; under /stats how fast it has been lately",
         description="`GET /v1/models/{name}/stats?window=15m|1h|24h` gives time to first token, "
-        "time per token, queue time, errors and goodput over all requests of that time.",
+        "time per token, or time per step and what was drawn, queue time, errors and goodput over "
+        "all requests of that time.",
     )
     async def model(
         self,
@@ -64,7 +65,10 @@ class CatalogController(Controller):
         if name.endswith(STATS) and live.entry(live.resolve(name.strip("/"))) is None:
             entry = _find(request, name.removesuffix(STATS))
             performance: Performance = request.app.state.performance
-            return json_response(await performance.stats(entry.name, entry.slo, window))
+            draws = entry.task in DRAWING
+            return json_response(
+                await performance.stats(entry.name, entry.slo, window, draws=draws)
+            )
         requests: Requests = request.app.state.requests
         entry = _find(request, name)
         view = model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name))

@@ -17,7 +17,7 @@ from gateway.media.links import Links
 from gateway.pricing import Line, Price, charge, device_cost, format_usd
 from gateway.requests.admit import ORDERED_AS, Quoted
 from gateway.requests.order import Open
-from gateway.requests.performance import performance_view
+from gateway.requests.performance import DRAWING, performance_view
 from workers.contract.jobs import Usage
 
 
@@ -102,6 +102,7 @@ def receipt_view(
             # No speed was promised to a batch.
             slo if closed.service_class == "standard" else None,
             succeeded=closed.status == "succeeded",
+            drawn=closed.usage if closed.task in DRAWING else None,
         ),
         "accepted_at": timestamp(closed.accepted_at),
         "settled_at": timestamp(closed.settled_at),

@@ -4,6 +4,8 @@
   loading and reading the prompt are in it.
 - **TPOT**, time per output token: the mean time from one token to the next of one answer.
 - **Gap**: the longest time between two tokens, which is what a reader notices.
+- **Forward**: a request's own share of the device's time in forward passes; of what draws, **step**
+  is that for each step of each output.
 - **Queue**: from the queue's taking a request to a worker's. **Total**: from acceptance to charge.
 - **Goodput**: requests that succeeded within every bound that the catalog entry promises (its
   ``slo``), as a share of all that ended and for each second.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
@@ -23,9 +25,10 @@ import msgspec
 from sqlalchemy import Connection, select
 
 from gateway.catalog.schema import Slo
+from gateway.catalog.tasks import TASKS
 from gateway.database import Database
 from gateway.tables import receipts
-from workers.contract.jobs import Timings
+from workers.contract.jobs import Timings, Usage
 
 Window: TypeAlias = Literal["15m", "1h", "24h"]
 WINDOWS: Final[Mapping[Window, timedelta]] = {
@@ -37,8 +40,12 @@ NEWEST: Final = 10_000
 """At most so many receipts are looked at, the newest."""
 ENOUGH: Final = 5
 """Of fewer that succeeded nothing is told but how many there were: no aggregate shows just one."""
+DRAWING: Final[Collection[str]] = frozenset(
+    task for task, kind in TASKS.items() if kind.makes in ("image", "video")
+)
+"""Tasks that go by steps and have no tokens."""
 KEPT_S: Final = 5.0
-PERCENTILES: Final = (50, 90, 99)
+PERCENTILES: Final = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,9 @@ class Seen:
     input_tokens: int = 0
     cached_input_tokens: int = 0
     output_tokens: int = 0
+    images: int = 0
+    video_ms: int = 0
+    steps: int = 0
 
 
 def missed(slo: Slo, timings: Timings) -> str | None:
@@ -66,8 +76,35 @@ def missed(slo: Slo, timings: Timings) -> str | None:
     return None
 
 
-def performance_view(timings: Timings, slo: Slo | None, *, succeeded: bool) -> dict[str, Any]:
-    """The part of a receipt about speed; what a request did not have is null."""
+def performance_view(
+    timings: Timings, slo: Slo | None, *, succeeded: bool, drawn: Usage | None = None
+) -> dict[str, Any]:
+    """The part of a receipt about speed; what a request did not have is null.
+
+    What was ``drawn`` has steps, anything else may have tokens.
+    """
+    view = _of_tokens(timings) if drawn is None else _of_steps(timings, drawn)
+    if slo is not None:
+        bound = missed(slo, timings)
+        view["slo"] = {
+            **slo.model_dump(exclude_none=True),
+            "met": succeeded and bound is None,
+            "missed": bound,
+        }
+    return view
+
+
+def _of_steps(timings: Timings, drawn: Usage) -> dict[str, Any]:
+    return {
+        "queue_ms": timings.queue_us / 1000,
+        "forward_ms": _ms(timings.forward_us),
+        "step_ms": _ms(_step_us(timings, drawn.steps)),
+        "total_ms": _ms(timings.total_us),
+        "slo": None,
+    }
+
+
+def _of_tokens(timings: Timings) -> dict[str, Any]:
     per_token_us = timings.per_token_us
     view: dict[str, Any] = {
         "ttft_ms": _ms(timings.first_token_us),
@@ -77,13 +114,6 @@ def performance_view(timings: Timings, slo: Slo | None, *, succeeded: bool) -> d
         "slo": None,
         "speculation": None,
     }
-    if slo is not None:
-        bound = missed(slo, timings)
-        view["slo"] = {
-            **slo.model_dump(exclude_none=True),
-            "met": succeeded and bound is None,
-            "missed": bound,
-        }
     if timings.drafted:
         view["speculation"] = {
             "drafted": timings.drafted,
@@ -100,7 +130,9 @@ class Performance:
         self._database = database
         self._kept: dict[tuple[str, Window], tuple[float, dict[str, Any]]] = {}
 
-    async def stats(self, model: str, slo: Slo | None, window: Window) -> dict[str, Any]:
+    async def stats(
+        self, model: str, slo: Slo | None, window: Window, *, draws: bool
+    ) -> dict[str, Any]:
         kept = self._kept.get((model, window))
         if kept is not None and time.monotonic() - kept[0] < KEPT_S:
             return kept[1]
@@ -109,7 +141,7 @@ class Performance:
         if len(seen) >= NEWEST:
             since = seen[-1].settled_at
         view = {"object": "model.stats", "model": model, "window": window}
-        view |= summarize(seen, slo, (datetime.now(UTC) - since).total_seconds())
+        view |= summarize(seen, slo, (datetime.now(UTC) - since).total_seconds(), draws=draws)
         self._kept[model, window] = time.monotonic(), view
         return view
 
@@ -124,6 +156,9 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]
         receipts.c.input_tokens,
         receipts.c.cached_input_tokens,
         receipts.c.output_tokens,
+        receipts.c.images,
+        receipts.c.video_ms,
+        receipts.c.steps,
     )
     rows = connection.execute(
         select(*columns)
@@ -135,10 +170,15 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]
         .order_by(receipts.c.settled_at.desc())
         .limit(NEWEST)
     )
-    return [Seen(row[0], row[1], msgspec.convert(row[2], Timings), *row[3:]) for row in rows]
+    return [
+        Seen(**{**row, "timings": msgspec.convert(row["timings"], Timings)})
+        for row in rows.mappings()
+    ]
 
 
-def summarize(seen: Sequence[Seen], slo: Slo | None, seconds: float) -> dict[str, Any]:
+def summarize(
+    seen: Sequence[Seen], slo: Slo | None, seconds: float, *, draws: bool
+) -> dict[str, Any]:
     """Aggregate receipts of a span of so many seconds."""
     done = [one for one in seen if one.status == "succeeded"]
     timings = [one.timings for one in done]
@@ -149,18 +189,12 @@ def summarize(seen: Sequence[Seen], slo: Slo | None, seconds: float) -> dict[str
     }
     if len(done) < ENOUGH:
         return view
-    read = sum(one.input_tokens + one.cached_input_tokens for one in done)
-    drafted = sum(timing.drafted for timing in timings)
     ends = Counter(one.reason for one in seen if one.status != "succeeded")
+    view |= _drawing(done, seconds) if draws else _writing(done, seconds)
     view |= {
-        "ttft_ms": _percentiles([timing.first_token_us for timing in timings]),
-        "tpot_ms": _percentiles([timing.per_token_us for timing in timings]),
-        "longest_gap_ms": _percentiles([timing.gap_us for timing in timings]),
         "queue_ms": _percentiles([timing.queue_us for timing in timings], zeros=True),
+        "forward_ms": _percentiles([timing.forward_us for timing in timings]),
         "total_ms": _percentiles([timing.total_us for timing in timings]),
-        "output_tokens_per_second": round(sum(one.output_tokens for one in done) / seconds, 3),
-        "cached_share": _share(sum(one.cached_input_tokens for one in done), read),
-        "acceptance_rate": _share(sum(timing.accepted for timing in timings), drafted),
         "not_succeeded": {reason: _share(count, len(seen)) for reason, count in ends.items()},
         "goodput": None,
     }
@@ -171,6 +205,38 @@ def summarize(seen: Sequence[Seen], slo: Slo | None, seconds: float) -> dict[str
             "requests_per_second": round(good / seconds, 4),
         }
     return view
+
+
+def _writing(done: Sequence[Seen], seconds: float) -> dict[str, Any]:
+    timings = [one.timings for one in done]
+    read = sum(one.input_tokens + one.cached_input_tokens for one in done)
+    drafted = sum(timing.drafted for timing in timings)
+    return {
+        "ttft_ms": _percentiles([timing.first_token_us for timing in timings]),
+        "tpot_ms": _percentiles([timing.per_token_us for timing in timings]),
+        "longest_gap_ms": _percentiles([timing.gap_us for timing in timings]),
+        "output_tokens_per_second": round(sum(one.output_tokens for one in done) / seconds, 3),
+        "cached_share": _share(sum(one.cached_input_tokens for one in done), read),
+        "acceptance_rate": _share(sum(timing.accepted for timing in timings), drafted),
+    }
+
+
+def _drawing(done: Sequence[Seen], seconds: float) -> dict[str, Any]:
+    images = sum(one.images for one in done)
+    video_s = sum(one.video_ms for one in done) / 1000
+    return {
+        "step_ms": _percentiles([_step_us(one.timings, one.steps) for one in done]),
+        "steps": sum(one.steps for one in done),
+        "images": images,
+        "images_per_request": _share(images, len(done)),
+        "images_per_second": round(images / seconds, 4),
+        "video_seconds": video_s,
+        "video_seconds_per_second": round(video_s / seconds, 4),
+    }
+
+
+def _step_us(timings: Timings, steps: int) -> int:
+    return round(timings.forward_us / steps) if steps else 0
 
 
 def _percentiles(values_us: Sequence[int], *, zeros: bool = False) -> dict[str, float] | None:

@@ -157,6 +157,8 @@ class Settler:
             for phase in ("queue", "load", "preprocess", "transfer", "forward", "postprocess"):
                 seconds = getattr(closed.timings, f"{phase}_us") / 1e6
                 metrics.PHASE_SECONDS.labels(closed.model, phase).observe(seconds)
+        if closed.status == "succeeded":
+            metrics.count_delivered(closed)
         if closed.status == "succeeded" and closed.service_class == "standard":
             entry = self._live.entry(closed.model)
             metrics.count_speed(closed, entry.slo if entry else None)

@@ -79,6 +79,7 @@ MEDIA = """\
     sizes: ["64x64", "128x64"]
     qualities: {low: {steps: 2}, high: {steps: 8}}
     schedulers: [euler, ddim]
+    slo: {total_ms: 60000}
     default_parameters: {quality: low, guidance: 4}
     limits: {images: 4, sources: 3, steps: 10, scale: 2, guidance: 9, timeout_s: 20}
     price:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from gateway.catalog.schema import Slo
 from gateway.requests.performance import Seen, missed, performance_view, summarize
-from tests.stack import Stack
+from tests.stack import Stack, wait_for
 from workers.contract.jobs import Timings
 
 SLO = Slo(ttft_ms=100, tpot_ms=10)
@@ -48,11 +50,11 @@ def test_percentiles_are_by_nearest_rank_and_goodput_counts_what_kept_its_promis
     ]
     seen += [_seen(1, status="failed", reason="engine_error")] * 3
 
-    view = summarize(seen, SLO, 60.0)
+    view = summarize(seen, SLO, 60.0, draws=False)
 
     assert view["requests"] == 15
-    assert view["ttft_ms"] == {"p50": 60.0, "p90": 110.0, "p99": 120.0}
-    assert view["tpot_ms"] == {"p50": 6.0, "p90": 11.0, "p99": 12.0}
+    assert view["ttft_ms"] == {"p50": 60.0, "p90": 110.0, "p95": 120.0, "p99": 120.0}
+    assert view["tpot_ms"] == {"p50": 6.0, "p90": 11.0, "p95": 12.0, "p99": 12.0}
     assert view["longest_gap_ms"]["p50"] == 12.0
     assert view["queue_ms"]["p50"] == 6.0
     assert view["output_tokens_per_second"] == 4.0
@@ -62,9 +64,34 @@ def test_percentiles_are_by_nearest_rank_and_goodput_counts_what_kept_its_promis
     assert view["goodput"] == {"share": round(10 / 15, 4), "requests_per_second": round(1 / 6, 4)}
 
 
+def test_what_draws_is_told_by_its_steps_and_what_it_made() -> None:
+    def drawn(number: int, **changes: Any) -> Seen:
+        timings = Timings(
+            queue_us=number * 1000, forward_us=number * 40_000, total_us=number * 100_000
+        )
+        return _seen(number, **{"timings": timings, "images": 2, "steps": 8, **changes})
+
+    seen = [drawn(number) for number in range(1, 11)]
+    # An upstream's requests have no steps, and what failed made nothing.
+    seen += [drawn(1, steps=0, images=1, video_ms=1500), drawn(1, status="failed", reason="oom")]
+
+    view = summarize(seen, Slo(total_ms=500), 100.0, draws=True)
+
+    assert view["step_ms"] == {"p50": 25.0, "p90": 45.0, "p95": 50.0, "p99": 50.0}
+    assert view["forward_ms"] == {"p50": 200.0, "p90": 360.0, "p95": 400.0, "p99": 400.0}
+    assert view["total_ms"]["p95"] == 1000.0
+    assert view["queue_ms"]["p50"] == 5.0
+    assert (view["images"], view["steps"], view["images_per_second"]) == (21, 80, 0.21)
+    assert view["images_per_request"] == round(21 / 11, 4)
+    assert (view["video_seconds"], view["video_seconds_per_second"]) == (1.5, 0.015)
+    assert view["not_succeeded"] == {"oom": round(1 / 12, 4)}
+    assert view["goodput"] == {"share": 0.5, "requests_per_second": 0.06}
+    assert not {"ttft_ms", "tpot_ms", "output_tokens_per_second"} & set(view)
+
+
 def test_of_a_few_requests_only_their_number_is_told() -> None:
     failed = [_seen(1, status="failed", reason="engine_error")] * 9
-    view = summarize([_seen(1)] * 4 + failed, SLO, 60.0)
+    view = summarize([_seen(1)] * 4 + failed, SLO, 60.0, draws=False)
 
     assert set(view) == {"requests", "capped", "slo"}
 
@@ -120,6 +147,55 @@ def test_stats_and_receipts_over_http(stack: Stack) -> None:
     metrics = client.get("/metrics").text
     assert 'tollgate_ttft_seconds_count{model="slow"}' in metrics
     assert 'tollgate_tokens_total{kind="output",model="slow"}' in metrics
+
+
+def test_stats_receipts_and_metrics_of_what_draws(media_stack: Stack) -> None:
+    client = media_stack.caller().http
+    before = _counted(client.get("/metrics").text)
+    ids = []
+    for _ in range(5):
+        answer = client.post(
+            "/v1/images/generations", json={"model": "pocket", "prompt": "x", "n": 2}
+        )
+        ids.append(answer.json()["id"])
+    client.post("/v1/videos", json={"model": "film", "prompt": "x", "seconds": 3})
+
+    receipt = client.get(f"/v1/requests/{ids[0]}/receipt").json()
+    stats = client.get("/v1/models/pocket/stats", params={"window": "15m"}).json()
+
+    assert receipt["performance"] == {
+        "queue_ms": 0.0,
+        "forward_ms": 80.0,
+        "step_ms": 20.0,
+        "total_ms": receipt["timings"]["total_us"] / 1000,
+        "slo": {"total_ms": 60_000, "met": True, "missed": None},
+    }
+    assert stats["slo"] == {"total_ms": 60_000}
+    assert stats["images"] >= 10
+    assert stats["step_ms"]["p50"] == 20.0
+    assert 0 < stats["total_ms"]["p50"] <= stats["total_ms"]["p95"]
+    assert stats["goodput"]["share"] > 0
+    wait_for(
+        lambda: (
+            _counted(client.get("/metrics").text)["film", "video_second"]
+            >= before["film", "video_second"] + 3
+        ),
+        "the video",
+    )
+    after = _counted(client.get("/metrics").text)
+    assert after["pocket", "image"] == before["pocket", "image"] + 10
+    assert after["pocket", "step"] == before["pocket", "step"] + 20
+    text = client.get("/metrics").text
+    assert 'tollgate_step_seconds_count{model="pocket"}' in text
+    assert 'tollgate_total_seconds_count{model="pocket"}' in text
+
+
+def _counted(text: str) -> Counter[tuple[str, str]]:
+    """What was delivered: (model, kind) → how many."""
+    found = re.findall(
+        r'^tollgate_delivered_total{kind="(\w+)",model="(\w+)"} (\S+)$', text, re.MULTILINE
+    )
+    return Counter({(model, kind): round(float(count)) for kind, model, count in found})
 
 
 def test_what_there_is_not_is_said_so(stack: Stack) -> None:
