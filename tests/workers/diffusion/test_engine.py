@@ -170,6 +170,30 @@ def test_one_failed_picture_costs_only_itself(sd3: Path, monkeypatch: pytest.Mon
     assert [m["blob"] for m in outcome.output["media"] if "blob" in m] == [0, 1]
 
 
+def test_a_file_that_cannot_be_made_costs_only_itself(
+    sd3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.engines.diffusion import requests
+
+    picture_file = requests.picture_file
+
+    def fail_one(pixels: Any, asked: Any, origin: Any) -> Any:
+        if origin.request_id == "bad":
+            raise OSError("the encoder broke")
+        return picture_file(pixels, asked, origin)
+
+    driver = Driver(spec(sd3))
+    monkeypatch.setattr(requests, "picture_file", fail_one)
+    driver.admit("bad")
+    driver.admit("good")
+    driver.finish()
+    failed = driver.outcomes["bad"]
+    assert isinstance(failed, Failed)
+    assert failed.code == "engine_error"
+    assert "broke" not in failed.message
+    assert isinstance(driver.outcomes["good"], Completed)
+
+
 def test_out_of_memory_fails_only_who_does_not_fit(
     sd3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +36,7 @@ from workers.engines.diffusion import loading, requests
 from workers.engines.diffusion.enlarging import Enlarger
 from workers.engines.diffusion.families import Family
 from workers.engines.diffusion.options import read_options
-from workers.engines.diffusion.rendezvous import Rendezvous, Run, Stopped, Turn
+from workers.engines.diffusion.rendezvous import Phase, Rendezvous, Run, Stopped, Turn
 from workers.engines.diffusion.requests import Asked, Drawing, Request
 from workers.engines.protocol import (
     Admission,
@@ -110,7 +111,7 @@ class DiffusionEngine:
         use_threads(self._threads)
         self._start_drawings()
         began = time.monotonic()
-        turn = self._rendezvous.turn(clock.phase)
+        turn = self._rendezvous.turn(lambda name: self._phase(clock, name))
         self._measure(turn, time.monotonic() - began)
         weights: dict[RequestId, float] = {}
         for key, rows in turn.rows.items():
@@ -283,6 +284,14 @@ class DiffusionEngine:
 
     # --- Out of the engine ------------------------------------------------------------------------
 
+    @contextmanager
+    def _phase(self, clock: PhaseClock, name: Phase) -> Iterator[None]:
+        """A phase that ends when the device has done its work, not when it has been told to."""
+        with clock.phase(name):
+            yield
+            if self._options.torch_device.type == "cuda":
+                torch.cuda.synchronize()
+
     def _measure(self, turn: Turn, seconds: float) -> None:
         if turn.site is not None and turn.site.phase == "forward" and turn.rows:
             self._step_us += 0.1 * (seconds * 1e6 / len(turn.rows) - self._step_us)
@@ -292,19 +301,23 @@ class DiffusionEngine:
         request, drawing = self._drawn_by.pop(id(run), (None, None))
         if request is None or drawing is None:
             return
-        if run.error is not None:
-            drawing.error = _failure(run.error, drawing)
-            if not isinstance(run.error, Stopped | requests.DrawingError) and (
-                drawing.error.code == "engine_error"
-            ):
-                log.error(
-                    "drawing failed",
-                    extra={"request_id": request.job.request_id},
-                    exc_info=run.error,
-                )
-            return
-        drawing.media = self._media(request, drawing, run.result)
+        error = run.error
+        if error is None:
+            try:
+                drawing.media = self._media(request, drawing, run.result)
+            except Exception as failed:  # of an encoder, say; the others' files are none of its
+                error = failed
         run.result = None
+        if error is None:
+            return
+        drawing.error = _failure(error, drawing)
+        expected = isinstance(error, Stopped | requests.DrawingError)
+        if drawing.error.code == "engine_error" and not expected:
+            log.error(
+                "drawing failed",
+                extra={"request_id": request.job.request_id},
+                exc_info=error,
+            )
 
     def _media(
         self, request: Request, drawing: Drawing, pixels: Pixels
