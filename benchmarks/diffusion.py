@@ -148,7 +148,10 @@ def _arrivals(count: int, rate: float, *, short: int, long: int) -> list[Ask]:
 def _tell(played: Mapping[str, Sequence[Played]], asks: Sequence[Ask]) -> None:
     kinds = sorted({ask.steps for ask in asks})
     heads = "".join(f"{f'{steps} steps p50 / p95 ms':>28}" for steps in kinds)
-    print(f"    {'':<16}{heads}{'pictures/s':>22}{'makespan':>10}{'busy':>7}{'batch':>7}")
+    print(
+        f"    {'':<16}{heads}{'pictures/s':>22}{'makespan':>10}{'busy':>7}{'batch':>7}"
+        f"{'processor':>24}"
+    )
     for name, runs in played.items():
         line = f"    {name:<16}"
         for steps in kinds:
@@ -169,7 +172,12 @@ def _tell(played: Mapping[str, Sequence[Played]], asks: Sequence[Ask]) -> None:
         makespan_s = statistics.median(run.makespan_s for run in runs)
         busy = sum(run.busy_s for run in runs) / sum(run.makespan_s for run in runs)
         batch = statistics.mean(size for run in runs for size in run.batches)
-        print(f"{line}{told:>22}{makespan_s:>8.1f} s{busy:>7.0%}{batch:>7.1f}")
+        processor_ms = [1000 * run.processor_s / len(asks) for run in runs]
+        used = f"{statistics.median(processor_ms):.0f} ms each"
+        if name != OURS:
+            mine_s = sum(run.processor_s for run in played[OURS])
+            used += f" ({sum(run.processor_s for run in runs) / mine_s:.2f} x)"
+        print(f"{line}{told:>22}{makespan_s:>8.1f} s{busy:>7.0%}{batch:>7.1f}{used:>24}")
 
 
 def _tell_agreement(
