@@ -5,7 +5,8 @@ from __future__ import annotations
 from alembic import context
 
 import gateway.batches.tables
-import gateway.media.tables  # noqa: F401 -- their tables belong to the metadata
+import gateway.media.tables
+import gateway.workflows.tables  # noqa: F401 -- their tables belong to the metadata
 from gateway.database import open_engine
 from gateway.settings import Settings
 from gateway.tables import metadata

@@ -2,7 +2,8 @@
 
 It leases jobs, reads what is attached, writes outputs into the store and completes. The prompt may
 ask for what can go wrong: ``!fail`` fails the job, ``!slow`` takes its time until it is cancelled,
-``!second`` fails the second picture alone.
+``!second`` fails the second picture alone, ``!flaky`` fails whoever asks for it first. It writes as
+well: a text is answered by itself.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from workers.contract.blobs import Blobs, blob_key
 from workers.contract.jobs import (
     BlobRef,
     Cancelled,
+    ChatInput,
+    Choice,
     Completed,
     Event,
     Failed,
@@ -127,7 +130,14 @@ class Artist:
         )
 
     async def _run(self, queue: Queue, lease: Lease, job: Job, say: Any) -> Outcome:
+        if job.task == "text-generation":
+            return _write(job)
         prompt = job.input.get("prompt", "")
+        if (
+            "!flaky" in prompt
+            and [each.input.get("prompt") for each in self.jobs].count(prompt) < 2
+        ):
+            return Failed("upstream_unavailable", "The brush slipped.")
         if "!fail" in prompt:
             return Failed("engine_error", "The brush broke.")
         if "!slow" in prompt:
@@ -143,7 +153,8 @@ class Artist:
 
         async def put(data: bytes, content_type: str) -> BlobRef:
             nonlocal number
-            key = blob_key(job.account_id, job.request_id, lease.token, number)
+            owner = job.stored_under or job.request_id
+            key = blob_key(job.account_id, owner, lease.token, number)
             number += 1
             return await self.blobs.put(key, data, content_type=content_type)
 
@@ -203,6 +214,16 @@ class Artist:
         ]
         usage = Usage(requests=1, video_ms=duration_ms, steps=asked.steps or 4)
         return Completed(usage, output=_output(media), blobs=blobs, worker="artist")
+
+
+def _write(job: Job) -> Outcome:
+    asked = msgspec.convert(job.input, ChatInput)
+    text = asked.messages[-1].content
+    if "!fail" in text:
+        return Failed("engine_error", "The pen broke.")
+    usage = Usage(requests=1, input_tokens=len(text.split()), output_tokens=len(text.split()))
+    choice = Choice(0, text, "stop")
+    return Completed(usage, output={"choices": [msgspec.to_builtins(choice)]}, worker="artist")
 
 
 def _output(media: Sequence[Medium]) -> dict[str, Any]:

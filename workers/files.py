@@ -255,7 +255,9 @@ class Files:
     async def _put(self, blobs: Blobs, held: Held, file: File, patience_s: float) -> BlobRef:
         """Raise ``BlobError`` or ``TimeoutError`` if it was in vain."""
         job = held.job
-        key = blob_key(job.account_id, job.request_id, held.token, len(held.stored))
+        key = blob_key(
+            job.account_id, job.stored_under or job.request_id, held.token, len(held.stored)
+        )
         # Noted first: what is broken off may have been written all the same.
         held.stored.append(key)
         delay_s = RETRY_MIN_S

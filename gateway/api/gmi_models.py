@@ -53,8 +53,8 @@ def model_view(
         "internal_parameters": {},
         "accepts_other_parameters": entry.upstream is not None,
         "price_info": {
-            "price": decimal(from_price(entry)),
-            "pricing_type": entry.price[0].unit,
+            "price": None if (least := from_price(entry)) is None else decimal(least),
+            "pricing_type": entry.price[0].unit if entry.price else "steps",
             "unit": "USD",
             "minimum": format_usd(entry.minimum) if entry.minimum else None,
             "lines": price_view(entry),

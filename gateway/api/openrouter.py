@@ -62,7 +62,8 @@ class OpenRouterAliasController(Controller):
 
 async def _generation(request: Request[Any, Any, Any], id: str) -> Response[bytes]:
     requests: Requests = request.app.state.requests
-    closed, _, refunds = await requests.receipt(caller(request).account_id, id)
+    receipt = await requests.receipt(caller(request).account_id, id)
+    closed, refunds = receipt.closed, receipt.given
     given = sum(refund.amount_nanos for refund in refunds)
     timings, used = closed.timings, closed.usage
     prompt = used.input_tokens + used.cached_input_tokens

@@ -173,16 +173,17 @@ class RequestsController(Controller):
         requests: Requests = request.app.state.requests
         database: Database = request.app.state.database
         owner = await database.read(lambda connection: find_asked(request, connection, account))
-        closed, price, given = await requests.receipt(owner.id, request_id)
+        found = await requests.receipt(owner.id, request_id)
+        closed = found.closed
         live: LiveCatalog = request.app.state.live
         entry = live.entry(closed.model)
-        view = receipt_view(closed, price, given, entry.slo if entry else None)
+        view = receipt_view(found, entry.slo if entry else None)
         # An administrator sees what happened, not what was made.
         if closed.account_id == caller(request).account_id and closed.output is not None:
             view["media"] = media_views(closed, links_of(request))
         settings: Settings = request.app.state.settings
         if "admin" in caller(request).scopes and settings.gpu_hour_usd is not None:
-            returned = sum(refund.amount_nanos for refund in given)
+            returned = sum(refund.amount_nanos for refund in found.given)
             view["operator"] = margin_view(closed, returned, parse_usd(settings.gpu_hour_usd))
         return json_response(view, headers=request_headers(closed.request_id))
 

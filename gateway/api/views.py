@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,13 +12,14 @@ from gateway.accounts.keys import KeyInfo
 from gateway.api.media_views import media_views
 from gateway.catalog.schema import Slo
 from gateway.ledger.closed import Closed
-from gateway.ledger.refunds import Refund
+from gateway.ledger.receipts import Receipt
+from gateway.ledger.steps import StepLine
 from gateway.media.links import Links
-from gateway.pricing import Line, Price, charge, device_cost, format_usd
+from gateway.pricing import Line, device_cost, format_usd
 from gateway.requests.admit import ORDERED_AS, Quoted
 from gateway.requests.order import Open
 from gateway.requests.performance import DRAWING, performance_view
-from workers.contract.jobs import Usage
+from workers.contract.jobs import Timings, Usage
 
 
 def request_view(found: Open | Closed, links: Links) -> dict[str, Any]:
@@ -54,13 +55,11 @@ def request_view(found: Open | Closed, links: Links) -> dict[str, Any]:
     return view
 
 
-def receipt_view(
-    closed: Closed, price: Price, given: Sequence[Refund], slo: Slo | None = None
-) -> dict[str, Any]:
-    """Itemise a request; the lines are recomputed from its price and usage, and sum to its cost."""
+def receipt_view(receipt: Receipt, slo: Slo | None = None) -> dict[str, Any]:
+    """Itemise a request; of a workflow, with its steps."""
+    closed, given = receipt.closed, receipt.given
     timings = closed.timings
-    lines = charge(price, closed.usage).lines if closed.outcome == "charged" else ()
-    return {
+    view: dict[str, Any] = {
         "request_id": closed.request_id,
         "object": "receipt",
         "model": closed.model,
@@ -71,7 +70,7 @@ def receipt_view(
         "reason": closed.reason,
         "service_class": closed.service_class,
         "price_id": closed.price_id,
-        "lines": line_views(lines),
+        "lines": line_views(receipt.lines),
         "cost": format_usd(closed.cost_nanos),
         "refunds": [
             {
@@ -86,17 +85,7 @@ def receipt_view(
         "hold": format_usd(closed.hold_nanos),
         "released": format_usd(closed.hold_nanos - closed.cost_nanos),
         "usage": msgspec.to_builtins(closed.usage),
-        "timings": {
-            "queue_us": timings.queue_us,
-            "load_us": timings.load_us,
-            "preprocess_us": timings.preprocess_us,
-            "transfer_us": timings.transfer_us,
-            "forward_us": timings.forward_us,
-            "postprocess_us": timings.postprocess_us,
-            "first_token_us": timings.first_token_us,
-            "total_us": timings.total_us,
-            "tokens": timings.tokens,
-        },
+        "timings": {**_phases(timings), "total_us": timings.total_us, "tokens": timings.tokens},
         "performance": performance_view(
             timings,
             # No speed was promised to a batch.
@@ -106,6 +95,39 @@ def receipt_view(
         ),
         "accepted_at": timestamp(closed.accepted_at),
         "settled_at": timestamp(closed.settled_at),
+    }
+    if receipt.steps:
+        view["steps"] = [_step_view(line) for line in receipt.steps]
+    return view
+
+
+def _step_view(line: StepLine) -> dict[str, Any]:
+    """One step of a workflow; its cost is part of the whole's, or 0 where that has its own."""
+    return {
+        "name": line.name,
+        "model": line.model,
+        "task": line.task,
+        "status": line.status,
+        "attempts": line.attempts,
+        "price_id": line.price_id,
+        "cost": format_usd(line.charge_nanos),
+        "usage": msgspec.to_builtins(line.usage),
+        "timings": _phases(line.timings),
+        "error": msgspec.to_builtins(line.error) if line.error else None,
+        "started_at": timestamp(line.placed_at) if line.placed_at else None,
+        "ended_at": timestamp(line.ended_at) if line.ended_at else None,
+    }
+
+
+def _phases(timings: Timings) -> dict[str, int]:
+    return {
+        "queue_us": timings.queue_us,
+        "load_us": timings.load_us,
+        "preprocess_us": timings.preprocess_us,
+        "transfer_us": timings.transfer_us,
+        "forward_us": timings.forward_us,
+        "postprocess_us": timings.postprocess_us,
+        "first_token_us": timings.first_token_us,
     }
 
 
@@ -123,7 +145,7 @@ def margin_view(closed: Closed, returned_nanos: int, hour_nanos: int) -> dict[st
 
 
 def quote_view(quoted: Quoted) -> dict[str, Any]:
-    return {
+    view: dict[str, Any] = {
         "object": "quote",
         "model": quoted.entry.name,
         **_ordered_as(quoted.prepared.limits),
@@ -133,6 +155,20 @@ def quote_view(quoted: Quoted) -> dict[str, Any]:
         "max_cost": format_usd(quoted.bill.total_nanos),
         "lines": line_views(quoted.bill.lines),
     }
+    if quoted.workflow is not None:
+        view["steps"] = [
+            {
+                "name": one.step.name,
+                "model": one.step.model,
+                "task": one.step.task,
+                "price_id": one.step.price_id,
+                # What it would cost by itself, even where the whole has a price of its own.
+                "max_cost": format_usd(one.bill.total_nanos),
+                "lines": line_views(one.bill.lines),
+            }
+            for one in quoted.workflow.steps
+        ]
+    return view
 
 
 def _ordered_as(usage: Usage) -> dict[str, str]:

@@ -19,7 +19,7 @@ from gateway.billing.exports import CHUNK, between, chosen, usd, usd_text
 from gateway.billing.lines import charged_lines
 from gateway.billing.usage import Filters, Span
 from gateway.ledger.closed import UNITS
-from gateway.ledger.prices import PriceCache, read_price
+from gateway.ledger.prices import PriceCache
 from gateway.pricing import format_usd
 from gateway.tables import accounts, keys, receipts, refunds
 
@@ -144,8 +144,7 @@ def _lines(connection: Connection, row: Any, prices: PriceCache) -> Iterator[dic
             "ChargeDescription": f"{row['kind']} of {row['request_id']}",
         }
         return
-    price = read_price(connection, row["price_id"], prices)
-    for line in charged_lines(price, row):
+    for line in charged_lines(connection, row, prices):
         yield {
             **common,
             "nanos": line.amount_nanos,

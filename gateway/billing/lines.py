@@ -6,16 +6,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from sqlalchemy import Connection
+
 from gateway.ledger.closed import UNITS
-from gateway.pricing import Line, Price, charge
+from gateway.ledger.prices import PriceCache, read_price
+from gateway.ledger.steps import itemized
+from gateway.pricing import Line
 from workers.contract.jobs import Usage
 
 
-def charged_lines(price: Price, row: Any) -> Iterator[Line]:
+def charged_lines(connection: Connection, row: Any, prices: PriceCache) -> Iterator[Line]:
     """Itemise a row of receipts; where less was held than the lines come to, the last give way."""
     usage = Usage(**{unit: row[unit] for unit in UNITS}, attributes=row["attributes"] or {})
     left = row["charge_nanos"]
-    for line in charge(price, usage).lines:
+    price = read_price(connection, row["price_id"], prices)
+    for line in itemized(connection, row["request_id"], price, usage, prices):
         amount = min(line.amount_nanos, left)
         left -= amount
         yield replace(line, amount_nanos=amount)

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, or_, select
 from gateway.billing.lines import charged_lines
 from gateway.ledger.closed import UNITS
 from gateway.ledger.periods import month_of, next_month, starts_at
-from gateway.ledger.prices import PriceCache, read_price
+from gateway.ledger.prices import PriceCache
 from gateway.pricing import NANOS_PER_USD
 from gateway.tables import (
     accounts,
@@ -180,6 +180,7 @@ def _draft(connection: Connection, account_id: int, month: str) -> list[InvoiceL
     quantities: defaultdict[tuple[str, str], Decimal] = defaultdict(Decimal)
     prices: PriceCache = {}
     charged = select(
+        receipts.c.request_id,
         receipts.c.model,
         receipts.c.price_id,
         receipts.c.charge_nanos,
@@ -193,7 +194,7 @@ def _draft(connection: Connection, account_id: int, month: str) -> list[InvoiceL
     )
     rows = connection.execute(charged, execution_options={"yield_per": 1000}).mappings()
     for row in rows:
-        for line in charged_lines(read_price(connection, row["price_id"], prices), row):
+        for line in charged_lines(connection, row, prices):
             place = (row["model"], line.unit)
             amounts[place] += line.amount_nanos
             quantities[place] += Decimal(line.quantity)

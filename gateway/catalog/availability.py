@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gateway.catalog.schema import Entry
+from gateway.catalog.workflow import Workflow
 from workers.contract.streams import Announcement
 
 
@@ -19,8 +20,10 @@ class Unavailable:
 
 
 def availability(entry: Entry, announcements: Sequence[Announcement]) -> Unavailable | None:
-    """None if a worker serves the model and takes jobs."""
+    """None if a worker serves the model and takes jobs; of a workflow, the models of its steps."""
     staying = [worker for worker in announcements if not worker.draining]
+    if entry.workflow is not None:
+        return _of_steps(entry.workflow, staying)
     if any(entry.name in worker.models for worker in staying):
         return None
     said = [
@@ -34,3 +37,12 @@ def availability(entry: Entry, announcements: Sequence[Announcement]) -> Unavail
     if entry.upstream.credential is not None:
         needed += f"; it needs one with {entry.upstream.credential} in its environment"
     return Unavailable("upstream_not_configured", needed)
+
+
+def _of_steps(workflow: Workflow, staying: Sequence[Announcement]) -> Unavailable | None:
+    for step in workflow.steps:
+        if not any(step.model in worker.models for worker in staying):
+            return Unavailable(
+                "no_worker", f"no worker serves {step.model} now, which its step {step.name} needs"
+            )
+    return None

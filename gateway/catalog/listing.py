@@ -59,12 +59,13 @@ def entry_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str,
         "reason": None if missing is None else missing.reason,
         "price": price_view(entry),
         "minimum": format_usd(entry.minimum) if entry.minimum else None,
-        "from_price": decimal(from_price(entry)),
+        "from_price": None if (least := from_price(entry)) is None else decimal(least),
         "family": entry.family,
         "vendor": entry.vendor,
         "description": entry.description,
         "license": entry.license,
-        "route": entry.engine or "upstream",
+        "route": "workflow" if entry.workflow else entry.engine or "upstream",
+        "workflow": _workflow_view(entry) if entry.workflow else None,
         "context": entry.limits.context_tokens,
         "limits": entry.limits.model_dump(exclude_none=True),
         "default_parameters": entry.default_parameters.model_dump(exclude_none=True),
@@ -78,6 +79,33 @@ def entry_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str,
         "voices": list(entry.voices),
         "languages": list(entry.languages),
         "good_for": list(entry.good_for),
+    }
+
+
+def _workflow_view(entry: Entry) -> dict[str, Any]:
+    """What a workflow takes, and what it runs; without lines in its price, its steps are paid."""
+    assert entry.workflow is not None
+    return {
+        "inputs": {
+            name: {
+                "type": given.type,
+                "required": given.required,
+                "default": given.default,
+                "description": given.description,
+            }
+            for name, given in entry.workflow.inputs.items()
+        },
+        "steps": [
+            {
+                "name": step.name,
+                "model": step.model,
+                "task": step.task,
+                "retries": step.retries,
+                "when": step.when,
+            }
+            for step in entry.workflow.steps
+        ],
+        "priced_by": "workflow" if entry.price else "steps",
     }
 
 
@@ -163,18 +191,31 @@ def choose(
         entry
         for entry in entries
         if (task is None or task == entry.task or task in entry.also)
-        and (max_price is None or from_price(entry) <= Fraction(max_price))
+        and (max_price is None or _costs_at_most(entry, Fraction(max_price)))
         and (available is None or available == (availability(entry, announcements) is None))
         and (good_for is None or good_for in entry.good_for)
     ]
     if sort == "name":
         return sorted(chosen, key=_by_name)
     # By name first: sorting is stable, so that equal prices stay in the order of their names.
-    return sorted(sorted(chosen, key=_by_name), key=from_price, reverse=sort == "-price")
+    # What costs what its steps cost comes last either way.
+    priced = [(least, entry) for entry in chosen if (least := from_price(entry)) is not None]
+    priced.sort(key=lambda each: _by_name(each[1]))
+    priced.sort(key=lambda each: each[0], reverse=sort == "-price")
+    others = sorted((entry for entry in chosen if not entry.price), key=_by_name)
+    return [*(entry for _, entry in priced), *others]
 
 
-def from_price(entry: Entry) -> Fraction:
-    """USD for a single one of what the entry's price names first, at its cheapest."""
+def _costs_at_most(entry: Entry, most: Fraction) -> bool:
+    least = from_price(entry)
+    return least is not None and least <= most
+
+
+def from_price(entry: Entry) -> Fraction | None:
+    """USD for a single one of what the entry's price names first, at its cheapest; None of a
+    workflow that costs what its steps cost."""
+    if not entry.price:
+        return None
     first = entry.price[0].unit
     return min(_rate(line) for line in entry.price if line.unit == first)
 

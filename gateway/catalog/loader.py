@@ -29,6 +29,7 @@ from gateway.catalog.schema import (
     Upstream,
 )
 from gateway.catalog.tasks import TASKS
+from gateway.catalog.workflow import Step, Workflow, WorkflowInput
 from gateway.pricing import UNITS
 
 SHOWN_MAX: Final = 60
@@ -38,6 +39,9 @@ _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "price": PriceLine,
     "limits": Limits,
     "upstream": Upstream,
+    "workflow": Workflow,
+    "inputs": WorkflowInput,
+    "steps": Step,
     "default_parameters": DefaultParameters,
     "qualities": Quality,
 }
@@ -139,7 +143,8 @@ def _across(document: Any) -> Iterator[tuple[Place, str]]:
     yield from repeated([(entry.get("name"), entry.get("aliases")) for entry in entries])
     for index, entry in enumerate(entries):
         given = route(
-            engine=entry.get("engine") is not None, upstream=entry.get("upstream") is not None
+            engine=entry.get("engine") is not None or entry.get("workflow") is not None,
+            upstream=entry.get("upstream") is not None,
         )
         for _, message in given if entry else ():
             yield ("models", index), message

@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from gateway.catalog import workflow as chains
 from gateway.catalog.tasks import TASKS, Modality, Task
 from gateway.pricing import (
     NANOS_MAX,
@@ -81,6 +82,32 @@ _UNREPORTED: Final[Mapping[Unit, str]] = {"gpu_second": "GPU time", "step": "ste
 """What nobody says who serves a model over HTTP."""
 _QUANTITY_MAX: Final = 1_000_000_000
 """What counts as the most of something that has no limit: the highest limit there can be."""
+_WHOLE: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
+    # What a price of a workflow's own may count; each group suffices. Its steps bound them.
+    "text": (("request",), ("input_token", "output_token")),
+    "embedding": (("request",), ("input_token",)),
+    "image": (("request",), ("image",)),
+    "video": (("request",), ("video_second",)),
+    "audio": (("request",), ("audio_second",)),
+}
+BY_STEPS: Final = "steps"
+"""In the place of a price: what the steps of a workflow cost."""
+_NOT_OF_WORKFLOWS: Final = frozenset(
+    {
+        "also",
+        "engine",
+        "checkpoint",
+        "options",
+        "upstream",
+        "batch_discount",
+        "default_parameters",
+        "sizes",
+        "qualities",
+        "schedulers",
+        "resolutions",
+        "voices",
+    }
+)
 _LIMITS_OF_ALL: Final = ("gpu_seconds", "timeout_s")
 
 
@@ -94,7 +121,12 @@ class Conflicts(ValueError):
 
 def conflicts(entry: Entry) -> Iterator[Conflict]:
     """Find what does not fit together in an entry whose fields are right by themselves."""
+    if entry.workflow is not None:
+        yield from _workflow(entry)
+        return
     yield from route(engine=entry.engine is not None, upstream=entry.upstream is not None)
+    if not entry.price:
+        yield ("price",), "only a workflow costs what its steps cost; give a list of prices"
     yield from _route_details(entry)
     yield from _tasks(entry)
     yield from _limits(entry)
@@ -140,6 +172,43 @@ def repeated(names: Sequence[tuple[object, object]]) -> Iterator[Conflict]:
                 )
                 yield ("models", index, "aliases", place), message
             first.setdefault(alias, index)
+
+
+def misfits(entries: Sequence[Entry]) -> Iterator[Conflict]:
+    """Find workflows whose steps the other entries cannot do."""
+    models = {entry.name: entry for entry in entries}
+    for index, entry in enumerate(entries):
+        if entry.workflow is not None:
+            for place, message in chains.misfits(entry, models):
+                yield ("models", index, *place), message
+
+
+def _workflow(entry: Entry) -> Iterator[Conflict]:
+    """A workflow is where its steps run, and has no more of its own than a price and a time."""
+    assert entry.workflow is not None
+    for name in sorted(entry.model_fields_set & _NOT_OF_WORKFLOWS):
+        yield (name,), "a workflow has none of its own; its steps' models do"
+    for name in sorted(entry.limits.model_fields_set - {"timeout_s"}):
+        yield ("limits", name), "a workflow has only limits.timeout_s; its models have the others"
+    for place, message in chains.conflicts(entry.workflow):
+        yield ("workflow", *place), message
+    if entry.slo is not None and entry.slo.model_fields_set - {"total_ms"}:
+        yield ("slo",), "a workflow can promise total_ms only"
+    enough = _WHOLE[TASKS[entry.task].makes]
+    units = {line.unit for line in entry.price}
+    for index, line in enumerate(entry.price):
+        if all(line.unit not in group for group in enough):
+            accepted = ", ".join(sorted({unit for group in enough for unit in group}))
+            yield (
+                ("price", index, "unit"),
+                f"the price of this workflow is per {accepted}, or `price: {BY_STEPS}`",
+            )
+    if units and not any(units.issuperset(group) for group in enough):
+        accepted = ", or ".join(" and ".join(group) for group in enough)
+        yield ("price",), f"this does not cover {entry.task}; price its {accepted}"
+    if entry.minimum is not None and not entry.price:
+        yield ("minimum",), "what costs what its steps cost has no minimum of its own"
+    yield from _conditions(entry.price)
 
 
 def _route_details(entry: Entry) -> Iterator[Conflict]:

@@ -19,11 +19,14 @@ from pydantic import (
     StrictBool,
     StrictInt,
     StringConstraints,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 
 from gateway.catalog import rules
 from gateway.catalog.tasks import Task
+from gateway.catalog.workflow import Workflow
 from gateway.pricing import Component, Price, Unit, parse_usd
 
 Engine: TypeAlias = Literal["llm", "embedding", "diffusion", "upscale", "echo"]
@@ -209,10 +212,14 @@ class Upstream(Strict):
     concurrency: Annotated[StrictInt, Field(ge=1, le=10_000)] = 64
 
 
-class Offer(Strict):
-    """What something is sold at."""
+def _price(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    return () if value in (rules.BY_STEPS, ()) else read(value)
 
-    price: Annotated[tuple[PriceLine, ...], Field(min_length=1)]
+
+class Offer(Strict):
+    """What something is sold at; without a line of its own, a workflow at what its steps cost."""
+
+    price: Annotated[tuple[PriceLine, ...], Field(min_length=1), WrapValidator(_price)]
     minimum: Amount | None = None
     """The least that a charged request costs."""
 
@@ -239,6 +246,8 @@ class Entry(Offer):
     options: dict[str, Any] = {}
     """The engine's or the dialect's own; the worker checks them."""
     upstream: Upstream | None = None
+    workflow: Workflow | None = None
+    """A chain of other models of the catalog, in the place of a route."""
     limits: Limits = Limits()
     batch: StrictBool = True
     """Whether it is sold in batches."""
@@ -269,7 +278,7 @@ class Entry(Offer):
     @property
     def discount(self) -> str | None:
         """What is taken off in a batch; None if it is not sold in batches."""
-        return self.batch_discount if self.batch else None
+        return self.batch_discount if self.batch and self.workflow is None else None
 
     def at(self, price: Price) -> Entry:
         """The same entry as it is sold at a price that is not, or not yet, the file's."""
@@ -292,6 +301,6 @@ class Catalog(Strict):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        if found := tuple(rules.repeated_names(self.models)):
+        if found := tuple(rules.repeated_names(self.models)) + tuple(rules.misfits(self.models)):
             raise rules.Conflicts(found)
         return self

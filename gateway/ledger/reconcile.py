@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
 from sqlalchemy import BigInteger, ColumnElement, Connection, Select, case, cast, or_, select
 
 from gateway.database import exact_sum
 from gateway.ledger.closed import Closed, read_closed
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.ledger.prices import LIST, PriceCache, read_price
+from gateway.ledger.steps import itemized
 from gateway.pricing import UnpricedUsage, charge, format_usd
 from gateway.tables import (
     accounts,
@@ -30,6 +32,8 @@ from gateway.tables import (
     refunds,
     transfers,
 )
+from gateway.workflows.tables import receipt_steps
+from workers.contract.jobs import Usage
 
 OVERDUE_S: Final = 60
 
@@ -183,12 +187,38 @@ def _prices_were_in_force(connection: Connection) -> Iterator[Finding]:
         if closed.outcome != "charged":
             continue
         try:
-            due = charge(read_price(connection, closed.price_id, cache), closed.usage).total_nanos
+            price = read_price(connection, closed.price_id, cache)
+            lines = itemized(connection, closed.request_id, price, closed.usage, cache)
+            due = sum(line.amount_nanos for line in lines)
         except (UnpricedUsage, ValueError) as error:
             yield Finding("R7", closed.request_id, f"cannot be priced again: {error}")
             continue
         if min(due, closed.hold_nanos) != closed.cost_nanos:
             yield _differ("R7", closed.request_id, "charged", closed.cost_nanos, due)
+    yield from _steps_were_priced(connection, in_force, cache)
+
+
+def _steps_were_priced(
+    connection: Connection,
+    in_force: Callable[[str, int, datetime], int | None],
+    cache: PriceCache,
+) -> Iterator[Finding]:
+    """R7: each step of a workflow has the price that was in force for its model, and where it was
+    charged for, its charge is what that makes of its usage."""
+    query = select(receipt_steps, receipts.c.account_id, receipts.c.accepted_at).join(
+        receipts, receipts.c.request_id == receipt_steps.c.request_id
+    )
+    for row in connection.execute(query, execution_options={"yield_per": 1000}).mappings():
+        subject = f"{row['request_id']} step {row['name']}"
+        moment = row["accepted_at"]
+        own = in_force(row["model"], row["account_id"], moment)
+        if row["price_id"] != (own or in_force(row["model"], LIST, moment)):
+            yield Finding("R7", subject, f"price {row['price_id']} was not in force when accepted")
+        if charged := row["charge_nanos"]:
+            usage = msgspec.convert(row["usage"], Usage)
+            due = charge(read_price(connection, row["price_id"], cache), usage).total_nanos
+            if due != charged:
+                yield _differ("R7", subject, "charged", charged, due)
 
 
 def _lots_are_the_balance(connection: Connection) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from gateway.ledger.extend import Extension, extend
 from gateway.ledger.locks import lock_accounts
 from gateway.ledger.lots import burn
 from gateway.ledger.prices import PriceCache, read_price
+from gateway.ledger.steps import Running, StepLine, charge_each, measure, write_steps
 from gateway.pricing import NANOS_MAX, UnpricedUsage, charge, clip, quote
 from gateway.tables import (
     SYSTEM_ACCOUNTS,
@@ -33,6 +34,7 @@ from gateway.tables import (
     transfers,
     webhook_deliveries,
 )
+from gateway.workflows.planned import plan_of
 from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
 
 NOTHING: Final = Usage()
@@ -61,6 +63,9 @@ class Settled:
     closed: Closed
     clipped: bool
     job: Job
+    steps: tuple[StepLine, ...] = ()
+    running: tuple[Running, ...] = ()
+    """Steps of a workflow that are to be stopped."""
 
 
 _FIND: Final = select(holds.c.request_id, holds.c.account_id, holds.c.held_tokens).where(
@@ -172,14 +177,28 @@ def _close(
 ) -> Settled:
     """Decide what a request costs; nothing that its price does not cover is given away unseen."""
     job = decode_job(row["job"])
-    limits = job.limits
-    if row["held_tokens"] is not None:
-        limits = msgspec.structs.replace(limits, output_tokens=row["held_tokens"])
-    usage, clipped = clip(settlement.usage, limits)
+    plan = plan_of(job)
+    steps = None if plan is None else measure(connection, row["request_id"], plan)
+    if steps is None:
+        limits = job.limits
+        if row["held_tokens"] is not None:
+            limits = msgspec.structs.replace(limits, output_tokens=row["held_tokens"])
+        usage, clipped = clip(settlement.usage, limits)
+        timings = settlement.timings
+    else:
+        attributes = {**steps.usage.attributes, **job.limits.attributes}
+        usage = msgspec.structs.replace(steps.usage, attributes=attributes)
+        timings, clipped = steps.timings, steps.clipped
+    lines: tuple[StepLine, ...] = steps.lines if steps else ()
     cost_nanos, status, reason, error = 0, settlement.status, settlement.reason, settlement.error
     if settlement.billable:
         try:
-            cost_nanos = charge(read_price(connection, row["price_id"], prices), usage).total_nanos
+            if plan is not None and plan.by_steps:
+                lines = charge_each(connection, lines, prices)
+                cost_nanos = sum(line.charge_nanos for line in lines)
+            else:
+                bill = charge(read_price(connection, row["price_id"], prices), usage)
+                cost_nanos = bill.total_nanos
         except (UnpricedUsage, ValueError) as problem:
             status, reason = "failed", "unpriced_usage"
             error = Problem("unpriced_usage", f"The usage could not be priced: {problem}.")
@@ -199,7 +218,7 @@ def _close(
         hold_nanos=row["hold_nanos"],
         price_id=row["price_id"],
         usage=usage,
-        timings=msgspec.structs.replace(settlement.timings, total_us=max(total_us, 0)),
+        timings=msgspec.structs.replace(timings, total_us=max(total_us, 0)),
         accepted_at=row["accepted_at"],
         settled_at=now,
         error=error,
@@ -208,7 +227,13 @@ def _close(
         service_class=row["service_class"],
         kept_until=_keep_until(row, now, retention) if output is not None else None,
     )
-    return Settled(closed, clipped or cost_nanos > row["hold_nanos"], job)
+    return Settled(
+        closed,
+        clipped or cost_nanos > row["hold_nanos"],
+        job,
+        steps=lines,
+        running=steps.running if steps else (),
+    )
 
 
 def _post(
@@ -279,6 +304,7 @@ def _write(
     connection.execute(
         _INSERT_RECEIPT, [_receipt(row, settled.closed, charges) for row, settled in ended]
     )
+    write_steps(connection, [(row["request_id"], settled.steps) for row, settled in ended])
     kept = [
         {
             "request_id": row["request_id"],

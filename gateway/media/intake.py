@@ -50,4 +50,4 @@ class Intake:
 
 
 def keeps(task: Task, prepared: Prepared) -> bool:
-    return bool(prepared.sources) or TASKS[task].makes in KEPT
+    return bool(prepared.sources) or prepared.stores or TASKS[task].makes in KEPT

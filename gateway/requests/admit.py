@@ -54,6 +54,8 @@ from gateway.requests.prepared import Prepared
 from gateway.requests.slices import Slices
 from gateway.requests.watch import Watch
 from gateway.settings import Settings
+from gateway.workflows.ordered import WorkflowOrder
+from gateway.workflows.plan import Market, Planned, of_fields, plan
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 
 ORDERED_AS: Final = "ordered_as"
@@ -71,6 +73,16 @@ class Quoted:
     prepared: Prepared
     bill: Bill
     service_class: ServiceClass
+    workflow: Planned | None = None
+    """Of a workflow: its steps, each with its own quote."""
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """What the request's job carries."""
+        if self.workflow is None:
+            return self.prepared.input
+        plan: dict[str, Any] = msgspec.to_builtins(self.workflow.plan)
+        return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +120,8 @@ class Admission:
 
     def read_input(self, model: str, value: Mapping[str, Any]) -> Any:
         """Check the shape of an input of the native API by the task of its model."""
-        return parse(self.entry(model).task, value)
+        entry = self.entry(model)
+        return parse(entry.task, value) if entry.workflow is None else WorkflowOrder(value)
 
     def resolve(self, order: Order) -> Order:
         """Name an order's model by its own name, and note the one that it was ordered by."""
@@ -118,6 +131,9 @@ class Admission:
     def quote(self, order: Order, now: datetime, account_id: int) -> Quoted:
         """Price an order as an account pays it. Raise ``NotFound`` or ``InvalidRequest``."""
         entry = self.entry(order.model)
+        if entry.workflow is not None:
+            return self._quote_workflow(entry, order, now, account_id)
+        assert not isinstance(order.input, WorkflowOrder)
         task = order.task or chosen_task(entry, order.input)
         if task != entry.task and task not in entry.also:
             raise InvalidRequest(
@@ -127,11 +143,7 @@ class Admission:
             )
         price_id, price = self._live.priced(entry.name, now, account_id, order.service_class)
         prepared = prepare(entry, order.input, task=task, prefix=order.within)
-        if order.alias is not None:
-            # Stays with the usage to the receipt; no price depends on it.
-            attributes = {**prepared.limits.attributes, ORDERED_AS: order.alias}
-            limits = msgspec.structs.replace(prepared.limits, attributes=attributes)
-            prepared = replace(prepared, limits=limits)
+        prepared = _noting_alias(prepared, order)
         try:
             bill = quote(price, prepared.limits)
         except UnpricedUsage as error:
@@ -141,10 +153,44 @@ class Admission:
             ) from None
         return Quoted(entry, task, price_id, price, prepared, bill, order.service_class)
 
+    def _quote_workflow(self, entry: Entry, order: Order, now: datetime, account_id: int) -> Quoted:
+        """Price a workflow: at its own price, or at that of its steps."""
+        if order.task not in (None, entry.task):
+            raise InvalidRequest(
+                "task_not_supported",
+                f"{entry.name} does {entry.task}, not {order.task}.",
+                param="model",
+            )
+        if order.service_class == "batch":
+            raise InvalidRequest(
+                "model_not_in_batches", f"{entry.name} is not sold in batches.", param="model"
+            )
+        asked = order.input
+        if not isinstance(asked, WorkflowOrder):
+            fields = {name: getattr(asked, name) for name in type(asked).model_fields}
+            asked = of_fields(entry, fields)
+        price_id, price = self._live.priced(entry.name, now, account_id)
+        market = Market(
+            entry=self.entry,
+            priced=lambda model: self._live.priced(model, now, account_id),
+            own=price,
+        )
+        planned = plan(entry, asked, market, prefix=order.within)
+        return Quoted(
+            entry,
+            entry.task,
+            price_id,
+            price,
+            _noting_alias(planned.prepared, order),
+            planned.bill,
+            order.service_class,
+            planned,
+        )
+
     def check(self, order: Order, now: datetime, account_id: int) -> Quoted:
         """Say that an order could be accepted but for money and limits, or raise why not."""
         quoted = self.quote(order, now, account_id)
-        self._refuse_large(msgspec.msgpack.encode(quoted.prepared.input))
+        self._refuse_large(msgspec.msgpack.encode(quoted.input))
         return quoted
 
     async def admit(self, call: Call, order: Order, request_id: RequestId) -> Admitted:
@@ -157,14 +203,11 @@ class Admission:
         now = datetime.now(UTC)
         quoted = self.quote(order, now, call.key.account_id)
         settings = self._settings
-        self._watch.check(
-            quoted.entry,
-            waits=order.waits,
-            # A batch has time: it adds nothing to a queue that is as long as who waits may find it.
-            wait_max_s=settings.wait_max_s
-            if order.waits or order.service_class == "batch"
-            else settings.async_wait_max_s,
-        )
+        # A batch has time: it adds nothing to a queue that is as long as who waits may find it.
+        soon = order.waits or order.service_class == "batch"
+        wait_max_s = settings.wait_max_s if soon else settings.async_wait_max_s
+        for entry in self._run_by(quoted):
+            self._watch.check(entry, waits=order.waits, wait_max_s=wait_max_s)
         await self._take(call, quoted)
         try:
             attachments = await self._intake.take_in(
@@ -186,6 +229,12 @@ class Admission:
             await self._give_back(call)
             await self._discard(call, request_id, quoted)
         return admitted
+
+    def _run_by(self, quoted: Quoted) -> list[Entry]:
+        """The entries in whose queues an order will be."""
+        if quoted.workflow is None:
+            return [quoted.entry]
+        return [self.entry(one.step.model) for one in quoted.workflow.steps]
 
     async def _discard(self, call: Call, request_id: RequestId, quoted: Quoted) -> None:
         await self._intake.discard(call.key.account_id, request_id, quoted.task, quoted.prepared)
@@ -227,7 +276,8 @@ class Admission:
             account_id=str(key.account_id),
             model=entry.name,
             task=quoted.task,
-            input=prepared.input,
+            input=quoted.input,
+            workflow=quoted.workflow is not None,
             limits=prepared.limits,
             stream=order.stream,
             deadline_ms=int(deadline_at.timestamp() * 1000),
@@ -302,6 +352,16 @@ class Admission:
                 param="model",
             )
         return entry
+
+
+def _noting_alias(prepared: Prepared, order: Order) -> Prepared:
+    """Have the name that was ordered by stay with the usage to the receipt; no price depends on
+    it."""
+    if order.alias is None:
+        return prepared
+    attributes = {**prepared.limits.attributes, ORDERED_AS: order.alias}
+    limits = msgspec.structs.replace(prepared.limits, attributes=attributes)
+    return replace(prepared, limits=limits)
 
 
 def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:

@@ -58,8 +58,8 @@ class Dispatch:
 
         return enqueue
 
-    def entry(self, job: Job, payload: bytes, *, batch_key: str = "") -> Entry:
-        """Make the queue's view of a job; its events come to this process.
+    def entry(self, job: Job, payload: bytes, *, batch_key: str = "", reply: str = "") -> Entry:
+        """Make the queue's view of a job; its events come to this process, or to ``reply``.
 
         Jobs of batches are a flow of their own beside their account's, of a small share.
         """
@@ -72,7 +72,7 @@ class Dispatch:
             cost=estimate_cost_s(job.limits),
             deadline_ms=job.deadline_ms,
             batch_key=batch_key,
-            reply=self._mailbox,
+            reply=reply or self._mailbox,
         )
 
     async def missing(self, model: str, ids: Sequence[RequestId]) -> set[str]:

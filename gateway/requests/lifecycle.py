@@ -38,13 +38,12 @@ from gateway.ledger.extend import (
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.holds import HoldAnswer, HoldRequest, forget_output, hold
 from gateway.ledger.ids import new_request_id
-from gateway.ledger.prices import read_price
-from gateway.ledger.refunds import Refund, refunds_of
+from gateway.ledger.receipts import Receipt, read_receipt
+from gateway.ledger.settle import Settlement
 from gateway.media.fetch import Fetcher
 from gateway.media.intake import Intake
 from gateway.media.store import MediaStore
 from gateway.outside import check_url
-from gateway.pricing import Price
 from gateway.requests.admit import Admission, Admitted, Quoted
 from gateway.requests.call import Call
 from gateway.requests.dispatch import Dispatch
@@ -61,6 +60,7 @@ from gateway.requests.wait import Waiters, read_mailbox
 from gateway.requests.watch import Watch
 from gateway.requests.webhooks import Webhooks
 from gateway.settings import Settings
+from gateway.workflows.flows import Flows
 from workers.contract.jobs import Progress, RequestId, decode_frame
 from workers.contract.streams import EventLog, Mailbox, check_cursor
 
@@ -117,6 +117,16 @@ class Requests:
             settings=settings,
         )
         self.media = media
+        self._flows = Flows(
+            database=database,
+            redis=redis,
+            live=live,
+            dispatch=self._dispatch,
+            waiters=self.waiters,
+            namespace=namespace,
+            close=self._close,
+        )
+        self.waiters.hear_step = self._flows.hear
         self._settler = Settler(
             database=database,
             redis=redis,
@@ -126,10 +136,15 @@ class Requests:
             gateway=gateway,
             namespace=namespace,
             retention_hours=settings.output_retention_hours,
+            flows=self._flows,
         )
         self._lookup = Lookup(database, redis, namespace=namespace)
         self._sweeper = Sweeper(
-            database=database, dispatch=self._dispatch, settler=self._settler, settings=settings
+            database=database,
+            dispatch=self._dispatch,
+            settler=self._settler,
+            flows=self._flows,
+            settings=settings,
         )
         self._webhooks = Webhooks(
             database=database,
@@ -151,6 +166,7 @@ class Requests:
                     ("watch", self.watch.run()),
                     ("mailbox", read_mailbox(self._redis, self._mailbox, self.waiters)),
                     ("settler", self._settler.run()),
+                    ("workflows", self._flows.run()),
                     ("sweeper", self._sweeper.run()),
                     ("webhooks", self._webhooks.run()),
                     ("prices", self._live.keep_fresh()),
@@ -261,6 +277,9 @@ class Requests:
 
     async def _enqueue(self, call: Call, ticket: Ticket, admitted: Admitted) -> None:
         """Queue an accepted job. A full queue gives its hold back; the sweeper has the rest."""
+        if admitted.job.workflow:
+            self._flows.wake(admitted.request_id, "")
+            return
         try:
             entry = self._dispatch.entry(
                 admitted.job, admitted.payload, batch_key=admitted.batch_key
@@ -281,6 +300,9 @@ class Requests:
                 retry_after_s=5,
             )
 
+    async def _close(self, settlement: Settlement, reply: str) -> None:
+        await self._settler.close(settlement, reply)
+
     async def hold_more(self, slices: Slices, extension: Extension) -> None:
         """Hold for the next slice of a stream, or note that it cannot be."""
         answer = await self._extensions.submit(extension)
@@ -299,26 +321,17 @@ class Requests:
         """Look a request of the account up, open or closed. Raise ``NotFound``."""
         return await self._lookup.find(account_id, request_id)
 
-    async def receipt(
-        self, account_id: int, request_id: str
-    ) -> tuple[Closed, Price, Sequence[Refund]]:
-        """Find a closed request, the price that it was accepted at, and what was given back.
-
-        Raise ``NotFound``.
-        """
+    async def receipt(self, account_id: int, request_id: str) -> Receipt:
+        """Find a closed request, with all that its receipt says. Raise ``NotFound``."""
         found = await self._lookup.find(account_id, request_id)
         if isinstance(found, Open):
             raise NotFound(
                 "receipt_not_ready",
                 f"{request_id} is still {found.status}; its receipt is written when it ends.",
             )
-        price, given = await self._database.read(
-            lambda connection: (
-                read_price(connection, found.price_id, self._live.prices),
-                refunds_of(connection, found.request_id),
-            )
+        return await self._database.read(
+            lambda connection: read_receipt(connection, found, self._live.prices)
         )
-        return found, price, given
 
     def follow(
         self, found: Open | Closed, *, after: str | None, keep_alive_s: float
@@ -340,7 +353,9 @@ class Requests:
             if isinstance(found, Closed):
                 waiter.settle(found)
             else:
-                await self._dispatch.move(found.model, found.request_id)
+                known = await self._dispatch.move(found.model, found.request_id)
+                if not known:
+                    await self._flows.move(found.request_id)
 
             async def look() -> Open | Closed:
                 return await self._lookup.find(found.account_id, found.request_id)

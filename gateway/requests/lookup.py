@@ -28,6 +28,7 @@ from gateway.ledger.closed import Closed, read_closed
 from gateway.ledger.ids import first_request_id, is_request_id
 from gateway.requests.order import Open
 from gateway.tables import holds, outputs, receipts
+from gateway.workflows.store import attempts_of
 from workers.contract.jobs import RequestId
 from workers.contract.queue import Queue
 
@@ -175,9 +176,29 @@ class Lookup:
                 state = await queue.state(found.request_id)
         except (RedisError, OSError, TimeoutError):
             return found
-        if state is None or state.state in ("queued", "delayed"):
-            return replace(found, position=state.position or None if state else None)
+        if state is None:
+            return await self._with_steps(found)
+        if state.state in ("queued", "delayed"):
+            return replace(found, position=state.position or None)
         return replace(found, status="running")
+
+    async def _with_steps(self, found: Open) -> Open:
+        """The queue does not know it: a workflow is known by its steps, anything else is queued."""
+        attempts = await self._database.read(
+            lambda connection: attempts_of(connection, found.request_id)
+        )
+        if any(one.status is not None for one in attempts):
+            return replace(found, status="running")
+        for one in attempts:
+            queue = Queue(self._redis, one.model, namespace=self._namespace)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    state = await queue.state(str(one.id))
+            except (RedisError, OSError, TimeoutError):
+                return found
+            if state is not None and state.state not in ("queued", "delayed"):
+                return replace(found, status="running")
+        return found
 
 
 def _find(connection: Connection, account_id: int, request_id: str) -> Open | Closed | None:

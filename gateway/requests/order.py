@@ -13,6 +13,7 @@ import msgspec
 from gateway.catalog.tasks import Task
 from gateway.pricing import ServiceClass
 from gateway.requests.inputs import Input
+from gateway.workflows.ordered import WorkflowOrder
 from workers.contract.jobs import RequestId
 
 
@@ -35,7 +36,7 @@ class Order:
     """One request as a client placed it, its input checked in shape but not yet against limits."""
 
     model: str
-    input: Input
+    input: Input | WorkflowOrder
     task: Task | None = None
     """Given by a dialect that serves one, or named; otherwise what the input is fit for."""
     within: str = ""

@@ -22,6 +22,8 @@ class Prepared:
     """What is still to be fetched and attached, in the order that the contract has."""
     choices: int | None = None
     """Of a text whose length was left open: how many answers share the limit on its tokens."""
+    stores: bool = False
+    """Whether something comes to lie in the store on the way, whatever the task makes."""
 
 
 def gpu_us_max(limits: Limits) -> int:

@@ -29,6 +29,9 @@ from gateway.ledger.periods import booking_time
 from gateway.ledger.settle import Settled as Closing
 from gateway.ledger.settle import Settlement, settle
 from gateway.requests.wait import Waiters
+from gateway.workflows.flows import Flows
+from gateway.workflows.planned import StepId, read_step_id
+from gateway.workflows.store import StepEnd
 from workers.contract.jobs import (
     Cancelled,
     Completed,
@@ -70,7 +73,9 @@ class Settler:
         gateway: str,
         namespace: str,
         retention_hours: float,
+        flows: Flows,
     ) -> None:
+        self._flows = flows
         self._live = live
         self._rates = rates
         self._waiters = waiters
@@ -109,12 +114,29 @@ class Settler:
 
     async def release(self, request_id: RequestId, *, status: Status, reason: str) -> None:
         """Close a request that will not run (any more), for nothing."""
-        settlement = Settlement(request_id, status, reason, billable=False)
+        await self.close(Settlement(request_id, status, reason, billable=False), "")
+
+    async def close(self, settlement: Settlement, reply: str) -> None:
+        """Close a request that has ended without an outcome of its own; ``reply`` is the mailbox of
+        whoever waits for it."""
         closing = await self._commit.submit(settlement)
+        reach("closed")
         if closing is not None:
-            await self._tell([(closing, "")])
+            await self._tell([(closing, reply)])
+            await self._flows.stop(closing.running)
 
     async def _settle(self, deliveries: Sequence[Delivery]) -> None:
+        steps = [(id, each) for each in deliveries if (id := read_step_id(each.request_id))]
+        if steps:
+            await self._flows.record([_step_end(id, read_delivery(each)) for id, each in steps])
+            await self._outcomes.acknowledge([each for _, each in steps])
+            for id, each in steps:
+                self._flows.wake(id.request_id, each.reply)
+            deliveries = [each for each in deliveries if read_step_id(each.request_id) is None]
+        if deliveries:
+            await self._close(deliveries)
+
+    async def _close(self, deliveries: Sequence[Delivery]) -> None:
         settlements = [read_delivery(delivery) for delivery in deliveries]
         reach("before_settle")
         answers = await asyncio.gather(*(self._commit.submit(item) for item in settlements))
@@ -181,6 +203,17 @@ def read_delivery(delivery: Delivery) -> Settlement:
         log.error("the outcome of %s cannot be decoded", request_id)
         problem = Problem("engine_error", "The worker's answer could not be read.")
         return Settlement(request_id, "failed", "engine_error", billable=False, error=problem)
+
+
+def _step_end(id: StepId, settlement: Settlement) -> StepEnd:
+    return StepEnd(
+        id,
+        settlement.status,
+        settlement.usage,
+        settlement.timings,
+        error=settlement.error,
+        output=settlement.output if settlement.status == "succeeded" else None,
+    )
 
 
 def judge(request_id: RequestId, outcome: Completed | Failed | Cancelled) -> Settlement:

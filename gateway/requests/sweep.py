@@ -22,6 +22,7 @@ from gateway.ledger.holds import OpenHold, forget_old, open_holds, overdue_holds
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.settle import Settler
 from gateway.settings import Settings
+from gateway.workflows.flows import Flows
 from workers.contract.jobs import decode_job
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,15 @@ FORGET_EVERY: Final = 60
 
 class Sweeper:
     def __init__(
-        self, *, database: Database, dispatch: Dispatch, settler: Settler, settings: Settings
+        self,
+        *,
+        database: Database,
+        dispatch: Dispatch,
+        settler: Settler,
+        flows: Flows,
+        settings: Settings,
     ) -> None:
+        self._flows = flows
         self._database = database
         self._dispatch = dispatch
         self._settler = settler
@@ -50,6 +58,7 @@ class Sweeper:
             try:
                 await self.requeue_lost()
                 await self.expire_overdue()
+                await self._flows.stop_left_over()
                 if rounds % FORGET_EVERY == 0:
                     await self.forget()
             except (RedisError, OSError, TimeoutError, DBAPIError) as error:
@@ -81,9 +90,11 @@ class Sweeper:
 
     async def _requeue(self, model: str, holds: list[OpenHold]) -> int:
         missing = await self._dispatch.missing(model, [found.request_id for found in holds])
-        lost = [found for found in holds if found.request_id in missing]
-        entries = [self._dispatch.entry(decode_job(found.job), found.job) for found in lost]
-        return await self._dispatch.requeue(model, entries) if entries else 0
+        lost = [(found, decode_job(found.job)) for found in holds if found.request_id in missing]
+        # A workflow is never queued itself: its steps are.
+        flows = await self._flows.sweep(found.request_id for found, job in lost if job.workflow)
+        entries = [self._dispatch.entry(job, found.job) for found, job in lost if not job.workflow]
+        return flows + (await self._dispatch.requeue(model, entries) if entries else 0)
 
     async def expire_overdue(self) -> int:
         """Release what is past its deadline and still open; return how many."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -69,6 +69,8 @@ class Waiters:
 
     def __init__(self) -> None:
         self._waiters: defaultdict[RequestId, list[Waiter]] = defaultdict(list)
+        self.hear_step: Callable[[SentEvent], None] | None = None
+        """Told of events of what is a step of a request."""
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -93,6 +95,8 @@ class Waiters:
             if isinstance(event.event, Settled):
                 self.settle(event.request_id)
                 continue
+            if "." in event.request_id and self.hear_step is not None:
+                self.hear_step(event)
             for waiter in self._waiters.get(event.request_id, ()):
                 waiter.push(event)
 

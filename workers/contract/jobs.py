@@ -102,6 +102,11 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """The gateway's own, to be found again when the request ends."""
     priority: int = 0
     """Of those in one engine the higher goes first; batches are below 0."""
+    stored_under: RequestId | None = None
+    """The request whose outputs this job's are, where it is one step of several: they lie among
+    that request's in the blob store."""
+    workflow: bool = False
+    """Of the gateway alone, never queued: the input is a plan of steps, each a job of its own."""
     version: int = VERSION
 
 
@@ -231,12 +236,25 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
     tool_calls: tuple[ToolCall, ...] = ()
 
 
+class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far one step of a workflow is: its name, its model, and its own steps done of all."""
+
+    name: str
+    model: str
+    status: Literal["running", "succeeded", "retrying"] = "running"
+    step: int = 0
+    steps: int = 0
+    eta_ms: int | None = None
+
+
 class Progress(msgspec.Struct, frozen=True, tag="progress", omit_defaults=True):
     """Steps done of all steps, with the estimated time left in milliseconds if known."""
 
     step: int
     steps: int
     eta_ms: int | None = None
+    stage: Stage | None = None
+    """Of a workflow, said by the gateway: the step that this is about."""
 
 
 class Preview(msgspec.Struct, frozen=True, tag="preview"):

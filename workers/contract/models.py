@@ -71,6 +71,8 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     upstream: UpstreamSpec | None = None
     also: tuple[str, ...] = ()
     """Further tasks of the same model."""
+    workflow: Any = None
+    """A chain of other entries: nothing that a worker runs."""
 
     @property
     def route(self) -> str:
@@ -83,17 +85,18 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
-    """Read every entry of a catalog file, all paths made absolute: the checkpoint's own, those of
-    adapters, and those of the models which guess ahead for it or enlarge what it draws, named by
-    their entry or by their directory.
+    """Read every entry of a catalog file but workflows, all paths made absolute: the checkpoint's
+    own, those of adapters, and those of the models which guess ahead for it or enlarge what it
+    draws, named by their entry or by their directory.
 
     Raise ``OSError`` if it cannot be read and ``ValueError`` if it is no catalog.
     """
     try:
         document = yaml.safe_load(catalog.read_text())
-        specs = msgspec.convert(document, _File).models
+        models = msgspec.convert(document, _File).models
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise ValueError(f"{catalog}: {error}") from error
+    specs = [spec for spec in models if spec.workflow is None]
     root = catalog.resolve().parent
     checkpoints = {spec.name: spec.checkpoint for spec in specs if spec.checkpoint is not None}
     found = []

@@ -1,0 +1,335 @@
+"""What may stand under ``workflow`` in a catalog entry: inputs, steps, and what flows between them.
+
+A step is a request to another model of the catalog. Its input may name what the client sends and
+what earlier steps make, as ``${inputs.prompt}`` and ``${steps.draw.image}``; of several names, as
+in ``${steps.enlarge | steps.draw}``, the first counts that there is. Everything that can be known
+without an order is checked here, when the catalog is read. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints
+
+from gateway.catalog.tasks import TASKS, Modality, Task
+
+if TYPE_CHECKING:
+    from gateway.catalog.schema import Entry
+
+Place: TypeAlias = tuple[str | int, ...]
+Conflict: TypeAlias = tuple[Place, str]
+InputKind: TypeAlias = Literal["text", "image", "video", "audio"]
+
+STEPS_MAX: Final = 32
+INPUTS_MAX: Final = 32
+RETRIES_MAX: Final = 5
+READ_CHARACTERS: Final = 1000
+"""Of a text that a step makes, where its entry does not say how much of it others read."""
+
+FIELDS: Final[Mapping[str, InputKind]] = {
+    # Fields of an input that hold media, and which; every other one holds text.
+    "image": "image",
+    "images": "image",
+    "mask": "image",
+    "video": "video",
+    "audio": "audio",
+}
+
+_Label: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+_ModelName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+_EXPRESSION: Final = re.compile(r"\$\{([^{}]*)\}")
+_NAME: Final = re.compile(
+    r"inputs\.(?P<input>[a-z][a-z0-9_]*)"
+    r"|steps\.(?P<step>[a-z][a-z0-9_]*)(\.(?P<kind>text|image|video|audio))?"
+)
+_WHEN: Final = re.compile(r"(?P<absent>not )?inputs\.(?P<input>[a-z][a-z0-9_]*)")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WorkflowInput(_Strict):
+    """Something that a client sends. With a default, or if it is optional, it may be left out."""
+
+    type: InputKind
+    optional: StrictBool = False
+    default: Annotated[str, StringConstraints(min_length=1, max_length=1000)] | None = None
+    description: Annotated[str, StringConstraints(max_length=1000)] = ""
+
+    @property
+    def required(self) -> bool:
+        return not self.optional and self.default is None
+
+
+class Step(_Strict):
+    """One request to another model, made when everything that its input names is there."""
+
+    name: _Label
+    model: _ModelName
+    task: Task | None = None
+    input: Annotated[dict[str, Any], Field(min_length=1)]
+    retries: Annotated[StrictInt, Field(ge=0, le=RETRIES_MAX)] = 0
+    """Further attempts, should one fail for a reason that may pass."""
+    when: str | None = None
+    """``inputs.x`` or ``not inputs.x``: only if that was sent, or only if it was not."""
+    characters: Annotated[StrictInt, Field(ge=1, le=32_000)] = READ_CHARACTERS
+    """How much of the text that it makes others read; what is longer is cut there for them."""
+
+
+class Workflow(_Strict):
+    inputs: Annotated[dict[_Label, WorkflowInput], Field(min_length=1, max_length=INPUTS_MAX)]
+    steps: Annotated[tuple[Step, ...], Field(min_length=1, max_length=STEPS_MAX)]
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The name of an input, or of what a step makes; ``kind`` where it says what that is."""
+
+    source: Literal["inputs", "steps"]
+    name: str
+    kind: InputKind | None = None
+
+    def __str__(self) -> str:
+        return f"{self.source}.{self.name}" + (f".{self.kind}" if self.kind else "")
+
+
+class BadExpression(ValueError):
+    """What stands between ``${`` and ``}`` names nothing."""
+
+
+def parse_expression(text: str) -> tuple[Reference, ...]:
+    """Read what stands between the braces: names in the order in which they are tried."""
+    found = []
+    for part in text.split("|"):
+        name = _NAME.fullmatch(part.strip())
+        if name is None:
+            raise BadExpression(
+                f"${{{text}}} names nothing; accepted are inputs.<name>, steps.<name> and "
+                "steps.<name>.text, .image, .video or .audio, several with | between them"
+            )
+        if name["input"]:
+            found.append(Reference("inputs", name["input"]))
+        else:
+            found.append(Reference("steps", name["step"], name["kind"]))  # type: ignore[arg-type]  # the pattern's
+    return tuple(found)
+
+
+def whole(text: str) -> tuple[Reference, ...] | None:
+    """What a text names that is nothing but one expression; otherwise None."""
+    found = _EXPRESSION.fullmatch(text)
+    return parse_expression(found[1]) if found else None
+
+
+def fill(text: str, value: Mapping[tuple[Reference, ...], str]) -> str:
+    """Put texts in the place of a text's expressions."""
+    return _EXPRESSION.sub(lambda found: value[parse_expression(found[1])], text)
+
+
+def references(value: Any, place: Place = ()) -> Iterator[tuple[Place, tuple[Reference, ...]]]:
+    """Find every expression in an input, each with its place. Raise ``BadExpression``."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from references(inner, (*place, name))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from references(inner, (*place, index))
+    elif isinstance(value, str):
+        rest = _EXPRESSION.sub("", value)
+        if "${" in rest:
+            raise BadExpression(f"{value[:60]!r} has a ${{ without its }}")
+        for found in _EXPRESSION.finditer(value):
+            yield place, parse_expression(found[1])
+
+
+def condition(step: Step) -> tuple[str, bool] | None:
+    """The input on which a step depends, and whether it must be there. Raise ``BadExpression``."""
+    if step.when is None:
+        return None
+    found = _WHEN.fullmatch(step.when)
+    if found is None:
+        raise BadExpression(
+            f"{step.when!r} is no condition; accepted are inputs.<name> and not inputs.<name>"
+        )
+    return found["input"], not found["absent"]
+
+
+def output_step(workflow: Workflow) -> tuple[Reference, ...]:
+    """The steps whose output the whole has: the first of them that is run."""
+    found = whole(workflow.output)
+    if found is None or any(each.source != "steps" for each in found):
+        raise BadExpression(
+            f"{workflow.output!r} is no output; accepted is what a step makes, such as "
+            "${steps.draw}"
+        )
+    return found
+
+
+def is_retried(code: str) -> bool:
+    """Whether a failure may pass: not where the input is at fault, or the engine died thrice."""
+    return code not in _FINAL
+
+
+_FINAL: Final = frozenset(
+    {
+        "invalid_input",
+        "context_length_exceeded",
+        "unsupported_parameter",
+        "upstream_rejected",
+        "output_too_large",
+        "worker_lost",
+    }
+)
+
+
+# --- Checks of an entry by itself ----------------------------------------------------------------
+
+
+def conflicts(workflow: Workflow) -> Iterator[Conflict]:
+    """Find what is wrong with a workflow whatever its models are; places begin in it."""
+    names = [step.name for step in workflow.steps]
+    for index, step in enumerate(workflow.steps):
+        if names.index(step.name) != index:
+            yield ("steps", index, "name"), f"{step.name!r} is the name of an earlier step"
+        yield from _condition_conflicts(workflow, index, step)
+        try:
+            for place, expression in references(step.input):
+                at = ("steps", index, "input", *place)
+                yield from _unknown(workflow, expression, at)
+        except BadExpression as error:
+            yield ("steps", index, "input"), str(error)
+    for name, given in workflow.inputs.items():
+        if given.default is not None and given.type != "text":
+            yield ("inputs", name, "default"), "only a text can have a default"
+        if given.default is not None and given.optional:
+            yield ("inputs", name, "optional"), "with a default it may be left out already"
+    try:
+        yield from _unknown(workflow, output_step(workflow), ("output",))
+    except BadExpression as error:
+        yield ("output",), str(error)
+    try:
+        TopologicalSorter(dependencies(workflow)).prepare()
+    except CycleError as error:
+        circle = " → ".join(reversed(error.args[1]))
+        yield ("steps",), f"these steps wait for each other: {circle}"
+    except BadExpression:
+        return  # said above
+
+
+def dependencies(workflow: Workflow) -> dict[str, set[str]]:
+    """The steps that each step waits for."""
+    return {
+        step.name: {
+            each.name
+            for _, expression in references(step.input)
+            for each in expression
+            if each.source == "steps"
+        }
+        for step in workflow.steps
+    }
+
+
+def _condition_conflicts(workflow: Workflow, index: int, step: Step) -> Iterator[Conflict]:
+    try:
+        found = condition(step)
+    except BadExpression as error:
+        yield ("steps", index, "when"), str(error)
+        return
+    if found is None:
+        return
+    given = workflow.inputs.get(found[0])
+    if given is None:
+        yield (
+            ("steps", index, "when"),
+            f"there is no input {found[0]!r}; there are {', '.join(workflow.inputs)}",
+        )
+    elif not given.optional:
+        yield ("steps", index, "when"), f"the input {found[0]!r} is not optional"
+
+
+def _unknown(
+    workflow: Workflow, expression: tuple[Reference, ...], place: Place
+) -> Iterator[Conflict]:
+    steps = [step.name for step in workflow.steps]
+    for each in expression:
+        known = list(workflow.inputs) if each.source == "inputs" else steps
+        if each.name not in known:
+            yield place, f"there is no {each}; there are {', '.join(known)}"
+
+
+# --- Checks against the other entries ------------------------------------------------------------
+
+
+def misfits(entry: Entry, models: Mapping[str, Entry]) -> Iterator[Conflict]:
+    """Find steps that the catalog's models cannot do, and what does not fit where it flows to."""
+    workflow = entry.workflow
+    assert workflow is not None
+    if any(True for _ in conflicts(workflow)):
+        return  # said already
+    kinds: dict[str, Modality] = {}
+    for index, step in enumerate(workflow.steps):
+        at: Place = ("workflow", "steps", index)
+        model = models.get(step.model)
+        if model is None:
+            yield (*at, "model"), f"there is no model {step.model!r} in the catalog"
+        elif model.workflow is not None:
+            yield (*at, "model"), f"{step.model} is a workflow, and none is a step of another"
+        elif step.task is not None and step.task not in (model.task, *model.also):
+            tasks = ", ".join((model.task, *model.also))
+            yield (*at, "task"), f"{step.model} does {tasks}, not {step.task}"
+        else:
+            kinds[step.name] = TASKS[step.task or model.task].makes
+    if len(kinds) < len(workflow.steps):
+        return
+    for index, step in enumerate(workflow.steps):
+        model = models[step.model]
+        able = (step.task,) if step.task else (model.task, *model.also)
+        for place, expression in references(step.input):
+            at = ("workflow", "steps", index, "input", *place)
+            for each in expression:
+                yield from _misfit(each, _kind(each, workflow, kinds), able, step, place, at)
+    for each in output_step(workflow):
+        made = kinds[each.name]
+        if each.kind not in (None, made):
+            yield ("workflow", "output"), f"the step {each.name} makes {made}, not {each.kind}"
+        elif made != TASKS[entry.task].makes:
+            yield (
+                ("workflow", "output"),
+                f"the step {each.name} makes {made}, but {entry.task} makes "
+                f"{TASKS[entry.task].makes}",
+            )
+
+
+def _kind(each: Reference, workflow: Workflow, kinds: Mapping[str, Modality]) -> Modality:
+    return workflow.inputs[each.name].type if each.source == "inputs" else kinds[each.name]
+
+
+def _misfit(
+    each: Reference, made: Modality, tasks: Sequence[Task], step: Step, place: Place, at: Place
+) -> Iterator[Conflict]:
+    """Say why what flows into a field does not belong there."""
+    if each.kind not in (None, made):
+        yield at, f"the step {each.name} makes {made}, not {each.kind}"
+        return
+    field = str(place[0])
+    wanted = FIELDS.get(field)
+    text = step.input[field] if len(place) == 1 else None
+    if len(place) == 2 and field == "images" and isinstance(step.input[field], list | tuple):
+        text = step.input[field][place[1]]
+    if made == "text" and wanted is not None:
+        yield at, f"{each} is text, but {field} holds {wanted}"
+    elif made == "embedding":
+        yield at, f"{each} is an embedding, which no model reads"
+    elif made != "text" and wanted != made:
+        yield at, f"{each} is {made}, but {field} holds {wanted or 'text'}"
+    elif made != "text" and all(made not in TASKS[task].reads for task in tasks):
+        yield at, f"{each} is {made}, which {step.model} does not read in {', '.join(tasks)}"
+    elif made != "text" and not (isinstance(text, str) and whole(text)):
+        yield at, f"{each} is {made} and stands for the whole of a field, with nothing beside it"

@@ -1,0 +1,38 @@
+"""A receipt as it is shown: a closed request, the lines of its charge, what was given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from gateway.ledger.closed import Closed
+from gateway.ledger.prices import PriceCache, read_price
+from gateway.ledger.refunds import Refund, refunds_of
+from gateway.ledger.steps import StepLine, itemized, steps_of
+from gateway.pricing import Line
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The lines are recomputed from prices and usage, and sum to the charge unless less was held
+    for; ``steps`` are those of a workflow."""
+
+    closed: Closed
+    lines: Sequence[Line]
+    given: Sequence[Refund]
+    steps: Sequence[StepLine]
+
+
+def read_receipt(connection: Connection, closed: Closed, prices: PriceCache) -> Receipt:
+    lines: Sequence[Line] = ()
+    if closed.outcome == "charged":
+        price = read_price(connection, closed.price_id, prices)
+        lines = tuple(itemized(connection, closed.request_id, price, closed.usage, prices))
+    return Receipt(
+        closed,
+        lines,
+        refunds_of(connection, closed.request_id),
+        steps_of(connection, closed.request_id),
+    )

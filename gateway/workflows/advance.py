@@ -1,0 +1,162 @@
+"""What comes next in a workflow, from its plan and from what has become of its steps. Pure.
+
+Whoever asks gets the same answer, so any gateway may ask at any time: after a step has ended, or
+because nobody has for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from gateway.catalog.schema import Entry
+from gateway.catalog.tasks import TASKS
+from gateway.catalog.workflow import Reference, is_retried
+from gateway.errors import TollgateError
+from gateway.ledger.closed import Output, Problem, Status
+from gateway.media.sources import Given, Stored
+from gateway.workflows.plan import Filling, prepared_step
+from gateway.workflows.planned import Plan, PlannedStep, StepId
+from gateway.workflows.store import Attempt, Flow, NewStep
+from workers.contract.jobs import BlobRef, Job, RequestId, encode
+from workers.contract.media import Medium
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The whole has come to its end."""
+
+    status: Status
+    reason: str
+    output: Output | None = None
+    error: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Steps that can run now, each with the number of its attempt."""
+
+    steps: tuple[tuple[PlannedStep, int], ...]
+
+
+Next: TypeAlias = Ended | Ready
+
+
+def advance(plan: Plan, attempts: Sequence[Attempt]) -> Next:
+    """Decide what is to be done; ``Ready`` with nothing while what runs is waited for."""
+    last: dict[str, Attempt] = {}
+    for attempt in attempts:
+        if attempt.id.name not in last or attempt.id.attempt > last[attempt.id.name].id.attempt:
+            last[attempt.id.name] = attempt
+    done = {name for name, attempt in last.items() if attempt.status == "succeeded"}
+    if plan.output in done:
+        return Ended("succeeded", "completed", output=last[plan.output].output)
+    ready = []
+    for step in plan.steps:
+        if step.name not in last:
+            if done.issuperset(step.needs):
+                ready.append((step, 1))
+            continue
+        tried = last[step.name]
+        if tried.status == "failed":
+            if not _tried_again(step, tried):
+                return Ended("failed", _code(tried), error=_problem(step, tried))
+            ready.append((step, tried.id.attempt + 1))
+        elif tried.status == "expired":
+            return Ended("expired", "deadline")
+        elif tried.status == "cancelled":
+            return Ended("cancelled", "operator")
+    return Ready(tuple(ready))
+
+
+def job_of(flow: Flow, step: PlannedStep, attempt: int, entry: Entry) -> NewStep:
+    """Make the job of a step, of what its predecessors made. Raise ``TollgateError``."""
+    made = {
+        one.id.name: one.output
+        for one in flow.attempts
+        if one.status == "succeeded" and one.output is not None
+    }
+    steps = {planned.name: planned for planned in flow.plan.steps}
+
+    def resolve(expression: Sequence[Reference]) -> str | Given | None:
+        for each in expression:
+            if each.source == "inputs":
+                if each.name in flow.plan.texts:
+                    return flow.plan.texts[each.name]
+                if each.name in flow.plan.media:
+                    return Stored(flow.job.attachments[flow.plan.media[each.name]])
+            elif each.name in made:
+                return _flowing(steps[each.name], made[each.name])
+        return None
+
+    filling = Filling(resolve)
+    value = filling.input(step.input)
+    _, prepared = prepared_step(entry, _task(step), value, filling, prefix=f"steps.{step.name}")
+    given: dict[str, Any] = prepared.input
+    if step.max_tokens is not None:
+        # What was held for, even if a shorter text than feared leaves room for a longer answer.
+        given = {**given, "max_tokens": min(given["max_tokens"], step.max_tokens)}
+    id = StepId(flow.request_id, step.name, attempt)
+    job = Job(
+        request_id=RequestId(str(id)),
+        account_id=flow.job.account_id,
+        model=step.model,
+        task=step.task,
+        input=given,
+        limits=step.limits,
+        # For its progress; what it writes nobody reads before the whole has ended.
+        stream=TASKS[_task(step)].makes not in ("text", "embedding"),
+        deadline_ms=flow.job.deadline_ms,
+        attachments=tuple(
+            source.given.blob for source in prepared.sources if isinstance(source.given, Stored)
+        ),
+        priority=flow.job.priority,
+        stored_under=flow.request_id,
+    )
+    return NewStep(id, step.model, encode(job))
+
+
+def refused(step: PlannedStep, error: TollgateError) -> Ended:
+    """The end of a workflow of which a step was given what it cannot take."""
+    problem = Problem(error.code, f"The step {step.name} ({step.model}): {error}", error.param)
+    return Ended("failed", "invalid_input", error=problem)
+
+
+def done_of(flow: Flow) -> int:
+    """How many steps have succeeded."""
+    return len({one.id.name for one in flow.attempts if one.status == "succeeded"})
+
+
+def _flowing(step: PlannedStep, output: Output) -> str | Given | None:
+    """What others read of a step's output: its first text, or its first picture, video or sound."""
+    makes = TASKS[_task(step)].makes
+    if makes == "text":
+        choices: Sequence[Mapping[str, Any]] = output.value.get("choices", ())
+        text = choices[0].get("text", "") if choices else ""
+        return str(text)[: step.characters]
+    for medium in msgspec.convert(output.value.get("media", ()), tuple[Medium, ...]):
+        if medium.kind == makes and medium.role == "output" and medium.blob is not None:
+            blob: BlobRef = output.blobs[medium.blob]
+            return Stored(blob)
+    return None
+
+
+def _tried_again(step: PlannedStep, attempt: Attempt) -> bool:
+    return attempt.id.attempt <= step.retries and is_retried(_code(attempt))
+
+
+def _code(attempt: Attempt) -> str:
+    return attempt.error.code if attempt.error else "engine_error"
+
+
+def _problem(step: PlannedStep, attempt: Attempt) -> Problem:
+    said = attempt.error.message if attempt.error else "it ended without an outcome."
+    tries = f" {attempt.id.attempt} times" if attempt.id.attempt > 1 else ""
+    return Problem(_code(attempt), f"The step {step.name} ({step.model}) failed{tries}: {said}")
+
+
+def _task(step: PlannedStep) -> Any:
+    return step.task

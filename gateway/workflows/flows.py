@@ -1,0 +1,286 @@
+"""Runs the workflows that any gateway accepted: places steps, hears of their ends, closes them.
+
+There is no lease and no owner. The truth is the hold with its plan and the rows of its steps; who
+hears that a step has ended writes that down and places what comes next, and the sweep of any
+gateway does the same for what nobody was left to do. A step is placed before it is queued and
+recorded before its outcome is removed, so none is run again that has ended, and none is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from sqlalchemy.exc import DBAPIError
+
+from gateway.catalog.store import LiveCatalog
+from gateway.database import Database
+from gateway.errors import NotFound, TollgateError
+from gateway.failpoints import reach
+from gateway.ledger.settle import Settlement
+from gateway.ledger.steps import Running
+from gateway.requests.dispatch import Dispatch
+from gateway.requests.wait import Waiters
+from gateway.workflows import store
+from gateway.workflows.advance import Ended, advance, done_of, job_of, refused
+from gateway.workflows.planned import PlannedStep, StepId, read_step_id
+from gateway.workflows.store import Attempt, Flow, NewStep, StepEnd
+from workers.contract.jobs import (
+    Event,
+    Preview,
+    Progress,
+    RequestId,
+    SentEvent,
+    Stage,
+    decode_job,
+    encode,
+)
+from workers.contract.streams import LogEntry, publish
+
+log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 16
+"""Requests that are taken a step further at the same time."""
+KNOWN_MAX: Final = 4096
+"""Requests of whose steps this process remembers how many there are."""
+UNHEARD_MAX: Final = 10_000
+"""Events that wait to be published; what comes beyond is left out."""
+LEFT_OVER: Final = 500
+
+_OUTAGE: Final = (DBAPIError, RedisError, OSError, TimeoutError)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What this process knows of a workflow that it has heard of, to say how far it is."""
+
+    done: int
+    steps: int
+    models: Mapping[str, str]
+    output: str
+    seq: int = 0
+
+
+class Flows:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        redis: Redis,
+        live: LiveCatalog,
+        dispatch: Dispatch,
+        waiters: Waiters,
+        namespace: str,
+        close: Callable[[Settlement, str], Awaitable[None]],
+    ) -> None:
+        """``close`` settles a request that has ended and tells the mailbox that waits for it."""
+        self._database = database
+        self._redis = redis
+        self._live = live
+        self._dispatch = dispatch
+        self._waiters = waiters
+        self._namespace = namespace
+        self._close = close
+        self._woken: asyncio.Queue[tuple[RequestId, str]] = asyncio.Queue()
+        self._events: asyncio.Queue[SentEvent] = asyncio.Queue(UNHEARD_MAX)
+        self._known: dict[RequestId, _Known] = {}
+
+    async def run(self) -> None:
+        """Take further whatever has news, and say how far it is, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._publish())
+            for _ in range(AT_ONCE):
+                group.create_task(self._advance_woken())
+
+    def wake(self, request_id: RequestId, reply: str) -> None:
+        """Have a request taken further soon; its events go to the mailbox ``reply``."""
+        self._woken.put_nowait((request_id, reply))
+
+    async def record(self, ends: Sequence[StepEnd]) -> None:
+        """Write down how steps ended; once this returns their outcomes may be removed."""
+        now = datetime.now(UTC)
+        await self._database.write(lambda connection: store.record(connection, ends, now=now))
+        reach("step_recorded")
+
+    async def advance(self, request_id: RequestId, reply: str) -> None:
+        """Do what comes next, if anything does. May be repeated, by anybody at any time."""
+        flow = await self._database.read(lambda connection: store.read_flow(connection, request_id))
+        if flow is None:
+            return
+        self._learn(flow)
+        found = advance(flow.plan, flow.attempts)
+        if isinstance(found, Ended):
+            await self._end(flow, found, reply)
+            return
+        wanted: list[NewStep] = []
+        for step, attempt in found.steps:
+            try:
+                wanted.append(job_of(flow, step, attempt, self._entry(step)))
+            except TollgateError as error:
+                await self._end(flow, refused(step, error), reply)
+                return
+        if wanted:
+            await self._place(flow, wanted, reply)
+
+    async def sweep(self, request_ids: Iterable[RequestId]) -> int:
+        """Take open workflows further that nobody may be left to take, and queue again what the
+        queue has lost of them; return how much that was."""
+        lost = 0
+        for request_id in request_ids:
+            await self.advance(request_id, "")
+            attempts = await self._database.read(
+                lambda connection, id=request_id: store.attempts_of(connection, id)  # type: ignore[misc]  # bound now
+            )
+            for one in attempts:
+                if one.status is None and await self._dispatch.missing(
+                    one.model, [RequestId(str(one.id))]
+                ):
+                    lost += await self._enqueue(one, "")
+        return lost
+
+    async def stop(self, running: Iterable[Running]) -> None:
+        """Stop what still runs of requests that are closed."""
+        stopped = []
+        for one in running:
+            await self._dispatch.cancel(one.model, RequestId(str(one.id)))
+            stopped.append(one.id)
+        if stopped:
+            await self._database.write(lambda connection: store.forget(connection, stopped))
+
+    async def stop_left_over(self) -> None:
+        """Stop steps of closed requests that whoever closed them did not come to stop."""
+        found = await self._database.read(
+            lambda connection: store.left_over(connection, limit=LEFT_OVER)
+        )
+        await self.stop(Running(id, model) for id, model in found)
+
+    async def move(self, request_id: RequestId) -> None:
+        """Have the events of a request's running steps sent to this process from now on."""
+        attempts = await self._database.read(
+            lambda connection: store.attempts_of(connection, request_id)
+        )
+        for one in attempts:
+            if one.status is None:
+                await self._dispatch.move(one.model, RequestId(str(one.id)))
+
+    def hear(self, sent: SentEvent) -> None:
+        """Say of the whole what a worker says of one of its steps."""
+        id = read_step_id(sent.request_id)
+        known = self._known.get(id.request_id) if id else None
+        if id is None:
+            return
+        if known is None:
+            self.wake(id.request_id, "")
+            return
+        event = sent.event
+        if isinstance(event, Progress):
+            stage = Stage(
+                id.name,
+                known.models.get(id.name, ""),
+                step=event.step,
+                steps=event.steps,
+                eta_ms=event.eta_ms,
+            )
+            self._say(id.request_id, Progress(known.done, known.steps, stage=stage))
+        elif isinstance(event, Preview) and id.name == known.output:
+            self._say(id.request_id, event)
+
+    # --- Taking it further ------------------------------------------------------------------------
+
+    async def _advance_woken(self) -> None:
+        while True:
+            request_id, reply = await self._woken.get()
+            try:
+                await self.advance(request_id, reply)
+            except _OUTAGE as error:
+                log.warning("%s is left to the sweeper: %s", request_id, type(error).__name__)
+            except Exception:  # a boundary: one workflow must not keep the others from running
+                log.exception("%s is left to the sweeper", request_id)
+
+    def _entry(self, step: PlannedStep) -> Any:
+        entry = self._live.entry(step.model)
+        if entry is None:
+            raise NotFound("model_not_found", f"{step.model} is not in the catalog any more.")
+        return entry
+
+    async def _place(self, flow: Flow, wanted: Sequence[NewStep], reply: str) -> None:
+        now = datetime.now(UTC)
+        placed = await self._database.write(
+            lambda connection: store.place(connection, flow.request_id, wanted, now=now)
+        )
+        reach("step_placed")
+        for one in placed:
+            if one.status is None:
+                await self._enqueue(one, reply)
+                self._say_of(one.id, "retrying" if one.id.attempt > 1 else "running")
+
+    async def _enqueue(self, one: Attempt, reply: str) -> int:
+        entry = self._dispatch.entry(decode_job(one.job), one.job, reply=reply)
+        return await self._dispatch.requeue(one.model, [entry])
+
+    async def _end(self, flow: Flow, ended: Ended, reply: str) -> None:
+        self._known.pop(flow.request_id, None)
+        reach("workflow_ended")
+        await self._close(
+            Settlement(
+                flow.request_id,
+                ended.status,
+                ended.reason,
+                billable=ended.status == "succeeded",
+                output=ended.output,
+                error=ended.error,
+            ),
+            reply,
+        )
+
+    # --- Saying how far it is ---------------------------------------------------------------------
+
+    def _learn(self, flow: Flow) -> None:
+        known = self._known.get(flow.request_id)
+        done = done_of(flow)
+        if known is None:
+            while len(self._known) >= KNOWN_MAX:
+                del self._known[next(iter(self._known))]
+            models = {step.name: step.model for step in flow.plan.steps}
+            self._known[flow.request_id] = _Known(
+                done, len(flow.plan.steps), models, flow.plan.output
+            )
+        elif done > known.done:
+            known.done = done
+            self._say(flow.request_id, Progress(done, known.steps))
+
+    def _say_of(self, id: StepId, status: Any) -> None:
+        known = self._known.get(id.request_id)
+        if known is not None:
+            stage = Stage(id.name, known.models.get(id.name, ""), status)
+            self._say(id.request_id, Progress(known.done, known.steps, stage=stage))
+
+    def _say(self, request_id: RequestId, event: Event) -> None:
+        """Give an event its place after whatever any gateway said before: by the time since the
+        request was made, which its id tells."""
+        known = self._known.get(request_id)
+        if known is None:
+            return
+        made_us = int(request_id.removeprefix("req_")[:12], 16) * 1000
+        now_us = int(datetime.now(UTC).timestamp() * 1_000_000) - made_us
+        known.seq = max(known.seq + 1, now_us)
+        try:
+            self._events.put_nowait(SentEvent(request_id, 1, known.seq, event))
+        except asyncio.QueueFull:
+            log.warning("an event of %s is left out", request_id)
+
+    async def _publish(self) -> None:
+        while True:
+            sent = await self._events.get()
+            entry = LogEntry(sent.request_id, sent.attempt, sent.seq, encode((sent,)))
+            try:
+                await publish(self._redis, {}, [entry], namespace=self._namespace)
+            except (RedisError, OSError) as error:
+                log.warning("an event is not logged: %s", type(error).__name__)
+            self._waiters.hear((sent,))

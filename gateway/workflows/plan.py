@@ -1,0 +1,333 @@
+"""From an order for a workflow to its plan: which steps will run, and the most that each can use.
+
+What is not known before a step has run is put at its worst: a text as long as others read of it, a
+picture as a picture. So a plan's quote is the sum of quotes that are bounds, and the hold covers
+every way in which it can go. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from gateway.catalog.schema import Entry
+from gateway.catalog.tasks import TASKS, Task
+from gateway.catalog.workflow import (
+    Reference,
+    Step,
+    Workflow,
+    condition,
+    fill,
+    output_step,
+    references,
+    whole,
+)
+from gateway.errors import InvalidRequest
+from gateway.media.sources import Given, Source, Stored, read_given
+from gateway.pricing import Bill, Price, UnpricedUsage, quote
+from gateway.requests.inputs import chosen_task, parse, prepare
+from gateway.requests.prepared import Prepared
+from gateway.workflows.ordered import WorkflowOrder
+from gateway.workflows.planned import Plan, PlannedStep, combined
+from workers.contract.jobs import BlobRef
+from workers.contract.media import MediumKind
+
+TEXT_MAX: Final = 32_000
+"""Characters of a text that is sent."""
+
+_WIDEST: Final = "\U0001f7e6"
+"""A character of four bytes: a text of these is the longest there is of its length."""
+_PICTURE: Final = Stored(BlobRef("", 0, ""))
+"""Stands for what a step will make."""
+
+_Value = str | Given | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepQuote:
+    """The most that one step can cost, at the price in force for its model."""
+
+    step: PlannedStep
+    bill: Bill
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, what it brings, the most that it can use and cost."""
+
+    plan: Plan
+    prepared: Prepared
+    bill: Bill
+    steps: tuple[StepQuote, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    texts: Mapping[str, str]
+    media: Mapping[str, Given]
+
+    def has(self, name: str) -> bool:
+        return name in self.texts or name in self.media
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """The models that steps may use, each with its price for whoever orders."""
+
+    entry: Callable[[str], Entry]
+    priced: Callable[[str], tuple[int, Price]]
+    own: Price
+    """Of the workflow itself; without components it costs what its steps cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """What flows into a step: ``resolve`` gives a text or a medium, None where there is neither."""
+
+    resolve: Callable[[Sequence[Reference]], _Value]
+    media: list[Given] = field(default_factory=list)
+    """Everything but text that flowed, to be compared with what the model took."""
+
+    def input(self, template: Mapping[str, Any]) -> dict[str, Any]:
+        """Put values in the place of names; what there is not leaves its field out."""
+        return {
+            name: value
+            for name, given in template.items()
+            if (value := self._filled(given)) is not None
+        }
+
+    def _filled(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return self.input(value)
+        if isinstance(value, list | tuple):
+            return [one for each in value if (one := self._filled(each)) is not None]
+        if not isinstance(value, str):
+            return value
+        alone = whole(value)
+        if alone is not None:
+            found = self.resolve(alone)
+            if found is not None and not isinstance(found, str):
+                self.media.append(found)
+            return found
+        texts = {named: self._text(named) for _, named in references(value)}
+        return fill(value, texts)
+
+    def _text(self, named: tuple[Reference, ...]) -> str:
+        found = self.resolve(named)
+        return found if isinstance(found, str) else ""
+
+
+def plan(entry: Entry, order: WorkflowOrder, market: Market, *, prefix: str) -> Planned:
+    """Plan an order. Raise ``InvalidRequest`` or ``NotFound``."""
+    workflow = entry.workflow
+    assert workflow is not None
+    inputs = _read_inputs(entry, workflow, order, prefix)
+    chosen = _chosen(workflow, inputs)
+    output = next((each.name for each in output_step(workflow) if each.name in chosen), None)
+    if output is None:
+        raise InvalidRequest(
+            "nothing_to_do", f"With these inputs {entry.name} runs no step that gives its output."
+        )
+    quotes = [
+        _quoted(chosen[name], chosen, inputs, market) for name in _needed(chosen, inputs, output)
+    ]
+    steps = tuple(one.step for one in quotes)
+    delivered = next(step.limits for step in steps if step.name == output)
+    limits = combined((step.limits for step in steps), delivered)
+    by_steps = not market.own.components
+    texts, media = dict(inputs.texts), list(inputs.media)
+    return Planned(
+        Plan(
+            steps,
+            output,
+            texts=texts,
+            media={name: place for place, name in enumerate(media)},
+            by_steps=by_steps,
+        ),
+        Prepared(
+            input={"prompt": texts.get("prompt", ""), "inputs": texts},
+            limits=limits,
+            sources=tuple(
+                Source(_kind(workflow, name), inputs.media[name], _param(prefix, name))
+                for name in media
+            ),
+            stores=any(TASKS[_task(step)].makes in ("image", "video", "audio") for step in steps),
+        ),
+        _sum(one.bill for one in quotes) if by_steps else quote(market.own, limits),
+        tuple(quotes),
+    )
+
+
+def prepared_step(
+    entry: Entry, task: Task | None, value: Mapping[str, Any], filling: Filling, *, prefix: str
+) -> tuple[Task, Prepared]:
+    """Check a step's input as if a client had sent it. Raise ``InvalidRequest``."""
+    read = parse(task or entry.task, value, prefix=prefix)
+    task = task or chosen_task(entry, read)
+    prepared = prepare(entry, read, task=task, prefix=prefix)
+    if len(prepared.sources) != len(filling.media):
+        raise InvalidRequest(
+            "task_not_supported",
+            f"{entry.name} cannot be given what another step makes in {task}.",
+            param=prefix,
+        )
+    return task, prepared
+
+
+def _read_inputs(entry: Entry, workflow: Workflow, order: WorkflowOrder, prefix: str) -> _Inputs:
+    texts: dict[str, str] = {}
+    media: dict[str, Given] = {}
+    for name, value in order.given.items():
+        declared = workflow.inputs.get(name)
+        param = _param(prefix, name)
+        if declared is None:
+            raise InvalidRequest(
+                "unknown_parameter",
+                f"{entry.name} has no input {name!r}; it has {', '.join(workflow.inputs)}.",
+                param=param,
+            )
+        if value is None:
+            continue
+        if declared.type != "text":
+            try:
+                media[name] = read_given(value)
+            except ValueError as error:
+                raise InvalidRequest(
+                    "invalid_value", f"Invalid value for {param}: {error}.", param=param
+                ) from None
+        elif not isinstance(value, str) or len(value) > TEXT_MAX:
+            raise InvalidRequest(
+                "invalid_value",
+                f"Invalid value for {param}: this is a text of at most {TEXT_MAX} characters.",
+                param=param,
+            )
+        else:
+            texts[name] = value
+    for name, declared in workflow.inputs.items():
+        if name in texts or name in media:
+            continue
+        if declared.default is not None:
+            texts[name] = declared.default
+        elif declared.required:
+            param = _param(prefix, name)
+            raise InvalidRequest(
+                "missing_required_parameter", f"Missing required parameter: {param}.", param=param
+            )
+    return _Inputs(texts, media)
+
+
+def _chosen(workflow: Workflow, inputs: _Inputs) -> dict[str, Step]:
+    """The steps whose conditions hold."""
+    found = {}
+    for step in workflow.steps:
+        asked = condition(step)
+        if asked is None or inputs.has(asked[0]) == asked[1]:
+            found[step.name] = step
+    return found
+
+
+def _needs(step: Step, chosen: Mapping[str, Step], inputs: _Inputs) -> set[str]:
+    """The steps whose output flows into this one: of each expression, the first there is."""
+    found = set()
+    for _, expression in references(step.input):
+        for each in expression:
+            if each.source == "steps" and each.name in chosen:
+                found.add(each.name)
+                break
+            if each.source == "inputs" and inputs.has(each.name):
+                break
+    return found
+
+
+def _needed(chosen: Mapping[str, Step], inputs: _Inputs, output: str) -> list[str]:
+    """The output's step and all that it waits for, in the catalog's order."""
+    wanted, open_names = {output}, [output]
+    while open_names:
+        for name in _needs(chosen[open_names.pop()], chosen, inputs) - wanted:
+            wanted.add(name)
+            open_names.append(name)
+    return [name for name in chosen if name in wanted]
+
+
+def _quoted(step: Step, chosen: Mapping[str, Step], inputs: _Inputs, market: Market) -> StepQuote:
+    entry = market.entry(step.model)
+
+    def resolve(expression: Sequence[Reference]) -> _Value:
+        for each in expression:
+            if each.source == "inputs":
+                if each.name in inputs.texts:
+                    return inputs.texts[each.name]
+                if each.name in inputs.media:
+                    return inputs.media[each.name]
+            elif each.name in chosen:
+                made = chosen[each.name]
+                task = made.task or market.entry(made.model).task
+                return _WIDEST * made.characters if TASKS[task].makes == "text" else _PICTURE
+        return None
+
+    filling = Filling(resolve)
+    prefix = f"steps.{step.name}"
+    value = filling.input(step.input)
+    task, prepared = prepared_step(entry, step.task, value, filling, prefix=prefix)
+    price_id, price = market.priced(entry.name)
+    try:
+        bill = quote(price, prepared.limits)
+    except UnpricedUsage as error:
+        raise InvalidRequest(
+            "nothing_to_do", f"This input gives {entry.name} nothing to do: {error}."
+        ) from None
+    planned = PlannedStep(
+        name=step.name,
+        model=entry.name,
+        task=task,
+        price_id=price_id,
+        limits=prepared.limits,
+        input=msgspec.to_builtins(step.input),
+        needs=tuple(sorted(_needs(step, chosen, inputs))),
+        retries=step.retries,
+        characters=step.characters,
+        max_tokens=prepared.input.get("max_tokens"),
+    )
+    return StepQuote(planned, bill)
+
+
+def _sum(bills: Iterable[Bill]) -> Bill:
+    bills = tuple(bills)
+    return Bill(
+        sum(bill.total_nanos for bill in bills),
+        tuple(line for bill in bills for line in bill.lines),
+    )
+
+
+def _kind(workflow: Workflow, name: str) -> MediumKind:
+    kind = workflow.inputs[name].type
+    assert kind != "text"
+    return kind
+
+
+def _task(step: PlannedStep) -> Task:
+    return step.task  # type: ignore[return-value]  # it was one when it was planned
+
+
+def _param(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def of_fields(entry: Entry, fields: Mapping[str, Any]) -> WorkflowOrder:
+    """Read an order of a dialect whose fields are a task's: those that are set, by their names."""
+    assert entry.workflow is not None
+    given = {name: value for name, value in fields.items() if value}
+    if given.get("n") == 1 and "n" not in entry.workflow.inputs:
+        del given["n"]
+    for name in given:
+        if name not in entry.workflow.inputs:
+            raise InvalidRequest(
+                "unsupported_parameter",
+                f"{entry.name} is a workflow and takes {', '.join(entry.workflow.inputs)}, "
+                f"not {name}.",
+                param=name,
+            )
+    return WorkflowOrder(given)

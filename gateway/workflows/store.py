@@ -1,0 +1,172 @@
+"""The steps of open requests in SQL: placed before they are queued, recorded when they have ended.
+
+Everything here may be repeated. A step's attempt is one row, whoever places it first; it is
+recorded once; and none is placed for a request that is not open any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, and_, delete, exists, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.ledger.closed import Output, Problem, Status
+from gateway.tables import holds
+from gateway.workflows.planned import Plan, StepId, plan_of
+from gateway.workflows.tables import steps
+from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    id: StepId
+    model: str
+    job: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """What became of an attempt at a step."""
+
+    id: StepId
+    status: Status
+    usage: Usage
+    timings: Timings
+    error: Problem | None = None
+    output: Output | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt at a step; without a status it is queued or running."""
+
+    id: StepId
+    model: str
+    job: bytes
+    status: Status | None
+    error: Problem | None
+    output: Output | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """An open request that is a workflow, and every attempt at its steps."""
+
+    request_id: RequestId
+    job: Job
+    plan: Plan
+    attempts: tuple[Attempt, ...]
+
+    def of(self, name: str) -> list[Attempt]:
+        return [attempt for attempt in self.attempts if attempt.id.name == name]
+
+
+def read_flow(connection: Connection, request_id: str) -> Flow | None:
+    """None if it is not open, or no workflow."""
+    payload = connection.execute(
+        select(holds.c.job).where(holds.c.request_id == request_id)
+    ).scalar()
+    job = decode_job(payload) if payload is not None else None
+    plan = plan_of(job) if job is not None else None
+    if job is None or plan is None:
+        return None
+    return Flow(RequestId(request_id), job, plan, tuple(attempts_of(connection, request_id)))
+
+
+def attempts_of(connection: Connection, request_id: str) -> list[Attempt]:
+    """Read the attempts at the steps of a request, in their order."""
+    query = (
+        select(steps)
+        .where(steps.c.request_id == request_id)
+        .order_by(steps.c.placed_at, steps.c.name, steps.c.attempt)
+    )
+    return [_attempt(row) for row in connection.execute(query).mappings()]
+
+
+def place(
+    connection: Connection, request_id: str, wanted: Sequence[NewStep], *, now: datetime
+) -> list[Attempt]:
+    """Make rows of steps that are to run, unless somebody has; return them as they are now.
+
+    Nothing is placed for a request that has been closed.
+    """
+    open_hold = select(holds.c.request_id).where(holds.c.request_id == request_id)
+    # Whoever settles deletes this row: it waits for us, or we find nothing.
+    if connection.execute(open_hold.with_for_update(read=True)).first() is None:
+        return []
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    connection.execute(
+        insert(steps).on_conflict_do_nothing(),
+        [
+            {
+                "request_id": one.id.request_id,
+                "name": one.id.name,
+                "attempt": one.id.attempt,
+                "model": one.model,
+                "job": one.job,
+                "placed_at": now,
+            }
+            for one in wanted
+        ],
+    )
+    ids = {one.id for one in wanted}
+    return [attempt for attempt in attempts_of(connection, request_id) if attempt.id in ids]
+
+
+def record(connection: Connection, ends: Iterable[StepEnd], *, now: datetime) -> None:
+    """Write down how steps ended; the first word on each counts."""
+    for end in ends:
+        connection.execute(
+            update(steps)
+            .where(_is(end.id), steps.c.status.is_(None))
+            .values(
+                status=end.status,
+                ended_at=now,
+                error=msgspec.to_builtins(end.error) if end.error else None,
+                usage=msgspec.to_builtins(end.usage),
+                timings=msgspec.to_builtins(end.timings),
+                output=msgspec.msgpack.encode(end.output) if end.output else None,
+            )
+        )
+
+
+def left_over(connection: Connection, *, limit: int) -> list[tuple[StepId, str]]:
+    """Read steps of requests that are closed, each with its model."""
+    open_hold = select(holds.c.request_id).where(holds.c.request_id == steps.c.request_id)
+    query = select(steps.c.request_id, steps.c.name, steps.c.attempt, steps.c.model).where(
+        ~exists(open_hold.correlate(steps))
+    )
+    return [
+        (StepId(RequestId(row.request_id), row.name, row.attempt), row.model)
+        for row in connection.execute(query.limit(limit))
+    ]
+
+
+def forget(connection: Connection, ids: Iterable[StepId]) -> None:
+    """Delete the rows of steps that have been stopped."""
+    for id in ids:
+        connection.execute(delete(steps).where(_is(id)))
+
+
+def _is(id: StepId) -> Any:
+    return and_(
+        steps.c.request_id == id.request_id,
+        steps.c.name == id.name,
+        steps.c.attempt == id.attempt,
+    )
+
+
+def _attempt(row: RowMapping) -> Attempt:
+    return Attempt(
+        id=StepId(RequestId(row["request_id"]), row["name"], row["attempt"]),
+        model=row["model"],
+        job=row["job"],
+        status=row["status"],
+        error=msgspec.convert(row["error"], Problem) if row["error"] else None,
+        output=msgspec.msgpack.decode(row["output"], type=Output) if row["output"] else None,
+    )
