@@ -45,7 +45,14 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--short", type=int, default=4, help="steps of the short requests")
     parser.add_argument("--long", type=int, default=30, help="steps of the long requests")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="on one thread of a busy machine: time is what this process computes",
+    )
     given = parser.parse_args(arguments)
+    if given.processor_time and (given.gpu or given.threads > 1):
+        parser.error("--processor-time is for one thread of the CPU")
     os.environ["OMP_NUM_THREADS"] = str(given.threads)
     from benchmarks.diffusion_checkpoint import make_checkpoint
 
@@ -72,6 +79,7 @@ def _compare(name: str, checkpoint: Path, given: argparse.Namespace) -> None:
         device="cuda" if given.gpu else "cpu",
         dtype="bfloat16" if given.gpu else "float32",
         threads=given.threads,
+        processor_time=given.processor_time,
     )
     alone = players.Pipeline(setting, together=1)
     playing: dict[str, Player] = {OURS: players.Ours(setting), ALONE: alone}
@@ -87,7 +95,7 @@ def _compare(name: str, checkpoint: Path, given: argparse.Namespace) -> None:
     print(
         f"\n{name}: {weights / 1e6:.1f} M weights, {setting.device}, {setting.dtype}, "
         f"{setting.threads} thread(s), at most {setting.together} together, "
-        f"load {os.getloadavg()[0]:.1f}"
+        f"load {os.getloadavg()[0]:.1f}" + (", in processor time" if setting.processor_time else "")
     )
     if own_kind:
         print(f"  {WHOLE}: skipped, this pipeline draws one prompt a call")
@@ -97,21 +105,15 @@ def _compare(name: str, checkpoint: Path, given: argparse.Namespace) -> None:
         f"  alone: {given.short} steps {1000 * short_s:.0f} ms, {given.long} steps "
         f"{1000 * long_s:.0f} ms"
     )
-    asks = _arrivals(given.requests, rate, short=given.short, long=given.long)
-    burst = [players.Ask(ask.number, ask.prompt, ask.steps, 0.0) for ask in asks]
-    arrived: dict[str, list[Played]] = {kind: [] for kind in playing}
-    heaped: dict[str, list[Played]] = {kind: [] for kind in playing}
-    for _ in range(given.repeats):
-        for kind, player in playing.items():
-            arrived[kind].append(player.play(asks))
-            heaped[kind].append(player.play(burst))
-    print(f"  {len(asks)} arrivals by chance, {rate:.2f} a second, {given.repeats} time(s)")
-    _tell(arrived, asks)
-    print("  the same all at once")
-    _tell(heaped, burst)
-    _tell_agreement(arrived, heaped, setting)
     _tell_fusing(alone, setting)
     _tell_overhead(alone, setting, given.long)
+    asks = _arrivals(given.requests, rate, short=given.short, long=given.long)
+    burst = [players.Ask(ask.number, ask.prompt, ask.steps, 0.0) for ask in asks]
+    print(f"  {len(asks)} arrivals by chance, {rate:.2f} a second, {given.repeats} time(s)")
+    arrived = _play(playing, asks, given.repeats)
+    print("  the same all at once")
+    heaped = _play(playing, burst, given.repeats)
+    _tell_agreement(arrived, heaped, setting)
 
 
 def _calibrate(
@@ -128,6 +130,18 @@ def _calibrate(
     ]
     short_s, long_s = (statistics.median(column) for column in zip(*took, strict=True))
     return short_s, long_s
+
+
+def _play(
+    playing: Mapping[str, Player], asks: Sequence[Ask], repeats: int
+) -> dict[str, list[Played]]:
+    """By turns, so that whatever else the machine does comes to all of them; and tell of it."""
+    played: dict[str, list[Played]] = {kind: [] for kind in playing}
+    for _ in range(repeats):
+        for kind, player in playing.items():
+            played[kind].append(player.play(asks))
+    _tell(played, asks)
+    return played
 
 
 def _arrivals(count: int, rate: float, *, short: int, long: int) -> list[Ask]:

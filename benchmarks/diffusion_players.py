@@ -37,6 +37,12 @@ class Setting:
     device: str
     dtype: str
     threads: int
+    processor_time: bool = False
+    """Time is what this process computes, and waiting takes none: for one thread on a machine that
+    does other things as well. Otherwise it is the wall's."""
+
+    def now_s(self) -> float:
+        return time.process_time() if self.processor_time else time.perf_counter()
 
     @property
     def kind(self) -> str:
@@ -51,6 +57,23 @@ class Ask:
     prompt: str
     steps: int
     at_s: float
+
+
+class Clock:
+    """Seconds from the beginning of a play."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._began_s = setting.now_s()
+
+    def now_s(self) -> float:
+        return self._setting.now_s() - self._began_s
+
+    def wait(self, seconds: float) -> None:
+        if self._setting.processor_time:
+            self._began_s -= max(0.0, seconds)
+        else:
+            time.sleep(max(0.0, seconds))
 
 
 @dataclass(slots=True)
@@ -109,6 +132,7 @@ class Ours:
     """The step loop and the engine, as a worker runs them."""
 
     def __init__(self, setting: Setting) -> None:
+        self._setting = setting
         options: dict[str, Any] = {
             "slots": setting.together,
             "device": setting.device,
@@ -119,7 +143,7 @@ class Ours:
         self.engine = _Watched(spec)
         self.loop = StepLoop(
             worker=MODEL,
-            now_us=lambda: time.monotonic_ns() // 1000,
+            now_us=lambda: round(1e6 * setting.now_s()),
             unix_ms=lambda: time.time_ns() // 1_000_000,
         )
         self.loop.add(MODEL, self.engine)
@@ -130,22 +154,22 @@ class Ours:
         played = self.engine.played = Played()
         busy_us = self.loop.busy_us
         processor_s = time.process_time()
-        began = time.perf_counter()
+        clock = Clock(self._setting)
         place = 0
         while len(played.latency_s) < len(asks):
-            now_s = time.perf_counter() - began
+            now_s = clock.now_s()
             while place < len(asks) and asks[place].at_s <= now_s:
                 self.admit(asks[place])
                 place += 1
             if self.loop.idle:
-                time.sleep(max(0.0, asks[place].at_s - now_s))
+                clock.wait(asks[place].at_s - now_s)
                 continue
             for id, outcome in self.loop.turn().outcomes:
                 if not isinstance(outcome, Completed):
                     raise RuntimeError(f"request {id} ended as {outcome}")
                 number = int(id)
-                played.latency_s[number] = time.perf_counter() - began - asks[number].at_s
-        played.makespan_s = time.perf_counter() - began
+                played.latency_s[number] = clock.now_s() - asks[number].at_s
+        played.makespan_s = clock.now_s()
         played.processor_s = time.process_time() - processor_s
         played.busy_s = (self.loop.busy_us - busy_us) / 1e6
         return played
@@ -155,7 +179,7 @@ class Ours:
         job = Job(
             RequestId(str(ask.number)), "1", MODEL, "text-to-image", msgspec.to_builtins(asked)
         )
-        self.loop.admit(job, queue_us=0, leased_us=time.monotonic_ns() // 1000)
+        self.loop.admit(job, queue_us=0, leased_us=round(1e6 * self._setting.now_s()))
 
 
 class Pipeline:
@@ -198,26 +222,26 @@ class Pipeline:
         waiting: list[Ask] = []
         place = 0
         processor_s = time.process_time()
-        began = time.perf_counter()
+        clock = Clock(self._setting)
         while len(played.latency_s) < len(asks):
-            now_s = time.perf_counter() - began
+            now_s = clock.now_s()
             while place < len(asks) and asks[place].at_s <= now_s:
                 waiting.append(asks[place])
                 place += 1
             if not waiting:
-                time.sleep(max(0.0, asks[place].at_s - now_s))
+                clock.wait(asks[place].at_s - now_s)
                 continue
             equal = [ask for ask in waiting if ask.steps == waiting[0].steps]
             group = equal[: self._together]
             waiting = [ask for ask in waiting if ask not in group]
-            started = time.perf_counter()
+            started = clock.now_s()
             for ask, picture in zip(group, self.draw(group), strict=True):
                 _encode(picture, ask)
                 played.pictures[ask.number] = picture
-                played.latency_s[ask.number] = time.perf_counter() - began - ask.at_s
-            played.busy_s += time.perf_counter() - started
+                played.latency_s[ask.number] = clock.now_s() - ask.at_s
+            played.busy_s += clock.now_s() - started
             played.batches += [len(group)] * group[0].steps
-        played.makespan_s = time.perf_counter() - began
+        played.makespan_s = clock.now_s()
         played.processor_s = time.process_time() - processor_s
         return played
 

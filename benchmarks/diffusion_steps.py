@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -32,9 +30,9 @@ def fused_and_plain_s(
     fused: list[float] = []
     plain: list[float] = []
     for _ in range(rounds + 1):
-        fused.append(_timed(lambda: rendezvous.turn(_no_phase)))
+        fused.append(_timed(setting, lambda: rendezvous.turn(_no_phase)))
         with torch.no_grad():
-            plain.append(_timed(lambda: denoiser.forward(*args, **kwargs)))
+            plain.append(_timed(setting, lambda: denoiser.forward(*args, **kwargs)))
     return fused[1:], plain[1:], sum(rows)
 
 
@@ -45,7 +43,7 @@ def step_parts(
 
     The code of a pipeline is what runs between two of its calls of the denoiser.
     """
-    watch = _Watch()
+    watch = _Watch(setting.now_s)
     with _replaced(type(_denoiser(alone)), watch.inner):
         player = Ours(setting)
     denoiser = player.engine.denoiser
@@ -56,27 +54,31 @@ def step_parts(
     parts: list[tuple[float, float, float]] = []
     while not player.loop.idle:
         before, forward_s, own_s = len(batches), watch.forward_s, watch.own_s
-        took_s = _timed(player.loop.turn)
+        took_s = _timed(setting, player.loop.turn)
         if len(batches) > before and batches[-1] == requests:
             parts.append((took_s, watch.forward_s - forward_s, watch.own_s - own_s))
     return parts[1:-1] or parts
 
 
 class _Watch:
-    """Times the denoiser's forward from within the meeting, and the pipelines from without."""
+    """Times the denoiser's forward from within the meeting, and the pipelines from without.
 
-    def __init__(self) -> None:
+    One run goes on at a time, so whoever comes next is who left last.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
         self.forward_s = 0.0
         self.own_s = 0.0
-        self._here = threading.local()
+        self._left_s: float | None = None
 
     def inner(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
+            began = self._now_s()
             answer = function(*args, **kwargs)
             wait_for_device()
-            self.forward_s += time.perf_counter() - began
+            self.forward_s += self._now_s() - began
             return answer
 
         return forward
@@ -84,11 +86,10 @@ class _Watch:
     def outer(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            left = getattr(self._here, "left", None)
-            if left is not None:
-                self.own_s += time.perf_counter() - left
+            if self._left_s is not None:
+                self.own_s += self._now_s() - self._left_s
             answer = function(*args, **kwargs)
-            self._here.left = time.perf_counter()
+            self._left_s = self._now_s()
             return answer
 
         return forward
@@ -140,8 +141,8 @@ def _no_phase(_: Phase) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _timed(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+def _timed(setting: Setting, call: Callable[[], Any]) -> float:
+    began_s = setting.now_s()
     call()
     wait_for_device()
-    return time.perf_counter() - began
+    return setting.now_s() - began_s

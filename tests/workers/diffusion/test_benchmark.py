@@ -9,15 +9,16 @@ import pytest
 
 from benchmarks import diffusion
 
-TINY = ["--requests", "5", "--short", "1", "--long", "3", "--repeats", "1", "--together", "2"]
+TINY = ["--requests", "3", "--short", "1", "--long", "3", "--repeats", "1", "--together", "2"]
 
 
+@pytest.mark.parametrize("more", [[], ["--processor-time"]])
 def test_the_benchmark_compares_all_players_and_their_pictures(
-    checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     path = checkpoint("StableDiffusionPipeline")
 
-    diffusion.main(["--checkpoint", str(path), *TINY])
+    diffusion.main(["--checkpoint", str(path), *TINY, *more])
 
     said = capsys.readouterr().out
     for expected in ("one by one", "whole requests", "largest difference", "fused", "the loop"):
