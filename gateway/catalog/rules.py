@@ -125,14 +125,15 @@ def conflicts(entry: Entry) -> Iterator[Conflict]:
         yield from _workflow(entry)
         return
     yield from route(engine=entry.engine is not None, upstream=entry.upstream is not None)
-    if not entry.price:
-        yield ("price",), "only a workflow costs what its steps cost; give a list of prices"
     yield from _route_details(entry)
     yield from _tasks(entry)
     yield from _limits(entry)
     yield from _defaults(entry)
     yield from _drawing(entry)
-    yield from _coverage(entry)
+    if entry.price:
+        yield from _coverage(entry)
+    else:
+        yield ("price",), "only a workflow costs what its steps cost; give a list of prices"
     yield from _conditions(entry.price)
     yield from _applicable(entry)
     yield from _bookable(entry)

@@ -223,6 +223,14 @@ def conflicts(workflow: Workflow) -> Iterator[Conflict]:
         return  # said above
 
 
+def _unread(workflow: Workflow) -> Iterator[Conflict]:
+    read = set().union(*dependencies(workflow).values())
+    read |= {each.name for each in output_step(workflow)}
+    for index, step in enumerate(workflow.steps):
+        if step.name not in read:
+            yield ("steps", index), f"nothing reads what the step {step.name} makes; leave it out"
+
+
 def dependencies(workflow: Workflow) -> dict[str, set[str]]:
     """The steps that each step waits for."""
     return {
@@ -273,6 +281,8 @@ def misfits(entry: Entry, models: Mapping[str, Entry]) -> Iterator[Conflict]:
     assert workflow is not None
     if any(True for _ in conflicts(workflow)):
         return  # said already
+    for place, message in _unread(workflow):
+        yield ("workflow", *place), message
     kinds: dict[str, Modality] = {}
     for index, step in enumerate(workflow.steps):
         at: Place = ("workflow", "steps", index)

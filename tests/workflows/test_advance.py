@@ -1,0 +1,94 @@
+"""What comes next in a workflow, for any shape, any order of ends and any failures: pure."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.ledger.closed import Output, Problem
+from gateway.workflows.advance import Ended, advance
+from gateway.workflows.planned import Plan, PlannedStep, StepId, combined, read_step_id
+from gateway.workflows.store import Attempt
+from workers.contract.jobs import RequestId, Usage
+
+REQUEST = RequestId(f"req_{'0' * 32}")
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Steps of which each needs some of those before it, and the last one needs all."""
+    count = draw(st.integers(1, 6))
+    steps = []
+    for place in range(count):
+        earlier = [f"s{number}" for number in range(place)]
+        last = place == count - 1
+        needs = earlier if last else draw(st.lists(st.sampled_from(earlier or ["s0"]), unique=True))
+        steps.append(
+            PlannedStep(
+                name=f"s{place}",
+                model="m",
+                task="text-to-image",
+                price_id=1,
+                limits=Usage(),
+                input={},
+                needs=tuple(needs) if place else (),
+                retries=draw(st.integers(0, 2)),
+            )
+        )
+    return Plan(tuple(steps), f"s{count - 1}")
+
+
+@given(plans(), st.data())
+def test_every_step_runs_after_what_it_needs_and_as_often_as_it_may(
+    plan: Plan, data: st.DataObject
+) -> None:
+    attempts: list[Attempt] = []
+    while True:
+        found = advance(plan, attempts)
+        assert advance(plan, attempts) == found
+        if isinstance(found, Ended):
+            break
+        done = {each.id.name for each in attempts if each.status == "succeeded"}
+        for step, number in found.steps:
+            assert done.issuperset(step.needs)
+            assert number <= step.retries + 1
+            id = StepId(REQUEST, step.name, number)
+            assert id not in {each.id for each in attempts}
+            attempts.append(Attempt(id, "m", b"", None, None, None))
+        running = [place for place, each in enumerate(attempts) if each.status is None]
+        place = data.draw(st.sampled_from(running))
+        code = data.draw(st.sampled_from(["", "", "upstream_error", "invalid_input"]))
+        problem = Problem(code, "It broke.") if code else None
+        attempts[place] = Attempt(
+            attempts[place].id,
+            "m",
+            b"",
+            "failed" if code else "succeeded",
+            problem,
+            None if code else Output(),
+        )
+
+    names = {step.name for step in plan.steps}
+    done = {each.id.name for each in attempts if each.status == "succeeded"}
+    assert found.status == ("succeeded" if done == names else "failed")
+    if found.status == "failed":
+        assert found.error is not None
+    for step in plan.steps:
+        ends = [each for each in attempts if each.id.name == step.name]
+        assert sum(each.status == "succeeded" for each in ends) <= 1
+
+
+def test_the_id_of_a_step_tells_its_request_and_nothing_else_does() -> None:
+    id = StepId(REQUEST, "draw_2", 3)
+
+    assert read_step_id(str(id)) == id
+    assert read_step_id(REQUEST) is None
+    assert read_step_id(f"{REQUEST}.draw") is None
+
+
+def test_the_usage_of_the_whole_is_spent_on_all_and_delivered_by_the_last() -> None:
+    parts = [Usage(requests=1, output_tokens=5), Usage(requests=1, images=2, steps=4)]
+
+    whole = combined(parts, parts[1])
+
+    assert whole == Usage(requests=1, output_tokens=5, images=2, steps=4)
