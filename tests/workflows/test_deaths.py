@@ -94,6 +94,7 @@ def test_what_a_dead_gateway_did_not_come_to_stop_is_stopped(own: tuple[Stack, A
     wait_for(lambda: bool(jobs_of(artist, request_id)), "the first step to run")
     with contextlib.suppress(httpx.HTTPError):
         caller.http.post(f"/v1/requests/{request_id}/cancel")
+    wait_for(lambda: stack.processes["gateway"].poll() is not None, "the gateway to die")
 
     stack.start_gateway()
 
