@@ -339,8 +339,8 @@ class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True
     timings: Timings = Timings()
     output: dict[str, Any] = {}
     blobs: tuple[BlobRef, ...] = ()
-    files: tuple[File, ...] = ()
     worker: str = ""
+    files: tuple[File, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
