@@ -10,6 +10,7 @@ import signal
 from typing import Final, Literal, TypeAlias
 
 Failpoint: TypeAlias = Literal[
+    "sources_stored",
     "after_hold",
     "after_enqueue",
     "before_settle",

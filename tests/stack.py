@@ -243,7 +243,7 @@ def order(caller: Caller, model: str, content: str) -> str:
     return str(answer.json()["id"])
 
 
-def ended(caller: Caller, request_id: str) -> dict[str, Any]:
+def ended(caller: Caller, request_id: str, *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
     """Wait for the end of a request."""
     found: dict[str, Any] = {}
 
@@ -254,12 +254,12 @@ def ended(caller: Caller, request_id: str) -> dict[str, Any]:
                 found.update(answer.json())
         return found.get("status") not in (None, "queued", "running")
 
-    wait_for(closed, request_id)
+    wait_for(closed, request_id, patience_s=patience_s)
     return found
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def wait_for(condition: Callable[[], bool], what: str, *, patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, f"waited too long for {what}"
         time.sleep(0.05)

@@ -22,6 +22,7 @@ import httpx
 from gateway.batches.files import Files
 from gateway.errors import InvalidRequest, TollgateError, TooLarge, Unavailable
 from gateway.media.sources import Given, Inline, Remote, Sent, Source, Stored, Uploaded
+from gateway.media.store import BROUGHT
 from gateway.outside import check_url
 from workers.contract.addresses import PrivateAddress, pin
 from workers.contract.blobs import BlobError, BlobMissing, Blobs, blob_key
@@ -76,7 +77,7 @@ class Fetcher:
         self, account_id: int, request_id: RequestId, sources: Sequence[Source]
     ) -> tuple[BlobRef, ...]:
         """Store a request's sources, in their order. Raise ``TollgateError``."""
-        nonce = f"in-{secrets.token_hex(8)}"
+        nonce = f"{BROUGHT}{secrets.token_hex(8)}"
 
         async def bring(place: int, source: Source) -> BlobRef:
             key = blob_key(str(account_id), request_id, nonce, place)

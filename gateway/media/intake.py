@@ -11,8 +11,10 @@ from gateway.media.store import Asked, MediaStore
 from gateway.requests.prepared import Prepared
 from workers.contract.jobs import BlobRef, RequestId
 
-KEPT: Final = ("image", "video", "audio")
-"""Of tasks that make these there is something in the store."""
+KEPT_TASKS: Final = frozenset(
+    task for task, kind in TASKS.items() if kind.makes in ("image", "video", "audio")
+)
+"""Of these there is something in the store."""
 
 
 class Intake:
@@ -50,4 +52,4 @@ class Intake:
 
 
 def keeps(task: Task, prepared: Prepared) -> bool:
-    return bool(prepared.sources) or prepared.stores or TASKS[task].makes in KEPT
+    return bool(prepared.sources) or prepared.stores or task in KEPT_TASKS

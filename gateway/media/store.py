@@ -27,6 +27,8 @@ from workers.contract.jobs import BlobRef, RequestId
 
 log = logging.getLogger(__name__)
 
+BROUGHT: Final = "in-"
+"""What the nonce of sources begins with, which is given by the gateway."""
 UNDECIDED: Final = timedelta(minutes=15)
 """A request that is neither held nor closed after this long was never accepted."""
 GRACE: Final = timedelta(minutes=1)
@@ -144,6 +146,17 @@ class MediaStore:
     async def discard(self, account_id: int, request_id: str) -> None:
         """Clear away what a request left that was not accepted; what fails is tried again later."""
         await self._clear(account_id, request_id)
+
+    async def clear_attempts(
+        self, account_id: int, request_id: str, counts: Collection[BlobRef]
+    ) -> None:
+        """Clear away what attempts at an ended request left that died, where these blobs are of the
+        one that counts; what fails goes with the rest of the request."""
+        spare = {BROUGHT, *(f"{blob.key.split('/')[2]}/" for blob in counts)}
+        try:
+            await self._blobs.delete_request(str(account_id), request_id, spare=spare)
+        except BlobError as error:
+            log.warning("attempts at %s are left: %s", request_id, type(error).__name__)
 
     async def clear_ended(self) -> None:
         """Clear away whatever is not to be kept any longer."""

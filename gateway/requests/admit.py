@@ -29,6 +29,7 @@ from gateway.errors import (
     TooManyRequests,
     Unauthorized,
 )
+from gateway.failpoints import reach
 from gateway.ledger.bounds import BudgetExceeded, TooManyConcurrent
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.holds import (
@@ -217,6 +218,7 @@ class Admission:
                 quoted.prepared,
                 origin=order.origin,
             )
+            reach("sources_stored")
             admitted = await self._accept(
                 call, order, request_id, quoted, now, attachments=attachments
             )

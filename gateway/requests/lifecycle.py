@@ -137,6 +137,7 @@ class Requests:
             namespace=namespace,
             retention_hours=settings.output_retention_hours,
             flows=self._flows,
+            media=media,
         )
         self._lookup = Lookup(database, redis, namespace=namespace)
         self._sweeper = Sweeper(

@@ -23,11 +23,13 @@ from gateway.accounts.rates import Rates, Unused
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.failpoints import reach
-from gateway.ledger.closed import Output, Problem, Status
+from gateway.ledger.closed import Closed, Output, Problem, Status
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.periods import booking_time
 from gateway.ledger.settle import Settled as Closing
 from gateway.ledger.settle import Settlement, settle
+from gateway.media.intake import KEPT_TASKS
+from gateway.media.store import MediaStore
 from gateway.requests.wait import Waiters
 from gateway.workflows.flows import Flows
 from gateway.workflows.planned import StepId, read_step_id
@@ -74,8 +76,10 @@ class Settler:
         namespace: str,
         retention_hours: float,
         flows: Flows,
+        media: MediaStore,
     ) -> None:
         self._flows = flows
+        self._media = media
         self._live = live
         self._rates = rates
         self._waiters = waiters
@@ -100,6 +104,10 @@ class Settler:
 
     async def run(self) -> None:
         """Settle what workers report, for ever; an outcome that cannot be booked stays queued."""
+        async with asyncio.TaskGroup() as self._clearing:
+            await self._run()
+
+    async def _run(self) -> None:
         while True:
             try:
                 self._outcomes.models = self._live.names_ever()
@@ -146,9 +154,19 @@ class Settler:
                 metrics.LATE_OUTCOMES.inc()
             else:
                 closed.append((closing, delivery.reply))
+                if delivery.attempt > 1:
+                    self._clear_attempts(closing.closed)
         reach("after_settle")
         await self._tell(closed)
         await self._outcomes.acknowledge(deliveries)
+
+    def _clear_attempts(self, closed: Closed) -> None:
+        """Delete what workers that died had stored of a request; nobody waits for that."""
+        if closed.task in KEPT_TASKS:
+            counts = closed.output.blobs if closed.output is not None else ()
+            self._clearing.create_task(
+                self._media.clear_attempts(closed.account_id, closed.request_id, counts)
+            )
 
     async def _tell(self, closed: Sequence[tuple[Closing, str]]) -> None:
         """Wake whoever waits: here directly, in another process by a note in its mailbox."""

@@ -19,7 +19,7 @@ from gateway.accounts.keys import revoke_key
 from gateway.database import Database
 from tests.databases import Databases, own_postgres
 from tests.servers import queue_server
-from tests.stack import Caller, Stack, free_port, running, wait_for
+from tests.stack import PATIENCE_S, Caller, Stack, free_port, running, wait_for
 
 WORDS = "word " * 10
 COST = Decimal("0.0000005")
@@ -59,14 +59,14 @@ def now(caller: Caller, batch_id: str) -> dict[str, Any]:
     return {}
 
 
-def ended(caller: Caller, batch_id: str) -> dict[str, Any]:
+def ended(caller: Caller, batch_id: str, *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def closed() -> bool:
         found.update(now(caller, batch_id))
         return found.get("status") in ("completed", "failed", "cancelled", "expired")
 
-    wait_for(closed, batch_id)
+    wait_for(closed, batch_id, patience_s=patience_s)
     return found
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Final
@@ -179,14 +179,20 @@ class Blobs:
                 break
             yield bytes(chunk)
 
-    async def delete_request(self, account: str, request_id: str) -> int:
-        """Delete all that a request left in the store; return how many blobs that were."""
+    async def delete_request(
+        self, account: str, request_id: str, *, spare: Collection[str] = ()
+    ) -> int:
+        """Delete all that a request left in the store, but for nonces that begin with what is to be
+        spared; return how many blobs that were."""
         prefix = f"{_check(account)}/{_check(request_id)}/"
         count = 0
         with _translated(prefix):
             async for batch in obstore.list(self._store, prefix):
                 # Another process may be deleting the same request.
                 for blob in batch:
+                    nonce = blob["path"].removeprefix(prefix)
+                    if any(nonce.startswith(each) for each in spare):
+                        continue
                     try:
                         await obstore.delete_async(self._store, blob["path"])
                         count += 1
