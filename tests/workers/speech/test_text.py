@@ -1,0 +1,91 @@
+"""How what is written is said, sentence by sentence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.engines.speech.text import Language
+
+
+@pytest.mark.parametrize(
+    ("language", "written", "said"),
+    [
+        ("en", "I have 2 dogs and 1,234.5 cats", "two dogs and one thousand two hundred and"),
+        ("en", "$3.50 or €5", "three dollars fifty cents or five euros"),
+        ("en", "It is -5 °", "minus five degrees"),
+        ("en", "on 2026-11-21", "November twenty-first twenty twenty-six"),
+        ("en-US", "on 4/7/2026", "April seventh"),
+        ("en-GB", "on 4/7/2026", "July"),
+        ("en", "the 22nd of May 1987", "twenty-second of May nineteen eighty-seven"),
+        ("en", "at 17:30", "seventeen thirty"),
+        ("en", "5% & more", "five percent and more"),
+        ("en", "Dr. Smith, e.g.", "doctor Smith, for example"),
+        ("en", "call 0049 or 12345678901234567", "zero zero four nine"),
+        ("en", "version 1.2.3", "one two three"),
+        ("en", "GPT4 and A4", "GPT four and A four"),
+        ("de", "1.234,5 Meter", "eintausendzweihundertvierunddreißig Komma fünf Meter"),
+        ("de", "am 3.5.2026", "Mai"),
+        ("de", "z.B. 20 %", "zum Beispiel zwanzig"),
+        ("fr", "21 chats", "vingt et un chats"),
+        ("fr", "5 €", "cinq euros"),
+        ("pt-BR", "12 gatos", "doze gatos"),
+    ],
+)
+def test_what_is_written_is_said(language: str, written: str, said: str) -> None:
+    found = Language(language).sentences(written, most=1_000)
+
+    assert said in " ".join(" ".join(found).replace(",", ", ").split()).replace(" ,", ",") or (
+        said.replace(",", "") in " ".join(" ".join(found).replace(",", " ").split())
+    )
+
+
+def test_a_text_is_cut_at_its_sentences() -> None:
+    text = 'Dr. Smith came at 5 p.m. He said "Hi!" Then what?\n\nA new one.'
+
+    found = Language("en").sentences(text, most=1_000)
+
+    assert found[0].startswith("doctor Smith came")
+    assert found[-1] == "A new one."
+    assert len(found) >= 3
+
+
+def test_a_sentence_without_end_is_cut_where_it_hurts_least() -> None:
+    text = "one two three, four five six, seven eight nine ten eleven twelve thirteen " + "x" * 50
+
+    found = Language("en").sentences(text, most=24)
+
+    assert found[0] == "one two three,"
+    assert all(len(piece) <= 24 for piece in found)
+    assert "".join(found).replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("text", ["", "   ", "...", "?!", "\n\n", "—"])
+def test_where_nothing_is_said_there_is_no_sentence(text: str) -> None:
+    assert Language("en").sentences(text, most=100) == []
+
+
+def test_a_language_without_rules_is_left_as_it_is() -> None:
+    assert Language("sw").sentences("Nina 5 samaki.", most=100) == ["Nina 5 samaki."]
+
+
+@pytest.mark.parametrize("tag", ["", "xx-klingon", "1", "english please"])
+def test_what_is_no_language_is_refused(tag: str) -> None:
+    with pytest.raises(ValueError, match="no language"):
+        Language(tag)
+
+
+def test_without_normalisation_only_sentences_are_found() -> None:
+    assert Language("en").sentences("2 dogs. 3 cats.", most=99, normalize=False) == [
+        "2 dogs.",
+        "3 cats.",
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=200), st.sampled_from(["en", "de", "fr", "ja", "ar", "hi"]))
+def test_no_text_is_too_strange(text: str, language: str) -> None:
+    for piece in Language(language).sentences(text, most=40):
+        assert piece.strip()
+        assert len(piece) <= 40

@@ -1,0 +1,1 @@
+"""Speech and music by checkpoints of others, sentence by sentence, heard while it is made."""
