@@ -29,7 +29,7 @@ from gateway.catalog.tasks import Task
 from gateway.catalog.workflow import Workflow
 from gateway.pricing import Component, Price, Unit, parse_usd
 
-Engine: TypeAlias = Literal["llm", "embedding", "diffusion", "upscale", "echo"]
+Engine: TypeAlias = Literal["llm", "embedding", "diffusion", "upscale", "speech", "echo"]
 Dialect: TypeAlias = Literal["openai", "gmi"]
 CONDITIONS: Final = ("size", "quality", "resolution")
 """Attributes of what is made that a price may depend on."""

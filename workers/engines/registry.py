@@ -59,6 +59,14 @@ ENGINES: Final = {
         "LlmEngine",
         packages=("torch", "transformers", "safetensors", "tokenizers", "llguidance"),
     ),
+    "speech": Entry(
+        "workers.engines.speech.engine",
+        "SpeechEngine",
+        packages=(
+            *("torch", "transformers", "diffusers", "greenlet", "safetensors", "av"),
+            *("babel", "num2words", "sentencex"),
+        ),
+    ),
     "upscale": Entry(
         "workers.engines.upscale.engine",
         "UpscaleEngine",

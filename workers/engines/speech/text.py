@@ -100,7 +100,7 @@ class Language:
         """Write out numbers, amounts, dates, times, signs and common abbreviations."""
         for short, long in _SHORT.get(self.name, {}).items():
             pattern = rf"(?<![\w.]){re.escape(short)}(?!\w)"
-            text = re.sub(pattern, lambda _, long=long: str(long), text, flags=re.IGNORECASE)
+            text = re.sub(pattern, long, text, flags=re.IGNORECASE)
         if self._numbers is not None:
             for pattern_, say in self._rules():
                 text = pattern_.sub(_or_as_it_is(say), text)

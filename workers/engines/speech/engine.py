@@ -1,0 +1,366 @@
+"""The engine of speech and music: any request may go on after each forward of the others'.
+
+A line is spoken by unmodified library code, which waits wherever the model begins a step of its own
+(``Talker.steps``) until it is its turn. So a short request is not held up
+by a long one, a cancel takes effect at the next step, and each is charged for its own steps.
+Every line has random numbers of its own, from the request's seed: what is said does not depend on
+who else speaks, and a second attempt says it again.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from workers.contract.jobs import (
+    Cancelled,
+    Event,
+    Failed,
+    FailureCode,
+    Job,
+    Outcome,
+    RequestId,
+)
+from workers.contract.media import MusicInput, SpeechInput
+from workers.contract.models import ModelSpec
+from workers.engines.diffusion.rendezvous import Rendezvous, Run, Stopped
+from workers.engines.protocol import (
+    Admission,
+    Admitted,
+    CancelReason,
+    Estimate,
+    PhaseClock,
+    StepReport,
+    Wait,
+)
+from workers.engines.speech.families import CLONING_TASK, MUSIC_TASK, Family, family_of
+from workers.engines.speech.options import read_options
+from workers.engines.speech.speaking import Asked, Speaking
+from workers.engines.speech.talker import Line, Talker, Voice, read_voice, recorded
+from workers.engines.speech.text import Language
+from workers.engines.threads import threads_for, use_threads
+from workers.media.audio import RATE_MAX, RATE_MIN, AudioWriter, encoded_rate
+from workers.media.encode import Origin
+from workers.media.joining import SPEED_MAX, SPEED_MIN, Joiner, Tempo
+from workers.media.pixels import MediaError
+
+log = logging.getLogger(__name__)
+
+_CHARACTER_US: Final = 5_000
+"""A guess that only orders requests."""
+_CHARACTER_BYTES: Final = 64 * 1024
+
+
+class SpeechEngine:
+    """Raise ``ValueError`` if an option is wrong."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._options = read_options(spec)
+        self._languages = [Language(tag) for tag in self._options.languages]
+        self._threads = 1
+        self._rendezvous = Rendezvous(rows_max=1)
+        self._meet = self._rendezvous.site("step", lambda: None, "forward", fused=False)
+        self._family: Family | None = None
+        self._talker: Talker | None = None
+        self._voices: dict[str, Voice] = {}
+        self._running: dict[RequestId, Speaking] = {}
+
+    def load(self) -> None:
+        """Read weights and voices, and speak once. Raise ``ValueError`` with the reason."""
+        self._family = family_of(self._spec)
+        path = Path(self._spec.checkpoint or "")
+        talker = self._family.load(path, self._options)
+        self._threads = threads_for(talker.module, self._options.threads)
+        use_threads(self._threads)
+        self._voices = {}
+        for name, given in self._options.voices.items():
+            rate = talker.recording_rate
+            voice = read_voice(name, given, root=path, rate=rate, limits=self._options)
+            try:
+                talker.check(voice)
+            except ValueError as error:
+                raise ValueError(f"the voice {name!r} cannot be used: {error}") from error
+            self._voices[name] = voice
+        with torch.no_grad():
+            talker.speak(Line("Hello.", self._voice(""), 0.5), lambda _: None)
+        for module in talker.steps:
+            module.register_forward_pre_hook(self._pause)
+        self._talker = talker
+
+    def unload(self) -> None:
+        self._talker = None
+        self._voices = {}
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def estimate(self, job: Job) -> Estimate:
+        size = len(str(job.input.get("text") or job.input.get("prompt") or ""))
+        return Estimate(size * _CHARACTER_US, min(size, 1_000) * _CHARACTER_BYTES)
+
+    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
+        if len(self._running) >= self._options.slots:
+            return Wait()
+        with clock.phase("preprocess"):
+            try:
+                self._running[job.request_id] = self._prepare(job, files)
+            except _Refused as refused:
+                return refused.failure
+            except MediaError as error:
+                return Failed("invalid_input", str(error), param="recording")
+            return Admitted()
+
+    def step(self, clock: PhaseClock) -> StepReport:
+        use_threads(self._threads)
+        self._start_lines()
+        turn = self._rendezvous.turn(clock.phase)
+        by_run = {id(one.run): one for one in self._running.values() if one.run is not None}
+        weights: dict[RequestId, float] = {
+            by_run[key].job.request_id: float(rows)
+            for key, rows in turn.rows.items()
+            if key in by_run
+        }
+        events: list[tuple[RequestId, Event]] = []
+        outcomes: list[tuple[RequestId, Outcome]] = []
+        with clock.phase("postprocess"):
+            ended = {id(run) for run in turn.ended}
+            for request_id, one in self._running.items():
+                said = self._go_on(one, ended=id(one.run) in ended)
+                events += [(request_id, event) for event in said]
+                if (outcome := _outcome(one)) is not None:
+                    outcomes.append((request_id, outcome))
+        if not weights:
+            weights = dict.fromkeys((id_ for id_, _ in (*events, *outcomes)), 1.0)
+        return StepReport(weights, events, outcomes)
+
+    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
+        one = self._running[request_id]
+        one.cancelled = reason
+        if one.run is not None:
+            self._rendezvous.stop(one.run)
+
+    def release(self, request_id: RequestId) -> None:
+        one = self._running.pop(request_id)
+        if one.run is not None and not one.run.ended:
+            self._rendezvous.stop(one.run)
+
+    # --- What is asked for ------------------------------------------------------------------------
+
+    def _prepare(self, job: Job, files: Sequence[bytes]) -> Speaking:
+        """Read an input. Raise ``_Refused``, or ``MediaError`` for a recording that is none."""
+        assert self._talker is not None
+        if job.task not in (self._spec.task, *self._spec.also):
+            raise _Refused("invalid_input", f"{self._spec.name} does not do {job.task}.")
+        kind: type[Asked] = MusicInput if job.task == MUSIC_TASK else SpeechInput
+        try:
+            asked: Asked = msgspec.convert(job.input, kind)
+        except msgspec.ValidationError as error:
+            raise _Refused("invalid_input", f"The input cannot be read: {error}.") from error
+        self._check(asked)
+        if isinstance(asked, MusicInput):
+            lines, speed = [self._piece(asked)], 1.0
+        else:
+            lines, speed = self._lines(job, asked, files), asked.speed
+        rate = self._talker.rate
+        own = self._talker.own_speed
+        origin = Origin(self._spec.name, str(job.request_id), asked.seed)
+        writer = None
+        if job.stream:
+            writer = AudioWriter(
+                asked.format, source_rate=rate, rate=asked.sample_rate, origin=origin
+            )
+        if asked.sample_rate is not None:
+            asked = msgspec.structs.replace(
+                asked, sample_rate=encoded_rate(asked.format, asked.sample_rate)
+            )
+        return Speaking(
+            job=job,
+            asked=asked,
+            lines=[replace(line, speed=speed) for line in lines] if own else lines,
+            origin=origin,
+            rate=rate,
+            joiner=Joiner(rate, pause_ms=self._options.pause_ms),
+            tempo=Tempo(rate, 1.0 if own else speed),
+            writer=writer,
+        )
+
+    def _check(self, asked: Asked) -> None:
+        """Refuse by name what this model cannot do, rather than leave it out."""
+        name, rate = self._spec.name, asked.sample_rate
+        if rate is not None and not RATE_MIN <= rate <= RATE_MAX:
+            raise _Refused(
+                "invalid_input",
+                f"sample_rate is {rate}; accepted are {RATE_MIN} to {RATE_MAX}.",
+                "sample_rate",
+            )
+        if asked.parameters:
+            field = min(asked.parameters)
+            raise _Refused("unsupported_parameter", f"{name} has no parameter {field}.", field)
+        if isinstance(asked, MusicInput):
+            if asked.lyrics:
+                raise _Refused("unsupported_parameter", f"{name} does not sing.", "lyrics")
+            return
+        if asked.instructions:
+            raise _Refused(
+                "unsupported_parameter", f"{name} takes no instructions.", "instructions"
+            )
+        if not SPEED_MIN <= asked.speed <= SPEED_MAX:
+            raise _Refused(
+                "invalid_input",
+                f"speed is {asked.speed:g}; accepted are {SPEED_MIN:g} to {SPEED_MAX:g}.",
+                "speed",
+            )
+
+    def _lines(self, job: Job, asked: SpeechInput, files: Sequence[bytes]) -> list[Line]:
+        assert self._family is not None
+        language = self._language(asked.language)
+        voice = self._voice_of(job, asked, files)
+        sentences = language.sentences(
+            asked.text,
+            most=self._options.sentence_characters or self._family.sentence_characters,
+            normalize=self._options.normalize,
+        )
+        if not sentences:
+            raise _Refused("invalid_input", "There is nothing to be said in the text.", "text")
+        return [Line(text, voice, self._options.sentence_seconds) for text in sentences]
+
+    def _piece(self, asked: MusicInput) -> Line:
+        """What is asked for, in the words of a caption."""
+        wishes = [asked.prompt.strip(), asked.mood]
+        wishes.append(f"in {asked.key}" if asked.key else "")
+        wishes.append("" if asked.tempo is None else f"{asked.tempo:g} bpm")
+        seconds = (asked.duration_ms or 0) / 1000 or self._options.seconds
+        if seconds > (most := float(self._spec.limits.get("seconds", seconds))):
+            message = f"duration_ms is {asked.duration_ms}; at most {most * 1000:g}."
+            raise _Refused("invalid_input", message, "duration_ms")
+        return Line(", ".join(wish for wish in wishes if wish), self._voice(""), seconds)
+
+    def _language(self, tag: str) -> Language:
+        """The entry's language that a request means, in the region that it names."""
+        if not tag:
+            return self._languages[0]
+        accepted = ", ".join(self._options.languages)
+        try:
+            asked = Language(tag)
+        except ValueError as error:
+            message = f"{error}; accepted are {accepted}."
+            raise _Refused("invalid_input", message, "language") from error
+        if asked.name not in (language.name for language in self._languages):
+            raise _Refused(
+                "unsupported_parameter",
+                f"{self._spec.name} does not speak {tag}; it speaks {accepted}.",
+                "language",
+            )
+        return asked
+
+    def _voice_of(self, job: Job, asked: SpeechInput, files: Sequence[bytes]) -> Voice:
+        assert self._talker is not None
+        if not asked.recording:
+            if job.task == CLONING_TASK:
+                message = "This task speaks in the voice of a recording; send one."
+                raise _Refused("invalid_input", message, "recording")
+            if asked.voice and asked.voice not in self._voices:
+                known = (
+                    f"its voices are {', '.join(self._voices)}" if self._voices else "it has one"
+                )
+                message = f"{self._spec.name} has no voice {asked.voice!r}; {known}."
+                raise _Refused("invalid_input", message, "voice")
+            return self._voice(asked.voice)
+        if self._talker.recording_rate is None:
+            message = f"{self._spec.name} takes no voice from a recording."
+            raise _Refused("unsupported_parameter", message, "recording")
+        if not files:
+            raise _Refused("invalid_input", "The recording is missing.", "recording")
+        sound = recorded(files[-1], self._talker.recording_rate, self._options)
+        voice = Voice("", recording=sound, transcript=asked.transcript)
+        try:
+            self._talker.check(voice)
+        except ValueError as error:
+            raise _Refused(
+                "invalid_input", f"This voice cannot be used: {error}.", "recording"
+            ) from error
+        return voice
+
+    def _voice(self, name: str) -> Voice:
+        if not self._voices:
+            return Voice()
+        return self._voices[name] if name else next(iter(self._voices.values()))
+
+    # --- Steps ------------------------------------------------------------------------------------
+
+    def _start_lines(self) -> None:
+        assert self._talker is not None
+        for one in self._running.values():
+            if one.run is None and one.cancelled is None and not one.ended:
+                one.run = Run(self._work(one, self._talker), priority=one.job.priority)
+                self._rendezvous.start(one.run)
+
+    def _work(self, one: Speaking, talker: Talker) -> Any:
+        line, place = one.lines[one.place], one.place
+
+        def work() -> None:
+            mixed = np.random.SeedSequence((one.asked.seed % 2**64, place))
+            torch.manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
+            talker.speak(line, one.say)
+
+        return work
+
+    def _pause(self, module: torch.nn.Module, args: Any) -> None:
+        """Let others go on, who have random numbers of their own."""
+        here = torch.get_rng_state()
+        there = torch.cuda.get_rng_state() if self._options.torch_device.type == "cuda" else None
+        if there is not None:
+            torch.cuda.synchronize()  # what was begun belongs to whom it was begun for
+        self._meet()
+        torch.set_rng_state(here)
+        if there is not None:
+            torch.cuda.set_rng_state(there)
+
+    def _go_on(self, one: Speaking, *, ended: bool) -> list[Event]:
+        """Take what was said; events of it."""
+        if one.cancelled is not None:
+            return []
+        if not ended or one.run is None:
+            return one.take()
+        error = one.run.error
+        if error is None:
+            return one.end_line()
+        one.failure = _failure(error, one)
+        if one.failure.code == "engine_error":
+            log.error("speech failed", extra={"request_id": one.job.request_id}, exc_info=error)
+        return []
+
+
+class _Refused(Exception):
+    def __init__(self, code: FailureCode, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.failure = Failed(code, message, param=param)
+
+
+def _outcome(one: Speaking) -> Outcome | None:
+    if one.cancelled is not None:
+        return Cancelled(one.cancelled, usage=one.usage())
+    if one.failure is not None:
+        return one.failure
+    return one.completed() if one.ended else None
+
+
+def _failure(error: BaseException, one: Speaking) -> Failed:
+    name = type(error).__name__
+    if name == "AcceleratorError":  # sticky: the device is gone
+        raise error
+    if isinstance(error, Stopped):
+        return Failed("engine_error", "The request was stopped.", usage=one.usage())
+    memory = name == "RuntimeError" and "not enough memory" in str(error)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or memory:
+        message = "The device has too little memory for this request."
+        return Failed("out_of_memory", message, usage=one.usage())
+    return Failed("engine_error", "The engine failed on this request.", usage=one.usage())

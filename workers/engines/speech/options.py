@@ -1,0 +1,96 @@
+"""The options of a catalog entry that this engine understands, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+import torch
+
+from workers.contract.models import ModelSpec
+from workers.engines.registry import Serving
+
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class VoiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One voice; which of these a checkpoint understands depends on its family.
+
+    Paths start at the checkpoint's directory.
+    """
+
+    speaker: int | None = None
+    """Number of a speaker that the model was trained on."""
+    embedding: str | None = None
+    """File with a vector, ``.npy`` or ``.safetensors`` with one tensor."""
+    preset: str | None = None
+    """File with the arrays of a voice, ``.npz``."""
+    recording: str | None = None
+    """File with somebody speaking."""
+    transcript: str = ""
+    """What is said there."""
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the catalog entry; what every engine has in common is in ``registry.Serving``."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    slots: int = 8
+    """Requests that are being spoken at a time."""
+    threads: int | None = None
+    languages: tuple[str, ...] = ("en",)
+    """That the model speaks; the first is taken where a request names none."""
+    voices: Mapping[str, VoiceOptions] = {}
+    """By the names that requests use; the first is taken where a request names none."""
+    vocoder: str | None = None
+    """Directory of the vocoder of a model that has none itself; by default ``vocoder`` in the
+    checkpoint's own."""
+    normalize: bool = True
+    """Whether numbers, dates and abbreviations are written out before the model reads them."""
+    sentence_characters: int | None = None
+    """A longer sentence is spoken in parts; by default what the family takes well."""
+    sentence_seconds: float = 30.0
+    """A model that has not found the end of a sentence by then is stopped."""
+    pause_ms: int = 120
+    """Between two sentences."""
+    recording_seconds: float = 30.0
+    """Of a voice that is sent along, at most."""
+    seconds: float = 8.0
+    """Of music whose length is left open."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype]
+
+    @property
+    def torch_device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+
+def read_options(spec: ModelSpec) -> Options:
+    """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
+    others = set(Serving.__struct_fields__) - set(Options.__struct_fields__)
+    own = {name: value for name, value in spec.options.items() if name not in others}
+    try:
+        options = msgspec.convert(own, Options)
+    except msgspec.ValidationError as error:
+        accepted = ", ".join((*Options.__struct_fields__, *sorted(others)))
+        raise ValueError(f"{error}; options of the engine speech are {accepted}") from error
+    for name in ("slots", "threads", "sentence_characters"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; at least 1 is needed")
+    for name in ("sentence_seconds", "recording_seconds", "seconds"):
+        if getattr(options, name) <= 0:
+            raise ValueError(f"{name} is {getattr(options, name)}; more than 0 is needed")
+    if options.pause_ms < 0:
+        raise ValueError(f"pause_ms is {options.pause_ms}; at least 0 is needed")
+    if not options.languages:
+        raise ValueError("languages is empty; name at least one")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch finds no CUDA device here")
+    return options

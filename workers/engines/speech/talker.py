@@ -1,0 +1,111 @@
+"""What the engine asks of a family of checkpoints: speak one line, stopping wherever told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file
+
+from workers.engines.speech.options import Options, VoiceOptions
+from workers.media.pixels import MediaError
+from workers.media.recordings import read_audio
+
+Mono: TypeAlias = npt.NDArray[np.float32]
+"""``(N,)``, from -1 to 1."""
+Say: TypeAlias = Callable[[torch.Tensor], None]
+"""Takes sound ``(N,)`` of any dtype and device, as soon as it is final."""
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A voice in memory: what its entry or a request names, read and checked."""
+
+    name: str = ""
+    speaker: int | None = None
+    embedding: torch.Tensor | None = None
+    """``(D,)`` float32, on the CPU."""
+    preset: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    recording: Mono | None = None
+    """At the family's ``recording_rate``."""
+    transcript: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One sentence, or one piece of music."""
+
+    text: str
+    voice: Voice
+    seconds: float
+    """The longest that may come of it."""
+    speed: float = 1.0
+    """1 unless the family has ``own_speed``."""
+
+
+class Talker(Protocol):
+    """A checkpoint in memory. Several calls of ``speak`` may be under way: wherever a module of
+    ``steps`` is called, another may go on first."""
+
+    rate: int
+    """Of the sound, in Hz."""
+    channels: int
+    module: torch.nn.Module
+    steps: Sequence[torch.nn.Module]
+    own_speed: bool
+    recording_rate: int | None
+    """In Hz, of a family that takes its voice from a recording."""
+
+    def check(self, voice: Voice) -> None:
+        """Raise ``ValueError`` with the reason if it cannot speak in this voice."""
+        ...
+
+    def speak(self, line: Line, say: Say) -> None: ...
+
+
+def read_voice(
+    name: str, options: VoiceOptions, *, root: Path, rate: int | None, limits: Options
+) -> Voice:
+    """Read what a voice's entry names. Raise ``ValueError`` with the reason."""
+    try:
+        return Voice(
+            name,
+            options.speaker,
+            None if options.embedding is None else _vector(root / options.embedding),
+            {} if options.preset is None else _arrays(root / options.preset),
+            None
+            if options.recording is None
+            else recorded((root / options.recording).read_bytes(), rate, limits),
+            options.transcript,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"the voice {name!r} cannot be read: {error}") from error
+
+
+def recorded(data: bytes, rate: int | None, options: Options) -> Mono:
+    """Decode a voice. Raise ``MediaError``."""
+    if rate is None:
+        raise MediaError("This model takes no voice from a recording.")
+    audio = read_audio(data, rate=rate, seconds_max=options.recording_seconds)
+    return np.ascontiguousarray(audio.samples[0])
+
+
+def _vector(path: Path) -> torch.Tensor:
+    if path.suffix == ".safetensors":
+        tensors = load_file(path)
+        if len(tensors) != 1:
+            raise ValueError(f"{path.name} has {len(tensors)} tensors where one is needed")
+        found = next(iter(tensors.values()))
+    else:
+        found = torch.from_numpy(np.load(path, allow_pickle=False))
+    return found.reshape(-1).float()
+
+
+def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
