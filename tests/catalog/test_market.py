@@ -153,7 +153,8 @@ def test_a_worker_reads_the_same_routes_from_the_same_file(entries: dict[str, En
     assert specs.keys() == entries.keys()
     for name, spec in specs.items():
         entry = entries[name]
-        assert (spec.task, spec.engine, spec.options) == (entry.task, entry.engine, entry.options)
+        assert (spec.task, spec.engine) == (entry.task, entry.engine)
+        assert spec.options.keys() == entry.options.keys()  # paths are made absolute
         assert spec.limits == entry.limits.model_dump(exclude_unset=True)
         assert (spec.upstream is None) == (entry.upstream is None)
         if spec.upstream is not None and entry.upstream is not None:

@@ -1,0 +1,48 @@
+"""The shipped image model is small, is the one on its card, and draws what it is told."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from workers.contract.models import read_specs
+from workers.engines.diffusion.engine import DiffusionEngine
+from workers.pocket.score_image import TASKS, load, score
+
+ROOT = Path(__file__).parents[3]
+DIRECTORY = ROOT / "workers" / "pocket" / "image"
+SEED = 20_261_121
+
+
+@pytest.fixture(scope="module")
+def engine() -> DiffusionEngine:
+    return load(DIRECTORY, *TASKS)
+
+
+def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
+    files = [path for path in DIRECTORY.rglob("*") if path.is_file()]
+    card = (DIRECTORY / "README.md").read_text()
+
+    assert sum(file.stat().st_size for file in files) <= 16 * 2**20
+    for weights in DIRECTORY.rglob("*.safetensors"):
+        assert hashlib.sha256(weights.read_bytes()).hexdigest() in card
+
+
+def test_it_is_on_sale_for_what_it_does() -> None:
+    spec = next(one for one in read_specs(ROOT / "catalog.yaml") if one.name == "pocket-image")
+
+    assert (spec.task, *spec.also) == ("text-to-image", "image-to-image")
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "least"),
+    [("text to image", 60, 0.8)],
+)
+def test_it_does_what_it_is_told(
+    kind: str, count: int, least: float, engine: DiffusionEngine
+) -> None:
+    right, _ = score(engine, kind, count, seed=SEED, steps=4, guidance=1.5)
+
+    assert right >= least
