@@ -38,7 +38,7 @@ def test_it_is_on_sale_for_what_it_does() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "count", "least"),
-    [("text to image", 60, 0.8)],
+    [("text to image", 120, 0.8)],
 )
 def test_it_does_what_it_is_told(
     kind: str, count: int, least: float, engine: DiffusionEngine
