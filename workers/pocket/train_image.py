@@ -182,6 +182,7 @@ def train_unet(
     save: Callable[[str], None],
     *,
     rate: float,
+    drawing: float,
 ) -> None:
     """Learn rectified flow on all tasks; keep a mean of the weights, which is what is saved."""
     unet, encoder, vae = pipe.unet, pipe.text_encoder, pipe.vae
@@ -194,7 +195,7 @@ def train_unet(
     turns, total, saved = 0, 0.0, time.monotonic()
     for done in clock(minutes):
         set_rate(optimizer, done)
-        batch = Batch(vae, [lesson(r) for _ in range(32)])
+        batch = Batch(vae, [lesson(r, drawing=drawing) for _ in range(32)])
         size = len(batch.texts)
         texts = ["" if r.random() < UNTOLD else text for text in batch.texts]
         sigma = noise_levels(size)
@@ -260,6 +261,9 @@ def main() -> None:
     parser.add_argument("--stage", choices=("text", "vae", "decoder", "unet"), required=True)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument(
+        "--drawing", type=float, default=0.55, help="part of the lessons that bring no picture"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -293,7 +297,7 @@ def main() -> None:
         show(pipe, out.parent / f"{out.name}-{note}.png")
         print(f"saved at {note}", flush=True)
 
-    train_unet(pipe, options.minutes, r, save, rate=options.rate)
+    train_unet(pipe, options.minutes, r, save, rate=options.rate, drawing=options.drawing)
     save("last")
 
 
