@@ -19,6 +19,7 @@ from workers.contract.jobs import (
 )
 from workers.contract.queue import Entry
 from workers.contract.streams import EventLog, Workers
+from workers.engines.registry import ENGINES
 
 
 async def test_a_job_comes_back_completed_with_usage_and_timings(gateway: Gateway) -> None:
@@ -149,7 +150,7 @@ async def test_a_worker_announces_what_it_serves_and_why_not_the_rest(gateway: G
     assert said.unavailable == {
         "wrong": "its options are wrong: Expected `int | null`, got `str` - at `$.concurrency`",
         "broken": "its engine could not be loaded; the worker's log says why",
-        "strange": "this worker has no engine called 'abacus'; it has echo, embedding, llm",
+        "strange": f"this worker has no engine called 'abacus'; it has {', '.join(ENGINES)}",
         "keyless": "NO_SUCH_KEY is not set",
         "foreign": "this worker has no adapter for the dialect 'smoke-signals'; it has openai, gmi",
     }
