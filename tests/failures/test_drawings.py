@@ -240,7 +240,7 @@ def test_the_gateway_dies_at_the_worst_moment_of_a_batch_of_pictures(
     assert (usage["charged_requests"], Decimal(usage["cost"])) == (3, 3 * Decimal("0.0051"))
     assert stack.held(caller) == 0
     assert stack.findings() == []
-    clear(stack, later=timedelta(minutes=90))
+    clear(stack, later=timedelta(minutes=16))
     kept = {name: made for name, made in blobs_of(stack, caller).items() if name[:4] == "req_"}
     assert kept.keys() == ids
     assert {len(made) for made in kept.values()} == {2}, "the sources and one attempt"
