@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -157,3 +160,30 @@ async def test_nothing_is_left_of_a_stream_that_is_too_long_or_breaks_off(tmp_pa
             await blobs.put_stream(blob_key("acc", "file", "n", 0), chunks(breaks=breaks))
 
     assert [names for _, _, names in os.walk(tmp_path) if names] == []
+
+
+WRITER = """
+import asyncio, os, signal, sys
+from workers.contract.blobs import Blobs
+
+async def pieces():
+    yield b"x" * 20_000_000
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(Blobs(sys.argv[1]).put_stream(sys.argv[2], pieces()))
+"""
+
+
+def test_what_a_dead_process_had_begun_to_write_goes_with_its_request(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path.as_uri())
+    for nonce in ("dead", "kept"):
+        key = blob_key("7", "req_1", nonce, 0)
+        command = [sys.executable, "-c", WRITER, tmp_path.as_uri(), key]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} == {"dead", "kept"}
+
+    asyncio.run(blobs.delete_request("7", "req_1", spare=["kept"]))
+    assert {path.parent.name for path in tmp_path.rglob("*") if path.is_file()} == {"kept"}
+
+    asyncio.run(blobs.delete_request("7", "req_1"))
+    assert list((tmp_path / "7").iterdir()) == []

@@ -15,7 +15,9 @@ import re
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
@@ -79,7 +81,9 @@ class Blobs:
     def __init__(self, url: str, *, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._store: LocalStore | S3Store | MemoryStore
+        self._directory: Path | None = None
         if url.startswith("file://"):
+            self._directory = Path(unquote(urlsplit(url).path))
             self._store = LocalStore.from_url(url, mkdir=True, automatic_cleanup=True)
         elif url.startswith("s3://"):
             self._store = S3Store.from_url(url)
@@ -198,6 +202,8 @@ class Blobs:
                         count += 1
                     except FileNotFoundError:
                         continue
+        if self._directory is not None:
+            await asyncio.to_thread(_remove_unfinished, self._directory / prefix, spare)
         return count
 
     async def sign(self, ref: BlobRef, *, valid_s: int) -> str | None:
@@ -214,6 +220,19 @@ def _check(part: str) -> str:
     if not _SEGMENT.fullmatch(part):
         raise ValueError(f"{part!r} cannot be part of a blob's key")
     return part
+
+
+def _remove_unfinished(folder: Path, spare: Collection[str]) -> None:
+    """Remove what processes that died had begun to write: the store does not list such files."""
+    for nonce in folder.glob("*"):
+        if any(nonce.name.startswith(each) for each in spare):
+            continue
+        for file in nonce.glob("*#*"):
+            file.unlink(missing_ok=True)
+        with suppress(OSError):
+            nonce.rmdir()
+    with suppress(OSError):
+        folder.rmdir()
 
 
 @contextmanager

@@ -29,10 +29,15 @@ EXTENSIONS: Final[Mapping[str, str]] = {
     "audio/mp4": "m4a",
     "audio/aac": "aac",
     "audio/pcm": "pcm",
+    "audio/basic": "ulaw",
+    "audio/pcma": "alaw",
+    "audio/midi": "mid",
 }
 """Every type that is taken in or handed out, and how its files' names end."""
-UNMARKED: Final = frozenset({"audio/pcm"})
-"""Types that are only handed out: no byte of theirs tells what they are."""
+UNMARKED: Final = frozenset({"audio/pcm", "audio/basic", "audio/pcma", "audio/midi"})
+"""Types that are only handed out: of samples no byte tells what they are, and notes have no
+sound."""
+_ALSO_SOUND: Final = frozenset({"video/mp4", "video/webm"})
 _BY_EXTENSION: Final = {extension: kind for kind, extension in EXTENSIONS.items()}
 
 _PREFIXES: Final = (
@@ -66,14 +71,20 @@ def kind_of(content_type: str) -> str:
     return content_type.partition("/")[0]
 
 
+def may_be(content_type: str, kind: MediumKind) -> bool:
+    """Whether a file of a type can be what is wanted; containers of videos are also made of sound
+    alone, by phones and browsers."""
+    return kind_of(content_type) == kind or (kind == "audio" and content_type in _ALSO_SOUND)
+
+
 def of_extension(extension: str) -> str:
     return _BY_EXTENSION.get(extension, "application/octet-stream")
 
 
 def accepted(kind: MediumKind) -> str:
     """The types of a kind, to be told to a client."""
-    names = (name for name in EXTENSIONS if kind_of(name) == kind and name not in UNMARKED)
-    return ", ".join(name.removeprefix(f"{kind}/") for name in names)
+    names = (name for name in EXTENSIONS if may_be(name, kind) and name not in UNMARKED)
+    return ", ".join(dict.fromkeys(name.partition("/")[2] for name in names))
 
 
 def _iso(brand: bytes) -> str | None:

@@ -2,22 +2,27 @@
 
 What a client sends along (a source picture, a mask, a clip) is attached to the job as blobs, in the
 order in which the input names them: first ``images`` sources, then the mask, then the video; of
-speech the recording. What comes out lies in ``Completed.blobs``, described place by place by
-``Completed.output["media"]``.
+speech the recording; of a talking head the portrait and then what it says. What comes out lies in
+``Completed.blobs``, described place by place by ``Completed.output["media"]``.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
 VideoFormat: TypeAlias = Literal["mp4", "webp"]
-AudioFormat: TypeAlias = Literal["wav", "mp3", "opus", "flac", "aac", "pcm"]
+AudioFormat: TypeAlias = Literal["wav", "mp3", "opus", "flac", "aac", "pcm", "ulaw", "alaw"]
 """Opus comes in Ogg, AAC in ADTS; ``pcm`` is bare samples, 16 bits signed and little-endian, of two
-channels by turns."""
+channels by turns; ``ulaw`` and ``alaw`` are those of telephones (G.711), 8 bits at 8 kHz."""
+RATE_MIN: Final = 8_000
+RATE_MAX: Final = 48_000
+"""Of sound that can be asked for, in Hz."""
+SPEED_MIN: Final = 0.25
+SPEED_MAX: Final = 4.0
 MediumKind: TypeAlias = Literal["image", "video", "audio"]
 
 
@@ -76,6 +81,8 @@ class VideoInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of ``video-upscale``: how many times wider and higher."""
     format: VideoFormat = "mp4"
     parameters: dict[str, Any] = {}
+    previews: int = 0
+    """Frames of what it will be to be shown on the way."""
 
 
 class SpeechInput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -103,6 +110,8 @@ class SpeechInput(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     parameters: dict[str, Any] = {}
     """Whatever else an upstream's model understands; never read here."""
+    bitrate: int | None = None
+    """In bits a second, of a format that loses some; the nearest that it has."""
 
 
 class MusicInput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -120,6 +129,13 @@ class MusicInput(msgspec.Struct, frozen=True, omit_defaults=True):
     sample_rate: int | None = None
     seed: int = 0
     parameters: dict[str, Any] = {}
+    bitrate: int | None = None
+
+
+class TalkingInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Input of ``talking-head`` of a model that runs here: portrait and recording are attached."""
+
+    fps: int | None = None
 
 
 def characters(text: str) -> int:
@@ -136,7 +152,8 @@ class Medium(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which of ``n`` it is."""
     blob: int | None = None
     """Its place in ``Completed.blobs``."""
-    role: Literal["output", "thumbnail", "spritesheet"] = "output"
+    role: Literal["output", "thumbnail", "spritesheet", "score"] = "output"
+    """A ``score`` are the notes of a piece of music."""
     content_type: str = ""
     width: int = 0
     height: int = 0
@@ -146,6 +163,8 @@ class Medium(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of sound, in Hz."""
     seed: int = 0
     error: str | None = None
+    cut: bool = False
+    """Of speech: whether it ends at the request's limit instead of the end of its text."""
 
 
 class File(msgspec.Struct, frozen=True):

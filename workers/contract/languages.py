@@ -1,0 +1,61 @@
+"""Languages by their names, where an interface has them instead of tags. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+NAMES: Final[Mapping[str, str]] = {
+    "af": "Afrikaans",
+    "ar": "Arabic",
+    "bg": "Bulgarian",
+    "ca": "Catalan",
+    "cs": "Czech",
+    "da": "Danish",
+    "de": "German",
+    "el": "Greek",
+    "en": "English",
+    "es": "Spanish",
+    "fa": "Persian",
+    "fi": "Finnish",
+    "fil": "Filipino",
+    "fr": "French",
+    "he": "Hebrew",
+    "hi": "Hindi",
+    "hr": "Croatian",
+    "hu": "Hungarian",
+    "id": "Indonesian",
+    "it": "Italian",
+    "ja": "Japanese",
+    "ko": "Korean",
+    "ms": "Malay",
+    "nb": "Norwegian",
+    "nl": "Dutch",
+    "nn": "Nynorsk",
+    "pl": "Polish",
+    "pt": "Portuguese",
+    "ro": "Romanian",
+    "ru": "Russian",
+    "sk": "Slovak",
+    "sl": "Slovenian",
+    "sv": "Swedish",
+    "ta": "Tamil",
+    "th": "Thai",
+    "tr": "Turkish",
+    "uk": "Ukrainian",
+    "vi": "Vietnamese",
+    "yue": "Chinese,Yue",
+    "zh": "Chinese",
+}
+"""What MiniMax's ``language_boost`` calls a language, by its tag."""
+_TAGS: Final = {name.lower(): tag for tag, name in NAMES.items()}
+
+
+def tag_of(name: str) -> str:
+    """The tag of a language; what is no name is taken for one already."""
+    return _TAGS.get(name.lower(), name)
+
+
+def name_of(tag: str) -> str | None:
+    """The name of a tag's language, in whichever region."""
+    return NAMES.get(tag.replace("_", "-").partition("-")[0].lower())
