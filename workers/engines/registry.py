@@ -59,6 +59,11 @@ ENGINES: Final = {
         "LlmEngine",
         packages=("torch", "transformers", "safetensors", "tokenizers", "llguidance"),
     ),
+    "music": Entry(
+        "workers.engines.music.engine",
+        "MusicEngine",
+        packages=("torch", "transformers", "safetensors", "tokenizers", "av", "mido"),
+    ),
     "speech": Entry(
         "workers.engines.speech.engine",
         "SpeechEngine",
@@ -66,6 +71,11 @@ ENGINES: Final = {
             *("torch", "transformers", "diffusers", "greenlet", "safetensors", "av"),
             *("babel", "num2words", "sentencex"),
         ),
+    ),
+    "talking": Entry(
+        "workers.engines.talking.engine",
+        "TalkingEngine",
+        packages=("torch", "safetensors", "av", "PIL"),
     ),
     "upscale": Entry(
         "workers.engines.upscale.engine",

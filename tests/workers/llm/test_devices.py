@@ -63,7 +63,9 @@ def test_answers_are_those_of_generate(way: str, family: str, checkpoint: Checkp
         driver.step()
     driver.finish("r0", "r1", "r2", "r3")
 
-    assert (engine._there.decoder._graph is not None) == (way == "apart and in place")
+    # Where products depend on the number of rows, as on some CPUs, all ways are apart.
+    decoder = engine._there.decoder
+    assert (decoder._graph is not None) == ("in place" in way and not decoder.together)
     for number, question in enumerate(QUESTIONS[:4]):
         expected = reference.generate(question, 12 + number)[2]
         assert texts(driver.outcomes[f"r{number}"]) == [expected]

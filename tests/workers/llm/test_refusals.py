@@ -36,7 +36,7 @@ def test_an_unproven_family_is_refused_with_the_way_out(checkpoint: Checkpoint) 
         ({"device": "tpu"}, "device is 'tpu'; one of auto, cpu, cuda"),
         (
             {"slotz": 3},
-            "options of the engine llm are dtype, device, slots, cache_tokens, prefix_cache",
+            "options of the engine llm are dtype, device, slots, threads, cache_tokens, prefix",
         ),
         ({"slots": 0}, "slots is 0; at least 1"),
         ({"cache_tokens": 0}, "cache_tokens is 0; at least 1"),

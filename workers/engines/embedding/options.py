@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
-
-import msgspec
-import torch
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from workers.contract.models import ModelSpec
-from workers.engines.registry import Serving
+from workers.engines.options import WIDE, TorchOptions, read
 
 Pooling: TypeAlias = Literal["mean", "cls", "last"]
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAID: Final[dict[str, Pooling]] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -21,14 +17,12 @@ _SAID: Final[dict[str, Pooling]] = {
 }
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry; what every engine has in common is in ``registry.Serving``."""
+class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
+    """Of the catalog entry; what every engine has in common is in ``TorchOptions``."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtypes: ClassVar = WIDE
+
     slots: int = 32
-    """Requests at a time."""
-    threads: int | None = None
     pooling: Pooling | None = None
     """How a vector is made of a text's tokens; by default what the checkpoint says."""
     normalize: bool | None = None
@@ -39,33 +33,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the first numbers of a vector are a vector of their own, so that clients may ask for
     fewer ``dimensions``."""
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return _DTYPES[self.dtype]
-
-    @property
-    def torch_device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
-
 
 def read_options(spec: ModelSpec) -> Options:
     """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
-    others = set(Serving.__struct_fields__) - set(Options.__struct_fields__)
-    own = {name: value for name, value in spec.options.items() if name not in others}
-    try:
-        options = msgspec.convert(own, Options)
-    except msgspec.ValidationError as error:
-        accepted = ", ".join((*Options.__struct_fields__, *sorted(others)))
-        raise ValueError(f"{error}; options of the engine embedding are {accepted}") from error
-    if options.slots < 1:
-        raise ValueError(f"slots is {options.slots}; at least 1 is needed")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch finds no CUDA device here")
-    if options.torch_dtype is torch.float16 and options.torch_device.type == "cpu":
-        raise ValueError("float16 is many times slower than bfloat16 on a CPU; use that or float32")
-    return options
+    return read(spec, Options)
 
 
 def pooling_of(path: Path, options: Options, *, is_decoder: bool) -> Pooling:

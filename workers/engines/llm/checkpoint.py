@@ -38,15 +38,22 @@ BLOCK_TOKENS: Final = 64
 _WAY_OUT: Final = "serve it with vLLM or llama-server and point an `upstream` entry at it"
 
 
-class Checkpoint:
-    """A loaded model, its vocabulary, its context in tokens, and the cache that it needs."""
+class Weights:
+    """A loaded model, its context in tokens, and the cache that it needs."""
 
     def __init__(self, spec: ModelSpec, options: Options) -> None:
-        path = directory(spec)
+        self.path = directory(spec)
         self.context, self.shape = read_shape(spec, options)
         self.device = options.torch_device
-        self.model: Any = read_model(path, options)
-        self.vocabulary: Vocabulary = read_vocabulary(path, self.model)
+        self.model: Any = read_model(self.path, options)
+
+
+class Checkpoint(Weights):
+    """A model that holds conversations, with its vocabulary."""
+
+    def __init__(self, spec: ModelSpec, options: Options) -> None:
+        super().__init__(spec, options)
+        self.vocabulary: Vocabulary = read_vocabulary(self.path, self.model)
 
 
 def directory(spec: ModelSpec) -> Path:

@@ -34,6 +34,7 @@ from workers.engines.llm.options import read_options
 from workers.engines.llm.sampling import Chosen
 from workers.engines.llm.scheduler import Chain, Plan, Scheduler, Seat
 from workers.engines.llm.tools import is_constrained
+from workers.engines.memory import is_out_of_memory
 from workers.engines.protocol import (
     Admission,
     Admitted,
@@ -438,6 +439,6 @@ def _memory_errors_by_name() -> Iterator[None]:
         torch.cuda.empty_cache()
         raise
     except RuntimeError as error:
-        if "DefaultCPUAllocator" in str(error):
+        if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
         raise

@@ -10,7 +10,7 @@ import torch
 
 from workers.contract.models import ModelSpec
 from workers.engines.llm.cache import CacheShape, Feed
-from workers.engines.llm.checkpoint import Checkpoint
+from workers.engines.llm.checkpoint import Checkpoint, Weights
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.draft_model import DraftModel
 from workers.engines.llm.graphs import record_cuda
@@ -20,7 +20,7 @@ from workers.engines.llm.varlen import VarlenCache, make_cache
 log = logging.getLogger(__name__)
 
 
-def make_decoder(checkpoint: Checkpoint, options: Options) -> Decoder:
+def make_decoder(checkpoint: Weights, options: Options) -> Decoder:
     """Make the cache and run the model once. Raise ``ValueError`` if the device is too small."""
     shape, device = checkpoint.shape, checkpoint.device
     room = _free_bytes(device)

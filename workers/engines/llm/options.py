@@ -5,24 +5,13 @@ Whatever cannot be met is refused with a sentence for the operator; nothing is s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
-import torch
 
 from workers.contract.models import ModelSpec
-from workers.engines.registry import Serving
+from workers.engines.options import TorchOptions, read
 
-DTYPES: Final[Mapping[str, torch.dtype]] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    # Of the weights of the large matrices; everything else, and the cache, is in bfloat16.
-    "int8": torch.bfloat16,
-    "fp8": torch.bfloat16,
-}
-DEVICES: Final = ("auto", "cpu", "cuda")
 GUESSES_MAX: Final = 16
 
 
@@ -37,14 +26,9 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the draft model: a directory, or in a catalog the name of another entry."""
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry; what every engine has in common is in ``registry.Serving``."""
+class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
+    """Of the catalog entry; what every engine has in common is in ``TorchOptions``."""
 
-    dtype: str = "float32"
-    device: str = "auto"
-    """``auto`` is CUDA where there is a device, otherwise the CPU."""
-    slots: int = 8
-    """Sequences at a time."""
     cache_tokens: int | None = None
     """Tokens that the cache has room for, of all sequences together; by default as many times the
     context as there are slots, or what fits."""
@@ -54,46 +38,16 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether an answer is the same to the last bit whoever else is running, which takes a little
     longer on devices where it does not come by itself."""
     speculation: Speculation | None = None
-    threads: int | None = None
-    """Of torch, in this model's steps; without it one for a small model, otherwise torch's own
-    choice, or ``OMP_NUM_THREADS``."""
 
     @property
     def width(self) -> int:
         """Tokens of one sequence in a step: the next, and those guessed."""
         return 1 if self.speculation is None else 1 + self.speculation.tokens
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
-
-    @property
-    def torch_device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
-
 
 def read_options(spec: ModelSpec) -> Options:
     """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
-    others = set(Serving.__struct_fields__) - set(Options.__struct_fields__)
-    own = {name: value for name, value in spec.options.items() if name not in others}
-    try:
-        options = msgspec.convert(own, Options)
-    except msgspec.ValidationError as error:
-        accepted = ", ".join((*Options.__struct_fields__, *sorted(others)))
-        raise ValueError(f"{error}; options of the engine llm are {accepted}") from error
-    if options.dtype not in DTYPES:
-        raise ValueError(f"dtype is {options.dtype!r}; one of {', '.join(DTYPES)} is accepted")
-    if options.device not in DEVICES:
-        raise ValueError(f"device is {options.device!r}; one of {', '.join(DEVICES)} is accepted")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch finds no CUDA device here")
-    if options.torch_dtype is torch.float16 and options.torch_device.type == "cpu":
-        # Measured: 0.4 to 3 GFLOP/s, where the same core does 200 in bfloat16 and 90 in float32.
-        raise ValueError("float16 is many times slower than bfloat16 on a CPU; use that or float32")
-    if options.cache_tokens is not None and options.cache_tokens < 1:
-        raise ValueError(f"cache_tokens is {options.cache_tokens}; at least 1 is needed")
+    options = read(spec, Options, counts=("cache_tokens",))
     if (speculation := options.speculation) is not None:
         if not 1 <= speculation.tokens <= GUESSES_MAX:
             raise ValueError(
@@ -101,10 +55,6 @@ def read_options(spec: ModelSpec) -> Options:
             )
         if (speculation.method == "draft") != (speculation.checkpoint is not None):
             raise ValueError("speculation.checkpoint names the draft model of the method draft")
-    if options.slots < 1:
-        raise ValueError(f"slots is {options.slots}; at least 1 is needed")
-    if options.threads is not None and options.threads < 1:
-        raise ValueError(f"threads is {options.threads}; at least 1 is needed")
     return options
 
 

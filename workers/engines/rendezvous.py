@@ -1,0 +1,254 @@
+"""Runs unmodified pipelines side by side, and what they ask of the same model at once as one batch.
+
+Each run is a greenlet that executes ordinary library code. Where that calls a model, at a ``site``,
+the run parks; when every run has parked or ended, one ``turn`` takes parked calls that fit
+together, makes one call of them, and hands each its rows. All of this happens in the one thread
+that calls ``turn``, so exactly one run goes on at any time: libraries keep state in places that
+they share, tokenizers for one. A run can be stopped wherever it parks. What a site computes must
+treat the rows of a batch separately; that is proven for each pipeline by a test before it may run
+here.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from greenlet import getcurrent, greenlet
+
+from workers.engines.fusing import fits, fuse, rows_of, signature, split
+
+Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
+
+
+class Stopped(BaseException):
+    """Raised in a run that is to end. No ``Exception``, so that no library keeps it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """A function that runs call: a model's forward, an autoencoder's encode or decode."""
+
+    name: str
+    function: Callable[..., Any]
+    phase: Phase
+    fused: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One execution of a pipeline. ``priority``: of those parked the higher goes first."""
+
+    work: Callable[[], Any]
+    priority: int = 0
+    result: Any = None
+    error: BaseException | None = None
+    ended: bool = False
+    stopping: bool = False
+    course: _Course | None = None
+    """Where it is, until it has ended."""
+
+
+class _Course(greenlet):
+    def __init__(self, of: Run) -> None:
+        super().__init__(_execute)
+        self.of = of
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A parked call; ``answer`` is its rows of the result, ``error`` what was raised instead."""
+
+    run: Run
+    site: Site
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    rows: int
+    signature: object
+    order: int
+    answer: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn did: in which phase, for whom with how many rows, and who has ended."""
+
+    site: Site | None = None
+    rows: dict[int, int] = field(default_factory=dict)
+    """By ``id`` of the run."""
+    ended: tuple[Run, ...] = ()
+
+
+class Rendezvous:
+    """``rows_max``: of one batch. All of it is for one thread."""
+
+    def __init__(self, *, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self._fresh: list[Run] = []
+        self._parked: list[_Call] = []
+        self._ended: list[Run] = []
+        self._order = 0
+        self._turn = getcurrent()
+
+    def site(
+        self, name: str, function: Callable[..., Any], phase: Phase, *, fused: bool = True
+    ) -> Callable[..., Any]:
+        """Wrap a function so that runs meet there; called by anybody else it is as before."""
+        site = Site(name, function, phase, fused)
+
+        def meet(*args: Any, **kwargs: Any) -> Any:
+            here = getcurrent()
+            if not isinstance(here, _Course):
+                return function(*args, **kwargs)
+            return self._park(here, site, args, kwargs)
+
+        return meet
+
+    def start(self, run: Run) -> None:
+        """Let a run begin with the next turn."""
+        self._fresh.append(run)
+
+    def stop(self, *runs: Run) -> None:
+        """End runs where they are, between two turns; no turn reports them."""
+        for run in runs:
+            run.stopping = True
+        taken = [run for run in runs if self._takes_back(run)]
+        self._go_on(taken)
+        self._ended = [run for run in self._ended if run not in taken]
+
+    def turn(self, phase: Callable[[Phase], Any]) -> Turn:
+        """Make one call for as many runs as fit together, and let them go on until they park again.
+
+        ``phase`` is entered while the call and what follows it take their time.
+        """
+        fresh, self._fresh = self._fresh, []
+        if fresh:
+            with phase("preprocess"):
+                self._go_on(fresh)
+        group = self._choose()
+        if not group:
+            return Turn(ended=self._take_ended())
+        site = group[0].site
+        with phase(site.phase):
+            with torch.no_grad():
+                self._answer(site, group)
+            self._go_on([call.run for call in group])
+        rows: dict[int, int] = {}
+        for call in group:
+            rows[id(call.run)] = call.rows
+        return Turn(site, rows, self._take_ended())
+
+    def _park(self, here: _Course, site: Site, args: Any, kwargs: dict[str, Any]) -> Any:
+        if here.of.stopping:
+            raise Stopped
+        rows = rows_of(args, kwargs)
+        self._order += 1
+        call = _Call(
+            here.of, site, args, kwargs, rows, (site, *signature(args, kwargs, rows)), self._order
+        )
+        self._parked.append(call)
+        self._turn.switch()
+        if here.of.stopping:
+            raise Stopped
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+    def _go_on(self, runs: Sequence[Run]) -> None:
+        """Let runs go on, one after the other, until each has parked or ended."""
+        # What libraries switch about gradients is a thread's: all see it as it is here, and put
+        # it back to that, in whichever order they go on.
+        self._turn = getcurrent()
+        with torch.no_grad():
+            for run in runs:
+                if run.course is None:
+                    run.course = _Course(run)
+                run.course.parent = self._turn
+                run.course.switch(run)
+                if run.ended:
+                    run.course = None
+                    self._ended.append(run)
+
+    def _takes_back(self, run: Run) -> bool:
+        """Whether a run was to begin or was parked; it is so no longer."""
+        if run in self._fresh:
+            self._fresh.remove(run)
+            return True
+        others = [call for call in self._parked if call.run is not run]
+        was_parked = len(others) < len(self._parked)
+        self._parked = others
+        return was_parked
+
+    def _take_ended(self) -> tuple[Run, ...]:
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def _choose(self) -> list[_Call]:
+        """The call that has waited longest among the most urgent, and those that fit to it."""
+        if not self._parked:
+            return []
+        first = min(self._parked, key=lambda call: (-call.run.priority, call.order))
+        group, rows = [first], first.rows
+        if first.site.fused:
+            others = sorted(
+                (call for call in self._parked if call is not first),
+                key=lambda call: (-call.run.priority, call.order),
+            )
+            for call in others:
+                if call.signature != first.signature or rows + call.rows > self._rows_max:
+                    continue
+                if fits(
+                    (first.args, first.kwargs), (call.args, call.kwargs), first.rows, call.rows
+                ):
+                    group.append(call)
+                    rows += call.rows
+        chosen = set(map(id, group))
+        self._parked = [call for call in self._parked if id(call) not in chosen]
+        return group
+
+    def _answer(self, site: Site, group: Sequence[_Call]) -> None:
+        """Compute a group as one; if that fails, in halves, until only the offender fails."""
+        try:
+            if len(group) == 1:
+                call = group[0]
+                call.answer = site.function(*call.args, **call.kwargs)
+                return
+            rows = [call.rows for call in group]
+            args, kwargs = fuse([(call.args, call.kwargs) for call in group], rows)
+            for call, part in zip(group, split(site.function(*args, **kwargs), rows), strict=True):
+                call.answer = part
+        except Exception as error:
+            if type(error).__name__ == "AcceleratorError":  # sticky: the device is gone
+                raise
+            if len(group) == 1:
+                group[0].error = error
+                _drop_frames(error)
+                return
+        else:
+            return
+        # Outside the handler, whose traceback would keep the failed batch's memory.
+        half = len(group) // 2
+        self._answer(site, group[:half])
+        self._answer(site, group[half:])
+
+
+def _execute(run: Run) -> None:
+    try:
+        if run.stopping:
+            raise Stopped
+        run.result = run.work()
+    except BaseException as error:  # the turn reports it
+        run.error = error
+        _drop_frames(error)
+    run.ended = True
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Keep of where an exception comes from the words only: frames keep a forward's tensors."""
+    said = "" if isinstance(error, Stopped) else "".join(traceback.format_exception(error))
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    error.__notes__ = [said]
