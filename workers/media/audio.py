@@ -19,7 +19,7 @@ import numpy.typing as npt
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 
-from workers.contract.media import AudioFormat
+from workers.contract.media import RATE_MAX, RATE_MIN, AudioFormat
 from workers.media.encode import Origin
 from workers.media.pixels import Audio
 
@@ -33,9 +33,9 @@ AUDIO_TYPES: Final[dict[AudioFormat, str]] = {
     "flac": "audio/flac",
     "aac": "audio/aac",
     "pcm": "audio/pcm",
+    "ulaw": "audio/basic",
+    "alaw": "audio/pcma",
 }
-RATE_MIN: Final = 8_000
-RATE_MAX: Final = 48_000
 _MUXERS: Final[dict[AudioFormat, tuple[str, str]]] = {
     "wav": ("wav", "pcm_s16le"),
     "mp3": ("mp3", "libmp3lame"),
@@ -43,11 +43,15 @@ _MUXERS: Final[dict[AudioFormat, tuple[str, str]]] = {
     "flac": ("flac", "flac"),
     "aac": ("adts", "aac"),
     "pcm": ("s16le", "pcm_s16le"),
+    "ulaw": ("mulaw", "pcm_mulaw"),
+    "alaw": ("alaw", "pcm_alaw"),
 }
 _RATES: Final[dict[AudioFormat, tuple[int, ...]]] = {
     "mp3": (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
     "opus": (8_000, 12_000, 16_000, 24_000, 48_000),
     "aac": (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
+    "ulaw": (8_000,),
+    "alaw": (8_000,),
 }
 """What a codec knows; the others take any rate."""
 _BITS: Final[dict[AudioFormat, float]] = {"mp3": 4.0, "opus": 2.0, "aac": 4.0}
@@ -58,6 +62,14 @@ _BITRATES: Final[dict[AudioFormat, tuple[int, int]]] = {
     "aac": (32_000, 96_000),
 }
 """Least and most for each channel."""
+_MP3_BITRATES: Final = (
+    (24_000, (32_000, 320_000)),
+    (12_000, (8_000, 160_000)),
+    (0, (8_000, 64_000)),
+)
+"""Least and most of each version of MPEG, known by the rate that it begins above."""
+_BARE: Final[tuple[AudioFormat, ...]] = ("aac", "pcm", "ulaw", "alaw")
+"""Without a place for what made them."""
 _PAGE_US: Final = 200_000
 """Of an Ogg stream: what a listener waits for, at most."""
 _STREAM_OPTIONS: Final[dict[AudioFormat, dict[str, str]]] = {
@@ -76,11 +88,16 @@ def encoded_rate(format: AudioFormat, rate: int) -> int:
 
 
 def encode_audio(
-    audio: Audio, format: AudioFormat, *, rate: int | None = None, origin: Origin | None = None
+    audio: Audio,
+    format: AudioFormat,
+    *,
+    rate: int | None = None,
+    bitrate: int | None = None,
+    origin: Origin | None = None,
 ) -> bytes:
     """Encode one or two channels at the nearest rate to ``rate`` that the format has."""
     out = io.BytesIO()
-    encoder = _Encoder(out, format, len(audio.samples), audio.rate, rate, origin)
+    encoder = _Encoder(out, format, len(audio.samples), audio.rate, rate, bitrate, origin)
     encoder.add(audio.samples)
     encoder.finish()
     return out.getvalue()
@@ -96,10 +113,11 @@ class AudioWriter:
         source_rate: int,
         channels: int = 1,
         rate: int | None = None,
+        bitrate: int | None = None,
         origin: Origin | None = None,
     ) -> None:
         self._out = _Pipe()
-        self._encoder = _Encoder(self._out, format, channels, source_rate, rate, origin)
+        self._encoder = _Encoder(self._out, format, channels, source_rate, rate, bitrate, origin)
         self._source_rate = source_rate
         self._heard = 0
 
@@ -125,6 +143,17 @@ class AudioWriter:
         return self._out.take()
 
 
+def _bitrate(format: AudioFormat, channels: int, rate: int, asked: int | None) -> int:
+    """In bits a second: what was asked for, as far as the codec goes."""
+    if asked is None:
+        least, most = _BITRATES[format]
+        return int(channels * min(max(rate * _BITS[format], least), most))
+    if format == "mp3":
+        least, most = next(bounds for above, bounds in _MP3_BITRATES if rate > above)
+        return min(max(asked, least), most)
+    return min(max(asked, channels * 6_000), channels * min(256_000, rate * 6))
+
+
 class _Pipe:
     """A file that can only be written to, so that a muxer never goes back."""
 
@@ -148,6 +177,7 @@ class _Encoder:
         channels: int,
         source_rate: int,
         rate: int | None,
+        bitrate: int | None,
         origin: Origin | None,
     ) -> None:
         if channels not in (1, 2):
@@ -159,17 +189,16 @@ class _Encoder:
         if streamed:
             options |= {"flush_packets": "1", **_STREAM_OPTIONS.get(format, {})}
         self._container = av.open(out, "w", format=muxer, options=options)
-        if origin is not None and format not in ("aac", "pcm"):
+        if origin is not None and format not in _BARE:
             self._container.metadata["comment"] = json.dumps(origin.fields())
         stream = self._container.add_stream(codec, rate=self.rate)
         assert isinstance(stream, AudioStream)
         self._stream = stream
         self._layout = "mono" if channels == 1 else "stereo"
         stream.layout = self._layout
-        stream.codec_context.format = "s16" if format in ("wav", "pcm", "flac", "opus") else "fltp"
+        stream.codec_context.format = "fltp" if format in ("mp3", "aac") else "s16"
         if format in _BITS:
-            least, most = _BITRATES[format]
-            stream.bit_rate = int(channels * min(max(self.rate * _BITS[format], least), most))
+            stream.bit_rate = _bitrate(format, channels, self.rate, bitrate)
         if format == "mp3" and streamed:
             stream.options = {"reservoir": "0"}  # each frame can be heard by itself
         self._source_rate = source_rate

@@ -13,11 +13,11 @@ import av.filter
 import numpy as np
 import numpy.typing as npt
 
+from workers.contract.media import SPEED_MAX, SPEED_MIN
+
 Mono = npt.NDArray[np.float32]
 """``(N,)``."""
 
-SPEED_MIN: Final = 0.25
-SPEED_MAX: Final = 4.0
 _FADE_S: Final = 0.004
 """Too short to be heard as a fade, too long to be heard as a click."""
 _TEMPO_MIN, _TEMPO_MAX = 0.5, 2.0

@@ -149,8 +149,9 @@ def _pix2pix() -> Any:
     return _stable_diffusion(d.StableDiffusionInstructPix2PixPipeline, in_channels=8)
 
 
-def _sdxl() -> Any:
+def _sdxl(kind: Any = d.StableDiffusionXLPipeline, **settings: Any) -> Any:
     unet = _unet(
+        **settings,
         attention_head_dim=(2, 4),
         use_linear_projection=True,
         addition_embed_type="text_time",
@@ -159,7 +160,7 @@ def _sdxl() -> Any:
         projection_class_embeddings_input_dim=80,
         cross_attention_dim=64,
     )
-    return d.StableDiffusionXLPipeline(
+    return kind(
         vae=_vae(),
         text_encoder=_clip(),
         text_encoder_2=_clip(projected=True),
@@ -174,19 +175,19 @@ def _sd3() -> Any:
     transformer = d.SD3Transformer2DModel(
         sample_size=16,
         patch_size=1,
-        in_channels=4,
+        in_channels=16,
         num_layers=1,
         attention_head_dim=8,
         num_attention_heads=4,
         joint_attention_dim=32,
         caption_projection_dim=32,
         pooled_projection_dim=64,
-        out_channels=4,
+        out_channels=16,
     )
     return d.StableDiffusion3Pipeline(
         transformer=transformer,
         scheduler=d.FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=_vae(4, shift_factor=0.06, scaling_factor=1.5, **_LATENT),
+        vae=_vae(16, shift_factor=0.06, scaling_factor=1.5, **_LATENT),
         text_encoder=_clip(projected=True),
         text_encoder_2=_clip(projected=True),
         text_encoder_3=_t5(),
@@ -196,10 +197,10 @@ def _sd3() -> Any:
     )
 
 
-def _flux(kind: Any = d.FluxPipeline) -> Any:
+def _flux(kind: Any = d.FluxPipeline, **settings: Any) -> Any:
     transformer = d.FluxTransformer2DModel(
         patch_size=1,
-        in_channels=4,
+        **{"in_channels": 4, **settings},
         num_layers=1,
         num_single_layers=1,
         attention_head_dim=16,
@@ -342,10 +343,17 @@ def _pocket(kind: Any, *, frames: int, sources: int) -> Any:
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "StableDiffusionPipeline": _stable_diffusion,
+    "StableDiffusionInpaintPipeline": lambda: _stable_diffusion(
+        d.StableDiffusionInpaintPipeline, in_channels=9
+    ),
     "StableDiffusionXLPipeline": _sdxl,
+    "StableDiffusionXLInpaintPipeline": lambda: _sdxl(
+        d.StableDiffusionXLInpaintPipeline, in_channels=9
+    ),
     "StableDiffusion3Pipeline": _sd3,
     "FluxPipeline": _flux,
     "StableDiffusionInstructPix2PixPipeline": _pix2pix,
+    "FluxFillPipeline": lambda: _flux(d.FluxFillPipeline, in_channels=24, out_channels=4),
     "FluxKontextPipeline": lambda: _flux(d.FluxKontextPipeline),
     "WanPipeline": _wan,
     "WanImageToVideoPipeline": _wan_from_image,

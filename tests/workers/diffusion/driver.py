@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from workers.contract.jobs import Completed, Event, Job, Outcome, RequestId
+from tests.workers.driving import EngineDriver
+from workers.contract.jobs import Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion.engine import DiffusionEngine
-from workers.engines.protocol import Admission, Admitted
+from workers.engines.protocol import Admission
 
 SIZE = 32
-
-
-class PhaseNames:
-    """A clock that only notes which phases there were."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self.names.append(name)
-        yield
 
 
 def spec(path: Path, task: str = "text-to-image", *also: str, **options: Any) -> ModelSpec:
@@ -53,18 +41,10 @@ def opened(data: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), dtype=np.int16)
 
 
-class Driver:
-    """An engine with its requests, their events and outcomes."""
-
+class Driver(EngineDriver[DiffusionEngine]):
     def __init__(self, of: ModelSpec) -> None:
-        self.engine = DiffusionEngine(of)
-        self.engine.load()
-        self.clock = PhaseNames()
+        super().__init__(DiffusionEngine(of))
         self.task = of.task
-        self.events: dict[str, list[Event]] = {}
-        self.outcomes: dict[str, Outcome] = {}
-        self.open: set[str] = set()
-        self.steps = 0
 
     def admit(
         self,
@@ -81,30 +61,4 @@ class Driver:
         job = Job(
             RequestId(name), "acct", "painter", task or self.task, given | asked, priority=priority
         )
-        admission = self.engine.admit(job, self.clock, files)
-        if isinstance(admission, Admitted):
-            self.open.add(name)
-            self.events[name] = []
-        return admission
-
-    def step(self) -> dict[str, float]:
-        """One step; the shares of it."""
-        report = self.engine.step(self.clock)
-        self.steps += 1
-        for name, event in report.events:
-            self.events[name].append(event)
-        for name, outcome in report.outcomes:
-            self.outcomes[name] = outcome
-            self.open.discard(name)
-            self.engine.release(name)
-        return dict(report.weights)
-
-    def finish(self, most: int = 400) -> None:
-        while self.open:
-            self.step()
-            assert self.steps < most, f"{self.open} do not end"
-
-    def files(self, name: str) -> list[bytes]:
-        outcome = self.outcomes[name]
-        assert isinstance(outcome, Completed), outcome
-        return [file.data for file in outcome.files]
+        return self.take(job, files)

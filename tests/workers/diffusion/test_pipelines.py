@@ -12,23 +12,38 @@ import torch
 from PIL import Image
 
 from tests.workers.diffusion.checkpoints import MAKERS
-from tests.workers.diffusion.driver import SIZE, PhaseNames, picture, spec
+from tests.workers.diffusion.driver import SIZE, picture, spec
+from tests.workers.driving import PhaseNames
 from workers.contract.jobs import Job, RequestId
 from workers.contract.media import ImageInput, VideoInput
-from workers.engines.diffusion import loading, requests
+from workers.engines.diffusion import loading, masks, requests
 from workers.engines.diffusion.families import FAMILIES
 from workers.engines.diffusion.options import read_options
-from workers.engines.diffusion.rendezvous import Rendezvous, Run
 from workers.engines.diffusion.requests import Drawing, Request
+from workers.engines.rendezvous import Rendezvous, Run
+from workers.media.pixels import Weights
 
 TOLERANCE = 1e-4
 STEPS = (3, 6, 4, 6)
-TASKS = [(kind, task) for kind in MAKERS for task in FAMILIES[kind]]
+# Tasks that are called in one way count as one.
+TASKS = list(
+    {
+        (kind, id((masked and family.masked) or family), masked): (kind, task, masked)
+        for kind in MAKERS
+        for task, family in FAMILIES[kind].items()
+        for masked in (False, True)
+        if (masked or family.mask is None) and (not masked or (family.image and not family.frames))
+    }.values()
+)
 PROMPTS = ("a red circle", "a blue star left of the circle", "make it night", "a green square")
 
 
-def _request(loaded: loading.Loaded, task: str, index: int) -> tuple[Request, Drawing]:
+def _request(
+    loaded: loading.Loaded, task: str, index: int, *, masked: bool
+) -> tuple[Request, Drawing]:
     family = loaded.families[task]
+    if masked:
+        family = family.masked or family
     kind = VideoInput if family.frames else ImageInput
     image = Image.open(io.BytesIO(picture(index)))
     drawing = Drawing(0, seed=index)
@@ -42,32 +57,46 @@ def _request(loaded: loading.Loaded, task: str, index: int) -> tuple[Request, Dr
         steps=STEPS[index],
         strength=0.8,
         sources=(requests.covering(image, SIZE, SIZE),) if family.image else (),
-        mask=None,
+        mask=_half() if masked else None,
         drawings=[drawing],
     )
     return request, drawing
 
 
-@pytest.mark.parametrize(("kind", "task"), TASKS)
+def _half() -> Weights:
+    """A mask of the right half."""
+    mask = np.zeros((SIZE, SIZE), np.float32)
+    mask[:, SIZE // 2 :] = 1
+    return mask
+
+
+@pytest.mark.parametrize(("kind", "task", "masked"), TASKS)
 def test_together_gives_what_alone_gives(
-    kind: str, task: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    task: str,
+    masked: bool,
+    checkpoint: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(requests, "to_pixels", np.asarray)  # before they are rounded
+    monkeypatch.setattr(masks, "keep_outside", lambda drawn, *_: drawn)
     of = spec(checkpoint(kind), task)
     rendezvous = Rendezvous(rows_max=16)
     loaded = loading.load(of, read_options(of), rendezvous)
     alone, together, done = [], [], []
     with torch.no_grad():
         for index in range(len(STEPS)):
-            request, drawing = _request(loaded, task, index)
-            work = requests.work(request, drawing, loaded.copy_for(task, None), None)
+            request, drawing = _request(loaded, task, index, masked=masked)
+            pipeline = loaded.copy_for(request.family, None)
+            work = requests.work(request, drawing, pipeline, None)
             alone.append(work())
             done.append(drawing.done)
     forwards = 0
     runs = []
     for index in range(len(STEPS)):
-        request, drawing = _request(loaded, task, index)
-        runs.append(Run(requests.work(request, drawing, loaded.copy_for(task, None), None)))
+        request, drawing = _request(loaded, task, index, masked=masked)
+        pipeline = loaded.copy_for(request.family, None)
+        runs.append(Run(requests.work(request, drawing, pipeline, None)))
         rendezvous.start(runs[-1])
     ended = 0
     while ended < len(runs):

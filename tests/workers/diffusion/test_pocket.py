@@ -33,12 +33,25 @@ def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
 def test_it_is_on_sale_for_what_it_does() -> None:
     spec = next(one for one in read_specs(ROOT / "catalog.yaml") if one.name == "pocket-image")
 
-    assert (spec.task, *spec.also) == ("text-to-image", "image-to-image")
+    assert (spec.task, *spec.also) == (
+        "text-to-image",
+        "image-to-image",
+        "image-edit",
+        "image-relight",
+        "image-restyle",
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "count", "least"),
-    [("text to image", 120, 0.8)],
+    [
+        ("text to image", 120, 0.9),
+        ("edit: colour", 24, 0.7),
+        ("edit: shape", 24, 0.75),
+        ("edit: remove", 24, 0.85),
+        ("relight", 24, 0.6),
+        ("restyle", 24, 0.6),
+    ],
 )
 def test_it_does_what_it_is_told(
     kind: str, count: int, least: float, engine: DiffusionEngine

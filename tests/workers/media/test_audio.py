@@ -17,6 +17,7 @@ from workers.media.encode import Origin
 from workers.media.joining import Joiner, Tempo
 from workers.media.pixels import Audio
 
+BARE = {"pcm": "s16le", "ulaw": "mulaw", "alaw": "alaw"}
 RATES = (8_000, 22_050, 24_000, 44_100)
 FRAMES = {"mp3": 1152, "aac": 1024}
 """Samples of a frame of codecs that do not say where within it sound begins and ends."""
@@ -30,8 +31,8 @@ def tone(seconds: float, rate: int, channels: int = 1, hertz: float = 440.0) -> 
 
 def decoded(data: bytes, format: AudioFormat, rate: int, channels: int) -> tuple[np.ndarray, int]:
     layout = "mono" if channels == 1 else "stereo"
-    options = {"sample_rate": str(rate), "ch_layout": layout} if format == "pcm" else {}
-    kind = "s16le" if format == "pcm" else None
+    kind = BARE.get(format)
+    options = {"sample_rate": str(rate), "ch_layout": layout} if kind else {}
     with av.open(io.BytesIO(data), format=kind, options=options) as container:
         resampler = av.AudioResampler("fltp", layout)
         frames = [part for frame in container.decode(audio=0) for part in resampler.resample(frame)]
@@ -57,7 +58,7 @@ def test_a_file_is_as_long_as_what_went_in(format: AudioFormat, rate: int, chann
     found, found_rate = decoded(data, format, encoded_rate(format, rate), channels)
     slack = 2 * FRAMES["aac"] if format == "aac" else 2
     assert abs(found.shape[1] - wave.shape[1] * found_rate / rate) <= slack
-    assert found_rate == (48_000 if format == "opus" else rate)
+    assert found_rate == (48_000 if format == "opus" else encoded_rate(format, rate))
     middle = found[:, found.shape[1] // 3 : found.shape[1] // 2]
     assert np.abs(middle).max() == pytest.approx(0.5, abs=0.05)
 
@@ -88,7 +89,7 @@ def test_a_file_is_recognised_and_says_what_made_it(format: AudioFormat) -> None
         encode_audio(Audio(wave, 24_000), format, origin=origin),
         b"".join(streamed(wave, format, 24_000, origin=origin)),
     ):
-        if format == "pcm":
+        if format in BARE:
             assert AUDIO_TYPES[format] in UNMARKED
             continue
         assert sniff(data[:64]) == AUDIO_TYPES[format]
@@ -107,12 +108,38 @@ def test_a_file_is_recognised_and_says_what_made_it(format: AudioFormat) -> None
         ("wav", 12_345, 12_345),
         ("flac", 96_000, 48_000),
         ("aac", 4_000, 8_000),
+        ("ulaw", 24_000, 8_000),
     ],
 )
 def test_a_rate_that_a_format_lacks_becomes_the_next_above(
     format: AudioFormat, rate: int, held: int
 ) -> None:
     assert encoded_rate(format, rate) == held
+
+
+@pytest.mark.parametrize(
+    ("format", "rate", "asked", "had"),
+    [
+        ("mp3", 44_100, 128_000, 128_000),
+        ("mp3", 44_100, 32_000, 32_000),
+        ("mp3", 44_100, 10**9, 320_000),
+        ("mp3", 22_050, 256_000, 160_000),
+        ("mp3", 8_000, 128_000, 64_000),
+        ("opus", 48_000, 192_000, 192_000),
+        ("opus", 48_000, 32_000, 32_000),
+        ("aac", 44_100, 128_000, 128_000),
+    ],
+)
+def test_a_codec_takes_the_bitrate_that_is_asked_for(
+    format: AudioFormat, rate: int, asked: int, had: int
+) -> None:
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 3 * rate)).astype(np.float32)
+
+    data = encode_audio(Audio(noise, rate), format, bitrate=asked)
+    stream = b"".join(streamed(noise, format, rate, bitrate=asked))
+
+    for made in (data, stream):
+        assert len(made) * 8 / 3 == pytest.approx(had, rel=0.1)
 
 
 def test_bare_samples_are_sixteen_bits_of_what_went_in() -> None:

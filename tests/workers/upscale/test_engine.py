@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.workers.driving import Run
 from tests.workers.llm.driver import Clock
 from workers.contract.jobs import (
     Cancelled,
     Completed,
-    Event,
     Failed,
     Job,
     Outcome,
@@ -28,7 +28,7 @@ from workers.contract.jobs import (
 )
 from workers.contract.media import ImageInput, Medium, VideoInput
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import Admitted, Wait
+from workers.engines.protocol import Wait
 from workers.engines.upscale.compact import Compact
 from workers.engines.upscale.engine import UpscaleEngine
 from workers.media import decode, encode
@@ -84,35 +84,6 @@ def _video_job(name: str, **asked: Any) -> Job:
     return Job(RequestId(name), "1", "tiny", "video-upscale", value, stream=True)
 
 
-class _Run:
-    """Steps an engine until all that it admitted have ended."""
-
-    def __init__(self, engine: UpscaleEngine, *jobs: tuple[Job, list[bytes]]) -> None:
-        self.engine = engine
-        self.outcomes: dict[str, Outcome] = {}
-        self.events: list[tuple[str, Event]] = []
-        self.shared = 0
-        for job, files in jobs:
-            assert isinstance(engine.admit(job, Clock(), files), Admitted)
-        self.count = len(jobs)
-
-    def step(self) -> None:
-        report = self.engine.step(Clock())
-        self.shared += len(report.weights) > 1
-        self.events.extend(report.events)
-        for id, outcome in report.outcomes:
-            assert id not in self.outcomes
-            self.outcomes[id] = outcome
-            self.engine.release(id)
-
-    def finish(self) -> dict[str, Outcome]:
-        for _ in range(500):
-            if len(self.outcomes) == self.count:
-                return self.outcomes
-            self.step()
-        raise AssertionError("they did not end")
-
-
 def _media(outcome: Outcome) -> list[Medium]:
     assert isinstance(outcome, Completed), outcome
     return msgspec.convert(msgspec.to_builtins(outcome.output["media"]), list[Medium])
@@ -135,7 +106,7 @@ def _whole(path: Path, picture: Pixels) -> Pixels:
 def test_tiles_together_are_the_network_on_the_whole_picture(checkpoint: Path) -> None:
     engine = _engine(checkpoint, tile=48, overlap=16)
 
-    outcome = _Run(engine, (_image_job("a"), [_png(131, 77)])).finish()["a"]
+    outcome = Run(engine, (_image_job("a"), [_png(131, 77)])).finish()["a"]
 
     expected = _whole(checkpoint, _picture(131, 77))
     assert np.abs(_image(outcome).astype(int) - expected).max() <= 1
@@ -166,12 +137,12 @@ def test_requests_share_steps_and_get_what_they_get_alone(checkpoint: Path) -> N
         (_video_job("d"), [_clip()]),
     ]
 
-    run = _Run(_engine(checkpoint, tile=48, step_pixels=4 * 48 * 48), *jobs)
+    run = Run(_engine(checkpoint, tile=48, step_pixels=4 * 48 * 48), *jobs)
     together = run.finish()
 
     assert run.shared
     for job, files in jobs:
-        alone = _Run(_engine(checkpoint, tile=48), (job, files)).finish()[job.request_id]
+        alone = Run(_engine(checkpoint, tile=48), (job, files)).finish()[job.request_id]
         found = together[job.request_id]
         assert found.usage == alone.usage
         assert isinstance(found, Completed)
@@ -200,7 +171,7 @@ def test_requests_share_steps_and_get_what_they_get_alone(checkpoint: Path) -> N
 def test_less_than_the_network_draws_may_be_asked_for(
     asked: Any, size: tuple[int, int], checkpoint: Path
 ) -> None:
-    outcome = _Run(_engine(checkpoint), (_image_job("a", **asked), [_png(30, 20)])).finish()["a"]
+    outcome = Run(_engine(checkpoint), (_image_job("a", **asked), [_png(30, 20)])).finish()["a"]
 
     assert _image(outcome).shape[1::-1] == size
     assert outcome.usage.attributes == {"size": f"{size[0]}x{size[1]}"}
@@ -213,7 +184,7 @@ def test_transparency_stays_where_the_format_has_it(format: Any, checkpoint: Pat
     picture[:10, :, 3] = 0
     job = _image_job("a", format=format, compression=95)
 
-    outcome = _Run(_engine(checkpoint), (job, [encode.image(picture, "png")])).finish()["a"]
+    outcome = Run(_engine(checkpoint), (job, [encode.image(picture, "png")])).finish()["a"]
 
     found = _image(outcome, alpha=True)
     assert found.shape == (80, 120, 3 if format == "jpeg" else 4)
@@ -225,7 +196,7 @@ def test_transparency_stays_where_the_format_has_it(format: Any, checkpoint: Pat
 def test_several_pictures_of_one_request_are_several_outputs(checkpoint: Path) -> None:
     files = [_png(30, 20), _png(20, 20)]
 
-    outcome = _Run(_engine(checkpoint), (_image_job("a", images=2), files)).finish()["a"]
+    outcome = Run(_engine(checkpoint), (_image_job("a", images=2), files)).finish()["a"]
 
     assert [(medium.index, medium.blob, medium.width) for medium in _media(outcome)] == [
         (0, 0, 120),
@@ -238,7 +209,7 @@ def test_a_video_keeps_rate_length_and_sound(checkpoint: Path) -> None:
     tone = np.sin(np.arange(16_000) / 6, dtype=np.float32)[None] / 2
     clip = _clip(12, audio=Audio(tone, 16_000))
 
-    outcome = _Run(_engine(checkpoint), (_video_job("a"), [clip])).finish()["a"]
+    outcome = Run(_engine(checkpoint), (_video_job("a"), [clip])).finish()["a"]
 
     video, thumbnail, sheet = _media(outcome)
     assert (video.kind, video.width, video.height) == ("video", 128, 96)
@@ -259,14 +230,14 @@ def test_a_video_keeps_rate_length_and_sound(checkpoint: Path) -> None:
 def test_a_video_may_be_delivered_smaller_and_as_webp(checkpoint: Path) -> None:
     job = _video_job("a", scale=2, format="webp")
 
-    outcome = _Run(_engine(checkpoint), (job, [_clip(format="webp")])).finish()["a"]
+    outcome = Run(_engine(checkpoint), (job, [_clip(format="webp")])).finish()["a"]
 
     video = _media(outcome)[0]
     assert (video.content_type, video.width, video.height) == ("image/webp", 64, 48)
 
 
 def test_progress_is_said_step_by_step(checkpoint: Path) -> None:
-    run = _Run(_engine(checkpoint, step_pixels=1), (_video_job("a"), [_clip(6)]))
+    run = Run(_engine(checkpoint, step_pixels=1), (_video_job("a"), [_clip(6)]))
 
     run.finish()
 
@@ -279,7 +250,7 @@ def test_progress_is_said_step_by_step(checkpoint: Path) -> None:
 
 
 def test_a_cancelled_request_ends_at_the_next_step(checkpoint: Path) -> None:
-    run = _Run(_engine(checkpoint, step_pixels=1), (_video_job("a"), [_clip(6)]))
+    run = Run(_engine(checkpoint, step_pixels=1), (_video_job("a"), [_clip(6)]))
     run.step()
 
     run.engine.cancel(RequestId("a"), "client")
@@ -311,7 +282,7 @@ def test_too_large_a_batch_is_halved(checkpoint: Path) -> None:
     tried = _fail_above(engine, lambda tiles: len(tiles) > 2)
 
     jobs = [(_image_job(str(n)), [_png(20, 20, seed=n)]) for n in range(8)]
-    outcomes = _Run(engine, *jobs).finish()
+    outcomes = Run(engine, *jobs).finish()
 
     assert all(isinstance(outcome, Completed) for outcome in outcomes.values())
     assert tried == [8, 4, 2, 2, 4, 2, 2]
@@ -325,7 +296,7 @@ def test_only_the_request_that_is_too_much_alone_fails(checkpoint: Path) -> None
     white = encode.image(np.full((20, 20, 3), 255, np.uint8), "png")
 
     jobs = [(_image_job(str(n)), [_png(20, 20, seed=n)]) for n in range(3)]
-    outcomes = _Run(engine, *jobs, (_image_job("white"), [white])).finish()
+    outcomes = Run(engine, *jobs, (_image_job("white"), [white])).finish()
 
     failed = outcomes.pop("white")
     assert isinstance(failed, Failed)
@@ -340,7 +311,7 @@ def test_a_video_that_turns_out_to_be_damaged_costs_nobody_else(checkpoint: Path
     clip[late:] = bytes(len(clip) - late)
     jobs = [(_video_job("a"), [bytes(clip)]), (_image_job("b"), [_png(30, 20)])]
 
-    outcomes = _Run(_engine(checkpoint), *jobs).finish()
+    outcomes = Run(_engine(checkpoint), *jobs).finish()
 
     failed = outcomes["a"]
     assert isinstance(failed, Failed)
@@ -415,7 +386,7 @@ def test_an_option_that_cannot_be_met_is_refused(options: Any, said: str, checkp
 def test_weights_as_training_programs_wrap_them_are_read(checkpoint: Path, tmp_path: Path) -> None:
     torch.save({"params_ema": load_file(checkpoint / "model.safetensors")}, tmp_path / "net.pth")
 
-    outcome = _Run(_engine(tmp_path), (_image_job("a"), [_png(30, 20)])).finish()["a"]
+    outcome = Run(_engine(tmp_path), (_image_job("a"), [_png(30, 20)])).finish()["a"]
 
     expected = _whole(checkpoint, _picture(30, 20))
     assert np.abs(_image(outcome).astype(int) - expected).max() <= 1
@@ -438,7 +409,7 @@ def test_checkpoints_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
 
 
 def test_bfloat16_is_close(checkpoint: Path) -> None:
-    outcome = _Run(_engine(checkpoint, dtype="bfloat16"), (_image_job("a"), [_png(30, 20)]))
+    outcome = Run(_engine(checkpoint, dtype="bfloat16"), (_image_job("a"), [_png(30, 20)]))
 
     found = _image(outcome.finish()["a"]).astype(int)
     assert np.abs(found - _whole(checkpoint, _picture(30, 20))).mean() < 3

@@ -32,12 +32,12 @@ from workers.contract.jobs import (
 )
 from workers.contract.media import File, ImageInput, Medium, VideoInput
 from workers.contract.models import ModelSpec
-from workers.engines.diffusion import loading, requests
+from workers.engines.diffusion import loading, masks, requests
 from workers.engines.diffusion.enlarging import Enlarger
 from workers.engines.diffusion.families import Family
 from workers.engines.diffusion.options import read_options
-from workers.engines.diffusion.rendezvous import Phase, Rendezvous, Run, Stopped, Turn
 from workers.engines.diffusion.requests import Asked, Drawing, Request
+from workers.engines.memory import is_out_of_memory
 from workers.engines.protocol import (
     Admission,
     Admitted,
@@ -47,10 +47,11 @@ from workers.engines.protocol import (
     StepReport,
     Wait,
 )
+from workers.engines.rendezvous import Phase, Rendezvous, Run, Stopped, Turn
 from workers.engines.threads import threads_for, use_threads
 from workers.media import encode
 from workers.media.decode import read_image, read_mask
-from workers.media.pixels import MediaError, Pixels
+from workers.media.pixels import MediaError, Pixels, Weights
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +160,9 @@ class DiffusionEngine:
         if family is None:
             raise _Refused("invalid_input", f"{self._spec.name} does not do {job.task}.")
         asked = _read(job)
+        masked = isinstance(asked, ImageInput) and asked.mask
+        if masked and family.masked is not None:
+            family = family.masked
         self._check(asked, family)
         pictures = [
             Image.fromarray(read_image(data, pixels_max=SOURCE_PIXELS_MAX))
@@ -167,12 +171,8 @@ class DiffusionEngine:
         width, height = self._size(asked)
         sources = tuple(requests.covering(one, width, height) for one in pictures)
         mask = None
-        if isinstance(asked, ImageInput) and asked.mask:
-            size = (pictures[0].width, pictures[0].height)
-            drawn = read_mask(files[asked.images], size, pixels_max=SOURCE_PIXELS_MAX)
-            picture = Image.fromarray((drawn * 255).round().astype(np.uint8))
-            fitted = np.asarray(requests.covering(picture, width, height), dtype=np.float32)
-            mask = fitted / np.float32(255)
+        if masked:
+            mask = _mask(files[asked.images], pictures[0], (width, height))
         count = asked.n if isinstance(asked, ImageInput) else 1
         return Request(
             job=job,
@@ -201,7 +201,14 @@ class DiffusionEngine:
             raise _Refused(
                 "invalid_input", f"{name} reads at most {family.sources} pictures.", "image"
             )
-        if not asked.images and (family.strength or not family.sized):
+        masked = isinstance(asked, ImageInput) and asked.mask
+        if masked and not asked.images:
+            raise _Refused("invalid_input", "A mask belongs to a picture; send one.", "mask")
+        if family.mask is not None and not masked:
+            raise _Refused(
+                "invalid_input", f"{name} edits what a mask lets change; send one.", "mask"
+            )
+        if not asked.images and (family.strength is not None or not family.sized):
             raise _Refused("invalid_input", "This task starts from a picture; send one.", "image")
         scale = asked.scale or 1
         if scale > 1 and self._enlarger is None:
@@ -217,9 +224,10 @@ class DiffusionEngine:
     def _strength(self, asked: Asked, family: Family) -> float:
         """Raise ``_Refused`` if so little would be done that no step is left."""
         given = asked.strength if isinstance(asked, ImageInput) else None
-        strength = self._options.strength if given is None else given
+        own = self._options.strength if self._options.strength is not None else family.strength
+        strength = (own or 0.0) if given is None else given
         steps = asked.steps or self._options.steps
-        if family.strength and int(steps * strength) < 1:
+        if family.strength is not None and int(steps * strength) < 1:
             raise _Refused(
                 "invalid_input",
                 f"A strength of {strength} leaves none of {steps} steps; at least {1 / steps:.2g} "
@@ -268,7 +276,7 @@ class DiffusionEngine:
             asked = request.asked
             name = asked.scheduler or self._options.scheduler
             try:
-                pipeline = self._loaded.copy_for(request.job.task, name)
+                pipeline = self._loaded.copy_for(request.family, name)
             except ValueError as error:
                 drawing.error = Failed("unsupported_parameter", f"{error}.", param="scheduler")
                 continue
@@ -378,6 +386,23 @@ def _read(job: Job) -> Asked:
     return asked
 
 
+def _mask(data: bytes, picture: Image.Image, size: tuple[int, int]) -> Weights:
+    """A mask, cut and resized as its picture is. Raise ``_Refused``."""
+    try:
+        found = read_mask(data, picture.size, pixels_max=SOURCE_PIXELS_MAX)
+    except MediaError as error:
+        raise _Refused("invalid_input", str(error), "mask") from error
+    fitted = requests.covering(masks.as_picture(found), *size)
+    mask = np.asarray(fitted, dtype=np.float32) / np.float32(255)
+    if not mask.any():
+        raise _Refused(
+            "invalid_input",
+            "The mask protects the whole picture; make transparent, or white, what may change.",
+            "mask",
+        )
+    return mask
+
+
 def _native_side(pipeline: Any) -> int:
     """The side of the pictures that a model was trained on."""
     default = getattr(pipeline, "default_sample_size", None)
@@ -419,7 +444,7 @@ def _failure(error: BaseException, drawing: Drawing) -> Failed:
         return Failed("engine_error", "The drawing was stopped.")
     if isinstance(error, requests.DrawingError):
         return Failed("engine_error", str(error))
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if is_out_of_memory(error):
         return Failed("out_of_memory", "The device ran out of memory.")
     if isinstance(error, ValueError) and drawing.done == 0:
         return Failed("invalid_input", f"The model refused the input: {error}")

@@ -12,7 +12,7 @@ import torch
 
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion.options import Options
-from workers.engines.diffusion.rendezvous import Rendezvous
+from workers.engines.rendezvous import Rendezvous
 from workers.engines.upscale import options as upscale_options
 from workers.engines.upscale.network import Network
 from workers.engines.upscale.tiles import Canvas, plan

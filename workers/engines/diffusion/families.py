@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import diffusers
@@ -27,7 +27,12 @@ class Family:
     """The argument for source pictures."""
     sources: int = 0
     """How many pictures it reads at most; more than one are passed as a list."""
-    strength: bool = False
+    mask: str | None = None
+    """The argument for a mask, of a pipeline that draws under one and not without."""
+    masked: Family | None = None
+    """Which is called instead where a mask is sent; without it the same one, see ``masks``."""
+    strength: float | None = None
+    """How much of the source is forgotten if nobody says, of a pipeline that can be told."""
     guidance: str | None = "guidance_scale"
     negative: bool = True
     frames: bool = False
@@ -52,7 +57,7 @@ _POCKET_OVER: Final = Family(
     module="workers.pocket.pictures",
     image="image",
     sources=1,
-    strength=True,
+    strength=0.6,
 )
 _POCKET_VIDEO: Final = Family(
     "PocketVideoPipeline", module="workers.pocket.films", image="image", sources=1, frames=True
@@ -68,10 +73,34 @@ _KONTEXT: Final = Family(
     area="max_area",
     extra={"_auto_resize": False},
 )
+_KONTEXT_WITHIN: Final = replace(
+    _KONTEXT, pipeline="FluxKontextInpaintPipeline", mask="mask_image", strength=1.0
+)
 
 
-def _over(pipeline: str, *, sized: bool = False, negative: bool = True) -> Family:
-    return Family(pipeline, image="image", sources=1, strength=True, sized=sized, negative=negative)
+def _within(pipeline: str, *, negative: bool = True) -> Family:
+    """What draws under a mask; in there nothing need be kept."""
+    return Family(
+        pipeline, image="image", sources=1, mask="mask_image", strength=1.0, negative=negative
+    )
+
+
+def _over(pipeline: str, within: Family, *, sized: bool = False) -> Family:
+    return Family(
+        pipeline,
+        image="image",
+        sources=1,
+        masked=within,
+        strength=0.6,
+        sized=sized,
+        negative=within.negative,
+    )
+
+
+_SD_WITHIN: Final = _within("StableDiffusionInpaintPipeline")
+_SDXL_WITHIN: Final = _within("StableDiffusionXLInpaintPipeline")
+_SD3_WITHIN: Final = _within("StableDiffusion3InpaintPipeline")
+_FLUX_WITHIN: Final = _within("FluxInpaintPipeline", negative=False)
 
 
 FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
@@ -86,25 +115,28 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
     "PocketVideoPipeline": {"text-to-video": _POCKET_VIDEO, "image-to-video": _POCKET_VIDEO},
     "StableDiffusionPipeline": {
         "text-to-image": Family("StableDiffusionPipeline"),
-        "image-to-image": _over("StableDiffusionImg2ImgPipeline"),
+        "image-to-image": _over("StableDiffusionImg2ImgPipeline", _SD_WITHIN),
     },
+    "StableDiffusionInpaintPipeline": {"image-edit": _SD_WITHIN},
     "StableDiffusionXLPipeline": {
         "text-to-image": Family("StableDiffusionXLPipeline"),
-        "image-to-image": _over("StableDiffusionXLImg2ImgPipeline"),
+        "image-to-image": _over("StableDiffusionXLImg2ImgPipeline", _SDXL_WITHIN),
     },
+    "StableDiffusionXLInpaintPipeline": {"image-edit": _SDXL_WITHIN},
     "StableDiffusion3Pipeline": {
         "text-to-image": Family("StableDiffusion3Pipeline"),
-        "image-to-image": _over("StableDiffusion3Img2ImgPipeline", sized=True),
+        "image-to-image": _over("StableDiffusion3Img2ImgPipeline", _SD3_WITHIN, sized=True),
     },
     "FluxPipeline": {
         "text-to-image": Family("FluxPipeline", negative=False),
-        "image-to-image": _over("FluxImg2ImgPipeline", sized=True, negative=False),
+        "image-to-image": _over("FluxImg2ImgPipeline", _FLUX_WITHIN, sized=True),
     },
+    "FluxFillPipeline": {"image-edit": _within("FluxFillPipeline", negative=False)},
     "StableDiffusionInstructPix2PixPipeline": dict.fromkeys(
         ("image-edit", "image-relight", "image-restyle"), _INSTRUCTED
     ),
     "FluxKontextPipeline": dict.fromkeys(
-        ("image-edit", "image-relight", "image-restyle"), _KONTEXT
+        ("image-edit", "image-relight", "image-restyle"), replace(_KONTEXT, masked=_KONTEXT_WITHIN)
     ),
     "WanPipeline": {"text-to-video": Family("WanPipeline", frames=True, frame_step=4)},
     "WanImageToVideoPipeline": {

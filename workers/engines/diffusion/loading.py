@@ -19,23 +19,24 @@ from workers.contract.models import ModelSpec
 from workers.engines.diffusion import schedulers
 from workers.engines.diffusion.families import DENOISERS, ENCODERS, Family, families_of
 from workers.engines.diffusion.options import Options
-from workers.engines.diffusion.rendezvous import Rendezvous
 from workers.engines.precision import quantize
+from workers.engines.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checkpoint in memory: for each task of its entry a pipeline, over the same parts."""
+    """A checkpoint in memory: pipelines by their classes, over the same parts."""
 
     pipelines: Mapping[str, Any]
     families: Mapping[str, Family]
+    """By task."""
     denoiser: Any
 
-    def copy_for(self, task: str, scheduler: str | None) -> Any:
+    def copy_for(self, family: Family, scheduler: str | None) -> Any:
         """A pipeline whose state is its own: a shallow copy with a fresh scheduler."""
-        pipeline = copy.copy(self.pipelines[task])
+        pipeline = copy.copy(self.pipelines[family.pipeline])
         pipeline.scheduler = schedulers.choose(pipeline.scheduler, scheduler)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
@@ -55,16 +56,15 @@ def load(spec: ModelSpec, options: Options, rendezvous: Rendezvous) -> Loaded:
     pipeline.to(options.torch_device)
     schedulers.choose(pipeline.scheduler, options.scheduler)
     _meet(pipeline, rendezvous)
-    made = {
+    within = [family.masked for family in families.values() if family.masked is not None]
+    pipelines = {
         family.pipeline: pipeline
         if family.pipeline == type(pipeline).__name__
         else _same_parts(pipeline, family)
-        for family in families.values()
+        for family in (*families.values(), *within)
     }
     denoiser = next(part for name in DENOISERS if (part := getattr(pipeline, name, None)))
-    return Loaded(
-        {task: made[family.pipeline] for task, family in families.items()}, families, denoiser
-    )
+    return Loaded(pipelines, families, denoiser)
 
 
 def kind_of(path: Path) -> str:

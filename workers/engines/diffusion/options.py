@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
-
 import msgspec
-import torch
 
 from workers.contract.models import ModelSpec
-from workers.engines.registry import Serving
-
-DTYPES: Final[Mapping[str, torch.dtype]] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    # Of the weights of the denoiser's large matrices; everything else is in bfloat16.
-    "int8": torch.bfloat16,
-    "fp8": torch.bfloat16,
-}
-DEVICES: Final = ("auto", "cpu", "cuda")
+from workers.engines.options import TorchOptions, read
 
 
 class Lora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,20 +16,17 @@ class Lora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: float = 1.0
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry; what every engine has in common is in ``registry.Serving``."""
+class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
+    """Of the catalog entry; what every engine has in common is in ``TorchOptions``."""
 
-    dtype: str = "float32"
-    device: str = "auto"
-    """``auto`` is CUDA where there is a device, otherwise the CPU."""
     slots: int = 8
     """Pictures or videos that are being made at a time, whoever asked for them."""
     rows: int | None = None
     """Of one forward, at most; guidance takes two for each picture. By default twice the slots."""
-    threads: int | None = None
     steps: int = 20
     """Where neither request nor entry says how many."""
-    strength: float = 0.6
+    strength: float | None = None
+    """Where neither request nor entry says how much; without it 0.6, or 1 of inpainting."""
     guidance: float | None = None
     """Where neither request nor entry says how much; without it the pipeline's own."""
     scheduler: str | None = None
@@ -58,37 +41,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of a video whose length is left open."""
     fps: int = 8
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
-
-    @property
-    def torch_device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
-
 
 def read_options(spec: ModelSpec) -> Options:
     """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
-    others = set(Serving.__struct_fields__) - set(Options.__struct_fields__)
-    own = {name: value for name, value in spec.options.items() if name not in others}
-    try:
-        options = msgspec.convert(own, Options)
-    except msgspec.ValidationError as error:
-        accepted = ", ".join((*Options.__struct_fields__, *sorted(others)))
-        raise ValueError(f"{error}; options of the engine diffusion are {accepted}") from error
-    for name, accepted_names in (("dtype", DTYPES), ("device", DEVICES)):
-        if getattr(options, name) not in accepted_names:
-            raise ValueError(
-                f"{name} is {getattr(options, name)!r}; accepted: {', '.join(accepted_names)}"
-            )
-    for name in ("slots", "rows", "threads", "steps", "frames", "fps"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; at least 1 is needed")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch finds no CUDA device here")
-    if options.dtype == "float16" and options.torch_device.type == "cpu":
-        raise ValueError("float16 is many times slower than bfloat16 on a CPU; use that or float32")
-    return options
+    return read(spec, Options, counts=("rows", "steps", "frames", "fps"))

@@ -19,11 +19,11 @@ from PIL import Image
 
 from workers.contract.jobs import Failed, Job, Progress
 from workers.contract.media import File, ImageInput, Medium, VideoInput
-from workers.engines.diffusion import schedulers
+from workers.engines.diffusion import masks, previews, schedulers
 from workers.engines.diffusion.enlarging import Enlarger
 from workers.engines.diffusion.families import Family
-from workers.engines.diffusion.rendezvous import Run
 from workers.engines.protocol import CancelReason
+from workers.engines.rendezvous import Run
 from workers.media import encode
 from workers.media.pixels import Pixels, Weights
 
@@ -117,7 +117,9 @@ def work(
     if family.image is not None and request.sources:
         several = family.sources > 1
         arguments[family.image] = list(request.sources) if several else request.sources[0]
-    if family.strength:
+    if family.mask is not None and request.mask is not None:
+        arguments[family.mask] = masks.as_picture(request.mask)
+    if family.strength is not None:
         arguments["strength"] = request.strength
     if family.area is not None:
         arguments[family.area] = request.width * request.height
@@ -126,10 +128,12 @@ def work(
     if family.frames:
         step = family.frame_step
         arguments["num_frames"] = -(-(request.frames - 1) // step) * step + 1
-    wanted = asked.previews if isinstance(asked, ImageInput) else 0
 
     def draw() -> Pixels:
-        _watch(pipeline, drawing, request, previews=wanted)
+        blend = None
+        if request.mask is not None and family.mask is None:
+            blend = masks.Blend(pipeline, request.sources[0], request.mask, drawing.seed)
+        _watch(pipeline, drawing, request, blend)
         result = pipeline(**arguments)
         flagged = getattr(result, "nsfw_content_detected", None)
         if flagged and flagged[0]:
@@ -137,17 +141,21 @@ def work(
         if family.frames:
             frames = to_pixels(np.asarray(result.frames[0]))[: request.frames]
             return np.stack([_enlarged(frame, enlarger, asked.scale) for frame in frames])
-        pixels = to_pixels(np.asarray(result.images[0]))
-        if request.mask is not None:
-            pixels = keep_outside(pixels, request.sources[0], request.mask)
+        pixels = _masked(to_pixels(np.asarray(result.images[0])), request)
         return _enlarged(pixels, enlarger, asked.scale)
 
     return draw
 
 
-def _watch(pipeline: Any, drawing: Drawing, request: Request, *, previews: int) -> None:
-    """Count a drawing's steps at its own scheduler, and look at it on the way."""
-    scheduler = pipeline.scheduler
+def _masked(pixels: Pixels, request: Request) -> Pixels:
+    if request.mask is None:
+        return pixels
+    return masks.keep_outside(pixels, request.sources[0], request.mask)
+
+
+def _watch(pipeline: Any, drawing: Drawing, request: Request, blend: masks.Blend | None) -> None:
+    """Count a drawing's steps at its own scheduler, keep to its mask, and look at it on the way."""
+    scheduler, wanted = pipeline.scheduler, request.asked.previews
     step = scheduler.step
     drawing.steps = drawing.done = 0
 
@@ -161,24 +169,25 @@ def _watch(pipeline: Any, drawing: Drawing, request: Request, *, previews: int) 
             drawing.steps = counted_by or len(scheduler.timesteps) - begin
         stepped = step(output, timestep, noisy, *rest, **more)
         drawing.done += 1
-        due = drawing.steps * (drawing.shown + 1) // (previews + 1)
-        if drawing.shown < previews and due <= drawing.done < drawing.steps:
+        due = drawing.steps * (drawing.shown + 1) // (wanted + 1)
+        if drawing.shown < wanted and due <= drawing.done < drawing.steps:
             drawing.shown += 1
             clean = schedulers.clean(scheduler, output, noisy, timestep)
-            drawing.previews.append(_look(pipeline, clean, request.height, request.width))
-        return stepped
+            drawing.previews.append(_look(pipeline, clean, request))
+        if blend is None:
+            return stepped
+        return (blend.keep(stepped[0], timestep), *stepped[1:])
 
     scheduler.step = counted
 
 
-def _look(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> Pixels:
-    """Decode latents on the way: ``(H, W, 3)``."""
-    config = pipeline.vae.config
-    if hasattr(pipeline, "_unpack_latents"):
-        latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)
-    latents = latents / config.scaling_factor + (getattr(config, "shift_factor", None) or 0.0)
-    drawn = pipeline.vae.decode(latents.to(pipeline.vae.dtype), return_dict=False)[0]
-    return to_pixels((drawn[0].float() / 2 + 0.5).permute(1, 2, 0).cpu().numpy())
+def _look(pipeline: Any, latents: torch.Tensor, request: Request) -> Pixels:
+    """Decode latents on the way: ``(H, W, 3)``, of a video a frame made small."""
+    height, width = request.height, request.width
+    if request.family.frames:
+        frame = previews.look_at_frame(pipeline, latents, height, width)
+        return encode.thumbnail(to_pixels(frame))
+    return _masked(to_pixels(previews.look(pipeline, latents, height, width)), request)
 
 
 def _enlarged(pixels: Pixels, enlarger: Enlarger | None, scale: int | None) -> Pixels:
@@ -193,13 +202,6 @@ def to_pixels(drawn: Any) -> Pixels:
         raise DrawingError("The picture came out as something that is no number.")
     pixels: Pixels = (np.clip(drawn, 0.0, 1.0) * 255).round().astype(np.uint8)
     return pixels
-
-
-def keep_outside(drawn: Pixels, source: Image.Image, mask: Weights) -> Pixels:
-    """Take from the source whatever the mask protects. All three of one size."""
-    weight = mask[:, :, None]
-    kept = np.asarray(source, dtype=np.float32)
-    return (drawn * weight + kept * (1 - weight)).round().astype(np.uint8)
 
 
 def covering(image: Image.Image, width: int, height: int) -> Image.Image:

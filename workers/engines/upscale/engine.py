@@ -18,6 +18,7 @@ import torch
 from workers.contract.jobs import Cancelled, Completed, Event, Failed, Job, Outcome, RequestId
 from workers.contract.media import ImageInput, VideoInput
 from workers.contract.models import ModelSpec
+from workers.engines.memory import is_out_of_memory
 from workers.engines.protocol import (
     Admission,
     Admitted,
@@ -32,8 +33,9 @@ from workers.engines.upscale.network import Network
 from workers.engines.upscale.options import read_options
 from workers.engines.upscale.tiles import Canvas, plan
 from workers.engines.upscale.work import Pictures, Result, Size, Video, Work
+from workers.media.clip_files import ClipFiles
 from workers.media.decode import read_image
-from workers.media.encode import CONTENT_TYPES, Origin, VideoWriter
+from workers.media.encode import Origin
 from workers.media.footage import open_video
 from workers.media.pixels import MediaError, Pixels
 
@@ -179,10 +181,14 @@ class UpscaleEngine:
         )
         if isinstance(size, Failed):
             return size
-        writer = VideoWriter(
-            footage.fps, asked.format, origin=self._origin(job), audio=footage.audio
+        clip = ClipFiles(
+            footage.fps,
+            asked.format,
+            frames_expected=footage.frames_expected,
+            origin=self._origin(job),
+            audio=footage.audio,
         )
-        result = Video(size, footage, writer, CONTENT_TYPES[asked.format])
+        result = Video(size, clip)
         steps = footage.frames_expected * self._tiles(footage.width, footage.height)
         return self._work(job, footage.frames, result, steps)
 
@@ -266,7 +272,7 @@ class UpscaleEngine:
         try:
             drawn = self._network.draw(np.stack([tile.canvas.cut(tile.place) for tile in batch]))
         except Exception as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         else:
             # What was too much once need not be for ever: others may have left the device.
@@ -324,10 +330,3 @@ def _shape(tile: _Tile) -> tuple[int, int]:
 def _out_of_memory(work: Work) -> Failed:
     message = "The device has too little memory for this request."
     return Failed("out_of_memory", message, usage=work.usage())
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """A CPU's allocator says it with a plain RuntimeError."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        type(error) is RuntimeError and "not enough memory" in str(error)
-    )

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,21 +21,12 @@ from workers.contract.media import File, ImageFormat, Medium
 from workers.engines.protocol import CancelReason
 from workers.engines.upscale.tiles import Canvas, plan
 from workers.media import encode
-from workers.media.encode import CONTENT_TYPES, Origin, Overview, VideoWriter
-from workers.media.footage import Footage
+from workers.media.clip_files import ClipFiles, band
+from workers.media.encode import CONTENT_TYPES, Origin
 from workers.media.pixels import Pixels
 
 Size: TypeAlias = tuple[int, int]
 """Width and height."""
-_BANDS: Final = (480, 720, 1080, 1440, 2160, 4320)
-"""Lines by which a video's resolution is named and priced."""
-_SMALL_QUALITY: Final = 80
-
-
-def band(size: Size) -> str:
-    """The smallest usual resolution that holds a picture: ``1080p``."""
-    short = min(size)
-    return f"{next((lines for lines in _BANDS if short <= lines), _BANDS[-1])}p"
 
 
 def resized(pixels: Pixels, size: Size) -> Pixels:
@@ -103,64 +94,26 @@ class Pictures:
 
 @dataclass(slots=True)
 class Video:
-    """Frames become one clip, with a thumbnail and a sheet of small frames."""
+    """Frames become one clip."""
 
     size: Size
-    footage: Footage
-    writer: VideoWriter
-    content_type: str
-    overview: Overview = field(default_factory=Overview)
-    middle: Pixels | None = None
+    clip: ClipFiles
 
     def add(self, drawn: Pixels, source: Pixels) -> None:
-        frame = resized(drawn, self.size)
-        if self.middle is None or self.writer.frames <= self.footage.frames_expected // 2:
-            self.middle = encode.thumbnail(frame)
-        self.writer.add(frame)
-        self.overview.add(frame)
+        self.clip.add(resized(drawn, self.size))
 
     def finish(self) -> tuple[list[Medium], list[File]]:
-        assert self.middle is not None
-        sheet = self.overview.spritesheet()
-        files = [File(self.content_type, self.writer.finish())]
-        width, height = self.writer.size
-        media = [
-            Medium(
-                "video",
-                blob=0,
-                content_type=self.content_type,
-                width=width,
-                height=height,
-                duration_ms=self.writer.duration_ms,
-                fps=round(self.footage.fps),
-            )
-        ]
-        for place, (role, pixels) in enumerate(
-            (("thumbnail", self.middle), ("spritesheet", sheet)), start=1
-        ):
-            data = encode.image(pixels, "webp", quality=_SMALL_QUALITY)
-            files.append(File(CONTENT_TYPES["webp"], data))
-            media.append(
-                Medium(
-                    "image",
-                    blob=place,
-                    role="thumbnail" if role == "thumbnail" else "spritesheet",
-                    content_type=CONTENT_TYPES["webp"],
-                    width=pixels.shape[1],
-                    height=pixels.shape[0],
-                )
-            )
-        return media, files
+        return self.clip.finish()
 
     def usage(self) -> Usage:
         return Usage(
             requests=1,
-            video_ms=self.writer.duration_ms,
+            video_ms=self.clip.duration_ms,
             attributes={"resolution": band(self.size)},
         )
 
     def close(self) -> None:
-        self.writer.close()
+        self.clip.close()
 
 
 @dataclass(slots=True, eq=False)

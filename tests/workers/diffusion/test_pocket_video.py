@@ -1,0 +1,50 @@
+"""The shipped video model is small, is the one on its card, and moves what it is told to move."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from workers.contract.models import read_specs
+from workers.engines.diffusion.engine import DiffusionEngine
+from workers.pocket.score_image import load
+from workers.pocket.score_video import TASKS, score
+
+ROOT = Path(__file__).parents[3]
+DIRECTORY = ROOT / "workers" / "pocket" / "video"
+SEED = 20_261_121
+
+
+@pytest.fixture(scope="module")
+def engine() -> DiffusionEngine:
+    return load(DIRECTORY, *TASKS)
+
+
+def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
+    files = [path for path in DIRECTORY.rglob("*") if path.is_file()]
+    card = (DIRECTORY / "README.md").read_text()
+
+    assert sum(file.stat().st_size for file in files) <= 16 * 2**20
+    for weights in DIRECTORY.rglob("*.safetensors"):
+        assert hashlib.sha256(weights.read_bytes()).hexdigest() in card
+
+
+def test_all_pocket_models_together_are_small() -> None:
+    weights = (ROOT / "workers" / "pocket").rglob("*.safetensors")
+
+    assert sum(file.stat().st_size for file in weights) <= 45_000_000
+
+
+def test_it_is_on_sale_for_what_it_does() -> None:
+    spec = next(one for one in read_specs(ROOT / "catalog.yaml") if one.name == "pocket-video")
+
+    assert (spec.task, *spec.also) == TASKS
+
+
+@pytest.mark.parametrize("pictured", [False, True], ids=["words", "first frame"])
+def test_the_named_thing_moves_as_it_is_told(pictured: bool, engine: DiffusionEngine) -> None:
+    right, _ = score(engine, 24, pictured=pictured, seed=SEED)
+
+    assert right >= 0.7

@@ -1,0 +1,87 @@
+"""Frames of videos that are shown on the way: small, of the right place, as the whole will be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.workers.diffusion.driver import SIZE, Driver, opened, picture, spec
+from workers.contract.jobs import Completed, Sketch
+from workers.engines.diffusion import loading, previews
+from workers.engines.diffusion.options import read_options
+from workers.engines.rendezvous import Rendezvous
+
+Make = Callable[[str], Path]
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("PocketVideoPipeline", "text-to-video"),
+        ("WanPipeline", "text-to-video"),
+        ("WanImageToVideoPipeline", "image-to-video"),
+        ("LTXPipeline", "text-to-video"),
+        ("LTXPipeline", "image-to-video"),
+    ],
+)
+def test_frames_are_shown_on_the_way(kind: str, task: str, checkpoint: Make) -> None:
+    driver = Driver(spec(checkpoint(kind), task))
+    files = [picture()] if task.startswith("image") else []
+
+    driver.admit("one", files, steps=3, previews=2, duration_ms=1000)
+    driver.admit("blind", files, steps=3, duration_ms=1000)
+    driver.finish()
+
+    assert all(isinstance(driver.outcomes[name], Completed) for name in ("one", "blind"))
+    shown = [one for one in driver.events["one"] if isinstance(one, Sketch)]
+    assert [one.index for one in shown] == [0, 1]
+    assert [opened(one.file.data).shape for one in shown] == [(SIZE, SIZE, 3)] * 2
+    assert not any(isinstance(one, Sketch) for one in driver.events["blind"])
+
+
+def test_a_large_frame_is_made_small(checkpoint: Make) -> None:
+    driver = Driver(spec(checkpoint("PocketVideoPipeline"), "text-to-video"))
+
+    driver.admit("one", steps=2, previews=1, width=480, height=240, duration_ms=250)
+    driver.finish()
+
+    (shown,) = (one for one in driver.events["one"] if isinstance(one, Sketch))
+    assert opened(shown.file.data).shape == (160, 320, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "frames", "place"),
+    [("PocketVideoPipeline", 4, 2), ("WanPipeline", 1, 0), ("LTXPipeline", 1, 0)],
+)
+def test_a_frame_of_the_last_latents_is_the_video_s(
+    kind: str, frames: int, place: int, checkpoint: Make
+) -> None:
+    of = spec(checkpoint(kind), "text-to-video")
+    loaded = loading.load(of, read_options(of), Rendezvous(rows_max=4))
+    pipeline = loaded.copy_for(loaded.families["text-to-video"], None)
+    step, last = pipeline.scheduler.step, []
+
+    def kept(output: torch.Tensor, timestep: Any, *rest: Any, **more: Any) -> Any:
+        stepped = step(output, timestep, *rest, **more)
+        last[:] = [stepped[0]]
+        return stepped
+
+    pipeline.scheduler.step = kept
+    made = pipeline(
+        prompt="a red circle",
+        width=SIZE,
+        height=SIZE,
+        num_frames=frames,
+        num_inference_steps=2,
+        generator=torch.Generator().manual_seed(0),
+        output_type="np",
+    )
+    with torch.no_grad():
+        seen = previews.look_at_frame(pipeline, last[0], SIZE, SIZE)
+
+    assert np.abs(np.clip(seen, 0, 1) - made.frames[0][place]).max() <= 1e-5

@@ -1,0 +1,66 @@
+"""What a mask does: within it a picture is drawn anew, outside it stays as it is, to the pixel.
+
+A pipeline that reads masks is given it. With any other, the latents outside are put back after each
+step to what the source is at that much noise (blended latent diffusion, arXiv 2206.02779), so that
+what is drawn goes on from what stays. In both cases the pixels outside are put back at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from workers.media.pixels import Pixels, Weights
+
+
+class Blend:
+    """Keeps the latents of one run outside of its mask; made, and called, within the run."""
+
+    def __init__(self, pipeline: Any, source: Image.Image, mask: Weights, seed: int) -> None:
+        vae, device = pipeline.vae, pipeline._execution_device
+        pixels = pipeline.image_processor.preprocess(source).to(device, vae.dtype)
+        encoded = vae.encode(pixels)
+        latents = encoded.latents if hasattr(encoded, "latents") else encoded.latent_dist.mode()
+        shift = getattr(vae.config, "shift_factor", None) or 0.0
+        self._scheduler = pipeline.scheduler
+        self._source: torch.Tensor = (latents - shift) * vae.config.scaling_factor
+        # Drawn as the pipeline draws its own, so outside it takes away the very noise it added.
+        generator = torch.Generator().manual_seed(seed)
+        self._noise = torch.randn(self._source.shape, generator=generator).to(self._source)
+        # Whatever holds a pixel that may change may change.
+        weights = torch.from_numpy(mask)[None, None].to(self._source)
+        self._weights = F.adaptive_max_pool2d(weights, self._source.shape[-2:])
+
+    def keep(self, latents: torch.Tensor, timestep: Any) -> torch.Tensor:
+        """The latents that a step has made, at the noise of the step after ``timestep``."""
+        kept = self._noisy(timestep)
+        return (self._weights * latents + (1 - self._weights) * kept).to(latents.dtype)
+
+    def _noisy(self, timestep: Any) -> torch.Tensor:
+        steps = self._scheduler.timesteps
+        after = getattr(self._scheduler, "step_index", None)
+        if after is None:
+            after = int((steps == timestep).nonzero()[0]) + 1
+        if after == len(steps):
+            return self._source
+        add = getattr(self._scheduler, "scale_noise", None)
+        if add is not None:
+            noisy: torch.Tensor = add(self._source, steps[after : after + 1], self._noise)
+        else:
+            noisy = self._scheduler.add_noise(self._source, self._noise, steps[after : after + 1])
+        return noisy
+
+
+def as_picture(mask: Weights) -> Image.Image:
+    return Image.fromarray((mask * 255).round().astype(np.uint8))
+
+
+def keep_outside(drawn: Pixels, source: Image.Image, mask: Weights) -> Pixels:
+    """Take from the source whatever the mask protects. All three of one size."""
+    weight = mask[:, :, None]
+    kept = np.asarray(source, dtype=np.float32)
+    return (drawn * weight + kept * (1 - weight)).round().astype(np.uint8)

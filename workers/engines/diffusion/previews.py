@@ -1,0 +1,69 @@
+"""What a model takes the finished picture to be while it is still on its way; of a video, a frame.
+
+Latents are taken as the pipeline's scheduler sees them, and are decoded at the same place as all
+others are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def look(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> np.ndarray:
+    """Decode the latents of a picture: ``(H, W, 3)`` from 0 to 1."""
+    if hasattr(pipeline, "_unpack_latents"):
+        latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)
+    return _decoded(pipeline.vae, latents)
+
+
+def look_at_frame(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> np.ndarray:
+    """Decode the middle one of a video's latent frames alone: ``(H, W, 3)`` from 0 to 1.
+
+    Latents are ``(1, C, T, h, w)``, or tokens of these, or of our own model's clip
+    ``(1, T * C, h, w)``.
+    """
+    vae = pipeline.vae
+    if latents.ndim == 3:
+        small = pipeline.vae_spatial_compression_ratio
+        sides = (height // small, width // small)
+        patches = (
+            pipeline.transformer_spatial_patch_size,
+            pipeline.transformer_temporal_patch_size,
+        )
+        area = sides[0] * sides[1] // patches[0] ** 2
+        frames = latents.shape[1] // area * patches[1]
+        latents = pipeline._unpack_latents(latents, frames, *sides, *patches)
+    if latents.ndim == 4:
+        frames = latents.reshape(-1, vae.config.latent_channels, *latents.shape[2:])
+        return _decoded(vae, frames[len(frames) // 2][None])
+    middle = latents.shape[2] // 2
+    return _decoded(vae, latents[:, :, middle : middle + 1])
+
+
+def _decoded(vae: Any, latents: torch.Tensor) -> np.ndarray:
+    config = vae.config
+    extra: dict[str, Any] = {}
+    if getattr(config, "timestep_conditioning", False):
+        extra["temb"] = torch.zeros(1, device=latents.device, dtype=vae.dtype)
+    wide = _unscaled(vae, latents).to(vae.dtype)
+    drawn = vae.decode(wide, return_dict=False, **extra)[0]
+    picture = drawn[0] if drawn.ndim == 4 else drawn[0, :, 0]
+    seen: np.ndarray = (picture.float() / 2 + 0.5).permute(1, 2, 0).cpu().numpy()
+    return seen
+
+
+def _unscaled(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Latents as the autoencoder has them, whose mean and spread is taken off for the denoiser."""
+    config, buffers = vae.config, dict(vae.named_buffers())
+    scale = getattr(config, "scaling_factor", None) or 1.0
+    mean, spread = (
+        buffers.get(name, getattr(config, name, None)) for name in ("latents_mean", "latents_std")
+    )
+    if mean is None or spread is None:
+        return latents / scale + (getattr(config, "shift_factor", None) or 0.0)
+    shape = (1, -1, *[1] * (latents.ndim - 2))
+    mean, spread = (torch.as_tensor(one).view(shape).to(latents) for one in (mean, spread))
+    return latents * spread / scale + mean

@@ -1,0 +1,91 @@
+"""What a client gets of a clip: the video itself, a thumbnail, and a sheet of small frames."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Final
+
+from workers.contract.media import File, Medium, VideoFormat
+from workers.media import encode
+from workers.media.encode import CONTENT_TYPES, Origin, Overview, VideoWriter
+from workers.media.pixels import Audio, Pixels
+
+_BANDS: Final = (480, 720, 1080, 1440, 2160, 4320)
+"""Lines by which a video's resolution is named and priced."""
+_SMALL_QUALITY: Final = 80
+
+
+def band(size: tuple[int, int]) -> str:
+    """The smallest usual resolution that holds a picture of this width and height: ``1080p``."""
+    short = min(size)
+    return f"{next((lines for lines in _BANDS if short <= lines), _BANDS[-1])}p"
+
+
+class ClipFiles:
+    """Takes frames in order, all of one size, and never keeps them uncompressed."""
+
+    def __init__(
+        self,
+        fps: Fraction,
+        format: VideoFormat = "mp4",
+        *,
+        frames_expected: int,
+        origin: Origin,
+        audio: Audio | None = None,
+    ) -> None:
+        self._writer = VideoWriter(fps, format, origin=origin, audio=audio)
+        self._content_type = CONTENT_TYPES[format]
+        self._fps = fps
+        self._expected = frames_expected
+        self._overview = Overview()
+        self._middle: Pixels | None = None
+
+    @property
+    def frames(self) -> int:
+        return self._writer.frames
+
+    @property
+    def duration_ms(self) -> int:
+        return self._writer.duration_ms
+
+    def add(self, frame: Pixels) -> None:
+        if self._middle is None or self._writer.frames <= self._expected // 2:
+            self._middle = encode.thumbnail(frame)
+        self._writer.add(frame)
+        self._overview.add(frame)
+
+    def finish(self) -> tuple[list[Medium], list[File]]:
+        assert self._middle is not None
+        sheet = self._overview.spritesheet()
+        files = [File(self._content_type, self._writer.finish())]
+        width, height = self._writer.size
+        media = [
+            Medium(
+                "video",
+                blob=0,
+                content_type=self._content_type,
+                width=width,
+                height=height,
+                duration_ms=self._writer.duration_ms,
+                fps=round(self._fps),
+            )
+        ]
+        for place, (role, pixels) in enumerate(
+            (("thumbnail", self._middle), ("spritesheet", sheet)), start=1
+        ):
+            data = encode.image(pixels, "webp", quality=_SMALL_QUALITY)
+            files.append(File(CONTENT_TYPES["webp"], data))
+            media.append(
+                Medium(
+                    "image",
+                    blob=place,
+                    role="thumbnail" if role == "thumbnail" else "spritesheet",
+                    content_type=CONTENT_TYPES["webp"],
+                    width=pixels.shape[1],
+                    height=pixels.shape[0],
+                )
+            )
+        return media, files
+
+    def close(self) -> None:
+        self._writer.close()
