@@ -39,10 +39,12 @@ def test_a_long_tune_brings_a_second_section_and_the_first_again() -> None:
     assert sections == ["intro", "a", "b", "a", "outro"]
 
 
-def test_a_tune_is_as_long_as_asked_to_the_nearest_bar() -> None:
-    piece = tune(random.Random(1), bars=bars_for(30, "4/4", 96))
+def test_a_tune_has_as_many_bars_as_there_is_time_for() -> None:
+    piece = tune(random.Random(1), bars=bars_for(31, "4/4", 96))
 
     assert len(piece.bars) == 12
+    assert bars_for(30.9, "4/4", 96) == 11
+    assert bars_for(3.4, "4/4", 96) == 0
 
 
 def test_tunes_are_of_their_mood() -> None:
@@ -154,6 +156,34 @@ def test_tempo_and_metre_are_read() -> None:
 
     assert (told.tempo, told.metre) == (97, "3/4")
     assert told.words == ("a", "waltz", "at", "<tempo:96>", "with", "piano")
+
+
+@pytest.mark.parametrize(
+    ("text", "mood", "instruments"),
+    [
+        ("a gloomy tune", "dark", {}),
+        ("a grand piano piece, no drums", None, {"lead": "piano", "drums": "none"}),
+        ("with guitar, guitar and bass guitar", None, {"lead": "guitar", "chords": "guitar"}),
+        ("dark synth pad with bells", "dark", {"chords": "pad", "lead": "bells"}),
+        ("violins, a cello and a drum machine", None, {"lead": "violin", "drums": "electronic"}),
+    ],
+)
+def test_moods_and_instruments_are_read(
+    text: str, mood: str | None, instruments: dict[str, str]
+) -> None:
+    told = read(text)
+
+    assert told.mood == mood
+    assert instruments.items() <= told.instruments.items()
+
+
+def test_a_full_caption_is_read_as_what_it_was_said_of() -> None:
+    for piece in tunes():
+        told = read(caption(piece, random.Random(1), full=True))
+
+        assert (told.mood, told.key, told.tempo) == (piece.mood, piece.key, piece.tempo)
+        assert (told.instruments["lead"], told.instruments["bass"]) == (piece.lead, piece.bass)
+        assert told.instruments["drums"] == piece.drums
 
 
 def test_a_prompt_cannot_speak_the_tokens_of_music() -> None:

@@ -4,83 +4,101 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from workers.pocket.hearing import in_scale
-from workers.pocket.notes import END, TOKENS, Key, decode, encode
+from workers.pocket.notes import END, TOKENS, Key, Piece, decode, encode
 from workers.pocket.score_music import moods_of
-from workers.pocket.train_music import CONTEXT, HEAD, ROW, batches, make_model, make_tokenizer
-from workers.pocket.tunes import bars_for, plan, tune
-from workers.pocket.writer import Order, Writer
+from workers.pocket.train_music import CONTEXT, HEAD, batches, make_model, make_tokenizer
+from workers.pocket.tunes import RING, bars_for, plan, tune
+from workers.pocket.writer import Order, Writing
+
+VOCABULARY: dict[str, int] = make_tokenizer().get_vocab()
 
 
-@pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Writer:
-    """Of a model that knows nothing."""
-    torch.manual_seed(0)
-    directory: Path = tmp_path_factory.mktemp("music")
-    tokenizer = make_tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=400,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return Writer(directory)
+def write(order: Order, *, context: int = CONTEXT) -> Writing:
+    """As a model would that says anything."""
+    writing = Writing(order, VOCABULARY, context=context)
+    chance = torch.Generator().manual_seed(order.seed)
+    held = 0
+    while not writing.ended:
+        start, ids = writing.unread()
+        assert ids
+        assert start in (0, held)
+        assert (held := start + len(ids)) <= context
+        writing.choose(torch.randn(len(VOCABULARY), generator=chance))
+    return writing
 
 
-def test_what_is_written_is_a_piece_as_long_as_planned(writer: Writer) -> None:
-    writing = writer.begin(Order("a sad waltz in F# minor at 91 bpm", seconds=12, seed=3))
-    bars = tuple(writing.bars())
+def piece_of(writing: Writing) -> Piece:
+    assert writing.head is not None
+    return replace(writing.head, bars=tuple(writing.bars))
 
-    head = writing.head
-    assert (head.key, head.tempo, head.metre) == (Key(6, "minor"), 91, "3/4")
-    assert len(bars) == writing.count == bars_for(12, "3/4", 91)
-    assert [(bar.section, bar.place) for bar in bars] == list(plan(len(bars)))
-    piece = replace(head, tempo=92, bars=bars)
-    assert decode(encode(piece)) == piece
+
+def test_what_is_written_is_a_piece_as_long_as_planned() -> None:
+    writing = write(Order("a sad waltz in F# minor at 91 bpm", seconds=12, seed=3))
+
+    piece = piece_of(writing)
+    assert (piece.key, piece.tempo, piece.metre) == (Key(6, "minor"), 91, "3/4")
+    assert len(piece.bars) == writing.count == bars_for(12, "3/4", 91)
+    assert [(bar.section, bar.place) for bar in piece.bars] == list(plan(writing.count))
+    as_written = replace(piece, tempo=92)
+    assert decode(encode(as_written)) == as_written
     assert 0 <= in_scale(piece) <= 1
+    assert {chord.root for _, chord in piece.bars[-1].chords} == {0}
 
 
-def test_an_order_goes_before_its_prompt(writer: Writer) -> None:
-    order = Order("in C major at 60 bpm", key=Key(2, "minor"), tempo=150, mood="tense", seconds=1)
-    head = writer.begin(order).head
+def test_an_order_goes_before_its_prompt() -> None:
+    order = Order("in C major at 60 bpm", key=Key(2, "minor"), tempo=150, mood="tense", seconds=4)
+    head = piece_of(write(order))
 
     assert (head.key, head.tempo, head.mood) == (Key(2, "minor"), 150, "tense")
 
 
-def test_the_same_seed_writes_the_same(writer: Writer) -> None:
+def test_mood_and_instruments_of_a_prompt_are_kept() -> None:
+    head = piece_of(write(Order("a gloomy waltz with organ and cello, no drums", seconds=4)))
+
+    assert (head.mood, head.lead, head.bass, head.drums) == ("dark", "organ", "cello", "none")
+
+
+def test_the_same_seed_writes_the_same() -> None:
     once, again, other = (
-        tuple(writer.begin(Order("a tune", tempo=120, seconds=4, seed=seed)).bars())
-        for seed in (1, 1, 2)
+        piece_of(write(Order("a tune", tempo=120, seconds=4, seed=seed))) for seed in (1, 1, 2)
     )
 
     assert once == again
-    assert once != other
+    assert once.bars != other.bars
 
 
-def test_a_piece_may_be_longer_than_the_context(writer: Writer) -> None:
-    writing = writer.begin(Order(tempo=120, metre="4/4", seconds=60))
-    bars = tuple(writing.bars())
+def test_a_piece_may_be_longer_than_the_context() -> None:
+    writing = write(Order(tempo=120, metre="4/4", seconds=61), context=300)
 
-    assert len(bars) == 30
-    assert len(encode(replace(writing.head, bars=bars))) > 400
+    assert len(writing.bars) == 30
+    assert len(encode(piece_of(writing))) > 600
 
 
-def test_a_mood_that_is_none_is_refused(writer: Writer) -> None:
-    with pytest.raises(ValueError, match="there are happy"):
-        writer.begin(Order(mood="blue"))
+@pytest.mark.parametrize("seconds", [2, 3, 5])
+def test_a_short_piece_is_fast_enough_for_a_bar(seconds: float) -> None:
+    for seed in range(5):
+        piece = piece_of(write(Order(seconds=seconds, seed=seed)))
+
+        assert piece.bars
+        assert len(piece.bars) * piece.bar_seconds <= seconds - RING + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (Order(seconds=1.5), "1.5 seconds are too short for a bar"),
+        (Order(seconds=3, tempo=50), "3 seconds are too short for a bar at 50 beats a minute"),
+        (Order("at 90 bpm in 4/4", seconds=3), "at 90 beats a minute"),
+    ],
+)
+def test_what_there_is_no_time_for_is_refused(order: Order, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Writing(order, VOCABULARY, context=CONTEXT)
 
 
 def test_every_token_has_a_number_of_its_own() -> None:
@@ -99,7 +117,7 @@ def test_the_model_fits_in_six_megabytes() -> None:
     weights = sum(p.numel() for p in make_model(make_tokenizer()).parameters())
 
     assert 2_000_000 < weights < 3_000_000
-    assert HEAD < ROW <= CONTEXT
+    assert HEAD < CONTEXT
 
 
 def test_lessons_count_the_tune_only() -> None:

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 
+from tests.workers.driving import EngineDriver
 from tests.workers.speech.checkpoints import RATE
-from workers.contract.jobs import Completed, Event, Job, Outcome, RequestId, Sound
+from workers.contract.jobs import Job, RequestId, Sound, Usage
 from workers.contract.models import ModelSpec
 from workers.engines.protocol import Admission, Admitted
 from workers.engines.speech.engine import SpeechEngine
 
-
-class PhaseNames:
-    """A clock that only notes which phases there were."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self.names.append(name)
-        yield
+NO_LIMITS = Usage()
 
 
 def spec(path: Path, task: str = "text-to-speech", *also: str, **options: Any) -> ModelSpec:
@@ -48,19 +38,10 @@ def samples(data: bytes) -> np.ndarray:
     return np.concatenate(frames, axis=1).reshape(-1).astype(np.float32) / 32_768
 
 
-class Driver:
-    """An engine with its requests, their events and outcomes."""
-
+class Driver(EngineDriver[SpeechEngine]):
     def __init__(self, of: ModelSpec) -> None:
-        self.engine = SpeechEngine(of)
-        self.engine.load()
-        self.clock = PhaseNames()
+        super().__init__(SpeechEngine(of))
         self.task = of.task
-        self.events: dict[str, list[Event]] = {}
-        self.outcomes: dict[str, Outcome] = {}
-        self.shares: dict[str, float] = {}
-        self.open: set[str] = set()
-        self.steps = 0
 
     def admit(
         self,
@@ -70,6 +51,7 @@ class Driver:
         task: str | None = None,
         stream: bool = False,
         priority: int = 0,
+        limits: Usage = NO_LIMITS,
         **asked: Any,
     ) -> Admission:
         given: dict[str, Any] = {"format": "wav", "recording": bool(files)}
@@ -82,34 +64,12 @@ class Driver:
             given | asked,
             stream=stream,
             priority=priority,
+            limits=limits,
         )
-        admission = self.engine.admit(job, self.clock, files)
-        if isinstance(admission, Admitted):
-            self.open.add(name)
-            self.events[name] = []
-        return admission
-
-    def step(self) -> None:
-        report = self.engine.step(self.clock)
-        self.steps += 1
-        for name, share in report.weights.items():
-            self.shares[name] = self.shares.get(name, 0) + share
-        for name, event in report.events:
-            self.events[name].append(event)
-        for name, outcome in report.outcomes:
-            self.outcomes[name] = outcome
-            self.open.discard(name)
-            self.engine.release(name)
-
-    def finish(self, most: int = 4_000) -> None:
-        while self.open:
-            self.step()
-            assert self.steps < most, f"{self.open} do not end"
+        return self.take(job, files)
 
     def file(self, name: str) -> bytes:
-        outcome = self.outcomes[name]
-        assert isinstance(outcome, Completed), outcome
-        return outcome.files[0].data
+        return self.files(name)[0]
 
     def streamed(self, name: str) -> bytes:
         pieces = [event for event in self.events[name] if isinstance(event, Sound)]
@@ -129,4 +89,4 @@ def speak(of: ModelSpec | Driver, **asked: Any) -> np.ndarray:
     return samples(driver.file(name))
 
 
-__all__ = ["RATE", "Driver", "PhaseNames", "samples", "speak", "spec"]
+__all__ = ["RATE", "Driver", "samples", "speak", "spec"]

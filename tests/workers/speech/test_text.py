@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engines.speech.text import Language
+from workers.engines.speech.text import TURN, Language, with_turns
 
 
 @pytest.mark.parametrize(
@@ -89,3 +89,13 @@ def test_no_text_is_too_strange(text: str, language: str) -> None:
     for piece in Language(language).sentences(text, most=40):
         assert piece.strip()
         assert len(piece) <= 40
+
+
+def test_turns_are_kept_and_told_before_each_sentence() -> None:
+    said = Language("en").sentences("Hi. I am 2. [S2] So am I. Good! [S1] Bye.", most=100)
+
+    assert "S one" not in " ".join(said)
+    turns = with_turns(said)
+    assert "".join(turns).count("[S1]") + "".join(turns).count("[S2]") >= len(turns)
+    assert all(TURN.match(turn) for turn in turns)
+    assert turns[:2] == ["[S1] Hi.", "[S1] I am two."]

@@ -29,9 +29,16 @@ from workers.contract.jobs import (
     Outcome,
     RequestId,
 )
-from workers.contract.media import MusicInput, SpeechInput
+from workers.contract.media import (
+    RATE_MAX,
+    RATE_MIN,
+    SPEED_MAX,
+    SPEED_MIN,
+    MusicInput,
+    SpeechInput,
+)
 from workers.contract.models import ModelSpec
-from workers.engines.diffusion.rendezvous import Rendezvous, Run, Stopped
+from workers.engines.memory import is_out_of_memory
 from workers.engines.protocol import (
     Admission,
     Admitted,
@@ -41,15 +48,16 @@ from workers.engines.protocol import (
     StepReport,
     Wait,
 )
+from workers.engines.rendezvous import Rendezvous, Run, Stopped
 from workers.engines.speech.families import CLONING_TASK, MUSIC_TASK, Family, family_of
 from workers.engines.speech.options import read_options
 from workers.engines.speech.speaking import Asked, Speaking
 from workers.engines.speech.talker import Line, Talker, Voice, read_voice, recorded
-from workers.engines.speech.text import Language
+from workers.engines.speech.text import Language, with_turns
 from workers.engines.threads import threads_for, use_threads
-from workers.media.audio import RATE_MAX, RATE_MIN, AudioWriter, encoded_rate
+from workers.engines.track import Track
 from workers.media.encode import Origin
-from workers.media.joining import SPEED_MAX, SPEED_MIN, Joiner, Tempo
+from workers.media.joining import Joiner, Tempo
 from workers.media.pixels import MediaError
 
 log = logging.getLogger(__name__)
@@ -90,6 +98,7 @@ class SpeechEngine:
             except ValueError as error:
                 raise ValueError(f"the voice {name!r} cannot be used: {error}") from error
             self._voices[name] = voice
+        torch.manual_seed(0)
         with torch.no_grad():
             talker.speak(Line("Hello.", self._voice(""), 0.5), lambda _: None)
         for module in talker.steps:
@@ -172,24 +181,14 @@ class SpeechEngine:
         rate = self._talker.rate
         own = self._talker.own_speed
         origin = Origin(self._spec.name, str(job.request_id), asked.seed)
-        writer = None
-        if job.stream:
-            writer = AudioWriter(
-                asked.format, source_rate=rate, rate=asked.sample_rate, origin=origin
-            )
-        if asked.sample_rate is not None:
-            asked = msgspec.structs.replace(
-                asked, sample_rate=encoded_rate(asked.format, asked.sample_rate)
-            )
         return Speaking(
             job=job,
             asked=asked,
             lines=[replace(line, speed=speed) for line in lines] if own else lines,
-            origin=origin,
-            rate=rate,
+            track=Track(asked, origin, rate=rate, stream=job.stream),
             joiner=Joiner(rate, pause_ms=self._options.pause_ms),
             tempo=Tempo(rate, 1.0 if own else speed),
-            writer=writer,
+            most=job.limits.audio_ms * rate // 1000 or None,
         )
 
     def _check(self, asked: Asked) -> None:
@@ -230,6 +229,8 @@ class SpeechEngine:
         )
         if not sentences:
             raise _Refused("invalid_input", "There is nothing to be said in the text.", "text")
+        if self._family.turns:
+            sentences = with_turns(sentences)
         return [Line(text, voice, self._options.sentence_seconds) for text in sentences]
 
     def _piece(self, asked: MusicInput) -> Line:
@@ -359,8 +360,7 @@ def _failure(error: BaseException, one: Speaking) -> Failed:
         raise error
     if isinstance(error, Stopped):
         return Failed("engine_error", "The request was stopped.", usage=one.usage())
-    memory = name == "RuntimeError" and "not enough memory" in str(error)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or memory:
+    if is_out_of_memory(error):
         message = "The device has too little memory for this request."
         return Failed("out_of_memory", message, usage=one.usage())
     return Failed("engine_error", "The engine failed on this request.", usage=one.usage())

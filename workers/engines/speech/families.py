@@ -29,6 +29,10 @@ class Family:
     tasks: tuple[str, ...] = ("text-to-speech",)
     sentence_characters: int = 400
     """A longer sentence is spoken in parts."""
+    turns: bool = False
+    """Whether each sentence has to say who of several speaks."""
+    hears: bool = False
+    """Whether a checkpoint with a ``reference`` encoder takes voices from recordings."""
 
     def load(self, path: Path, options: Options) -> Talker:
         """Raise ``ValueError`` with the reason."""
@@ -36,11 +40,17 @@ class Family:
         return cast(Callable[[Path, Options], Talker], made)(path, options)
 
 
+_TOKENS: Final = "workers.engines.speech.tokens"
+
 FAMILIES: Final = {
     "vits": Family("VitsTalker"),
     "speecht5": Family("SpeechT5Talker"),
-    "fastspeech2_conformer": Family("FastSpeechTalker"),
-    "fastspeech2_conformer_with_hifigan": Family("FastSpeechTalker"),
+    "fastspeech2_conformer": Family("FastSpeechTalker", hears=True),
+    "fastspeech2_conformer_with_hifigan": Family("FastSpeechTalker", hears=True),
+    "musicgen": Family("MusicgenTalker", _TOKENS, (MUSIC_TASK,)),
+    "bark": Family("BarkTalker", _TOKENS, sentence_characters=150),
+    "dia": Family("DiaTalker", _TOKENS, ("text-to-speech", CLONING_TASK), turns=True),
+    "csm": Family("CsmTalker", _TOKENS, ("text-to-speech", CLONING_TASK)),
 }
 """By the ``model_type`` of a checkpoint's ``config.json``."""
 
@@ -58,7 +68,9 @@ def family_of(spec: ModelSpec) -> Family:
         known = ", ".join(FAMILIES)
         raise ValueError(f"the checkpoint is a {kind}; proven to speak here are {known}")
     family = FAMILIES[kind]
+    cloning = family.hears and (config.parent / "reference").is_dir()
+    tasks = (*family.tasks, *([CLONING_TASK] if cloning else []))
     for task in (spec.task, *spec.also):
-        if task not in family.tasks:
-            raise ValueError(f"{kind} does not do {task}; it does {', '.join(family.tasks)}")
+        if task not in tasks:
+            raise ValueError(f"{kind} does not do {task}; it does {', '.join(tasks)}")
     return family

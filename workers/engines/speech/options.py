@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import ClassVar
 
 import msgspec
-import torch
 
 from workers.contract.models import ModelSpec
-from workers.engines.registry import Serving
-
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from workers.engines.options import TorchOptions, read
 
 
 class VoiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,28 +22,25 @@ class VoiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     embedding: str | None = None
     """File with a vector, ``.npy`` or ``.safetensors`` with one tensor."""
     preset: str | None = None
-    """File with the arrays of a voice, ``.npz``."""
+    """File with the arrays of a voice, ``.npz``, or its name in the checkpoint's own list."""
     recording: str | None = None
     """File with somebody speaking."""
     transcript: str = ""
     """What is said there."""
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry; what every engine has in common is in ``registry.Serving``."""
+class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
+    """Of the catalog entry; what every engine has in common is in ``TorchOptions``."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    slots: int = 8
-    """Requests that are being spoken at a time."""
-    threads: int | None = None
+    dtypes: ClassVar = ("float32", "bfloat16")
+
     languages: tuple[str, ...] = ("en",)
     """That the model speaks; the first is taken where a request names none."""
     voices: Mapping[str, VoiceOptions] = {}
     """By the names that requests use; the first is taken where a request names none."""
     vocoder: str | None = None
-    """Directory of the vocoder of a model that has none itself; by default ``vocoder`` in the
-    checkpoint's own."""
+    """Directory of the vocoder, or codec, of a model that has none itself; by default ``vocoder``
+    in the checkpoint's own."""
     normalize: bool = True
     """Whether numbers, dates and abbreviations are written out before the model reads them."""
     sentence_characters: int | None = None
@@ -60,30 +54,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float = 8.0
     """Of music whose length is left open."""
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return _DTYPES[self.dtype]
-
-    @property
-    def torch_device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
-
 
 def read_options(spec: ModelSpec) -> Options:
     """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
-    others = set(Serving.__struct_fields__) - set(Options.__struct_fields__)
-    own = {name: value for name, value in spec.options.items() if name not in others}
-    try:
-        options = msgspec.convert(own, Options)
-    except msgspec.ValidationError as error:
-        accepted = ", ".join((*Options.__struct_fields__, *sorted(others)))
-        raise ValueError(f"{error}; options of the engine speech are {accepted}") from error
-    for name in ("slots", "threads", "sentence_characters"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; at least 1 is needed")
+    options = read(spec, Options, counts=("sentence_characters",))
     for name in ("sentence_seconds", "recording_seconds", "seconds"):
         if getattr(options, name) <= 0:
             raise ValueError(f"{name} is {getattr(options, name)}; more than 0 is needed")
@@ -91,6 +65,4 @@ def read_options(spec: ModelSpec) -> Options:
         raise ValueError(f"pause_ms is {options.pause_ms}; at least 0 is needed")
     if not options.languages:
         raise ValueError("languages is empty; name at least one")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch finds no CUDA device here")
     return options

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from safetensors.torch import load_file
 from workers.engines.speech.options import Options, VoiceOptions
 from workers.media.pixels import MediaError
 from workers.media.recordings import read_audio
+
+_SYLLABLE_S: Final = 0.3
+"""Less is nobody's voice."""
 
 Mono: TypeAlias = npt.NDArray[np.float32]
 """``(N,)``, from -1 to 1."""
@@ -77,7 +81,7 @@ def read_voice(
             name,
             options.speaker,
             None if options.embedding is None else _vector(root / options.embedding),
-            {} if options.preset is None else _arrays(root / options.preset),
+            {} if options.preset is None else _arrays(root, options.preset),
             None
             if options.recording is None
             else recorded((root / options.recording).read_bytes(), rate, limits),
@@ -92,6 +96,11 @@ def recorded(data: bytes, rate: int | None, options: Options) -> Mono:
     if rate is None:
         raise MediaError("This model takes no voice from a recording.")
     audio = read_audio(data, rate=rate, seconds_max=options.recording_seconds)
+    if audio.seconds < _SYLLABLE_S:
+        raise MediaError(
+            f"The recording is {audio.seconds:.2f} seconds long; at least {_SYLLABLE_S:g} are "
+            "needed, and some seconds are better."
+        )
     return np.ascontiguousarray(audio.samples[0])
 
 
@@ -106,6 +115,11 @@ def _vector(path: Path) -> torch.Tensor:
     return found.reshape(-1).float()
 
 
-def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    with np.load(path, allow_pickle=False) as arrays:
-        return {name: arrays[name] for name in arrays.files}
+def _arrays(root: Path, preset: str) -> dict[str, npt.NDArray[Any]]:
+    """Of an ``.npz``, or of a name in a Bark checkpoint's own list of files with one array each."""
+    index = root / "speaker_embeddings_path.json"
+    if (root / preset).is_file() or not index.is_file():
+        with np.load(root / preset, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    files = json.loads(index.read_text())[preset]
+    return {name: np.load(root / file, allow_pickle=False) for name, file in files.items()}

@@ -10,8 +10,9 @@ from __future__ import annotations
 import datetime
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from itertools import zip_longest
 from typing import Final
 
 import sentencex
@@ -59,6 +60,9 @@ _SHORT: Final[dict[str, dict[str, str]]] = {
         "nr.": "Nummer",
     },
 }
+TURN: Final = re.compile(r"\[S\d\]")
+"""Who speaks from here on, in a model that knows several speakers."""
+FIRST_TURN: Final = "[S1]"
 _NUMBER: Final = r"\d+(?:[.,\u00a0\u202f'\u2019]\d+)*"
 _SIGNS: Final = "".join(map(re.escape, _CURRENCIES))
 _AMOUNT: Final = re.compile(rf"([{_SIGNS}])\s?({_NUMBER})|({_NUMBER})\s?([{_SIGNS}])")
@@ -98,6 +102,9 @@ class Language:
 
     def normalize(self, text: str) -> str:
         """Write out numbers, amounts, dates, times, signs and common abbreviations."""
+        if turns := TURN.findall(text):
+            said = (self.normalize(part) for part in TURN.split(text))
+            return "".join(map("".join, zip_longest(said, turns, fillvalue="")))
         for short, long in _SHORT.get(self.name, {}).items():
             pattern = rf"(?<![\w.]){re.escape(short)}(?!\w)"
             text = re.sub(pattern, long, text, flags=re.IGNORECASE)
@@ -182,6 +189,15 @@ class Language:
     def _words(self, number: Decimal | int, to: str = "cardinal") -> str:
         whole = int(number) if number == int(number) else number
         return str(num2words(whole, lang=self._numbers, to=to)).replace(",", "")
+
+
+def with_turns(sentences: Sequence[str]) -> list[str]:
+    """Say before each sentence whose turn it is."""
+    turn, found = FIRST_TURN, []
+    for sentence in sentences:
+        found.append(sentence if TURN.match(sentence) else f"{turn} {sentence}")
+        turn = (TURN.findall(sentence) or [turn])[-1]
+    return found
 
 
 def _or_as_it_is(say: Callable[[re.Match[str]], str]) -> Callable[[re.Match[str]], str]:

@@ -6,13 +6,14 @@ would be heard in the others' last sounds, and so does what smooths SpeechT5's s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
-    AutoTokenizer,
     FastSpeech2ConformerHifiGan,
     FastSpeech2ConformerModel,
     FastSpeech2ConformerWithHifiGan,
@@ -21,8 +22,14 @@ from transformers import (
     VitsModel,
 )
 
+from workers.engines.speech import spectra
+from workers.engines.speech.excited import ExcitedVocoder, read_excited
+from workers.engines.speech.graphemes import read_graphemes
 from workers.engines.speech.options import Options
+from workers.engines.speech.reading import read_part, read_tokenizer, read_vocoder, refuse_all_but
+from workers.engines.speech.reference import Heard, Reference, read_reference
 from workers.engines.speech.talker import Line, Say, Voice
+from workers.engines.speech.timbre import with_timbre
 
 
 class _Whole:
@@ -35,11 +42,14 @@ class _Whole:
 
     def __init__(self, path: Path, options: Options) -> None:
         self._device = options.torch_device
-        self._tokenizer: Any = read_tokenizer(path)
+        if (path / "graphemes").is_dir():
+            self._read: Callable[[str], torch.Tensor] = read_own(read_graphemes, path / "graphemes")
+        else:
+            tokenizer = read_tokenizer(path)
+            self._read = lambda text: tokenizer(text, return_tensors="pt")["input_ids"]
 
     def _ids(self, text: str) -> torch.Tensor:
-        found: torch.Tensor = self._tokenizer(text, return_tensors="pt")["input_ids"]
-        return found.to(self._device)
+        return self._read(text).to(self._device)
 
 
 class VitsTalker(_Whole):
@@ -51,14 +61,13 @@ class VitsTalker(_Whole):
         self.module, self.steps = self._model, (self._model,)
         self.rate = self._model.config.sampling_rate
         self._speakers: int = self._model.config.num_speakers
-        if getattr(self._tokenizer, "phonemize", False):
-            try:
-                self._tokenizer("a")
-            except ImportError as error:
-                raise ValueError(f"the checkpoint reads phonemes: {error}") from error
+        try:
+            self._read("a")
+        except ImportError as error:
+            raise ValueError(f"the checkpoint reads phonemes: {error}") from error
 
     def check(self, voice: Voice) -> None:
-        _refuse_all_but(voice, "speaker")
+        refuse_all_but(voice, "speaker")
         _check_speaker(voice, self._speakers)
 
     def speak(self, line: Line, say: Say) -> None:
@@ -74,23 +83,35 @@ class VitsTalker(_Whole):
 
 
 class FastSpeechTalker(_Whole):
+    """Beside its model a checkpoint may have folders of ours, each instead of something else:
+    ``graphemes`` of its tokenizer, ``reference`` of the vectors of its voices, and a ``vocoder`` of
+    the kind ``excited``."""
+
     def __init__(self, path: Path, options: Options) -> None:
         super().__init__(path, options)
+        self._reference: Reference | None = None
         if (path / (options.vocoder or "vocoder")).is_dir():
             self._model: Any = read_part(FastSpeech2ConformerModel, path, options)
-            self._vocoder: Any = read_vocoder(FastSpeech2ConformerHifiGan, path, options)
+            self._vocoder: Any = _read_vocoder(path, options)
             self.module = torch.nn.ModuleList([self._model, self._vocoder])
         else:
             whole: Any = read_part(FastSpeech2ConformerWithHifiGan, path, options)
             self._model, self._vocoder, self.module = whole.model, whole.vocoder, whole
         self.steps = (self._model, self._vocoder)
-        self.rate = self._vocoder.config.sampling_rate
+        excited = isinstance(self._vocoder, ExcitedVocoder)
+        self.rate = spectra.RATE if excited else self._vocoder.config.sampling_rate
         self._speakers: int = self._model.config.num_speakers or 1
         self._width: int | None = self._model.config.speaker_embed_dim
+        if (path / "reference").is_dir():
+            self._reference = read_own(read_reference, path / "reference", options)
+            self.recording_rate = spectra.RATE
 
     def check(self, voice: Voice) -> None:
-        _refuse_all_but(voice, "speaker", "embedding")
+        kinds = ("speaker", "embedding", *(["recording"] if self._reference else []))
+        refuse_all_but(voice, *kinds)
         _check_speaker(voice, self._speakers)
+        if voice.recording is not None:
+            self._hear(voice)
         if voice.embedding is not None:
             _check_width(voice, self._width)
 
@@ -98,10 +119,23 @@ class FastSpeechTalker(_Whole):
         voice, given = line.voice, {}
         if self._speakers > 1:
             given["speaker_ids"] = torch.tensor([[voice.speaker or 0]], device=self._device)
-        if voice.embedding is not None:
-            given["speaker_embedding"] = voice.embedding[None].to(self._device, self._model.dtype)
-        made = self._model(self._ids(line.text), return_dict=True, **given)
-        say(self._vocoder(made.spectrogram)[0])
+        heard = None if voice.recording is None else self._hear(voice)
+        embedding = voice.embedding if heard is None else heard.voice
+        if embedding is not None:
+            given["speaker_embedding"] = embedding[None].to(self._device, self._model.dtype)
+        ids = self._ids(line.text)
+        if not ids.shape[1]:  # nothing that its alphabet has
+            return
+        drawn = self._model(ids, return_dict=True, **given).spectrogram
+        if heard is not None and isinstance(self._vocoder, ExcitedVocoder):
+            drawn = with_timbre(drawn[0].float(), heard.timbre.to(drawn.device))[None]
+        say(self._vocoder(drawn)[0])
+
+    def _hear(self, voice: Voice) -> Heard:
+        """Raise ``ValueError`` where nobody is heard."""
+        assert self._reference is not None
+        assert voice.recording is not None
+        return self._reference.hear(torch.from_numpy(voice.recording))
 
 
 class SpeechT5Talker(_Whole):
@@ -121,7 +155,7 @@ class SpeechT5Talker(_Whole):
             raise ValueError("SpeechT5 speaks in no voice of its own; the entry needs voices")
 
     def check(self, voice: Voice) -> None:
-        _refuse_all_but(voice, "embedding")
+        refuse_all_but(voice, "embedding")
         if voice.embedding is None:
             raise ValueError("it needs an embedding")
         _check_width(voice, self._model.config.speaker_embedding_dim)
@@ -139,42 +173,24 @@ class SpeechT5Talker(_Whole):
         )
 
 
-def read_tokenizer(path: Path) -> Any:
-    """Raise ``ValueError`` with the reason."""
-    try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise ValueError(f"its tokenizer cannot be read: {error}") from error
-
-
-def read_part(kind: Any, path: Path, options: Options) -> Any:
-    """One model of a directory, ready to compute. Raise ``ValueError`` with the reason."""
-    try:
-        model = kind.from_pretrained(
-            str(path), dtype=options.torch_dtype, local_files_only=True, use_safetensors=True
-        )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    return model.to(options.torch_device).eval().requires_grad_(requires_grad=False)
-
-
-def read_vocoder(kind: Any, path: Path, options: Options) -> Any:
+def _read_vocoder(path: Path, options: Options) -> Any:
     place = path / (options.vocoder or "vocoder")
-    if not place.is_dir():
-        raise ValueError(f"it has no vocoder; {place} is no directory")
-    return read_part(kind, place, options)
+    config = place / "config.json"
+    if config.is_file() and json.loads(config.read_text()).get("model_type") == "excited":
+        return read_own(read_excited, place, options)
+    return read_vocoder(FastSpeech2ConformerHifiGan, path, options)
 
 
-def _refuse_all_but(voice: Voice, *kinds: str) -> None:
-    given = {
-        "speaker": voice.speaker is not None,
-        "embedding": voice.embedding is not None,
-        "preset": bool(voice.preset),
-        "recording": voice.recording is not None,
-    }
-    for kind, there in given.items():
-        if there and kind not in kinds:
-            raise ValueError(f"it is given by a {kind}; this model takes {' or '.join(kinds)}")
+def read_own(read: Callable[[Path], Any], path: Path, options: Options | None = None) -> Any:
+    """A part that is no model of transformers. Raise ``ValueError`` with the reason."""
+    try:
+        made = read(path)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if options is None:
+        return made
+    made = made.to(options.torch_device, options.torch_dtype)
+    return made.eval().requires_grad_(requires_grad=False)
 
 
 def _check_speaker(voice: Voice, speakers: int) -> None:

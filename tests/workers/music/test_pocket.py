@@ -1,0 +1,49 @@
+"""The shipped music model is small, is the one on its card, and keeps to what it is told."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from workers.pocket.score_music import Made, lessons, load, run, score
+
+DIRECTORY = Path(__file__).parents[3] / "workers" / "pocket" / "music"
+OF = lessons(6)
+
+
+def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
+    assert sum(file.stat().st_size for file in DIRECTORY.iterdir()) <= 6_000_000
+    sha256 = hashlib.sha256((DIRECTORY / "model.safetensors").read_bytes()).hexdigest()
+    assert sha256 in (DIRECTORY / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def made() -> list[Made]:
+    orders = [
+        {"prompt": said, "seed": seed, "duration_ms": 12_000} for seed, (_, said) in enumerate(OF)
+    ]
+    return run(load(DIRECTORY), orders)
+
+
+def test_pieces_keep_the_key_and_tempo_that_they_are_told_and_listeners_hear_them(
+    made: list[Made],
+) -> None:
+    marks = score(OF, made)
+
+    assert marks["key told, and kept"] == 1
+    assert marks["tempo told, and kept"] == 1
+    assert marks["instruments told, and kept"] == 1
+    assert marks["notes in the scale"] >= 0.93
+    assert marks["ends on the tonic"] == 1
+    assert marks["key heard in the sound, or its relative"] >= 0.8
+    assert marks["tempo heard, or a simple multiple"] >= 0.6, "of short pieces"
+
+
+def test_no_piece_is_longer_than_ordered_nor_silent(made: list[Made]) -> None:
+    for one in made:
+        sound, rate = one.sound
+
+        assert 9 <= len(sound) / rate <= 12
+        assert sound.std() > 0.01

@@ -1,0 +1,23 @@
+"""That the benchmark of speech runs, and that both in it say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import audio
+
+
+@pytest.mark.parametrize("more", [[], ["--processor-time"]])
+def test_the_benchmark_compares_both_and_what_they_say(
+    checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    path = checkpoint("vits")
+
+    audio.main(["--checkpoint", str(path), "--together", "1", "2", "--repeats", "1", *more])
+
+    said = capsys.readouterr().out
+    for expected in ("2 together", "one by one", "real-time factor", "largest difference"):
+        assert expected in said

@@ -1,0 +1,175 @@
+"""Checkpoints with parts of ours: letters to sounds, a vocoder that filters, an ear for voices."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import wave
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.workers.speech.driver import Driver, samples, speak, spec
+from workers.contract.jobs import Failed
+from workers.engines.protocol import Admitted
+from workers.engines.speech.engine import SpeechEngine
+from workers.engines.speech.excited import ExcitedVocoder
+from workers.engines.speech.graphemes import read_graphemes, written
+from workers.engines.speech.spectra import (
+    CHANNELS,
+    HOP,
+    MELS,
+    RATE,
+    analyse,
+    levelled,
+    pitch_of,
+)
+from workers.engines.speech.timbre import timbre_of, with_timbre
+
+Checkpoint = Callable[[str], Path]
+
+
+def hum(pitch: float, seconds: float = 1.0) -> np.ndarray:
+    """Ten harmonics, as a voice has them: ``(N,)`` at ``RATE``."""
+    at = np.arange(int(seconds * RATE)) / RATE
+    return np.sum([np.sin(2 * np.pi * pitch * k * at) / k for k in range(1, 11)], 0) * 0.1
+
+
+def as_wav(sound: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(RATE)
+        out.writeframes((sound.clip(-1, 1) * 32767).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("pitch", [75.0, 110.0, 223.0, 390.0])
+def test_pitch_is_heard(pitch: float) -> None:
+    found, voiced = pitch_of(torch.from_numpy(hum(pitch)).float())
+
+    assert voiced[5:-5].all()
+    assert float(found[5:-5].median()) == pytest.approx(pitch, rel=0.01)
+
+
+def test_noise_and_silence_have_no_pitch() -> None:
+    noise = torch.randn(RATE, generator=torch.Generator().manual_seed(0)) * 0.1
+
+    assert pitch_of(noise)[1].mean() < 0.1
+    assert not pitch_of(torch.zeros(RATE))[1].any()
+
+
+def test_an_untrained_vocoder_says_again_what_it_hears() -> None:
+    sound = levelled(torch.from_numpy(hum(140.0)).float())
+    frames = analyse(sound)
+
+    with torch.no_grad():
+        again = ExcitedVocoder(width=8, depth=1)(frames)
+
+    assert again.shape == (len(frames) * HOP,)
+    found, voiced = pitch_of(again)
+    assert float(found[voiced > 0].median()) == pytest.approx(140, rel=0.01)
+    assert float(again.std()) == pytest.approx(float(sound.std()), rel=0.5)
+
+
+def test_recordings_of_any_loudness_are_the_same() -> None:
+    sound = torch.from_numpy(hum(140.0)).float()
+
+    assert torch.allclose(levelled(sound * 0.01), levelled(sound), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Hello, World", "hello, world."),
+        ("It's \u2018fine\u2019 \u2014 really (yes)\u2026", "it's fine, really, yes."),
+        ("The USB cable of NASA?!", "the you ess bee cable of en ay ess ay?"),
+        ("ALL OF IT", "all of it."),
+        ("na\u00efve caf\u00e9", "naive cafe."),
+        ("x", "ex."),
+        ("\u65e5\u672c", ""),
+        ("?!", ""),
+    ],
+)
+def test_texts_are_written_in_few_letters(text: str, wanted: str) -> None:
+    assert written(text) == wanted
+
+
+def test_letters_become_the_numbers_of_sounds(checkpoint: Checkpoint) -> None:
+    read = read_graphemes(checkpoint("parts") / "graphemes")
+
+    assert read("Ban, nab?").tolist() == [[2, 1, 3, 4, 3, 1, 2, 6]]
+    assert read("?!").shape == (1, 0)
+
+
+def test_a_recording_is_spoken_like(checkpoint: Checkpoint) -> None:
+    driver = Driver(spec(checkpoint("parts"), "text-to-speech", "voice-clone"))
+    sounds = []
+    for name, pitch in (("low", 90.0), ("high", 250.0), ("again", 90.0)):
+        asked = {"task": "voice-clone", "text": "Ban nab."}
+        assert driver.admit(name, [as_wav(hum(pitch))], **asked) == Admitted()
+        driver.finish()
+        sounds.append(samples(driver.file(name)))
+
+    assert not np.array_equal(sounds[0], sounds[1])
+    assert np.array_equal(sounds[0], sounds[2])
+
+
+def test_a_recording_in_which_nobody_speaks_is_refused(checkpoint: Checkpoint) -> None:
+    driver = Driver(spec(checkpoint("parts"), "text-to-speech", "voice-clone"))
+
+    answer = driver.admit("nobody", [as_wav(np.zeros(RATE))], task="voice-clone", text="Ban.")
+
+    assert isinstance(answer, Failed)
+    assert answer.code == "invalid_input"
+    assert "too little speech" in answer.message
+
+
+def test_it_speaks_at_its_vocoders_rate(checkpoint: Checkpoint) -> None:
+    assert len(speak(spec(checkpoint("parts")), text="Ban nab.")) > HOP
+
+
+def test_without_an_ear_no_voice_is_copied(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = shutil.copytree(checkpoint("parts"), tmp_path / "deaf")
+    shutil.rmtree(path / "reference")
+
+    with pytest.raises(ValueError, match="does not do voice-clone"):
+        SpeechEngine(spec(path, "text-to-speech", "voice-clone")).load()
+
+
+@pytest.mark.parametrize("part", ["graphemes", "vocoder", "reference"])
+def test_a_damaged_part_is_refused_with_its_place(
+    part: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = shutil.copytree(checkpoint("parts"), tmp_path / "damaged")
+    config = json.loads((path / part / "config.json").read_text())
+    changed = {"chunks": [[]]} if part == "graphemes" else {"width": 9}
+    (path / part / "config.json").write_text(json.dumps(config | changed))
+
+    with pytest.raises(ValueError, match=part):
+        SpeechEngine(spec(path)).load()
+
+
+def _frames(count: int, *, level: float, swing: float) -> torch.Tensor:
+    """Voiced all through, in every band as loud."""
+    mel = level + swing * torch.sin(torch.arange(count) / 3)[:, None].expand(-1, MELS)
+    return torch.cat([mel, torch.zeros(count, 1), torch.ones(count, 1)], 1)
+
+
+def test_a_copy_takes_on_the_timbre_of_its_recording_the_more_is_known_of_both() -> None:
+    wanted = timbre_of(_frames(4000, level=0.5, swing=0.3))
+
+    long, short = (
+        timbre_of(with_timbre(_frames(count, level=0.1, swing=0.2), wanted)) for count in (4000, 20)
+    )
+
+    assert long.mean.numpy() == pytest.approx(wanted.mean.numpy(), abs=0.03)
+    assert long.spread.numpy() == pytest.approx(wanted.spread.numpy(), abs=0.03)
+    assert 0.15 < float(short.mean.mean()) < 0.35
+    silence = torch.zeros(50, CHANNELS)
+    assert torch.equal(with_timbre(silence, wanted), silence), "nobody speaks in it"

@@ -1,0 +1,71 @@
+"""The shipped voices are small, are those on the card, are understood, and copy who they hear."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from workers.contract.models import read_specs
+from workers.engines.speech.families import CLONING_TASK
+from workers.engines.speech.spectra import pitch_of
+from workers.engines.speech.talker import Voice
+from workers.pocket.sentences import SENTENCES
+from workers.pocket.understanding import Listener, Reader, right, words
+
+ROOT = Path(__file__).parents[3]
+DIRECTORY = ROOT / "workers" / "pocket" / "speech"
+
+
+@pytest.fixture(scope="module")
+def reader() -> Reader:
+    torch.set_num_threads(1)
+    return Reader(DIRECTORY)
+
+
+def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
+    files = [path for path in DIRECTORY.rglob("*") if path.is_file()]
+    card = (DIRECTORY / "README.md").read_text()
+
+    assert sum(file.stat().st_size for file in files) <= 8_000_000
+    for weights in DIRECTORY.rglob("model.safetensors"):
+        assert hashlib.sha256(weights.read_bytes()).hexdigest() in card
+
+
+def test_all_its_voices_are_on_sale(reader: Reader) -> None:
+    spec = next(one for one in read_specs(ROOT / "catalog.yaml") if one.name == "pocket-speech")
+
+    assert CLONING_TASK in spec.also
+    assert sorted(spec.options["voices"]) == sorted(reader.voices)
+    assert len(reader.voices) >= 12
+
+
+def test_a_recogniser_that_knows_nothing_of_it_understands_it(reader: Reader) -> None:
+    listener, names = Listener(SENTENCES), sorted(reader.voices)
+    got = total = 0
+    for number, text in enumerate(SENTENCES[:36]):
+        heard = listener.hear(reader.say(text, reader.voices[names[number % len(names)]]))
+        got += right(words(text), heard)
+        total += len(words(text))
+
+    assert got / total >= 0.3, "of a teacher's own 0.45: each of 400 words is as likely"
+
+
+def test_a_copy_speaks_about_as_high_as_its_recording_and_nearer_to_it(reader: Reader) -> None:
+    """Of two voices far apart, which the model itself speaks."""
+    low, high = (reader.say(SENTENCES[3], reader.voices[name]) for name in ("ivo", "lena"))
+
+    copies = [reader.say(SENTENCES[8], Voice("", recording=one)) for one in (low, high)]
+
+    wanted, found = ([_pitch(one) for one in sounds] for sounds in ((low, high), copies))
+    assert found == pytest.approx(wanted, rel=0.2)
+    assert wanted[1] > 1.8 * wanted[0]
+
+
+def _pitch(sound: np.ndarray) -> float:
+    """The median, in Hz."""
+    pitch, voiced = pitch_of(torch.from_numpy(sound))
+    return float(pitch[voiced > 0].median())

@@ -1,0 +1,290 @@
+"""Families that write codes: the library's own ``generate``, heard before it has ended."""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as t
+
+from tests.workers.speech.driver import RATE, Driver, samples, speak, spec
+from workers.contract.jobs import Cancelled, Completed, Failed, Sound, Usage
+from workers.engines.protocol import Admitted
+from workers.engines.speech.engine import SpeechEngine
+
+Checkpoint = Callable[[str], Path]
+STREAMED = ("csm", "musicgen", "dia")
+"""Within a sentence."""
+FAMILIES = (*STREAMED, "bark")
+CLONED = ("csm", "dia")
+SECONDS = {"csm": 2.5, "musicgen": 0.5, "dia": 0.5, "bark": 0.5}
+RATES = {"csm": 24_000}
+TEXT = "hello there, you"
+
+
+def of(checkpoint: Checkpoint, name: str, **options: Any) -> Any:
+    also = ("voice-clone",) if name in CLONED else ()
+    given = {"sentence_seconds": SECONDS.get(name, 0.5), "seconds": 0.5, **options}
+    return spec(checkpoint(name), _task(name), *also, **given)
+
+
+def _task(name: str) -> str:
+    return "text-to-music" if name.startswith("musicgen") else "text-to-speech"
+
+
+def asked(name: str, text: str, **others: Any) -> dict[str, Any]:
+    return {"prompt" if _task(name) == "text-to-music" else "text": text, **others}
+
+
+def close(found: np.ndarray, wanted: torch.Tensor, rate: int = RATE) -> bool:
+    """Whether two are equal but for the ends, that fade."""
+    fade, other = rate // 250, wanted.clip(-1, 1).numpy()
+    return found.shape == other.shape and np.abs(found - other)[fade:-fade].max() < 1e-4
+
+
+def seeded(seed: int) -> None:
+    mixed = np.random.SeedSequence((seed, 0)).generate_state(1, np.uint64)
+    torch.manual_seed(int(mixed[0]))
+
+
+def recording(rate: int, seconds: float = 0.4) -> tuple[bytes, np.ndarray]:
+    """A WAV of somebody, and its samples."""
+    noise = np.random.RandomState(5).randn(int(rate * seconds)) * 3_000
+    words = noise.astype("<i2")
+    with (out := io.BytesIO()), wave.open(out, "wb") as file:
+        file.setparams((1, 2, rate, len(words), "NONE", ""))
+        file.writeframes(words.tobytes())
+        file.close()
+        return out.getvalue(), words.astype(np.float32) / 32_768
+
+
+def _csm(path: Path, text: str, voice: np.ndarray | None, seconds: float) -> torch.Tensor:
+    model = t.CsmForConditionalGeneration.from_pretrained(path).eval()
+    processor = t.CsmProcessor.from_pretrained(path)
+    said: list[Any] = [{"role": "0", "content": [{"type": "text", "text": text}]}]
+    if voice is not None:
+        heard = [{"type": "text", "text": "what i say"}, {"type": "audio", "audio": voice}]
+        said.insert(0, {"role": "0", "content": heard})
+    inputs = processor.apply_chat_template(said, tokenize=True, return_dict=True)
+    seeded(7)
+    return model.generate(**inputs, output_audio=True, max_new_tokens=int(seconds * 12.5))[0]
+
+
+def _musicgen(path: Path, text: str, voice: np.ndarray | None, seconds: float) -> torch.Tensor:
+    model = t.MusicgenForConditionalGeneration.from_pretrained(path).eval()
+    inputs = t.AutoTokenizer.from_pretrained(path)(text, return_tensors="pt")
+    seeded(7)
+    frames = round(seconds * RATE / 32)
+    return model.generate(**inputs, max_new_tokens=frames + 3)[0, 0]
+
+
+def _bark(path: Path, text: str, voice: np.ndarray | None, seconds: float) -> torch.Tensor:
+    model = t.BarkModel.from_pretrained(path).eval()
+    processor = t.BarkProcessor(t.AutoTokenizer.from_pretrained(path))
+    preset = None if voice is None else dict(np.load(path / "ann.npz"))
+    inputs = processor(text, voice_preset=preset, max_length=40)
+    seeded(7)
+    return model.generate(**inputs, semantic_max_new_tokens=48)[0]
+
+
+def _dia(path: Path, text: str, voice: np.ndarray | None, seconds: float) -> torch.Tensor:
+    model = t.DiaForConditionalGeneration.from_pretrained(path).eval()
+    processor = t.DiaProcessor(
+        t.DiaFeatureExtractor.from_pretrained(path),
+        t.DiaTokenizer.from_pretrained(path),
+        t.DacModel.from_pretrained(path / "vocoder").eval(),
+    )
+    text = f"[S1] {text}" if voice is None else f"[S1] what i say [S1] {text}"
+    special: dict[str, Any] = {"bos_token_id": 18, "pad_token_id": 17}
+    special |= {"eos_token_id": 16, "delay_pattern": [0, 2, 3, 4]}
+    inputs = processor(text=[text], audio=voice, sampling_rate=RATE, truncation=True, **special)
+    length = inputs["decoder_attention_mask"].shape[1] - 4
+    seeded(7)
+    frames = round(seconds * RATE / 32)
+    made = model.generate(**inputs, max_new_tokens=frames + 5)
+    return processor.decode(made, audio_prompt_len=None if voice is None else length, **special)
+
+
+REFERENCES = {"csm": _csm, "musicgen": _musicgen, "bark": _bark, "dia": _dia}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_sentence_is_what_the_library_itself_makes_of_it(
+    checkpoint: Checkpoint, name: str
+) -> None:
+    found = speak(of(checkpoint, name), **asked(name, TEXT, seed=7))
+
+    wanted = REFERENCES[name](checkpoint(name), TEXT, None, SECONDS[name])
+    assert close(found, wanted, RATES.get(name, RATE))
+    assert np.abs(found).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", CLONED)
+def test_a_voice_from_a_recording_is_what_the_library_itself_makes_of_it(
+    checkpoint: Checkpoint, name: str
+) -> None:
+    driver = Driver(of(checkpoint, name))
+    assert driver.engine._talker is not None
+    file, voice = recording(driver.engine._talker.recording_rate or 0)
+
+    cloned = {"task": "voice-clone", "transcript": "what i say", "files": [file]}
+    found = speak(driver, text=TEXT, seed=7, **cloned)
+
+    wanted = REFERENCES[name](checkpoint(name), TEXT, voice, SECONDS[name])
+    assert close(found, wanted, RATES.get(name, RATE))
+
+
+@pytest.mark.parametrize("preset", ["ann.npz", "v2/bob"])
+def test_a_preset_is_what_the_library_itself_makes_of_it(
+    checkpoint: Checkpoint, preset: str
+) -> None:
+    path = checkpoint("bark")
+    driver = Driver(of(checkpoint, "bark", voices={"x": {"preset": preset}}))
+
+    found = speak(driver, text=TEXT, seed=7)
+
+    assert close(found, _bark(path, TEXT, np.zeros(1), 0)) == (preset == "ann.npz")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_others_that_speak_at_the_same_time_change_nothing(
+    checkpoint: Checkpoint, name: str
+) -> None:
+    driver = Driver(of(checkpoint, name))
+    wishes = [asked(name, text, seed=seed) for text, seed in ((TEXT, 7), ("yes", 1), (TEXT, 2))]
+    alone = [speak(driver, **one) for one in wishes]
+
+    driver.admit("0", **wishes[0])
+    driver.step()
+    for place in (1, 2):
+        driver.admit(str(place), **wishes[place])
+    driver.finish()
+
+    for place, wanted in enumerate(alone):
+        assert np.array_equal(samples(driver.file(str(place))), wanted)
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_sound_comes_within_a_sentence_and_is_the_whole_of_it(
+    checkpoint: Checkpoint, name: str
+) -> None:
+    driver = Driver(of(checkpoint, name))
+    driver.admit("a", **asked(name, TEXT), seed=7, stream=True)
+
+    heard: list[int] = []
+    while driver.open:
+        driver.step()
+        heard.append(sum(isinstance(event, Sound) for event in driver.events["a"]))
+
+    assert heard[len(heard) * 3 // 4] > 0
+    assert len(set(heard)) > 3
+    assert np.array_equal(samples(driver.streamed("a")), samples(driver.file("a")))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_seed_decides(checkpoint: Checkpoint, name: str) -> None:
+    driver = Driver(of(checkpoint, name))
+
+    first, again, other = (speak(driver, **asked(name, TEXT, seed=seed)) for seed in (1, 1, 2))
+
+    assert np.array_equal(first, again)
+    assert first.shape != other.shape or not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_is_heard_too(checkpoint: Checkpoint, name: str) -> None:
+    assert np.abs(speak(of(checkpoint, name, dtype="bfloat16"), **asked(name, TEXT))).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_cancel_takes_effect_at_the_next_step(checkpoint: Checkpoint, name: str) -> None:
+    driver = Driver(of(checkpoint, name))
+    driver.admit("gone", **asked(name, TEXT))
+    for _ in range(4):
+        driver.step()
+
+    driver.engine.cancel("gone", "client")  # type: ignore[arg-type]
+    driver.step()
+
+    outcome = driver.outcomes["gone"]
+    assert isinstance(outcome, Cancelled)
+    assert driver.engine._rendezvous._parked == []
+    assert len(speak(driver, **asked(name, TEXT)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sound_ends_where_what_was_paid_for_ends(checkpoint: Checkpoint, name: str) -> None:
+    driver = Driver(of(checkpoint, name))
+    wish = asked(name, f"{TEXT}. {TEXT}.", seed=3)
+    whole = speak(driver, **wish)
+    most = len(whole) * 500 // RATES.get(name, RATE)
+
+    admitted = driver.admit("a", **wish, limits=Usage(audio_ms=most))
+
+    assert admitted == Admitted()
+    driver.finish()
+    outcome = driver.outcomes["a"]
+    assert isinstance(outcome, Completed)
+    assert outcome.usage.audio_ms == most
+    found = samples(driver.file("a"))
+    assert np.array_equal(found, whole[: len(found)])
+
+
+def test_a_recording_that_leaves_no_room_is_refused(checkpoint: Checkpoint) -> None:
+    driver = Driver(of(checkpoint, "dia"))
+    file = recording(RATE, 3.1)[0]
+
+    refused = driver.admit("a", task="voice-clone", transcript="what i say", files=[file])
+
+    assert isinstance(refused, Failed)
+    assert "no room" in refused.message
+
+
+def test_a_recording_without_a_syllable_is_refused(checkpoint: Checkpoint) -> None:
+    driver = Driver(of(checkpoint, "dia"))
+    file = recording(RATE, 0.2)[0]
+
+    refused = driver.admit("a", task="voice-clone", transcript="what i say", files=[file])
+
+    assert isinstance(refused, Failed)
+    assert (refused.code, refused.param) == ("invalid_input", "recording")
+    assert "0.20 seconds long; at least 0.3" in refused.message
+
+
+def test_a_voice_needs_its_words(checkpoint: Checkpoint) -> None:
+    driver = Driver(of(checkpoint, "csm"))
+
+    refused = driver.admit("a", task="voice-clone", files=[recording(24_000)[0]])
+
+    assert isinstance(refused, Failed)
+    assert (refused.code, refused.param) == ("invalid_input", "recording")
+    assert "transcript" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("name", "voice", "said"),
+    [
+        ("csm", {"embedding": "no.npy"}, "cannot be read"),
+        ("csm", {"recording": "a.wav"}, "needs a transcript"),
+        ("dia", {"speaker": 1}, "takes recording"),
+        ("musicgen", {"speaker": 1}, "has none"),
+        ("musicgen-stereo", {}, "2 channels"),
+        ("bark", {"preset": "nobody"}, "'x' cannot be read"),
+        ("bark", {"preset": "broken.npz"}, "codes outside 0 to 15"),
+        ("bark", {"preset": "part.npz"}, "no coarse_prompt"),
+    ],
+)
+def test_an_entry_that_cannot_work_is_not_loaded(
+    checkpoint: Checkpoint, name: str, voice: dict[str, Any], said: str
+) -> None:
+    (checkpoint(name) / "a.wav").write_bytes(recording(24_000)[0])
+    engine = SpeechEngine(of(checkpoint, name, voices={"x": voice} if voice else {}))
+
+    with pytest.raises(ValueError, match=said):
+        engine.load()

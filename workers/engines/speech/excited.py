@@ -1,0 +1,134 @@
+"""A vocoder that filters an excitation, as a throat does: pulses where there is a pitch, and noise.
+
+Frames of ``spectra`` say how loud and how high. A small network says how each frequency is shared
+between pulses and noise and what the mel bands have blurred; the filter has the least phase that
+its magnitudes allow, which is that of resonances. Nothing is left to be learned about waveforms,
+so that minutes on one core are enough to train it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+from workers.engines.speech.spectra import (
+    CHANNELS,
+    HOP,
+    MELS,
+    RATE,
+    WINDOW,
+    hann,
+    loudness,
+    mel_filters,
+    pitch_in_hertz,
+)
+
+_BINS: Final = WINDOW // 2 + 1
+_OF_NOISE: Final = 0.5 * math.log(3 / 8 * WINDOW)
+"""How loud white noise of deviation 1 is in a frame, in nepers."""
+_REACH: Final = 3.0
+"""How far, in nepers, the network may move the loudness of a frequency."""
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 3 * width)
+        self.down = nn.Linear(3 * width, width)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        mixed = self.norm(self.mix(states).transpose(1, 2))
+        made: torch.Tensor = states + self.down(F.gelu(self.up(mixed))).transpose(1, 2)
+        return made
+
+
+class ExcitedVocoder(nn.Module):
+    """``(B, T, 82)`` or ``(T, 82)`` to ``(B, T * HOP)`` or ``(T * HOP,)``."""
+
+    def __init__(self, *, width: int, depth: int) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(CHANNELS, width, 3, padding=1)
+        self.blocks = nn.Sequential(*[_Block(width) for _ in range(depth)])
+        self.last = nn.Conv1d(width, 2 * _BINS, 1)
+        nn.init.zeros_(self.last.weight)
+        assert self.last.bias is not None
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, spectrogram: torch.Tensor) -> torch.Tensor:
+        frames = spectrogram if spectrogram.ndim == 3 else spectrogram[None]
+        moved = self.last(self.blocks(self.first(frames.to(self.first.weight.dtype).mT)))
+        sound = _filtered(frames.float(), moved.float())
+        return sound if spectrogram.ndim == 3 else sound[0]
+
+
+def _filtered(frames: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+    level = loudness(frames[..., :MELS]) @ _spread_out().to(frames) - _OF_NOISE
+    bent = _REACH * torch.tanh(moved.mT / _REACH)
+    voiced = frames[..., MELS + 1 :].clamp(0, 1)
+    pulses = level + bent[..., :_BINS] + torch.log(voiced + 1e-4)
+    noise = level + bent[..., _BINS:] - 4 * voiced
+    pitch = pitch_in_hertz(frames[..., MELS])
+    return _through(pulses, _pulses(pitch)) + _through(
+        noise, torch.randn(len(frames), frames.shape[1] * HOP, device=frames.device)
+    )
+
+
+def _through(level: torch.Tensor, excitation: torch.Tensor) -> torch.Tensor:
+    """Filter sound ``(B, T * HOP)`` by logarithms of magnitudes ``(B, T, 513)``."""
+    window = hann(WINDOW).to(excitation)
+    seen = torch.stft(excitation, WINDOW, HOP, window=window, return_complex=True)
+    made = seen[..., : level.shape[1]] * _least_phase(level).mT
+    return torch.istft(made, WINDOW, HOP, window=window, length=excitation.shape[1])
+
+
+def _least_phase(level: torch.Tensor) -> torch.Tensor:
+    """By folding the cepstrum."""
+    cepstrum = torch.fft.irfft(level, WINDOW)
+    fold = torch.zeros(WINDOW, device=level.device)
+    fold[0] = fold[WINDOW // 2] = 1
+    fold[1 : WINDOW // 2] = 2
+    return torch.exp(torch.fft.rfft(cepstrum * fold, WINDOW))
+
+
+def _pulses(pitch: torch.Tensor) -> torch.Tensor:
+    """All harmonics below half of the rate, in step: ``(B, T)`` Hz to ``(B, T * HOP)``.
+
+    Each is as loud as white noise of deviation 1 has it in a band as wide as the pitch.
+    """
+    each = F.interpolate(pitch[:, None], scale_factor=HOP, mode="linear")[:, 0]
+    phase = torch.cumsum((each / RATE).double(), 1)
+    phase = 2 * torch.pi * (phase - phase.floor()).float()
+    count = torch.floor(RATE / 2 / each)
+    half = phase / 2
+    below = torch.sin(half)
+    below = torch.where(below.abs() < 1e-4, torch.full_like(below, 1e-4), below)
+    summed = torch.sin((2 * count + 1) * half) / (2 * below) - 0.5
+    exact = torch.where(below.abs() <= 2e-4, count, summed)
+    return exact * torch.sqrt(4 * each / RATE)
+
+
+def _spread_out() -> torch.Tensor:
+    """``(80, 513)``: each frequency's share in the bands around it, and white noise's level."""
+    filters = mel_filters()
+    shares = filters / filters.sum(1, keepdim=True).clamp(min=1e-9)
+    peaks = filters.argmax(0)
+    shares[: int(peaks[0]) + 1] = F.one_hot(torch.tensor(0), MELS).float()
+    shares[int(peaks[-1]) :] = F.one_hot(torch.tensor(MELS - 1), MELS).float()
+    return shares.T
+
+
+def read_excited(path: Path) -> ExcitedVocoder:
+    """From its directory. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
+    config: dict[str, Any] = json.loads((path / "config.json").read_text())
+    vocoder = ExcitedVocoder(width=config["width"], depth=config["depth"])
+    vocoder.load_state_dict(load_file(path / "model.safetensors"))
+    return vocoder

@@ -1,0 +1,58 @@
+"""Reading the parts of a checkpoint from its directory, and voices that a family cannot take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import AutoTokenizer
+
+from workers.engines.speech.options import Options
+from workers.engines.speech.talker import Voice
+
+_UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError)
+
+
+def read_tokenizer(path: Path) -> Any:
+    """Raise ``ValueError`` with the reason."""
+    return read_processor(AutoTokenizer, path, "tokenizer")
+
+
+def read_processor(kind: Any, path: Path, name: str = "processor") -> Any:
+    """Raise ``ValueError`` with the reason."""
+    try:
+        return kind.from_pretrained(str(path), local_files_only=True)
+    except _UNREADABLE as error:
+        raise ValueError(f"its {name} cannot be read: {error}") from error
+
+
+def read_part(kind: Any, path: Path, options: Options) -> Any:
+    """One model of a directory, ready to compute. Raise ``ValueError`` with the reason."""
+    try:
+        model = kind.from_pretrained(
+            str(path), dtype=options.torch_dtype, local_files_only=True, use_safetensors=True
+        )
+    except _UNREADABLE as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    return model.to(options.torch_device).eval().requires_grad_(requires_grad=False)
+
+
+def read_vocoder(kind: Any, path: Path, options: Options) -> Any:
+    place = path / (options.vocoder or "vocoder")
+    if not place.is_dir():
+        raise ValueError(f"it has no vocoder; {place} is no directory")
+    return read_part(kind, place, options)
+
+
+def refuse_all_but(voice: Voice, *kinds: str) -> None:
+    """Raise ``ValueError`` for a voice given by anything else."""
+    given = {
+        "speaker": voice.speaker is not None,
+        "embedding": voice.embedding is not None,
+        "preset": bool(voice.preset),
+        "recording": voice.recording is not None,
+    }
+    for kind, there in given.items():
+        if there and kind not in kinds:
+            takes = f"this model takes {' or '.join(kinds)}" if kinds else "this model has none"
+            raise ValueError(f"it is given by a {kind}; {takes}")

@@ -1,0 +1,69 @@
+"""Hears whose voice a recording is: frames of ``spectra`` to a vector that a model speaks with."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+from workers.engines.speech.spectra import CHANNELS, analyse, levelled
+from workers.engines.speech.timbre import Timbre, timbre_of
+
+
+class Heard(NamedTuple):
+    voice: torch.Tensor
+    """``(D,)`` of length 1, what a model speaks with."""
+    timbre: Timbre
+
+
+class Reference(nn.Module):
+    """``(B, T, 82)`` and which frames count ``(B, T)`` to ``(B, D)`` of length 1."""
+
+    def __init__(self, *, width: int, size: int) -> None:
+        super().__init__()
+        sizes = (CHANNELS, width, width, width)
+        self.layers = nn.ModuleList(
+            nn.Conv1d(a, b, 5, stride=2, padding=2) for a, b in pairwise(sizes)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in self.layers)
+        self.last = nn.Linear(2 * width, size)
+
+    def forward(self, frames: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        states = frames * counts[..., None]
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            counts = counts[:, ::2]
+            states = F.gelu(norm(layer(states.mT).mT)) * counts[..., None]
+        total = counts.sum(1, keepdim=True).clamp(min=1)
+        mean = states.sum(1) / total
+        spread = (states.square().sum(1) / total - mean.square()).clamp(min=1e-5).sqrt()
+        return F.normalize(self.last(torch.cat([mean, spread], 1)), dim=1)
+
+    def hear(self, samples: torch.Tensor) -> Heard:
+        """Whose voice sound ``(N,)`` at ``spectra.RATE`` is.
+
+        Raise ``ValueError`` where nobody is heard to speak.
+        """
+        frames = analyse(levelled(samples.float()))
+        if frames[:, -1].sum() < _VOICED_MIN:
+            raise ValueError("there is too little speech in it")
+        place = next(self.parameters())
+        heard: torch.Tensor = self(frames[None].to(place), torch.ones(1, len(frames)).to(place))
+        return Heard(heard[0].float().cpu(), timbre_of(frames))
+
+
+_VOICED_MIN = 36
+"""Frames, half a second."""
+
+
+def read_reference(path: Path) -> Reference:
+    """From its directory. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
+    config: dict[str, Any] = json.loads((path / "config.json").read_text())
+    model = Reference(width=config["width"], size=config["size"])
+    model.load_state_dict(load_file(path / "model.safetensors"))
+    return model

@@ -1,0 +1,58 @@
+"""How a voice sounds on the whole: how loud each band of its vowels is, and how much that varies.
+
+A small model draws a new voice as it draws many; the last of the way to a recording is filtered.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from workers.engines.speech.spectra import MELS
+
+_LOUD: Final = 1.2
+"""Below the loudest frame, in units of ``spectra``: what is softer is no vowel."""
+_ENOUGH: Final = 40
+"""Frames, half a second; of so many, half of the difference is believed."""
+_BENT: Final = (0.7, 1.6)
+
+
+class Timbre(NamedTuple):
+    """``(80,)`` each, and of how many frames."""
+
+    mean: torch.Tensor
+    spread: torch.Tensor
+    frames: int
+
+    def to(self, device: torch.device) -> Timbre:
+        return Timbre(self.mean.to(device), self.spread.to(device), self.frames)
+
+
+def timbre_of(frames: torch.Tensor) -> Timbre:
+    """Of frames ``(T, 82)`` of ``spectra``."""
+    mel, voiced = frames[:, :MELS], frames[:, -1] > 0.5
+    level = mel.mean(1).masked_fill(~voiced, -torch.inf)
+    loud = mel[level > level.max() - _LOUD]
+    if len(loud) < 2:
+        return Timbre(torch.zeros(MELS).to(mel), torch.ones(MELS).to(mel), 0)
+    return Timbre(loud.mean(0), loud.std(0).clamp(min=1e-3), len(loud))
+
+
+def with_timbre(frames: torch.Tensor, wanted: Timbre) -> torch.Tensor:
+    """Frames ``(T, 82)`` as a voice of such a timbre says them; of few, about."""
+    own = timbre_of(frames)
+    known = min(own.frames, wanted.frames)
+    part = known / (known + _ENOUGH)
+    bend = _smooth((wanted.spread / own.spread).clamp(*_BENT).log(), 5)
+    mel = frames[:, :MELS]
+    # Pauses and the breath of an s are much softer than that, and are not to vary more or less.
+    apart = torch.maximum(mel - own.mean, -2 * own.spread)
+    moved = mel + apart * ((part * bend).exp() - 1) + part * _smooth(wanted.mean - own.mean, 3)
+    return torch.cat([moved, frames[:, MELS:]], 1)
+
+
+def _smooth(bands: torch.Tensor, width: int) -> torch.Tensor:
+    around = F.avg_pool1d(bands[None, None], width, 1, width // 2, count_include_pad=False)
+    return around[0, 0]

@@ -1,0 +1,328 @@
+"""Families that write codes of a codec token by token: CSM, MusicGen, Bark and Dia.
+
+Each is the library's own ``generate``, one call for a line. The codec computes in float32 whatever
+the model's ``dtype`` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import (
+    BarkModel,
+    CsmForConditionalGeneration,
+    CsmProcessor,
+    DacModel,
+    DiaFeatureExtractor,
+    DiaForConditionalGeneration,
+    DiaProcessor,
+    MusicgenForConditionalGeneration,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.models.bark import generation_configuration_bark
+
+from workers.engines.speech.codes import CodeStream, measured
+from workers.engines.speech.options import Options
+from workers.engines.speech.reading import (
+    read_part,
+    read_processor,
+    read_tokenizer,
+    read_vocoder,
+    refuse_all_but,
+)
+from workers.engines.speech.talker import Line, Say, Voice
+from workers.engines.speech.text import FIRST_TURN, TURN
+
+
+class _Tokens:
+    channels = 1
+    own_speed = False
+    recording_rate: int | None = None
+    rate: int
+    module: torch.nn.Module
+    steps: Sequence[torch.nn.Module]
+
+    def __init__(self, options: Options) -> None:
+        self._device = options.torch_device
+
+
+class CsmTalker(_Tokens):
+    """Speaks as ``speaker``, or goes on in the voice of a recording with its transcript."""
+
+    def __init__(self, path: Path, options: Options) -> None:
+        super().__init__(options)
+        self._processor: Any = read_processor(CsmProcessor, path)
+        if self._processor.chat_template is None:
+            raise ValueError("its processor has no chat template")
+        self._model: Any = read_part(CsmForConditionalGeneration, path, options)
+        for model in (self._model, self._model.depth_decoder):
+            _forget_caches(model)
+        codec = self._model.codec_model.float()
+        self.module = self._model
+        self.steps = (self._model.backbone_model, codec.encoder, codec.decoder)
+        self.rate = self.recording_rate = self._processor.feature_extractor.sampling_rate
+        self._codec = measured(
+            lambda codes: codec.decode(codes[None].to(self._device)).audio_values[0, 0],
+            codebooks=self._model.config.num_codebooks,
+            size=codec.config.codebook_size,
+            rate=self.rate,
+        )
+
+    def check(self, voice: Voice) -> None:
+        refuse_all_but(voice, "speaker", "recording")
+        _check_transcript(voice)
+
+    def speak(self, line: Line, say: Say) -> None:
+        voice, said = line.voice, []
+        if voice.recording is not None:
+            said.append(_turn(voice, voice.transcript))
+            said[0]["content"].append({"type": "audio", "audio": voice.recording})
+        said.append(_turn(voice, line.text))
+        inputs = self._processor.apply_chat_template(said, tokenize=True, return_dict=True)
+        end = self._model.config.codebook_eos_token_id
+        stream = CodeStream(
+            self._codec,
+            say,
+            delays=[0] * self._model.config.num_codebooks,
+            ends=lambda codes: bool((codes == end).all()),
+        )
+        self._model.generate(
+            **inputs.to(self._device),
+            streamer=stream,
+            max_new_tokens=self._codec.frames(line.seconds),
+        )
+        stream.finish()
+
+
+class MusicgenTalker(_Tokens):
+    """Music to a caption, of exactly the length that is asked for."""
+
+    def __init__(self, path: Path, options: Options) -> None:
+        super().__init__(options)
+        self._tokenizer: Any = read_tokenizer(path)
+        self._model: Any = read_part(MusicgenForConditionalGeneration, path, options)
+        _forget_caches(self._model)
+        config = self._model.config.decoder
+        if config.audio_channels != 1:
+            raise ValueError(f"it makes {config.audio_channels} channels; this engine makes one")
+        codec = self._model.audio_encoder.float()
+        self.module = self._model
+        self.steps = (self._model.text_encoder, self._model.decoder, codec.decoder)
+        self.rate = codec.config.sampling_rate
+        self._delays = range(config.num_codebooks)
+        self._codec = measured(
+            lambda codes: _encodec_sound(codec, codes.to(self._device)),
+            codebooks=config.num_codebooks,
+            size=codec.config.codebook_size,
+            rate=self.rate,
+        )
+
+    def check(self, voice: Voice) -> None:
+        refuse_all_but(voice)
+
+    def speak(self, line: Line, say: Say) -> None:
+        asked = self._tokenizer(line.text, return_tensors="pt").to(self._device)
+        stream = CodeStream(self._codec, say, delays=self._delays, prompted=True)
+        made = self._model.generate(
+            input_ids=asked["input_ids"],
+            attention_mask=asked["attention_mask"],
+            stopping_criteria=StoppingCriteriaList([_Follower(stream)]),
+            max_new_tokens=self._codec.frames(line.seconds) + max(self._delays),
+        )
+        stream.finish(made[0, 0])
+
+
+class _Follower(StoppingCriteria):
+    """Sees each step, and stops at none: this family's ``generate`` knows no streamer."""
+
+    def __init__(self, stream: CodeStream) -> None:
+        self._stream = stream
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> torch.Tensor:
+        self._stream.put(input_ids[:, -1])
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+class BarkTalker(_Tokens):
+    """Speaks after a preset: what somebody said before, as Bark's own codes.
+
+    Nothing is heard within a sentence: the codes are refined in windows that overlap.
+    """
+
+    def __init__(self, path: Path, options: Options) -> None:
+        super().__init__(options)
+        self._tokenizer: Any = read_tokenizer(path)
+        self._model: Any = read_part(BarkModel, path, options)
+        limits, kinds = self._model.generation_config, cast(Any, generation_configuration_bark)
+        try:
+            self._semantic = kinds.BarkSemanticGenerationConfig(**limits.semantic_config)
+            self._coarse = kinds.BarkCoarseGenerationConfig(**limits.coarse_acoustics_config)
+            self._fine = kinds.BarkFineGenerationConfig(**limits.fine_acoustics_config)
+            self.rate, self._codes = limits.sample_rate, limits.codebook_size
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"its generation_config.json is not Bark's: {error}") from error
+        codec = self._model.codec_model.float()
+        codec.decoder.register_forward_pre_hook(_refuse_silence)
+        self.module = self._model
+        # The fine model is called by another way than ``__call__``, but not its last norm.
+        fine = self._model.fine_acoustics.layernorm_final
+        self.steps = (self._model.semantic, self._model.coarse_acoustics, fine, codec.decoder)
+
+    def check(self, voice: Voice) -> None:
+        refuse_all_but(voice, "preset")
+        if not voice.preset:
+            return
+        for name, rows, size in (
+            ("semantic_prompt", None, self._semantic.semantic_vocab_size),
+            ("coarse_prompt", self._coarse.n_coarse_codebooks, self._codes),
+            ("fine_prompt", self._fine.n_fine_codebooks, self._codes),
+        ):
+            if name not in voice.preset:
+                raise ValueError(f"its preset has no {name}")
+            array = voice.preset[name]
+            if array.ndim != (1 if rows is None else 2) or rows not in (None, len(array)):
+                raise ValueError(f"the {name} of its preset is {array.shape}")
+            if not array.size or array.min() < 0 or array.max() >= size:
+                raise ValueError(f"the {name} of its preset has codes outside 0 to {size - 1}")
+
+    def speak(self, line: Line, say: Say) -> None:
+        limits = self._semantic
+        asked = self._tokenizer(
+            line.text,
+            return_tensors="pt",
+            padding="max_length",
+            max_length=limits.max_input_semantic_length,
+            return_token_type_ids=False,
+            add_special_tokens=False,
+        ).to(self._device)
+        preset = {
+            name: torch.from_numpy(array).to(self._device)
+            for name, array in line.voice.preset.items()
+        }
+        most = min(limits.max_new_tokens, int(line.seconds * limits.semantic_rate_hz))
+        try:
+            made = self._model.generate(
+                **asked, history_prompt=preset or None, semantic_max_new_tokens=max(2, most)
+            )
+        except _Silence:
+            return
+        say(made[0])
+
+
+class _Silence(Exception):
+    """A model had nothing to say, where the library would fail over no sound at all."""
+
+
+def _refuse_silence(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+    if not args[0].shape[-1]:
+        raise _Silence
+
+
+class DiaTalker(_Tokens):
+    """Speaks in a voice by chance, or goes on in that of a recording with its transcript.
+
+    ``[S1]`` and ``[S2]`` in the text tell who of two speaks.
+    """
+
+    def __init__(self, path: Path, options: Options) -> None:
+        super().__init__(options)
+        codec = read_vocoder(DacModel, path, options).float()
+        self._processor = cast(Any, DiaProcessor)(
+            read_processor(DiaFeatureExtractor, path, "feature extractor"),
+            read_tokenizer(path),
+            audio_tokenizer=codec,
+        )
+        self._model: Any = read_part(DiaForConditionalGeneration, path, options)
+        _forget_caches(self._model)
+        self.module = torch.nn.ModuleList([self._model, codec])
+        self.steps = (
+            self._model.model.encoder,
+            self._model.model.decoder,
+            codec.encoder,
+            codec.decoder,
+        )
+        self.rate = self.recording_rate = codec.config.sampling_rate
+        self._delays = self._model.config.delay_pattern
+        self._codec = measured(
+            lambda codes: codec.decode(audio_codes=codes[None].to(self._device)).audio_values[0],
+            codebooks=len(self._delays),
+            size=codec.config.codebook_size,
+            rate=self.rate,
+        )
+
+    def check(self, voice: Voice) -> None:
+        refuse_all_but(voice, "recording")
+        _check_transcript(voice)
+        if voice.recording is None:
+            return
+        size, places = len(voice.transcript.encode()), self._model.config.encoder_config
+        if size > places.max_position_embeddings // 2:
+            raise ValueError(f"a transcript of {size} bytes leaves no room for what is to be said")
+        seconds, most = len(voice.recording) / self.rate, self._frames_left(voice)
+        if most < self._codec.frames(1):
+            raise ValueError(f"the recording of {seconds:.1f} s leaves no room to speak after it")
+
+    def speak(self, line: Line, say: Say) -> None:
+        voice, config = line.voice, self._model.config.decoder_config
+        text = line.text
+        if voice.recording is not None:
+            text = f"{_who(text)} {voice.transcript.strip()} {text}"
+        inputs = self._processor(
+            text=[text],
+            audio=None if voice.recording is None else [voice.recording],
+            truncation=True,
+            sampling_rate=self.rate,
+            delay_pattern=self._delays,
+            bos_token_id=config.bos_token_id,
+            eos_token_id=config.eos_token_id,
+            pad_token_id=config.pad_token_id,
+        )
+        stream = CodeStream(
+            self._codec,
+            say,
+            delays=self._delays,
+            ends=lambda codes: int(codes[0]) == config.eos_token_id,
+        )
+        frames = min(self._codec.frames(line.seconds), self._frames_left(voice))
+        self._model.generate(
+            **inputs.to(self._device),
+            streamer=stream,
+            max_new_tokens=frames + max(self._delays) + 1,
+        )
+        stream.finish()
+
+    def _frames_left(self, voice: Voice) -> int:
+        """That fit behind a recording."""
+        heard = 0 if voice.recording is None else -(-len(voice.recording) // self._codec.hop)
+        places: int = self._model.config.decoder_config.max_position_embeddings
+        delay: int = max(self._delays)
+        return places - heard - delay - 2
+
+
+def _who(text: str) -> str:
+    """Whose turn a text begins with."""
+    found = TURN.match(text)
+    return found[0] if found else FIRST_TURN
+
+
+def _encodec_sound(codec: Any, codes: torch.Tensor) -> torch.Tensor:
+    sound: torch.Tensor = codec.decode(codes[None, None], [None]).audio_values[0, 0]
+    return sound
+
+
+def _turn(voice: Voice, text: str) -> dict[str, Any]:
+    return {"role": str(voice.speaker or 0), "content": [{"type": "text", "text": text}]}
+
+
+def _check_transcript(voice: Voice) -> None:
+    if voice.recording is not None and not voice.transcript.strip():
+        raise ValueError("it needs a transcript of what the recording says")
+
+
+def _forget_caches(model: Any) -> None:
+    """A cache of fixed size is kept on the model itself, where two requests would share it."""
+    model.generation_config.cache_implementation = None
