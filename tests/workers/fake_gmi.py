@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from tests.workers.hosting import listening
 from tests.workers.running import PATIENCE_S
 from workers.media import encode
 
@@ -271,19 +272,5 @@ class FakeGmi:
 @contextlib.asynccontextmanager
 async def fake_gmi() -> AsyncIterator[FakeGmi]:
     service = FakeGmi()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(service.serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(connect, "127.0.0.1", 0)
-    service.port = server.sockets[0].getsockname()[1]
-    try:
+    async with listening(service):
         yield service
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,68 +6,51 @@ import asyncio
 import contextlib
 import io
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from PIL import Image
 
 from tests.workers import fake_gmi as fake
+from tests.workers import hosting
 from tests.workers.fake_gmi import KEY, FakeGmi, Fault, fake_gmi
+from tests.workers.hosting import running
 from tests.workers.running import PATIENCE_S, Gateway
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import (
     BlobRef,
     Cancelled,
     Completed,
-    Event,
-    Failed,
     Job,
-    Outcome,
     Progress,
     RequestId,
     Usage,
 )
-from workers.contract.media import Medium
+from workers.contract.media import Medium, SpeechInput
 from workers.contract.models import EndpointSpec, ModelSpec, UpstreamSpec, read_specs
 from workers.engines.upstream import endpoints, gmi, transfers
 from workers.engines.upstream.dialects import obstacle
-from workers.engines.upstream.host import UpstreamHost
 from workers.frames import Handed
 
 ID = RequestId(f"req_{1:032x}")
 LIMITS = Usage(images=4, video_ms=60_000, audio_ms=60_000)
 
 
-class Caller:
-    """Stands where the agent stands, for one model."""
-
+class Caller(hosting.Caller):
     def __init__(
         self, *services: FakeGmi, task: str, options: dict[str, Any], key: str = KEY, **spec: Any
     ) -> None:
         self.task = task
-        self.events: list[Event] = []
-        self.outcomes: list[Outcome] = []
-        self.changed = asyncio.Event()
         places = tuple(EndpointSpec(service.url, "their-name") for service in services)
         entry = {"dialect": "gmi", "credential": "GMI_API_KEY", "endpoints": places} | spec
         options = {"poll_min_s": 0.001, "poll_max_s": 0.01} | options
-        self.host = UpstreamHost(
-            [ModelSpec("ours", task, options=options, upstream=UpstreamSpec(**entry))],
-            worker="w1",
-            environ={"GMI_API_KEY": key},
-            report=self.hear,
+        super().__init__(
+            ModelSpec("ours", task, options=options, upstream=UpstreamSpec(**entry)),
+            {"GMI_API_KEY": key},
         )
-
-    def hear(
-        self,
-        events: Sequence[tuple[RequestId, Event]],
-        outcomes: Sequence[tuple[RequestId, Outcome]],
-    ) -> None:
-        self.events += [event for _, event in events]
-        self.outcomes += [outcome for _, outcome in outcomes]
-        self.changed.set()
 
     def submit(
         self,
@@ -90,27 +73,6 @@ class Caller:
         now_us = time.monotonic_ns() // 1000
         self.host.submit([Handed(job, 7, now_us, files=tuple(data for _, data in files))])
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                self.changed.clear()
-                await self.changed.wait()
-
-    async def ends(self) -> Outcome:
-        await self.until(lambda: self.outcomes)
-        assert len(self.outcomes) == 1
-        return self.outcomes[0]
-
-    async def completes(self) -> Completed:
-        outcome = await self.ends()
-        assert isinstance(outcome, Completed), outcome
-        return outcome
-
-    async def fails(self) -> Failed:
-        outcome = await self.ends()
-        assert isinstance(outcome, Failed), outcome
-        return outcome
-
 
 @contextlib.asynccontextmanager
 async def calling(
@@ -120,18 +82,6 @@ async def calling(
         caller = Caller(service, task=task, options=options or {}, **spec)
         async with running(caller):
             yield caller, service
-
-
-@contextlib.asynccontextmanager
-async def running(caller: Caller) -> AsyncIterator[None]:
-    task = asyncio.create_task(caller.host.run())
-    await asyncio.sleep(0)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 # --- Orders --------------------------------------------------------------------------------------
@@ -202,6 +152,27 @@ async def test_a_video_comes_with_its_thumbnail() -> None:
     assert (thumbnail.kind, thumbnail.role, thumbnail.blob) == ("image", "thumbnail", 1)
     assert outcome.output["duration_ms"] == 5000
     assert outcome.usage == Usage(requests=1, video_ms=1000)
+
+
+async def test_speech_in_our_words_is_asked_for_in_those_of_its_model() -> None:
+    fields = {"voice": "voice_id", "language": "language_boost", "sample_rate": "audio_sample_rate"}
+    options = {"fields": fields, "language": "name"}
+    async with calling("text-to-speech", options=options) as (caller, service):
+        service.outcome = lambda order: {"audio_url": service.host(fake.sound(0.5), "audio/x-wav")}
+        given = SpeechInput(
+            text="hallo", voice="anna", language="de-CH", sample_rate=32_000, bitrate=128_000
+        )
+        caller.submit(**msgspec.to_builtins(given))
+
+        await caller.completes()
+
+    assert service.order.payload == {
+        "text": "hallo",
+        "voice_id": "anna",
+        "language_boost": "German",
+        "audio_sample_rate": 32_000,
+        "bitrate": 128_000,
+    }
 
 
 async def test_a_cloned_voice_may_be_all_that_is_made() -> None:

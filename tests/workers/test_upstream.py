@@ -6,57 +6,38 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from tests.workers import hosting
 from tests.workers.running import PATIENCE_S, Gateway
 from tests.workers.upstreams import Exchange, Upstream, upstream
 from workers.contract.jobs import (
     Cancelled,
     Choice,
     Completed,
-    Event,
-    Failed,
     Job,
-    Outcome,
     RequestId,
     TokenLogprob,
     Tokens,
     Usage,
 )
 from workers.contract.models import ModelSpec, UpstreamSpec
-from workers.engines.upstream.host import UpstreamHost
 from workers.frames import Handed
 
 Answer = Callable[[Exchange], Awaitable[None]]
 ID = RequestId(f"req_{1:032x}")
 
 
-class Caller:
-    """Stands where the agent stands."""
-
+class Caller(hosting.Caller):
     def __init__(self, service: Upstream, options: dict[str, Any], **spec: Any) -> None:
-        self.events: list[Event] = []
-        self.outcomes: list[Outcome] = []
-        self.changed = asyncio.Event()
         entry = {"url": service.url, "credential": "SERVICE_KEY", "model": "their-name"} | spec
-        self.host = UpstreamHost(
-            [ModelSpec("ours", "text-generation", options=options, upstream=UpstreamSpec(**entry))],
-            worker="w1",
-            environ={"SERVICE_KEY": "sk-secret"},
-            report=self.hear,
+        super().__init__(
+            ModelSpec("ours", "text-generation", options=options, upstream=UpstreamSpec(**entry)),
+            {"SERVICE_KEY": "sk-secret"},
         )
-
-    def hear(
-        self,
-        events: Sequence[tuple[RequestId, Event]],
-        outcomes: Sequence[tuple[RequestId, Outcome]],
-    ) -> None:
-        self.events += [event for _, event in events]
-        self.outcomes += [outcome for _, outcome in outcomes]
-        self.changed.set()
 
     def submit(
         self,
@@ -78,22 +59,6 @@ class Caller:
         )
         self.host.submit([Handed(job, queue_us=7, leased_us=time.monotonic_ns() // 1000)])
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                self.changed.clear()
-                await self.changed.wait()
-
-    async def outcome(self) -> Outcome:
-        await self.until(lambda: self.outcomes)
-        assert len(self.outcomes) == 1
-        return self.outcomes[0]
-
-    async def failure(self) -> Failed:
-        outcome = await self.outcome()
-        assert isinstance(outcome, Failed)
-        return outcome
-
 
 @contextlib.asynccontextmanager
 async def calling(
@@ -103,21 +68,15 @@ async def calling(
         if answer is not None:
             service.answer = answer
         caller = Caller(service, options or {}, **spec)
-        task = asyncio.create_task(caller.host.run())
-        await asyncio.sleep(0)
-        try:
+        async with hosting.running(caller):
             yield caller, service
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
 
 async def test_a_chat_is_asked_for_and_streamed_back_with_usage() -> None:
     async with calling() as (caller, service):
         caller.submit(seed=11, temperature=0.5, stop=["END"])
 
-        outcome = await caller.outcome()
+        outcome = await caller.ends()
 
     (request,) = service.requests
     assert request.head.startswith("POST /v1/chat/completions ")
@@ -151,7 +110,7 @@ async def test_nothing_is_said_where_nobody_reads_along() -> None:
     async with calling() as (caller, _):
         caller.submit(stream=False)
 
-        assert isinstance(await caller.outcome(), Completed)
+        assert isinstance(await caller.ends(), Completed)
 
     assert caller.events == []
 
@@ -175,7 +134,7 @@ async def test_an_entry_may_ask_for_whole_answers_and_leave_out_fields() -> None
     async with calling(answer, options) as (caller, service):
         caller.submit()
 
-        outcome = await caller.outcome()
+        outcome = await caller.ends()
 
     assert service.requests[0].body.keys() == {"model", "messages", "max_completion_tokens"}
     assert isinstance(outcome, Completed)
@@ -201,7 +160,7 @@ async def test_several_choices_and_logprobs_are_kept_apart() -> None:
     async with calling(answer) as (caller, service):
         caller.submit(n=2, logprobs=True, top_logprobs=1)
 
-        outcome = await caller.outcome()
+        outcome = await caller.ends()
 
     assert service.requests[0].body["top_logprobs"] == 1
     assert isinstance(outcome, Completed)
@@ -218,7 +177,7 @@ async def test_connections_are_used_again() -> None:
         for _ in range(3):
             caller.outcomes.clear()
             caller.submit()
-            await caller.outcome()
+            await caller.ends()
 
     assert service.connections == 1
 
@@ -235,7 +194,7 @@ async def test_a_cancel_hangs_up_and_keeps_what_was_delivered() -> None:
         await caller.until(lambda: len(caller.events) > 3)
 
         caller.host.cancel(ID, "client")
-        outcome = await caller.outcome()
+        outcome = await caller.ends()
         await service.until_hung_up()
 
     assert isinstance(outcome, Cancelled)
@@ -250,7 +209,7 @@ async def test_a_cancel_before_the_call_began_ends_it_for_nothing() -> None:
         caller.submit()
         caller.host.cancel(ID, "client")
 
-        outcome = await caller.outcome()
+        outcome = await caller.ends()
 
     assert isinstance(outcome, Cancelled)
     assert not outcome.delivered
@@ -281,7 +240,7 @@ async def test_a_deadline_ends_a_call() -> None:
     async with calling(answer) as (caller, _):
         caller.submit(deadline_ms=int(time.time() * 1000) + 300)
 
-        outcome = await caller.outcome()
+        outcome = await caller.ends()
 
     assert isinstance(outcome, Cancelled)
     assert outcome.reason == "deadline"
@@ -297,7 +256,7 @@ async def test_a_busy_upstream_is_asked_again() -> None:
     async with calling(answer, {"stream": False}) as (caller, service):
         caller.submit()
 
-        assert isinstance(await caller.outcome(), Completed)
+        assert isinstance(await caller.ends(), Completed)
     assert len(service.requests) == 3
 
 
@@ -315,7 +274,7 @@ async def test_an_upstream_that_stays_busy_is_unavailable() -> None:
     async with calling(answer) as (caller, service):
         caller.submit()
 
-        failure = await caller.failure()
+        failure = await caller.fails()
 
     assert failure.code == "upstream_unavailable"
     assert len(service.requests) == 3
@@ -330,7 +289,7 @@ async def test_an_answer_that_broke_off_is_not_asked_for_again() -> None:
     async with calling(answer) as (caller, service):
         caller.submit()
 
-        failure = await caller.failure()
+        failure = await caller.fails()
 
     assert failure.code == "upstream_error"
     assert len(service.requests) == 1
@@ -346,14 +305,14 @@ async def test_a_connection_closed_before_any_answer_is_tried_again() -> None:
     async with calling(answer, {"stream": False}) as (caller, service):
         caller.submit()
 
-        assert isinstance(await caller.outcome(), Completed)
+        assert isinstance(await caller.ends(), Completed)
 
 
 async def test_nobody_there_is_unavailable() -> None:
     async with calling(url="http://127.0.0.1:1/v1") as (caller, _):
         caller.submit()
 
-        failure = await caller.failure()
+        failure = await caller.fails()
 
     assert failure.code == "upstream_unavailable"
     assert "127.0.0.1" not in failure.message
@@ -370,7 +329,7 @@ async def test_a_silent_upstream_times_out(begins: bool) -> None:
     async with calling(answer, first_byte_timeout_s=0.2, idle_timeout_s=0.2) as (caller, service):
         caller.submit()
 
-        failure = await caller.failure()
+        failure = await caller.fails()
         await service.until_hung_up()
 
     assert failure.code == "upstream_timeout"
@@ -384,7 +343,7 @@ async def test_a_refused_request_says_why_without_our_credential() -> None:
     async with calling(answer) as (caller, _):
         caller.submit(top_k=3)
 
-        failure = await caller.failure()
+        failure = await caller.fails()
 
     assert failure.code == "upstream_rejected"
     assert failure.param == "top_k"
@@ -409,7 +368,7 @@ async def test_refusals_have_codes(status: str, error_code: str | None, code: st
     async with calling(answer) as (caller, service):
         caller.submit()
 
-        failure = await caller.failure()
+        failure = await caller.fails()
 
     assert failure.code == code
     assert len(service.requests) == 1
@@ -425,7 +384,7 @@ async def test_an_error_in_the_midst_of_a_stream_fails_the_request() -> None:
     async with calling(answer) as (caller, _):
         caller.submit()
 
-        failure = await caller.failure()
+        failure = await caller.fails()
 
     assert failure.code == "upstream_error"
     assert "out of cards" in failure.message
@@ -443,7 +402,7 @@ async def test_what_is_no_chat_completion_fails_the_request(data: bytes) -> None
     async with calling(answer) as (caller, _):
         caller.submit()
 
-        assert (await caller.failure()).code == "upstream_error"
+        assert (await caller.fails()).code == "upstream_error"
 
 
 async def without_usage(exchange: Exchange) -> None:
@@ -457,7 +416,7 @@ async def test_an_answer_without_usage_fails_loudly() -> None:
     async with calling(without_usage) as (caller, _):
         caller.submit()
 
-        failure = await caller.failure()
+        failure = await caller.fails()
 
     assert failure.code == "upstream_error"
     assert "usage" in failure.message
@@ -467,7 +426,7 @@ async def test_usage_is_estimated_only_where_the_entry_says_so() -> None:
     async with calling(without_usage, {"usage": "estimated"}) as (caller, _):
         caller.submit("sixteen letters!")
 
-        outcome = await caller.outcome()
+        outcome = await caller.ends()
 
     assert isinstance(outcome, Completed)
     assert outcome.usage == Usage(requests=1, input_tokens=4, output_tokens=2)
@@ -484,7 +443,7 @@ async def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None
     async with calling(answer) as (caller, service):
         caller.submit()
 
-        failure = await caller.failure()
+        failure = await caller.fails()
         await service.until_hung_up()
 
     assert failure.code == "output_too_large"

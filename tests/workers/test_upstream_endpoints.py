@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.workers.hosting import running
 from tests.workers.running import PATIENCE_S
 from tests.workers.upstreams import Exchange, Upstream, refuse_busily, upstream
 from workers.contract.jobs import Choice, Completed, Failed, Job, RequestId, ToolCall
@@ -74,14 +75,8 @@ async def agent(*services: Upstream, **changes: Any) -> AsyncIterator[Agent]:
         for number, (service, tier) in enumerate(zip(services, tiers, strict=True))
     )
     made = Agent(UpstreamSpec(endpoints=places, **changes))
-    task = asyncio.create_task(made.host.run())
-    await asyncio.sleep(0)
-    try:
+    async with running(made):
         yield made
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def test_work_goes_to_the_least_busy() -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.workers.hosting import listening
 from tests.workers.running import PATIENCE_S
 
 
@@ -156,19 +157,5 @@ class Upstream:
 @contextlib.asynccontextmanager
 async def upstream() -> AsyncIterator[Upstream]:
     service = Upstream()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(service.serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(connect, "127.0.0.1", 0)
-    service.port = server.sockets[0].getsockname()[1]
-    try:
+    async with listening(service):
         yield service
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

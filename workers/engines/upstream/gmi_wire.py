@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from workers.contract.jobs import Job
+from workers.contract.languages import name_of
 from workers.contract.media import MediumKind
 from workers.contract.models import ModelSpec
 
@@ -54,7 +55,19 @@ _FIELDS: Final[Mapping[str, str]] = {
     "prompt": "prompt",
     "negative_prompt": "negative_prompt",
     "text": "text",
+    "voice": "voice",
     "voice_id": "voice_id",
+    "language": "language",
+    "speed": "speed",
+    "instructions": "instructions",
+    "transcript": "transcript",
+    "format": "format",
+    "sample_rate": "sample_rate",
+    "bitrate": "bitrate",
+    "lyrics": "lyrics",
+    "key": "key",
+    "tempo": "tempo",
+    "mood": "mood",
     "n": "n",
     "steps": "steps",
     "guidance": "guidance",
@@ -88,6 +101,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Key of a recording; ``source_audio`` for a voice, else ``audio``."""
     size: SizeStyle | None = None
     """How a size is said: pictures by ``size``, videos by ``aspect_ratio``."""
+    language: Literal["tag", "name"] = "tag"
+    """Whether a language is said by its tag or, as MiniMax has it, by its name."""
     scale: str = "scale"
     """Key of how many times larger a video is made."""
     fields: dict[str, str | None] = {}
@@ -153,6 +168,8 @@ def payload(job: Job, options: Options, sources: Sources) -> dict[str, Any]:
     body: dict[str, Any] = {**options.constants, **(given.get("parameters") or {})}
     hidden = frozenset({"parameters", "duration_ms"}) if job.task in _FREE else _OURS_ONLY
     for name, value in _values(given, hidden).items():
+        if name == "language" and options.language == "name":
+            value = name_of(value) or value
         theirs = options.fields.get(name, _FIELDS.get(name, name))
         if theirs is not None:
             body[theirs] = value
@@ -179,7 +196,11 @@ def _values(given: Mapping[str, Any], hidden: frozenset[str]) -> dict[str, Any]:
     values = {
         name: value
         for name, value in given.items()
-        if name not in hidden and value is not None and value != ""
+        if name not in hidden
+        and value is not None
+        and value != ""
+        # Told by its attachment; whatever else a model calls so goes over.
+        and not (name == "recording" and value is True)
     }
     if given.get("duration_ms"):
         values["seconds"] = given["duration_ms"] / 1000
