@@ -350,6 +350,7 @@ EDITS: Final[tuple[Callable[[random.Random], Lesson], ...]] = (
     reshape,
     resize,
     remove,
+    remove,
     add,
     reground,
 )
@@ -374,15 +375,25 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 """The classes of each part of a meaning."""
 
 
+def which(r: random.Random) -> Lesson:
+    """Choose an instruction of which it must be found out what it means: one of two things, or
+    that of another picture."""
+    while True:
+        kinds = (recolour, recolour, reshape, reshape, resize, remove, remove, *(blend,) * 9)
+        found = r.choice(kinds)(r)
+        if len(found.sources[0].things) == 2 or len(found.sources) == 2:
+            return found
+
+
 def lesson(r: random.Random, *, drawing: float = 0.55) -> Lesson:
     """Choose a lesson; ``drawing`` is how often it is a picture from words alone."""
     if r.random() < drawing:
         return describe(r)
     kind = r.random()
-    if kind < 0.60:
+    if kind < 0.66:
         return r.choice(EDITS)(r)
     if kind < 0.74:
         return relight(r)
-    if kind < 0.88:
+    if kind < 0.82:
         return restyle(r)
     return blend(r)

@@ -7,18 +7,12 @@ longer video is made clip by clip, each from the last frame of the one before.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from diffusers import AutoencoderTiny, DiffusionPipeline, UNet2DConditionModel
-from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils import BaseOutput
-from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
-from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
-from workers.pocket.pictures import SIGMA_MIN, coordinates, encode_text
+from workers.pocket.pictures import PocketPipeline
 
 
 class VideoOutput(BaseOutput):  # type: ignore[misc]
@@ -27,26 +21,7 @@ class VideoOutput(BaseOutput):  # type: ignore[misc]
     frames: np.ndarray | torch.Tensor
 
 
-class PocketVideoPipeline(DiffusionPipeline):  # type: ignore[misc]
-    """Components are diffusers' and transformers' own classes, read by ``from_pretrained``."""
-
-    model_cpu_offload_seq = "text_encoder->unet->vae"
-
-    def __init__(
-        self,
-        vae: AutoencoderTiny,
-        text_encoder: T5EncoderModel,
-        tokenizer: PreTrainedTokenizerFast,
-        unet: UNet2DConditionModel,
-        scheduler: Any,
-    ) -> None:
-        super().__init__()
-        self.register_modules(
-            vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler
-        )
-        self.vae_scale_factor = 2 ** (len(vae.config.encoder_block_out_channels) - 1)
-        self.image_processor = VaeImageProcessor(vae_scale_factor=self.vae_scale_factor)
-
+class PocketVideoPipeline(PocketPipeline):
     @property
     def clip_frames(self) -> int:
         """Frames that are made at once."""
@@ -71,85 +46,38 @@ class PocketVideoPipeline(DiffusionPipeline):  # type: ignore[misc]
         ``guidance_scale`` 1 looks at the prompt once a step, any other twice. ``output_type`` is
         ``np`` or ``pt``. Raise ``ValueError`` for a size that is no multiple of the scale factor.
         """
-        side = int(self.unet.config.sample_size) * self.vae_scale_factor
-        height, width = height or side, width or side
-        if height % self.vae_scale_factor or width % self.vae_scale_factor:
-            raise ValueError(f"height and width must be multiples of {self.vae_scale_factor}")
-        guided = guidance_scale != 1.0
-        texts = [negative_prompt, prompt] if guided else [prompt]
-        words = encode_text(self.tokenizer, self.text_encoder, texts)
-        first = None
-        if image is not None:
-            pixels = self.image_processor.preprocess(image, height=height, width=width)
-            first = self._normed(self.vae.encode(pixels.to(self.device, self.vae.dtype)).latents)
+        height, width = self._size(height, width)
+        words = self._read(prompt, negative_prompt, guidance_scale)
+        first = None if image is None else self.encode_image(image, height, width)
         wanted = num_frames or self.clip_frames
-        clips: list[torch.Tensor] = []
-        made = 0
-        while made < wanted:
-            latents = self._clip(
-                words,
-                first,
-                (height // self.vae_scale_factor, width // self.vae_scale_factor),
-                num_inference_steps,
-                guidance_scale,
-                generator,
-            )
-            fresh = latents[1:] if clips else latents
-            clips.append(fresh)
-            made += len(fresh)
-            first = latents[-1:]
-        frames = torch.cat(clips)[:wanted]
-        scale, shift = self.vae.config.scaling_factor, self.vae.config.shift_factor
-        drawn = self.vae.decode(frames / scale + shift, return_dict=False)[0]
+        # A clip that goes on from another shares a frame with it.
+        clips = 1 + max(0, -(-(wanted - self.clip_frames) // (self.clip_frames - 1)))
+        self._num_timesteps = clips * num_inference_steps
+        frames: list[torch.Tensor] = []
+        for _ in range(clips):
+            noise = self._noise(height, width, generator)
+            self.scheduler.set_timesteps(num_inference_steps, device=self._execution_device)
+            made = self._clip(noise, first, words, guidance_scale)
+            frames.append(made[1:] if frames else made)
+            first = made[-1:]
+        drawn = self.decode_latents(torch.cat(frames)[:wanted])
         pictures = (drawn.float() / 2 + 0.5).clamp(0, 1)
         if output_type == "pt":
             return VideoOutput(frames=pictures[None])
         return VideoOutput(frames=pictures.permute(0, 2, 3, 1).cpu().numpy()[None])
 
-    def _normed(self, latents: torch.Tensor) -> torch.Tensor:
-        config = self.vae.config
-        return (latents - float(config.shift_factor)) * float(config.scaling_factor)
-
     def _clip(
         self,
-        words: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        noise: torch.Tensor,
         first: torch.Tensor | None,
-        size: tuple[int, int],
-        steps: int,
+        words: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         guidance_scale: float,
-        generator: torch.Generator | None,
     ) -> torch.Tensor:
         """Denoise one clip: (frames, channels, height, width)."""
-        states, mask, summary = words
-        channels = int(self.vae.config.latent_channels)
-        latents = randn_tensor(
-            (1, self.clip_frames * channels, *size),
-            generator=generator,
-            device=self._execution_device,
-            dtype=self.unet.dtype,
-        )
-        given = torch.zeros(1, channels, *size).to(latents) if first is None else first
-        fixed = torch.cat([given, coordinates(*size).to(latents)], 1)
-        self.scheduler.set_timesteps(steps, device=self._execution_device)
-        with self.progress_bar(total=len(self.scheduler.timesteps)) as bar:
-            for timestep in self.scheduler.timesteps:
-                seen = torch.cat([latents, fixed], 1).expand(len(states), -1, -1, -1)
-                clean = self.unet(
-                    seen,
-                    timestep.expand(len(states)).to(seen.dtype),
-                    encoder_hidden_states=states,
-                    encoder_attention_mask=mask,
-                    class_labels=summary,
-                    return_dict=False,
-                )[0]
-                if len(states) > 1:
-                    without, with_ = clean.chunk(2)
-                    clean = without + guidance_scale * (with_ - without)
-                sigma = (timestep / self.scheduler.config.num_train_timesteps).clamp(min=SIGMA_MIN)
-                velocity = (latents - clean) / sigma
-                latents = self.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
-                bar.update()
-        frames: torch.Tensor = latents.view(self.clip_frames, channels, *size)
+        frames = noise.view(self.clip_frames, -1, *noise.shape[2:])
+        given = torch.zeros_like(frames[:1]) if first is None else first
+        latents = self._denoise(noise, [given], words, self.scheduler.timesteps, guidance_scale)
+        frames = latents.view_as(frames)
         if first is not None:
             frames = torch.cat([first, frames[1:]])
         return frames

@@ -45,8 +45,11 @@ def encode_text(
     return states, tokens.attention_mask, states[torch.arange(len(texts)), end]
 
 
-class PocketImagePipeline(DiffusionPipeline):  # type: ignore[misc]
-    """Components are diffusers' and transformers' own classes, read by ``from_pretrained``."""
+class PocketPipeline(DiffusionPipeline):  # type: ignore[misc]
+    """What the image and the video model have in common.
+
+    Components are diffusers' and transformers' own classes, read by ``from_pretrained``.
+    """
 
     model_cpu_offload_seq = "text_encoder->unet->vae"
 
@@ -71,6 +74,13 @@ class PocketImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         latents: torch.Tensor = self.vae.encode(pixels).latents
         return (latents - self._shift) * self._scale
 
+    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
+        """Pixels (B, 3, H, W), about from -1 to 1."""
+        pixels: torch.Tensor = self.vae.decode(
+            latents / self._scale + self._shift, return_dict=False
+        )[0]
+        return pixels
+
     @property
     def _shift(self) -> float:
         return float(self.vae.config.shift_factor)
@@ -79,6 +89,66 @@ class PocketImagePipeline(DiffusionPipeline):  # type: ignore[misc]
     def _scale(self) -> float:
         return float(self.vae.config.scaling_factor)
 
+    def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
+        """Height and width, or the model's own. Raise ``ValueError`` for what it cannot draw."""
+        side = int(self.unet.config.sample_size) * self.vae_scale_factor
+        height, width = height or side, width or side
+        if height % self.vae_scale_factor or width % self.vae_scale_factor:
+            raise ValueError(f"height and width must be multiples of {self.vae_scale_factor}")
+        return height, width
+
+    def _read(
+        self, prompt: str, negative_prompt: str, guidance_scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The prompt, behind what it is guided away from; ``guidance_scale`` 1 guides nowhere."""
+        texts = [prompt] if guidance_scale == 1.0 else [negative_prompt, prompt]
+        return encode_text(self.tokenizer, self.text_encoder, texts)
+
+    def _noise(self, height: int, width: int, generator: torch.Generator | None) -> torch.Tensor:
+        """(1, C, h, w), for all that the denoiser makes at once."""
+        small = self.vae_scale_factor
+        noise: torch.Tensor = randn_tensor(
+            (1, int(self.unet.config.out_channels), height // small, width // small),
+            generator=generator,
+            device=self._execution_device,
+            dtype=self.unet.dtype,
+        )
+        return noise
+
+    def _denoise(
+        self,
+        latents: torch.Tensor,
+        sources: list[torch.Tensor],
+        words: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        timesteps: torch.Tensor,
+        guidance_scale: float,
+    ) -> torch.Tensor:
+        """Take the noise out of latents, beside which the denoiser sees the sources."""
+        states, mask, summary = words
+        place = coordinates(*latents.shape[2:]).to(latents)
+        fixed = torch.cat([*sources, place], 1)
+        with self.progress_bar(total=len(timesteps)) as bar:
+            for timestep in timesteps:
+                seen = torch.cat([latents, fixed], 1).expand(len(states), -1, -1, -1)
+                clean = self.unet(
+                    seen,
+                    timestep.expand(len(states)).to(seen.dtype),
+                    encoder_hidden_states=states,
+                    encoder_attention_mask=mask,
+                    class_labels=summary,
+                    return_dict=False,
+                )[0]
+                if len(states) > 1:
+                    without, with_ = clean.chunk(2)
+                    clean = without + guidance_scale * (with_ - without)
+                sigma = (timestep / self.scheduler.config.num_train_timesteps).clamp(min=SIGMA_MIN)
+                velocity = (latents - clean) / sigma
+                latents = self.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
+                bar.update()
+        return latents
+
+
+class PocketImagePipeline(PocketPipeline):
     @torch.no_grad()
     def __call__(
         self,
@@ -99,59 +169,26 @@ class PocketImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         the prompt says what it is to become. ``guidance_scale`` 1 looks at the prompt once a step,
         any other twice. Raise ``ValueError`` for a size that is no multiple of the scale factor.
         """
-        side = int(self.unet.config.sample_size) * self.vae_scale_factor
-        height, width = height or side, width or side
-        if height % self.vae_scale_factor or width % self.vae_scale_factor:
-            raise ValueError(f"height and width must be multiples of {self.vae_scale_factor}")
+        height, width = self._size(height, width)
         images = [] if image is None else image if isinstance(image, list) else [image]
-        guided = guidance_scale != 1.0
-        texts = [negative_prompt, prompt] if guided else [prompt]
-        states, mask, summary = encode_text(self.tokenizer, self.text_encoder, texts)
-
-        channels = int(self.unet.config.out_channels)
-        shape = (1, channels, height // self.vae_scale_factor, width // self.vae_scale_factor)
-        noise = randn_tensor(
-            shape, generator=generator, device=self._execution_device, dtype=self.unet.dtype
-        )
+        words = self._read(prompt, negative_prompt, guidance_scale)
+        noise = self._noise(height, width, generator)
         encoded = [self.encode_image(one, height, width) for one in images[:SOURCES]]
         self.scheduler.set_timesteps(num_inference_steps, device=self._execution_device)
         timesteps = self.scheduler.timesteps
         latents = noise
-        over = bool(encoded) and strength < 1.0
-        if over:
+        if encoded and strength < 1.0:
             skipped = num_inference_steps - max(1, round(num_inference_steps * strength))
             timesteps = timesteps[skipped * self.scheduler.order :]
             self.scheduler.set_begin_index(skipped * self.scheduler.order)
             sigma = self.scheduler.sigmas[skipped * self.scheduler.order]
             latents = (1 - sigma) * encoded[0] + sigma * noise
             encoded = []
-        empty = torch.zeros_like(noise)
-        sources = [*encoded, *[empty] * (SOURCES - len(encoded))]
-        place = coordinates(shape[2], shape[3]).to(noise)
-        fixed = torch.cat([*sources, place], 1)
-
-        with self.progress_bar(total=len(timesteps)) as bar:
-            for timestep in timesteps:
-                seen = torch.cat([latents, fixed], 1).expand(len(texts), -1, -1, -1)
-                clean = self.unet(
-                    seen,
-                    timestep.expand(len(texts)).to(seen.dtype),
-                    encoder_hidden_states=states,
-                    encoder_attention_mask=mask,
-                    class_labels=summary,
-                    return_dict=False,
-                )[0]
-                if guided:
-                    without, with_ = clean.chunk(2)
-                    clean = without + guidance_scale * (with_ - without)
-                sigma = (timestep / self.scheduler.config.num_train_timesteps).clamp(min=SIGMA_MIN)
-                velocity = (latents - clean) / sigma
-                latents = self.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
-                bar.update()
+        sources = [*encoded, *[torch.zeros_like(noise)] * (SOURCES - len(encoded))]
+        latents = self._denoise(latents, sources, words, timesteps, guidance_scale)
         if output_type == "latent":
             return ImagePipelineOutput(images=latents)
-        pixels = self.vae.decode(latents / self._scale + self._shift, return_dict=False)[0]
         made: list[Image.Image] | np.ndarray = self.image_processor.postprocess(
-            pixels, output_type=output_type
+            self.decode_latents(latents), output_type=output_type
         )
         return ImagePipelineOutput(images=made)

@@ -27,10 +27,9 @@ from workers.pocket.notes import END, HEADER, MARKS, PAD, PROMPT, TOKENS, UNKNOW
 from workers.pocket.tune_words import caption, known_words, read
 from workers.pocket.tunes import tune
 
-ROW: Final = 640
+CONTEXT: Final = 640
+"""Tokens that a lesson has at most, and that the model can look back on; a longer tune is cut."""
 ROWS: Final = 4
-CONTEXT: Final = 2048
-"""Tokens, which is the longest of lessons; rows are shorter, and a long lesson is cut into some."""
 PADDED: Final = 16
 """The vocabulary is a multiple of so many."""
 HEAD: Final = 1 + len(HEADER)
@@ -88,18 +87,18 @@ def lesson(tokenizer: Any, r: random.Random) -> tuple[list[int], int]:
 
 
 def batches(tokenizer: Any, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (inputs, targets), (ROWS, ROW) int64, targets that do not count -100.
+    """Yield (inputs, targets), (ROWS, CONTEXT) int64, targets that do not count -100.
 
     A lesson that is longer than a row is cut anywhere: what follows the cut is learnt with the
     caption and header before it, as an engine writes on whose context is full.
     """
     r = random.Random(seed)
     while True:
-        inputs = torch.zeros(ROWS, ROW, dtype=torch.long)
-        targets = torch.full((ROWS, ROW), -100)
+        inputs = torch.zeros(ROWS, CONTEXT, dtype=torch.long)
+        targets = torch.full((ROWS, CONTEXT), -100)
         for row in range(ROWS):
             ids, counted = _row(tokenizer, r)
-            tokens = torch.tensor(ids[: ROW + 1])
+            tokens = torch.tensor(ids[: CONTEXT + 1])
             counts = torch.tensor(counted[1 : len(tokens)])
             inputs[row, : len(tokens) - 1] = tokens[:-1]
             targets[row, : len(counts)][counts] = tokens[1:][counts]
@@ -109,12 +108,12 @@ def batches(tokenizer: Any, seed: int) -> Iterator[tuple[torch.Tensor, torch.Ten
 def _row(tokenizer: Any, r: random.Random) -> tuple[list[int], list[bool]]:
     ids: list[int] = []
     counted: list[bool] = []
-    while len(ids) < ROW * 0.8:
+    while len(ids) < CONTEXT * 0.8:
         more, begin = lesson(tokenizer, r)
         marks = [place > begin for place in range(len(more))]
-        room = ROW + 1 - len(ids)
+        room = CONTEXT + 1 - len(ids)
         head = begin + HEAD
-        if len(more) > room and room == ROW + 1 and r.random() < 0.6:
+        if len(more) > room and room == CONTEXT + 1 and r.random() < 0.6:
             cut = _cut(tokenizer, more, head, len(more) - (room - head), r)
             more, marks = more[:head] + more[cut:], marks[:head] + marks[cut:]
         ids += more
@@ -178,14 +177,14 @@ def train(
         steps += 1
         recent = loss.item() if steps == 1 else 0.98 * recent + 0.02 * loss.item()
         if steps % 50 == 0:
-            speed = steps * ROWS * ROW / (time.monotonic() - started)
+            speed = steps * ROWS * CONTEXT / (time.monotonic() - started)
             print(f"step {steps} loss {recent:.4f} {speed:.0f} tokens/s", flush=True)
         if time.monotonic() - saved > 240:
             saved = time.monotonic()
             save(model, tokenizer, optimizers, out)
     save(model, tokenizer, optimizers, out)
     held_out = validate(model, tokenizer)
-    return {"steps": steps, "tokens": steps * ROWS * ROW, "loss": recent, "held_out": held_out}
+    return {"steps": steps, "tokens": steps * ROWS * CONTEXT, "loss": recent, "held_out": held_out}
 
 
 def loss_of(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,22 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
-from workers.pocket.notes import METRES, TONICS, Key, Mode, Piece, tempo_token, token
+from workers.pocket.notes import (
+    INSTRUMENTS,
+    METRES,
+    PARTS,
+    TONICS,
+    Key,
+    Mode,
+    Part,
+    Piece,
+    tempo_token,
+    token,
+)
 
 MOOD_WORDS: Final = {
     "happy": ("happy", "cheerful", "joyful", "bright", "sunny", "upbeat", "merry", "uplifting"),
@@ -116,17 +128,29 @@ _KEY: Final = re.compile(
 _NO_ARTICLE: Final = re.compile(r"(?:\bin|\bof|\bkey|\bkey is|[,:;(])\s*$")
 _TEMPO: Final = re.compile(r"\b(\d{2,3})\s*(?:bpm|beats per minute|beats a minute)\b")
 _METRE: Final = re.compile(r"\b(4/4|3/4|6/8)(?!\d)")
+_NO_DRUMS: Final = re.compile(r"\b(?:no|without)(?: any)? (?:drums|percussion)\b")
+_SPOKEN: Final = {
+    "grand piano": "piano",
+    **{name: name for part in PARTS if part != "drums" for name in INSTRUMENTS[part]},
+    **{word.removeprefix("a "): name for name, words in INSTRUMENT_WORDS.items() for word in words},
+}
+_INSTRUMENT: Final = re.compile(
+    rf"\b({'|'.join(sorted(map(re.escape, _SPOKEN), key=len, reverse=True))})s?\b"
+)
+_MOODS: Final = {word: mood for mood, words in MOOD_WORDS.items() for word in words}
 _WORD: Final = re.compile(r"<[a-z-]+:[^>\s]+>|[a-z]+(?:['-][a-z]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a prompt says by number and letter. None where it says nothing."""
+    """What a prompt says in so many words. None where it says nothing."""
 
     key: Key | None
     tempo: int | None
     """Beats a minute."""
     metre: str | None
+    mood: str | None
+    instruments: Mapping[Part, str]
     words: tuple[str, ...]
     """All of it as the model reads it, known or not."""
 
@@ -135,6 +159,9 @@ def read(text: str) -> Told:
     """Read a prompt in English. What is not understood here is left to the model."""
     text = text.lower().replace("<", " ").replace(">", " ")
     key, tempo, metre = None, None, None
+    instruments = _instruments(text)
+    described = _WORD.findall(_INSTRUMENT.sub(" ", text))
+    mood = next((_MOODS[word] for word in described if word in _MOODS), None)
     if found := _find_key(text):
         key = _key(found)
         said = f" {token('tonic', TONICS[key.tonic])} {token('mode', key.mode)} "
@@ -150,7 +177,24 @@ def read(text: str) -> Told:
         if metre is None and word in words:
             metre = meant
     assert metre is None or metre in METRES
-    return Told(key, tempo, metre, words)
+    return Told(key, tempo, metre, mood, instruments, words)
+
+
+def _instruments(text: str) -> dict[Part, str]:
+    """Each for the first part that it can play and that has none yet."""
+    found: dict[Part, str] = {"drums": "none"} if _NO_DRUMS.search(text) else {}
+    for said in _INSTRUMENT.finditer(_NO_DRUMS.sub(" ", text)):
+        name = _SPOKEN[said[1]]
+        free = (part for part in PARTS if name in INSTRUMENTS[part] and part not in found)
+        if part := next(free, None):
+            found[part] = name
+    return found
+
+
+def key_named(name: str) -> Key | None:
+    """The key that a name such as ``F# minor`` means; None if it means none."""
+    found = _KEY.fullmatch(name.strip().lower())
+    return found and _key(found)
 
 
 def _find_key(text: str) -> re.Match[str] | None:
@@ -168,6 +212,11 @@ def _key(found: re.Match[str]) -> Key:
         tonic += 1 if altered in ("#", "♯", "sharp") else -1
     mode = cast(Mode, {"maj": "major", "min": "minor"}[found[4][:3]])
     return Key(tonic % 12, mode)
+
+
+def mood_named(name: str) -> str | None:
+    """The mood that a word such as ``cheerful`` means; None if it means none."""
+    return _MOODS.get(name.strip().lower())
 
 
 def known_words() -> tuple[str, ...]:

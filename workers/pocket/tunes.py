@@ -33,6 +33,8 @@ from workers.pocket.styles import BEATS, RHYTHMS, ROMAN, STYLES, Harmony, Style
 
 PHRASE: Final = 4
 """Bars."""
+RING: Final = 1.0
+"""Seconds that are left at the end of a piece for what rings on."""
 _MIDDLE: Final = 60
 _STEPS: Final = (-1, -1, -1, 1, 1, 1, -2, 2, 0, 3, -3)
 """Of a motif, in degrees of the scale: mostly to the neighbour."""
@@ -60,9 +62,8 @@ def plan(bars: int) -> tuple[tuple[str, int], ...]:
 
 
 def bars_for(seconds: float, metre: str, tempo: float) -> int:
-    """How many bars last nearest to so many seconds; at least one."""
-    beats = METRES[metre].beats
-    return max(1, round(seconds * tempo / 60 / beats))
+    """How many bars there is time for before the last chord rings on; none if one is too long."""
+    return max(0, int((seconds - RING) * tempo / 60 / METRES[metre].beats + 1e-9))
 
 
 def outline(r: random.Random, *, mood: str | None = None) -> Piece:
