@@ -31,6 +31,8 @@ from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
 from gateway.api.completions import CompletionsController
 from gateway.api.credit import CreditController
+from gateway.api.elevenlabs import ElevenLabsController
+from gateway.api.elevenlabs_voices import ElevenLabsVoicesController
 from gateway.api.embeddings import EmbeddingsController
 from gateway.api.exports import ExportsController
 from gateway.api.files import FilesController
@@ -47,11 +49,13 @@ from gateway.api.payments import PaymentsController, ProviderEventsController
 from gateway.api.prices import PricesController
 from gateway.api.requests import RequestsController
 from gateway.api.responses import ResponsesController
+from gateway.api.speech import SpeechController
 from gateway.api.statements import AdminPeriodsController, StatementsController
 from gateway.api.uploads import UploadsController
 from gateway.api.usage import UsageController
 from gateway.api.videos import VideosController
 from gateway.api.views import request_view
+from gateway.api.voices import VoiceConsentsController, VoicesController
 from gateway.batches.files import Files
 from gateway.batches.runner import Runner
 from gateway.batches.stored import Stored
@@ -63,6 +67,7 @@ from gateway.billing.chores import (
     file_chores,
     media_chores,
     usage_chores,
+    voice_chores,
 )
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
@@ -74,6 +79,7 @@ from gateway.payments.provider import PaymentProvider
 from gateway.requests.lifecycle import Requests
 from gateway.requests.performance import Performance
 from gateway.settings import Settings
+from gateway.voices.store import Voices
 from workers.contract.blobs import Blobs
 from workers.contract.redis import connect
 
@@ -110,6 +116,13 @@ def create_app(settings: Settings) -> Litestar:
                 private_allowed=settings.fetch_private_addresses,
             )
             stack.push_async_callback(fetcher.close)
+            voices = Voices(
+                database,
+                blobs,
+                fetcher,
+                count_max=settings.account_voices_max,
+                bytes_max=settings.voice_bytes_max,
+            )
             links = Links.make(
                 pepper,
                 valid_s=settings.media_url_minutes * 60,
@@ -125,6 +138,7 @@ def create_app(settings: Settings) -> Litestar:
                 pepper=pepper,
                 media=media,
                 fetcher=fetcher,
+                voices=voices,
                 view=functools.partial(request_view, links=links),
             )
             batches = Runner(
@@ -146,6 +160,7 @@ def create_app(settings: Settings) -> Litestar:
                     "media": media,
                     "links": links,
                     "slots": Slots.make(pepper),
+                    "voices": voices,
                     "batches": batches,
                     "rates": rates,
                     "performance": Performance(database),
@@ -161,6 +176,7 @@ def create_app(settings: Settings) -> Litestar:
                     *usage_chores(database),
                     *file_chores(files),
                     *media_chores(media),
+                    *voice_chores(voices),
                     *audit_chores(database, app.state.payment_provider),
                     *(close_chores(database) if settings.close_months else ()),
                 ],
@@ -186,11 +202,16 @@ def create_app(settings: Settings) -> Litestar:
             Router(
                 "",
                 route_handlers=[
+                    ElevenLabsController,
+                    ElevenLabsVoicesController,
                     GmiController,
                     ImagesController,
                     RequestsController,
+                    SpeechController,
                     UploadsController,
                     VideosController,
+                    VoiceConsentsController,
+                    VoicesController,
                 ],
                 request_max_body_size=settings.media_body_bytes_max,
             ),
@@ -237,6 +258,7 @@ def create_app(settings: Settings) -> Litestar:
             tags=[
                 Tag("OpenAI", "What unmodified OpenAI clients call."),
                 Tag("OpenRouter", "What clients of OpenRouter ask about money."),
+                Tag("ElevenLabs", "What its clients call for speech, music and voices."),
                 Tag("GMI Cloud", "What code written for its request queue calls."),
                 Tag("Requests", "Every task of every model, asynchronously."),
                 Tag("Catalog", "Models, prices, availability."),

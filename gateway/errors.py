@@ -22,6 +22,7 @@ those by themselves, and a retry would be another order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from workers.contract.jobs import Failed
@@ -175,6 +176,15 @@ def failure(failed: Failed, request_id: str) -> RequestFailed:
     return RequestFailed(failed.code, failed.message, param=failed.param, request_id=request_id)
 
 
+def rename(error: TollgateError, names: Mapping[str, str]) -> None:
+    """Tell a mistake by the name that its field has in the dialect that was called."""
+    ours, dot, place = (error.param or "").partition(".")
+    theirs = names.get(ours, ours)
+    if theirs != ours:
+        error.message = f"{theirs}: {error.message}"
+        error.param = f"{theirs}{dot}{place}"
+
+
 def render_openai(error: TollgateError) -> dict[str, Any]:
     """The error body that OpenAI's clients read; extra fields are ours and harmless to them."""
     kind = error.type
@@ -195,3 +205,27 @@ def render_openai(error: TollgateError) -> dict[str, Any]:
 def render_text(error: TollgateError) -> dict[str, Any]:
     """The error body of request queues: a sentence and nothing else."""
     return {"error": error.message}
+
+
+_STATUSES: Final[dict[str, str]] = {
+    "insufficient_credit": "quota_exceeded",
+    "budget_exceeded": "quota_exceeded",
+    "key_spend_limit": "quota_exceeded",
+    "too_many_concurrent": "too_many_concurrent_requests",
+    "queue_full": "system_busy",
+    "account_full": "system_busy",
+    "missing_scope": "missing_permissions",
+}
+"""What ElevenLabs calls some of our codes; the others keep their name."""
+
+
+def render_detail(error: TollgateError) -> dict[str, Any]:
+    """The error body that ElevenLabs' clients read; ``code`` is ours."""
+    detail = {
+        "status": _STATUSES.get(error.code, error.code),
+        "message": error.message,
+        "code": error.code,
+        "param": error.param,
+        "request_id": error.request_id,
+    }
+    return {"detail": {name: said for name, said in detail.items() if said is not None}}

@@ -11,6 +11,8 @@ from typing import Final, Literal, TypeAlias
 
 Failpoint: TypeAlias = Literal[
     "sources_stored",
+    "voice_stored",
+    "voice_ended",
     "after_hold",
     "after_enqueue",
     "before_settle",

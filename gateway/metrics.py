@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.catalog.schema import Slo
 from gateway.ledger.closed import Closed
-from gateway.requests.performance import missed
+from gateway.requests.performance import missed, real_time_factor
 
 REGISTRY: Final = CollectorRegistry()
 
@@ -106,7 +106,11 @@ WAITING = Gauge(
 _FINE_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 5)
 
 TTFT_SECONDS = Histogram(
-    "tollgate_ttft_seconds", "To the first token.", ["model"], buckets=_SECONDS, registry=REGISTRY
+    "tollgate_ttft_seconds",
+    "To the first token, or the first sound.",
+    ["model"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
 )
 TPOT_SECONDS = Histogram(
     "tollgate_tpot_seconds",
@@ -135,6 +139,13 @@ TOKENS = Counter(
     registry=REGISTRY,
 )
 
+REAL_TIME_FACTOR = Histogram(
+    "tollgate_real_time_factor",
+    "Seconds of work for each second of sound, of requests that succeeded.",
+    ["model"],
+    buckets=(0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1, 1.5, 2.5, 5, 10),
+    registry=REGISTRY,
+)
 TOTAL_SECONDS = Histogram(
     "tollgate_total_seconds",
     "From acceptance to charge, of requests that succeeded.",
@@ -182,6 +193,8 @@ def count_speed(closed: Closed, slo: Slo | None) -> None:
     ):
         if took_us:
             histogram.labels(model).observe(took_us / 1e6)
+    if (factor := real_time_factor(timings, usage.audio_ms)) is not None:
+        REAL_TIME_FACTOR.labels(model).observe(factor)
     for kind, count in (
         ("input", usage.input_tokens),
         ("cached_input", usage.cached_input_tokens),

@@ -150,6 +150,12 @@ def quote(price: Price, limits: Usage) -> Bill:
     return _bill(chosen, price.minimum_nanos)
 
 
+def is_known_ahead(price: Price) -> bool:
+    """Whether a quote is the charge itself, if all that was ordered is made: it counts only what is
+    sent, under no conditions."""
+    return all(one.unit in ("request", "character") and not one.when for one in price.components)
+
+
 def discounted(price: Price, discount: Fraction) -> Price:
     """Give a price less a part of it (0 < ``discount`` < 1).
 

@@ -88,6 +88,10 @@ class Settings(BaseSettings):
     """Address at which clients reach the gateway; without it, the one that they called."""
     upload_retention_hours: float = Field(default=24.0, gt=0)
     """How long an upload can be used."""
+    account_voices_max: int = Field(default=100, ge=1)
+    """Voices that one account keeps, and as many consents."""
+    voice_bytes_max: int = Field(default=10 * 1024 * 1024, ge=1)
+    """Of the recording of a voice that is kept, or of a consent."""
     input_bytes_max: int = 48 * 1024
     """Of one request's checked input; it travels through the queue."""
     queue_max: int = 10_000

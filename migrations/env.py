@@ -6,6 +6,7 @@ from alembic import context
 
 import gateway.batches.tables
 import gateway.media.tables
+import gateway.voices.tables
 import gateway.workflows.tables  # noqa: F401 -- their tables belong to the metadata
 from gateway.database import open_engine
 from gateway.settings import Settings

@@ -41,12 +41,16 @@ from workers.contract.jobs import (
     decode_job,
     encode,
 )
-from workers.contract.media import ImageInput, Medium, VideoInput
+from workers.contract.media import ImageInput, Medium, MusicInput, SpeechInput, VideoInput
 from workers.contract.queue import Completion, Lease, Queue, wait_for_work
 from workers.contract.redis import connect
 from workers.contract.streams import Announcement, LogEntry, Workers, publish
+from workers.media.pixels import MediaError
+from workers.media.recordings import read_audio
 
 SLOW_S = 20.0
+SPOKEN_MAX_S = 5
+"""Of a recording to speak like."""
 STEP_US = 20_000
 """What it says that a step took."""
 
@@ -73,6 +77,14 @@ def png(width: int, height: int, shade: int = 0) -> bytes:
 def mp4(size: int = 3000) -> bytes:
     """Nothing that plays, but what begins like it."""
     return b"\0\0\0\x18ftypisom\0\0\2\0isomiso2" + bytes(size)
+
+
+def wav(duration_ms: int) -> bytes:
+    """Silence."""
+    data = bytes(duration_ms * 16)
+    head = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, 8000, 16000, 2, 16)
+    body = b"WAVE" + head + struct.pack("<4sI", b"data", len(data)) + data
+    return struct.pack("<4sI", b"RIFF", len(body)) + body
 
 
 @dataclass
@@ -132,7 +144,7 @@ class Artist:
     async def _run(self, queue: Queue, lease: Lease, job: Job, say: Any) -> Outcome:
         if job.task == "text-generation":
             return _write(job)
-        prompt = job.input.get("prompt", "")
+        prompt = job.input.get("prompt") or job.input.get("text", "")
         if (
             "!flaky" in prompt
             and [each.input.get("prompt") for each in self.jobs].count(prompt) < 2
@@ -158,8 +170,15 @@ class Artist:
             number += 1
             return await self.blobs.put(key, data, content_type=content_type)
 
-        if "video" in job.task:
-            return await self._film(msgspec.convert(job.input, VideoInput), put)
+        if job.task in ("text-to-speech", "voice-clone"):
+            recordings = self.attached[job.request_id]
+            return await self._speak(msgspec.convert(job.input, SpeechInput), recordings, put)
+        if job.task == "text-to-music":
+            return await self._play(msgspec.convert(job.input, MusicInput), put)
+        if job.task == "text-to-speech":
+            return await self._play(MusicInput(prompt), put)
+        if "video" in job.task or job.task == "talking-head":
+            return await self._film(msgspec.convert(job.input, VideoInput), put, say)
         return await self._draw(msgspec.convert(job.input, ImageInput), put, say)
 
     async def _draw(self, asked: ImageInput, put: Any, say: Any) -> Completed:
@@ -195,7 +214,9 @@ class Artist:
             worker="artist",
         )
 
-    async def _film(self, asked: VideoInput, put: Any) -> Completed:
+    async def _film(self, asked: VideoInput, put: Any, say: Any) -> Completed:
+        for preview in range(asked.previews):
+            await say(Preview(0, await put(png(8, 8, preview), "image/png"), preview))
         duration_ms = asked.duration_ms or 2000
         width, height = asked.width or 64, asked.height or 64
         blobs = (await put(mp4(), "video/mp4"), await put(png(8, 8), "image/png"))
@@ -214,6 +235,38 @@ class Artist:
         ]
         usage = Usage(requests=1, video_ms=duration_ms, steps=asked.steps or 4)
         return Completed(usage, output=_output(media), blobs=blobs, worker="artist")
+
+    async def _speak(
+        self, asked: SpeechInput, recordings: Sequence[bytes], put: Any
+    ) -> Completed | Failed:
+        """As long as the recording, or a second."""
+        duration_ms = 1000
+        if asked.recording:
+            try:
+                heard = read_audio(recordings[-1], rate=8000, seconds_max=SPOKEN_MAX_S)
+            except MediaError as error:
+                return Failed("invalid_input", str(error), param="recording")
+            duration_ms = round(heard.seconds * 1000)
+        blobs = (await put(wav(duration_ms), "audio/wav"),)
+        medium = Medium(
+            "audio", blob=0, content_type="audio/wav", duration_ms=duration_ms, sample_rate=8000
+        )
+        usage = Usage(requests=1, audio_ms=duration_ms, characters=len(asked.text))
+        return Completed(usage, output=_output([medium]), blobs=blobs, worker="artist")
+
+    async def _play(self, asked: MusicInput, put: Any) -> Completed:
+        duration_ms = asked.duration_ms or 1000
+        blobs = (await put(wav(duration_ms), "audio/wav"),)
+        medium = Medium(
+            "audio",
+            blob=0,
+            content_type="audio/wav",
+            duration_ms=duration_ms,
+            sample_rate=8000,
+            seed=asked.seed,
+        )
+        usage = Usage(requests=1, audio_ms=duration_ms, characters=len(asked.prompt))
+        return Completed(usage, output=_output([medium]), blobs=blobs, worker="artist")
 
 
 def _write(job: Job) -> Outcome:

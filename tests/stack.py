@@ -205,14 +205,14 @@ class Stack:
             client.close()
         self.clients.clear()
 
-    def wait_for_model(self, name: str = "echo") -> None:
+    def wait_for_model(self, name: str = "echo", *, patience_s: float = PATIENCE_S) -> None:
         caller = self.caller(credit="0")
 
         def available() -> bool:
             answer = caller.http.get(f"/v1/catalog/{name}")
             return bool(answer.is_success and answer.json()["available"])
 
-        wait_for(available, f"a worker for {name}")
+        wait_for(available, f"a worker for {name}", patience_s=patience_s)
 
     def findings(self) -> list[Finding]:
         database = Database(self.database_url)

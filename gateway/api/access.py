@@ -1,4 +1,4 @@
-"""Who is calling: the bearer key of a request, checked before its body is read.
+"""Who is calling: the key of a request, checked before its body is read.
 
 Every handler names the scope that it needs in its ``opt``. A key that spends money is read again
 inside the hold's own transaction, so what is remembered here for a few seconds can admit nothing
@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account, find_account
 from gateway.accounts.keys import KeyInfo, authenticate, hash_secret
+from gateway.api.dialects import dialect_of
 from gateway.database import Database
 from gateway.errors import Forbidden, NotFound, Unauthorized
 from gateway.requests.call import Call
@@ -58,13 +59,7 @@ async def require_key(
     scope: str | None = handler.opt.get("scope")
     if scope is None:
         return
-    kind, _, secret = connection.headers.get("authorization", "").partition(" ")
-    secret = secret.strip()
-    if kind.lower() != "bearer" or not secret:
-        raise Unauthorized(
-            "invalid_api_key",
-            "No API key was sent. Send it as 'Authorization: Bearer tg_…'.",
-        )
+    secret = _secret(connection)
     access: Access = connection.app.state.access
     key = await access.key(secret, remembered=scope == "inference")
     if scope not in key.scopes:
@@ -73,6 +68,19 @@ async def require_key(
             f"This key has the scopes {', '.join(sorted(key.scopes))}; this call needs {scope}.",
         )
     connection.state.call = Call(key)
+
+
+def _secret(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
+    """Raise ``Unauthorized`` if there is none."""
+    own = dialect_of(connection.scope["path"]).key_header
+    kind, _, secret = connection.headers.get("authorization", "").partition(" ")
+    found = connection.headers.get(own, "").strip() if own else ""
+    if not found and kind.lower() == "bearer":
+        found = secret.strip()
+    if not found:
+        how = f"{own}: tg_…" if own else "Authorization: Bearer tg_…"
+        raise Unauthorized("invalid_api_key", f"No API key was sent. Send it as '{how}'.")
+    return found
 
 
 def call_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Call:

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway.api.access import caller
 from gateway.api.answers import json_response
-from gateway.api.dialects import render
+from gateway.api.dialects import dialect_of
 from gateway.errors import (
     InternalError,
     InvalidRequest,
@@ -111,7 +111,7 @@ def refuse_in_batch(data: BaseModel, *names: str) -> None:
 
 
 def _render(request: Request[Any, Any, Any], error: TollgateError) -> Response[bytes]:
-    body = render(request.scope["path"], error)
+    body = dialect_of(request.scope["path"]).render(error)
     return json_response(body, status=error.http_status, headers=error.headers)
 
 

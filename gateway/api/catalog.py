@@ -18,7 +18,7 @@ from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.errors import InvalidRequest, NotFound
 from gateway.requests.lifecycle import Requests
-from gateway.requests.performance import DRAWING, Performance, Window
+from gateway.requests.performance import Performance, Window, manner_of
 
 STATS: Final = "/stats"
 
@@ -51,7 +51,8 @@ class CatalogController(Controller):
         operation_id="GetModel",
         summary="One model, in OpenAI's shape; under /stats how fast it has been lately",
         description="`GET /v1/models/{name}/stats?window=15m|1h|24h` gives time to first token, "
-        "time per token, or time per step and what was drawn, queue time, errors and goodput over "
+        "time per token, or time per step and what was drawn, or time to the first sound and "
+        "real-time factor, queue time, errors and goodput over "
         "all requests of that time.",
     )
     async def model(
@@ -65,9 +66,9 @@ class CatalogController(Controller):
         if name.endswith(STATS) and live.entry(live.resolve(name.strip("/"))) is None:
             entry = _find(request, name.removesuffix(STATS))
             performance: Performance = request.app.state.performance
-            draws = entry.task in DRAWING
+            manner = manner_of(entry.task)
             return json_response(
-                await performance.stats(entry.name, entry.slo, window, draws=draws)
+                await performance.stats(entry.name, entry.slo, window, manner=manner)
             )
         requests: Requests = request.app.state.requests
         entry = _find(request, name)

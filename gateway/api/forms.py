@@ -71,7 +71,7 @@ async def _form(request: Request[Any, Any, Any], repeated: Mapping[str, str]) ->
         if isinstance(value, UploadFile):
             files.append(value)
             digests.append([name, await _digest(value)])
-            given: Any = Sent(_reader(value))
+            given: Any = Sent(_reader(value), value.filename or "")
             if plain in repeated:
                 fields.setdefault(repeated[plain], []).append(given)
                 continue

@@ -13,7 +13,15 @@ from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import NotFound
 from gateway.pricing import format_usd
 from gateway.requests.media import PROMPT_MAX, SEED_MAX, STEPS_MAX
-from workers.contract.media import ImageFormat, VideoFormat
+from workers.contract.media import (
+    RATE_MAX,
+    RATE_MIN,
+    SPEED_MAX,
+    SPEED_MIN,
+    AudioFormat,
+    ImageFormat,
+    VideoFormat,
+)
 from workers.contract.streams import Announcement
 
 TASKS_OF_QUEUE: Final[tuple[Task, ...]] = tuple(
@@ -137,18 +145,36 @@ def _sizes(entry: Entry) -> Iterator[dict[str, Any]]:
 
 
 def _spoken(entry: Entry) -> Iterator[dict[str, Any]]:
-    """What speech, voices, music and talking heads have in common; the rest is their model's."""
-    longest = entry.limits.characters
+    """What speech, voices, music and talking heads have in common; of an upstream's model the rest
+    is its own."""
+    local, limits = entry.upstream is None, entry.limits
+    longest = limits.characters
+    if local and entry.task == "talking-head":
+        yield _one("image", "string", required=True)
+        yield _one("audio", "string", required=True)
+        yield _one("fps", "integer", min=1, max=limits.fps or FPS_MAX)
+        return
     if entry.task == "text-to-music":
         yield _one("prompt", "string", max_length=longest)
         yield _one("lyrics", "string")
+        if local:
+            yield _one("duration", "number", above=0, max=limits.seconds)
     else:
         speaks = entry.task in ("text-to-speech", "voice-clone")
         yield _one("text", "string", required=speaks, max_length=longest)
-    if entry.task == "voice-clone":
-        yield _one("source_audio", "string", required=True)
-    if entry.voices:
-        yield _one("voice_id", "string", options=entry.voices)
+    if "voice-clone" in (entry.task, *entry.also):
+        yield _one("source_audio", "string", required=entry.task == "voice-clone")
+    if entry.known_voices:
+        yield _one("voice_id", "string", options=entry.known_voices)
+    if not local:
+        return
+    if entry.task != "text-to-music":
+        yield _one("language", "string", options=entry.known_languages or None)
+        yield _one("speed", "number", default=1, min=SPEED_MIN, max=SPEED_MAX)
+    yield _one("format", "string", default="mp3", options=get_args(AudioFormat))
+    yield _one("audio_sample_rate", "integer", min=RATE_MIN, max=RATE_MAX)
+    yield _one("bitrate", "integer")
+    yield _one("seed", "integer", min=0, max=SEED_MAX - 1)
 
 
 def _one(name: str, kind: str, *, required: bool = False, **bounds: Any) -> dict[str, Any]:

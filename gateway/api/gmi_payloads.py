@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gateway.api.gmi_sounds import read_sound
 from gateway.catalog.schema import Entry
 from gateway.catalog.tasks import TASKS, Task
-from gateway.errors import InvalidRequest, TollgateError
-from gateway.requests.inputs import Input, parse
+from gateway.errors import InvalidRequest, TollgateError, rename
+from gateway.requests.inputs import Input, chosen_task, parse, parse_unknown
 from gateway.requests.media import ImageTask, VideoTask, drawing_task
 
 _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -63,7 +64,7 @@ class Meant:
 
     def rename(self, error: TollgateError) -> None:
         """Tell a mistake by the key that was sent."""
-        _rename(error, self.names)
+        rename(error, self.names)
 
 
 def read_payload(entry: Entry, payload: Mapping[str, Any]) -> Meant:
@@ -75,20 +76,29 @@ def read_payload(entry: Entry, payload: Mapping[str, Any]) -> Meant:
             param="payload",
         )
     if not is_drawn(entry.task):
-        return Meant(entry.task, parse(entry.task, payload, prefix="payload"))
+        if entry.upstream is not None:
+            return Meant(entry.task, parse_unknown(payload, prefix="payload"))
+        makes_sound = TASKS[entry.task].makes == "audio"
+        said, names = read_sound(entry, payload) if makes_sound else (payload, {})
+        heard = _parse(entry, said, names)
+        return Meant(chosen_task(entry, heard), heard, names)
     reading = _Reading(entry)
     for key, value in payload.items():
         if value is not None:
             reading.take(key, value)
     given = reading.given()
     names = reading.names
-    try:
-        value = parse(entry.task, given, prefix="")
-    except InvalidRequest as error:
-        _rename(error, names)
-        raise
+    value = _parse(entry, given, names)
     assert isinstance(value, ImageTask | VideoTask)
     return Meant(drawing_task(entry, value, makes=TASKS[entry.task].makes), value, names)
+
+
+def _parse(entry: Entry, given: Mapping[str, Any], names: Mapping[str, str]) -> Input:
+    try:
+        return parse(entry.task, given, prefix="")
+    except InvalidRequest as error:
+        rename(error, names)
+        raise
 
 
 def is_drawn(task: str) -> bool:
@@ -265,11 +275,3 @@ def _is_near(one: float, other: float) -> bool:
 
 def _matches(pattern: re.Pattern[str], value: Any) -> re.Match[str] | None:
     return pattern.fullmatch(value) if isinstance(value, str) else None
-
-
-def _rename(error: TollgateError, names: Mapping[str, str]) -> None:
-    ours, dot, place = (error.param or "").partition(".")
-    theirs = names.get(ours, ours)
-    if theirs != ours:
-        error.message = f"{theirs}: {error.message}"
-        error.param = f"{theirs}{dot}{place}"

@@ -28,6 +28,7 @@ _ENDS: Final[Mapping[str, State]] = {
 }
 _ALREADY_SAID: Final = ("media", "media_urls", "error", "message", "failed", "duration_ms")
 _SHOWN: Final = ("width", "height", "duration_ms", "images", "mask", "video", "parameters")
+_HEARD: Final = ("recording", "duration_ms")
 """Of an input, what a payload has in other words."""
 
 
@@ -90,15 +91,16 @@ def _payload(record: Record, links: Links) -> dict[str, Any]:
         return {}
     given = asked.input
     if not is_drawn(record.task):
-        voices = [links.link(blob).url for blob in asked.attachments]
-        return {**given, **dict(zip((RECORDING,), voices, strict=False))}
+        # A voice that the account keeps is no request's, and has no address.
+        own = [blob for blob in asked.attachments if record.request_id in blob.key]
+        voices = [links.link(blob).url for blob in own]
+        said = {name: value for name, value in given.items() if name not in _HEARD}
+        return said | _duration(given) | dict(zip((RECORDING,), voices, strict=False))
     payload = {name: value for name, value in given.items() if name not in _SHOWN}
     payload |= given.get("parameters", {})
     if given.get("width") and given.get("height"):
         payload["size"] = f"{given['width']}x{given['height']}"
-    if given.get("duration_ms"):
-        seconds = given["duration_ms"] / 1000
-        payload["duration"] = int(seconds) if seconds.is_integer() else seconds
+    payload |= _duration(given)
     left = [links.link(blob).url for blob in asked.attachments]
     count = given.get("images", 0)
     if isinstance(count, int) and count:
@@ -108,6 +110,13 @@ def _payload(record: Record, links: Links) -> dict[str, Any]:
         if given.get(name) is True and left:
             payload[key] = left.pop(0)
     return payload
+
+
+def _duration(given: Mapping[str, Any]) -> dict[str, Any]:
+    if not given.get("duration_ms"):
+        return {}
+    seconds = given["duration_ms"] / 1000
+    return {"duration": int(seconds) if seconds.is_integer() else seconds}
 
 
 def _outcome(closed: Closed, links: Links) -> dict[str, Any]:

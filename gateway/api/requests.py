@@ -25,9 +25,10 @@ from gateway.api.media_views import (
     media_views,
     read_base64,
 )
+from gateway.api.sound import begin, sound_response
 from gateway.api.views import margin_view, quote_view, receipt_view, request_view
 from gateway.catalog.store import LiveCatalog
-from gateway.catalog.tasks import Task
+from gateway.catalog.tasks import Task, makes
 from gateway.database import Database
 from gateway.errors import InvalidRequest
 from gateway.ledger.closed import Closed
@@ -201,6 +202,20 @@ class RequestsController(Controller):
         return event_stream(
             _server_sent(follower, links_of(request)), headers=request_headers(found.request_id)
         )
+
+    @get(
+        "/requests/{request_id:str}/sound",
+        opt={"scope": "read"},
+        operation_id="HearRequest",
+        summary="The sound of a request as bytes, from its start and while it is made",
+    )
+    async def sound(self, request: Request[Any, Any, Any], request_id: FromPath[str]) -> Stream:
+        requests: Requests = request.app.state.requests
+        found = await requests.find(caller(request).account_id, request_id)
+        if makes(found.task) != "audio":
+            raise InvalidRequest("no_sound", f"{request_id} does {found.task}, which has no sound.")
+        ticket = requests.resume(found.account_id, found.request_id, found.accepted_at)
+        return sound_response(await begin(request, ticket))
 
     @post(
         "/requests/{request_id:str}/cancel",

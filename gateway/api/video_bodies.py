@@ -50,6 +50,16 @@ class RemixBody(Strict):
     prompt: Annotated[str, Field(min_length=1, max_length=32_000)]
 
 
+class VideoReference(Strict):
+    id: str
+
+
+class EditBody(RemixBody):
+    """Body of ``POST /v1/videos/edits``."""
+
+    video: VideoReference
+
+
 def remixed(asked: Asked, prompt: str) -> VideoTask:
     """What was asked before with another text: the same seed, size and sources."""
     given = dict(asked.input)

@@ -16,11 +16,11 @@ from litestar.response import Stream
 from gateway.api.access import call_of, caller
 from gateway.api.answers import encode_json, json_response, request_headers
 from gateway.api.blobs import Served, serve
-from gateway.api.bodies import idempotency, read_body
+from gateway.api.bodies import idempotency, read_body, refuse_in_batch
 from gateway.api.files import list_view
 from gateway.api.forms import described, receive
 from gateway.api.media_views import blob_of, media_of
-from gateway.api.video_bodies import RemixBody, VideoBody, remixed
+from gateway.api.video_bodies import EditBody, RemixBody, VideoBody, remixed
 from gateway.api.video_views import video_id_of, video_status, video_view
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.catalog.tasks import TASKS
@@ -169,24 +169,81 @@ class VideosController(Controller):
     async def remix(
         self, request: Request[Any, Any, Any], video_id: FromPath[str], data: JSONBody[RemixBody]
     ) -> Response[bytes]:
-        record, found = await _find(request, video_id)
-        if video_status(found) != "completed" or record.asked is None:
-            raise InvalidRequest(
-                "video_not_ready",
-                f"{video_id} is {video_status(found)}; remix one that is completed.",
-            )
-        requests: Requests = request.app.state.requests
-        value = remixed(record.asked, data.prompt)
-        order = Order(
-            model=found.model,
-            task=drawing_task(requests.entry(found.model), value, makes="video"),
-            input=value,
-            stream=True,
-            waits=False,
-            idempotency=await idempotency(request),
-            origin=record.request_id,
+        return await _remix(request, video_id, data.prompt)
+
+    @post(
+        "/edits",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="EditVideo",
+        operation_class=described(EditBody),
+        summary="The same as a remix, of the video that is named by its id",
+    )
+    async def edit(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        received = await receive(request, repeated={})
+        try:
+            if not isinstance(received.fields.get("video", {}), dict):
+                raise _cannot("change a video that was made elsewhere; name one of yours by its id")
+            data = received.read(EditBody)
+            return await _remix(request, data.video.id, data.prompt, received.canonical)
+        finally:
+            await received.close()
+
+    @post(
+        "/extensions",
+        opt={"scope": "inference"},
+        operation_id="ExtendVideo",
+        summary="Refused: no model here goes on with a video",
+    )
+    async def extend(self) -> Response[bytes]:
+        raise _cannot("go on with a video; order one that starts from a picture")
+
+    @post(
+        "/characters",
+        opt={"scope": "inference"},
+        operation_id="CreateCharacter",
+        summary="Refused: no model here learns a character",
+    )
+    async def learn(self) -> Response[bytes]:
+        raise _cannot("learn a character; order a video that starts from a picture of it")
+
+    @get(
+        "/characters/{character_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetCharacter",
+        summary="Never found: no model here learns a character",
+    )
+    async def character(self, character_id: FromPath[str]) -> Response[bytes]:
+        raise NotFound(
+            "character_not_found", f"There is no character {character_id!r}.", param="character_id"
         )
-        return await _place(request, order)
+
+
+async def _remix(
+    request: Request[Any, Any, Any], video_id: str, prompt: str, canonical: bytes | None = None
+) -> Response[bytes]:
+    record, found = await _find(request, video_id)
+    if video_status(found) != "completed" or record.asked is None:
+        raise InvalidRequest(
+            "video_not_ready",
+            f"{video_id} is {video_status(found)}; remix one that is completed.",
+        )
+    requests: Requests = request.app.state.requests
+    value = remixed(record.asked, prompt)
+    order = Order(
+        model=found.model,
+        task=drawing_task(requests.entry(found.model), value, makes="video"),
+        input=value,
+        stream=True,
+        waits=False,
+        idempotency=await idempotency(request, canonical),
+        origin=record.request_id,
+    )
+    return await _place(request, order)
+
+
+def _cannot(what: str) -> InvalidRequest:
+    return InvalidRequest("task_not_supported", f"No model here can {what}.", param="video")
 
 
 async def _place(request: Request[Any, Any, Any], order: Order) -> Response[bytes]:
@@ -255,6 +312,7 @@ def _request_id(video_id: str) -> str:
 def batch_order(body: Mapping[str, Any], entries: Entries) -> Order:
     """Check a body as the endpoint does."""
     data = read_body(VideoBody, body)
+    refuse_in_batch(data, "previews")
     value = data.drawing()
     task = drawing_task(entries(data.model), value, makes="video")
     return Order(model=data.model, task=task, input=value)

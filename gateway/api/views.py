@@ -18,7 +18,7 @@ from gateway.media.links import Links
 from gateway.pricing import Line, device_cost, format_usd
 from gateway.requests.admit import ORDERED_AS, Quoted
 from gateway.requests.order import Open
-from gateway.requests.performance import DRAWING, performance_view
+from gateway.requests.performance import performance_view
 from workers.contract.jobs import Timings, Usage
 
 
@@ -91,7 +91,8 @@ def receipt_view(receipt: Receipt, slo: Slo | None = None) -> dict[str, Any]:
             # No speed was promised to a batch.
             slo if closed.service_class == "standard" else None,
             succeeded=closed.status == "succeeded",
-            drawn=closed.usage if closed.task in DRAWING else None,
+            task=closed.task,
+            usage=closed.usage,
         ),
         "accepted_at": timestamp(closed.accepted_at),
         "settled_at": timestamp(closed.settled_at),

@@ -30,6 +30,7 @@ from gateway.ledger.periods import month_of
 from gateway.media.store import MediaStore
 from gateway.payments.provider import PaymentProvider
 from gateway.tables import chores
+from gateway.voices.store import Voices
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,11 @@ def file_chores(files: Files) -> tuple[Chore, ...]:
 def media_chores(media: MediaStore) -> tuple[Chore, ...]:
     """The end of what requests brought and made, once its time is over."""
     return (Chore("media", timedelta(minutes=1), media.clear_ended),)
+
+
+def voice_chores(voices: Voices) -> tuple[Chore, ...]:
+    """The end of voices and consents that were deleted, or never came to be."""
+    return (Chore("voices", timedelta(minutes=1), voices.clear_ended),)
 
 
 def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[Chore, ...]:

@@ -77,6 +77,7 @@ _DEFAULTS: Final[Mapping[Modality, tuple[str, ...]]] = {
     "text": _SAMPLED,
     "image": ("quality", "steps", "guidance", "strength", "scheduler"),
     "video": ("quality", "steps", "guidance", "scheduler", "seconds", "fps"),
+    "audio": ("seconds",),
 }
 _UNREPORTED: Final[Mapping[Unit, str]] = {"gpu_second": "GPU time", "step": "steps"}
 """What nobody says who serves a model over HTTP."""
@@ -252,10 +253,12 @@ def _limits(entry: Entry) -> Iterator[Conflict]:
         message = f"{output} is more than context_tokens ({context}), which counts the prompt too"
         yield ("limits", "output_tokens"), message
     if entry.slo is not None and not entry.slo.model_fields_set:
-        yield ("slo",), "it promises nothing; give ttft_ms, tpot_ms or total_ms"
+        yield ("slo",), "it promises nothing; give ttft_ms, tpot_ms, first_audio_ms or total_ms"
     if "text" not in made and entry.slo is not None:
         for name in sorted(entry.slo.model_fields_set & {"ttft_ms", "tpot_ms"}):
             yield ("slo", name), "only what makes text has tokens; promise total_ms"
+    if "audio" not in made and entry.slo is not None and entry.slo.first_audio_ms is not None:
+        yield ("slo", "first_audio_ms"), "only what speaks or plays has a first sound"
 
 
 def _defaults(entry: Entry) -> Iterator[Conflict]:

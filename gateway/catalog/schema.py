@@ -29,7 +29,9 @@ from gateway.catalog.tasks import Task
 from gateway.catalog.workflow import Workflow
 from gateway.pricing import Component, Price, Unit, parse_usd
 
-Engine: TypeAlias = Literal["llm", "embedding", "diffusion", "upscale", "speech", "echo"]
+Engine: TypeAlias = Literal[
+    "llm", "embedding", "diffusion", "upscale", "speech", "music", "talking", "echo"
+]
 Dialect: TypeAlias = Literal["openai", "gmi"]
 CONDITIONS: Final = ("size", "quality", "resolution")
 """Attributes of what is made that a price may depend on."""
@@ -179,6 +181,8 @@ class Slo(Strict):
     """To the first token."""
     tpot_ms: Count | None = None
     """From one token to the next, in the mean."""
+    first_audio_ms: Count | None = None
+    """To the first sound of what speaks or plays."""
     total_ms: Count | None = None
 
 
@@ -274,6 +278,15 @@ class Entry(Offer):
         if found := tuple(rules.conflicts(self)):
             raise rules.Conflicts(found)
         return self
+
+    @property
+    def known_voices(self) -> tuple[str, ...]:
+        """All that can be had: as listed, or as the engine's own options name them."""
+        return self.voices or tuple(map(str, self.options.get("voices") or ()))
+
+    @property
+    def known_languages(self) -> tuple[str, ...]:
+        return self.languages or tuple(map(str, self.options.get("languages") or ()))
 
     @property
     def discount(self) -> str | None:

@@ -53,3 +53,8 @@ TASKS: Final[Mapping[Task, Kind]] = {
     "voice-clone": Kind(("text", "audio"), "audio"),
     "text-to-music": Kind(("text",), "audio"),
 }
+
+
+def makes(task: str) -> Modality | None:
+    """What comes out of a task, by its name; None of one that is not known."""
+    return next((kind.makes for name, kind in TASKS.items() if name == task), None)

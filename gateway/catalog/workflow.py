@@ -28,6 +28,8 @@ InputKind: TypeAlias = Literal["text", "image", "video", "audio"]
 STEPS_MAX: Final = 32
 INPUTS_MAX: Final = 32
 RETRIES_MAX: Final = 5
+BACKOFF_MAX_S: Final = 60.0
+"""Between two attempts, however many there were."""
 READ_CHARACTERS: Final = 1000
 """Of a text that a step makes, where its entry does not say how much of it others read."""
 
@@ -38,6 +40,7 @@ FIELDS: Final[Mapping[str, InputKind]] = {
     "mask": "image",
     "video": "video",
     "audio": "audio",
+    "recording": "audio",
 }
 
 _Label: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
@@ -77,6 +80,8 @@ class Step(_Strict):
     input: Annotated[dict[str, Any], Field(min_length=1)]
     retries: Annotated[StrictInt, Field(ge=0, le=RETRIES_MAX)] = 0
     """Further attempts, should one fail for a reason that may pass."""
+    backoff_s: Annotated[float, Field(strict=True, gt=0, le=BACKOFF_MAX_S)] = 1.0
+    """Between the first attempt and the second; each further one waits twice as long."""
     when: str | None = None
     """``inputs.x`` or ``not inputs.x``: only if that was sent, or only if it was not."""
     characters: Annotated[StrictInt, Field(ge=1, le=32_000)] = READ_CHARACTERS

@@ -206,7 +206,7 @@ class Bounds:
     def _remaining(self, budget: Budget, place: Place) -> int:
         row = self._used.get(place)
         used = row["spent_nanos"] + row["held_nanos"] if row else 0
-        return budget.limit_nanos - used - self._held[place]
+        return budget.limit_nanos - used - self._held.get(place, 0)
 
     def _running(self, limit: RowMapping) -> int:
         return sum(

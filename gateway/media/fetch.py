@@ -21,13 +21,13 @@ import httpx
 
 from gateway.batches.files import Files
 from gateway.errors import InvalidRequest, TollgateError, TooLarge, Unavailable
-from gateway.media.sources import Given, Inline, Remote, Sent, Source, Stored, Uploaded
+from gateway.media.sources import Inline, Kept, Remote, Sent, Source, Stored, Uploaded
 from gateway.media.store import BROUGHT
 from gateway.outside import check_url
 from workers.contract.addresses import PrivateAddress, pin
 from workers.contract.blobs import BlobError, BlobMissing, Blobs, blob_key
 from workers.contract.jobs import BlobRef, RequestId
-from workers.contract.kinds import HEAD_BYTES, accepted, kind_of, sniff
+from workers.contract.kinds import HEAD_BYTES, accepted, may_be, sniff
 from workers.contract.media import MediumKind
 
 CHUNK_BYTES: Final = 1024 * 1024
@@ -99,11 +99,14 @@ class Fetcher:
         return tuple(task.result() for task in tasks)
 
     async def _bring(self, account_id: int, key: str, source: Source) -> BlobRef:
+        if isinstance(source.given, Kept):
+            assert source.given.blob is not None, "a voice is looked up first"
+            return source.given.blob
         try:
             if isinstance(source.given, Remote):
                 async with self._free:
                     return await self._store(key, self._download(source), source)
-            chunks = await self._open(account_id, source.given, source.param)
+            chunks = await self._open(account_id, source)
             return await self._store(key, chunks, source)
         except BlobMissing:
             raise InvalidRequest(
@@ -114,20 +117,25 @@ class Fetcher:
                 "blobs_unavailable", "The store of files does not answer.", retry_after_s=2
             ) from None
 
-    async def _open(self, account_id: int, given: Given, param: str) -> AsyncIterator[bytes]:
-        match given:
+    async def _open(self, account_id: int, source: Source) -> AsyncIterator[bytes]:
+        param = source.param
+        match source.given:
             case Inline(uri):
-                return _pieces(await asyncio.to_thread(decode, uri, param, self._bytes_max))
+                return _pieces(await asyncio.to_thread(decode, uri, param, self._most(source)))
             case Uploaded(file_id):
                 return self._files.content(await self._files.find(account_id, file_id, param=param))
             case Sent(read):
                 return read()
             case Stored(blob):
                 return self._blobs.stream(blob)
-        raise AssertionError(f"{given!r} is read from elsewhere")
+        raise AssertionError(f"{source.given!r} is read from elsewhere")
+
+    def _most(self, source: Source) -> int:
+        """Bytes that may come of a source."""
+        return min(self._bytes_max, source.bytes_max or self._bytes_max)
 
     async def _store(self, key: str, chunks: AsyncIterator[bytes], source: Source) -> BlobRef:
-        bounded = _bounded(chunks, self._bytes_max, source.param)
+        bounded = _bounded(chunks, self._most(source), source.param)
         content_type, whole = await identified(bounded, source.kind, source.param)
         return await self._blobs.put_stream(key, whole, content_type=content_type)
 
@@ -192,7 +200,7 @@ async def identified(
     if not head:
         raise InvalidRequest("empty_file", f"{param} is empty.", param=param)
     content_type = sniff(head)
-    if content_type is None or kind not in (None, kind_of(content_type)):
+    if content_type is None or (kind is not None and not may_be(content_type, kind)):
         wanted: tuple[MediumKind, ...] = (kind,) if kind else ("image", "video", "audio")
         raise InvalidRequest(
             "unsupported_media_type",

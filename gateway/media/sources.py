@@ -41,6 +41,7 @@ class Sent:
     """Bytes that came with the request itself, in pieces of at most about a megabyte."""
 
     read: Callable[[], AsyncIterator[bytes]]
+    filename: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,16 @@ class Stored:
     blob: BlobRef
 
 
-Given: TypeAlias = Inline | Remote | Uploaded | Sent | Stored
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A voice that the account keeps, and its recording once it was looked up: attached as it lies,
+    copied for nobody."""
+
+    voice_id: str
+    blob: BlobRef | None = None
+
+
+Given: TypeAlias = Inline | Remote | Uploaded | Sent | Stored | Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class Source:
     kind: MediumKind
     given: Given
     param: str
+    bytes_max: int | None = None
+    """Where less is taken than of others."""
 
 
 def read_given(value: Any) -> Given:

@@ -46,7 +46,15 @@ from gateway.ledger.holds import (
     Replayed,
 )
 from gateway.media.intake import Intake
-from gateway.pricing import Bill, Price, ServiceClass, UnpricedUsage, format_usd, quote
+from gateway.pricing import (
+    Bill,
+    Price,
+    ServiceClass,
+    UnpricedUsage,
+    format_usd,
+    is_known_ahead,
+    quote,
+)
 from gateway.requests.call import Call
 from gateway.requests.dispatch import BATCH_PRIORITY
 from gateway.requests.inputs import chosen_task, parse, prepare
@@ -55,6 +63,8 @@ from gateway.requests.prepared import Prepared
 from gateway.requests.slices import Slices
 from gateway.requests.watch import Watch
 from gateway.settings import Settings
+from gateway.voices.spoken import with_recordings
+from gateway.voices.store import Voices
 from gateway.workflows.ordered import WorkflowOrder
 from gateway.workflows.plan import Market, Planned, of_fields, plan
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
@@ -97,6 +107,8 @@ class Admitted:
     payload: bytes
     batch_key: str
     replayed: bool
+    cost_nanos: int | None = None
+    """What it costs if it succeeds, where that does not depend on what is made."""
     slices: Slices | None = None
     """Of a stream that named no length, and is held for piece by piece."""
 
@@ -110,19 +122,22 @@ class Admission:
         holds: GroupCommit[HoldRequest, HoldAnswer],
         rates: Rates,
         intake: Intake,
+        voices: Voices,
         settings: Settings,
     ) -> None:
         self._intake = intake
+        self._voices = voices
         self._live = live
         self._watch = watch
         self._holds = holds
         self._rates = rates
         self._settings = settings
 
-    def read_input(self, model: str, value: Mapping[str, Any]) -> Any:
-        """Check the shape of an input of the native API by the task of its model."""
+    def read_input(self, model: str, value: Mapping[str, Any], task: Task | None = None) -> Any:
+        """Check the shape of an input of the native API by the task that is named, or its model's
+        own."""
         entry = self.entry(model)
-        return parse(entry.task, value) if entry.workflow is None else WorkflowOrder(value)
+        return parse(task or entry.task, value) if entry.workflow is None else WorkflowOrder(value)
 
     def resolve(self, order: Order) -> Order:
         """Name an order's model by its own name, and note the one that it was ordered by."""
@@ -203,6 +218,7 @@ class Admission:
         """
         now = datetime.now(UTC)
         quoted = self.quote(order, now, call.key.account_id)
+        quoted = await self._with_voices(quoted, call.key.account_id)
         settings = self._settings
         # A batch has time: it adds nothing to a queue that is as long as who waits may find it.
         soon = order.waits or order.service_class == "batch"
@@ -231,6 +247,11 @@ class Admission:
             await self._give_back(call)
             await self._discard(call, request_id, quoted)
         return admitted
+
+    async def _with_voices(self, quoted: Quoted, account_id: int) -> Quoted:
+        """Look up the voices that an order names. Raise ``NotFound``."""
+        prepared = await with_recordings(self._voices, account_id, quoted.prepared)
+        return quoted if prepared is quoted.prepared else replace(quoted, prepared=prepared)
 
     def _run_by(self, quoted: Quoted) -> list[Entry]:
         """The entries in whose queues an order will be."""
@@ -323,6 +344,7 @@ class Admission:
             payload=payload,
             batch_key=prepared.batch_key,
             replayed=isinstance(answer, Replayed),
+            cost_nanos=quoted.bill.total_nanos if is_known_ahead(quoted.price) else None,
             slices=slices,
         )
 

@@ -6,6 +6,7 @@ after it, on any gateway. An event of a newer attempt makes everything of the ol
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
@@ -19,6 +20,8 @@ from workers.contract.jobs import SentEvent, Settled, decode_frame
 from workers.contract.streams import EventLog
 
 POLL_S: Final = 1.0
+LOG_LAG_S: Final = 0.5
+"""Workers write what they say into the log a little later than they say it."""
 
 Followed: TypeAlias = tuple[str | None, str, Mapping[str, Any] | Closed]
 """Cursor, name and data of one event, at last the closed request; no name is a sign of life."""
@@ -43,7 +46,12 @@ async def follow(
     live: list[SentEvent] = []
     while True:
         if not live or _gap(seen, live[0]):
-            live = await _logged(log, request_id, seen) or live
+            missed = await logged(log, request_id, seen)
+            if live and not missed:
+                # What was said a moment ago is still on its way to the log.
+                await asyncio.sleep(LOG_LAG_S)
+                missed = await logged(log, request_id, seen)
+            live = missed or live
         for event in live:
             if (event.attempt, event.seq) > seen and not isinstance(event.event, Settled):
                 seen = (event.attempt, event.seq)
@@ -52,7 +60,7 @@ async def follow(
         if waiter.settled:
             found = waiter.closed or await look()
             if isinstance(found, Closed):
-                for event in await _logged(log, request_id, seen):
+                for event in await logged(log, request_id, seen):
                     if (event.attempt, event.seq) > seen:
                         seen = (event.attempt, event.seq)
                         yield f"{event.attempt}-{event.seq}", *_named(event)
@@ -79,7 +87,8 @@ def _gap(seen: tuple[int, int], event: SentEvent) -> bool:
     return (event.attempt, event.seq) > (attempt, seq + 1) and event.seq != 1
 
 
-async def _logged(log: EventLog, request_id: str, seen: tuple[int, int]) -> list[SentEvent]:
+async def logged(log: EventLog, request_id: str, seen: tuple[int, int]) -> list[SentEvent]:
+    """What a job has said after an event, by attempt and number, as far as it is kept."""
     after = f"{seen[0]}-{seen[1]}" if seen != (0, 0) else None
     events: list[SentEvent] = []
     for entry in await log.replay(request_id, after=after):

@@ -18,6 +18,14 @@ from gateway.media.sources import Remote, Source, read_given
 from gateway.requests.embedding import TextEmbedding, prepare_embedding
 from gateway.requests.media import ImageTask, VideoTask, prepare_image, prepare_video, task_of
 from gateway.requests.prepared import Prepared, gpu_us_max, over
+from gateway.requests.speech import (
+    MusicTask,
+    SpeechTask,
+    prepare_music,
+    prepare_speech,
+    sounding_task,
+)
+from gateway.requests.talking import TalkingTask, prepare_talking
 from gateway.requests.text import TextCompletion, TextGeneration, prepare_text
 from workers.contract import media
 from workers.contract.jobs import Usage
@@ -31,7 +39,8 @@ PREFILL_SPEEDUP: Final = 16
 
 
 class OtherTask(BaseModel):
-    """Input of every other task: passed on as sent, with the quantities that a price can name."""
+    """An input in an upstream's own words: passed on as sent, with the quantities that a price can
+    name."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -41,14 +50,31 @@ class OtherTask(BaseModel):
 
 
 Input: TypeAlias = (
-    TextGeneration | TextCompletion | TextEmbedding | ImageTask | VideoTask | OtherTask
+    TextGeneration
+    | TextCompletion
+    | TextEmbedding
+    | ImageTask
+    | VideoTask
+    | SpeechTask
+    | MusicTask
+    | TalkingTask
+    | OtherTask
 )
 
 
 def parse(task: Task, value: Mapping[str, Any], *, prefix: str = "input") -> Input:
     """Check an input's own shape. Raise ``InvalidRequest`` that names the field at fault."""
+    return _read(_schema(task, value), value, prefix)
+
+
+def parse_unknown(value: Mapping[str, Any], *, prefix: str = "input") -> Input:
+    """Take an input in an upstream's own words. Raise ``InvalidRequest``."""
+    return _read(OtherTask, value, prefix)
+
+
+def _read(schema: type[Input], value: Mapping[str, Any], prefix: str) -> Input:
     try:
-        return _schema(task, value).model_validate(value)
+        return schema.model_validate(value)
     except ValidationError as error:
         raise invalid_field(error.errors(include_url=False), prefix=prefix) from None
 
@@ -62,10 +88,12 @@ def _schema(task: Task, value: Mapping[str, Any]) -> type[Input]:
         case _, "image":
             return ImageTask
         case "talking-head", _:
-            return OtherTask
+            return TalkingTask
         case _, "video":
             return VideoTask
-    return OtherTask
+        case "text-to-music", _:
+            return MusicTask
+    return SpeechTask
 
 
 def invalid_field(errors: Sequence[Mapping[str, Any]], *, prefix: str = "") -> InvalidRequest:
@@ -91,7 +119,11 @@ def invalid_field(errors: Sequence[Mapping[str, Any]], *, prefix: str = "") -> I
 
 def chosen_task(entry: Entry, value: Input) -> Task:
     """Which of a model's tasks an input asks for that names none."""
-    return task_of(entry, value) if isinstance(value, ImageTask | VideoTask) else entry.task
+    if isinstance(value, ImageTask | VideoTask):
+        return task_of(entry, value)
+    if isinstance(value, SpeechTask | MusicTask):
+        return sounding_task(entry, value)
+    return entry.task
 
 
 def prepare(entry: Entry, value: Input, *, task: Task | None = None, prefix: str = "") -> Prepared:
@@ -106,6 +138,12 @@ def prepare(entry: Entry, value: Input, *, task: Task | None = None, prefix: str
         return prepare_image(entry, task, value, prefix=prefix)
     if isinstance(value, VideoTask):
         return prepare_video(entry, task, value, prefix=prefix)
+    if isinstance(value, SpeechTask):
+        return prepare_speech(entry, task, value, prefix=prefix)
+    if isinstance(value, MusicTask):
+        return prepare_music(entry, task, value, prefix=prefix)
+    if isinstance(value, TalkingTask):
+        return prepare_talking(entry, task, value, prefix=prefix)
     return _prepare_other(entry, task, value, prefix=prefix)
 
 

@@ -47,7 +47,7 @@ from gateway.outside import check_url
 from gateway.requests.admit import Admission, Admitted, Quoted
 from gateway.requests.call import Call
 from gateway.requests.dispatch import Dispatch
-from gateway.requests.follow import Followed, follow
+from gateway.requests.follow import Followed, follow, logged
 from gateway.requests.inputs import OtherTask
 from gateway.requests.lookup import Choice, Lookup, Page, Summary
 from gateway.requests.order import Idempotency, Open, Order
@@ -60,8 +60,9 @@ from gateway.requests.wait import Waiters, read_mailbox
 from gateway.requests.watch import Watch
 from gateway.requests.webhooks import Webhooks
 from gateway.settings import Settings
+from gateway.voices.store import Voices
 from gateway.workflows.flows import Flows
-from workers.contract.jobs import Progress, RequestId, decode_frame
+from workers.contract.jobs import Progress, RequestId, SentEvent, decode_frame
 from workers.contract.streams import EventLog, Mailbox, check_cursor
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class Requests:
         pepper: bytes,
         media: MediaStore,
         fetcher: Fetcher,
+        voices: Voices,
         view: Callable[[Open | Closed], Mapping[str, Any]],
     ) -> None:
         namespace = settings.namespace
@@ -114,6 +116,7 @@ class Requests:
             holds=self._holds,
             rates=rates,
             intake=Intake(media, fetcher),
+            voices=voices,
             settings=settings,
         )
         self.media = media
@@ -198,7 +201,7 @@ class Requests:
             check_url(webhook, param="webhook", private_allowed=private)
         return Order(
             model=model,
-            input=self._admission.read_input(model, value),
+            input=self._admission.read_input(model, value, task),
             task=task,
             within="input",
             stream=True,
@@ -370,6 +373,16 @@ class Requests:
                 keep_alive_s=keep_alive_s,
             ):
                 yield event
+
+    async def logged(
+        self, request_id: RequestId, after: tuple[int, int] | None
+    ) -> Sequence[SentEvent]:
+        """What a request has said after an event, by attempt and number, as far as it is kept."""
+        try:
+            async with asyncio.timeout(PROGRESS_PATIENCE_S):
+                return await logged(self._log, request_id, after or (0, 0))
+        except (RedisError, OSError, TimeoutError):
+            return ()
 
     async def progress(self, request_id: RequestId) -> Progress | None:
         """How far a running request has said that it is; None where that is not known."""

@@ -65,6 +65,7 @@ class Drawing(Strict):
     quality: _Name | None = None
     resolution: _Name | None = None
     scale: Annotated[int, Field(ge=1, le=SCALE_MAX)] | None = None
+    previews: Annotated[int, Field(ge=0, le=PREVIEWS_MAX)] | None = None
     parameters: dict[str, Any] | None = None
 
 
@@ -76,7 +77,6 @@ class ImageTask(Drawing):
     strength: Annotated[float, Field(ge=0, le=1)] | None = None
     format: ImageFormat | None = None
     compression: Annotated[int, Field(ge=1, le=100)] | None = None
-    previews: Annotated[int, Field(ge=0, le=PREVIEWS_MAX)] | None = None
 
 
 class VideoTask(Drawing):
@@ -94,7 +94,9 @@ def drawing_task(
     """Which task is meant by a surface that serves one kind of output. Raise ``InvalidRequest`` if
     the model makes another kind."""
     task = task_of(entry, value, prefer=prefer)
-    if TASKS[task].makes != makes:
+    # What is made here from sound has no field for it on such a surface.
+    deaf = entry.upstream is None and "audio" in TASKS[task].reads
+    if TASKS[task].makes != makes or deaf:
         raise InvalidRequest(
             "task_not_supported", f"{entry.name} does {entry.task}, no {makes}s.", param="model"
         )
@@ -173,6 +175,7 @@ def prepare_video(entry: Entry, task: Task, value: VideoTask, *, prefix: str) ->
         fps=asked.number("fps", entry.default_parameters.fps),
         scale=asked.scale(),
         format=value.format or "mp4",
+        previews=value.previews or 0,
     )
     return Prepared(
         input=msgspec.to_builtins(video),
@@ -290,6 +293,8 @@ class _Asked:
         if mask is not None:
             if not reads_pictures:
                 raise self.refuse("mask", "A mask belongs to a picture; send one.")
+            if self.task == "image-upscale":
+                raise self.refuse("mask", "A picture is enlarged as a whole; leave out the mask.")
             found.append(Source("image", mask, f"{self.prefix}mask"))
         found.extend(self._videos())
         return tuple(found)

@@ -6,6 +6,9 @@
 - **Gap**: the longest time between two tokens, which is what a reader notices.
 - **Forward**: a request's own share of the device's time in forward passes; of what draws, **step**
   is that for each step of each output.
+- **First audio**, of what speaks or plays: from the queue's taking a request to its first sound.
+  **Real-time factor**: the time from a worker's taking it up, less loading, to its end, for each
+  second of sound; below 1 it is made faster than it is heard.
 - **Queue**: from the queue's taking a request to a worker's. **Total**: from acceptance to charge.
 - **Goodput**: requests that succeeded within every bound that the catalog entry promises (its
   ``slo``), as a share of all that ended and for each second.
@@ -16,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
@@ -25,7 +28,7 @@ import msgspec
 from sqlalchemy import Connection, select
 
 from gateway.catalog.schema import Slo
-from gateway.catalog.tasks import TASKS
+from gateway.catalog.tasks import makes
 from gateway.database import Database
 from gateway.tables import receipts
 from workers.contract.jobs import Timings, Usage
@@ -40,10 +43,8 @@ NEWEST: Final = 10_000
 """At most so many receipts are looked at, the newest."""
 ENOUGH: Final = 5
 """Of fewer that succeeded nothing is told but how many there were: no aggregate shows just one."""
-DRAWING: Final[Collection[str]] = frozenset(
-    task for task, kind in TASKS.items() if kind.makes in ("image", "video")
-)
-"""Tasks that go by steps and have no tokens."""
+Manner: TypeAlias = Literal["writes", "draws", "sounds"]
+"""How a task makes its output, and so what its speed is told by: tokens, steps or sound."""
 KEPT_S: Final = 5.0
 PERCENTILES: Final = (50, 90, 95, 99)
 
@@ -62,12 +63,15 @@ class Seen:
     images: int = 0
     video_ms: int = 0
     steps: int = 0
+    audio_ms: int = 0
+    characters: int = 0
 
 
 def missed(slo: Slo, timings: Timings) -> str | None:
     """Name the first bound that a request did not keep; None if it kept them all."""
     for name, bound_ms, took_us in (
         ("ttft_ms", slo.ttft_ms, timings.first_token_us),
+        ("first_audio_ms", slo.first_audio_ms, timings.first_token_us),
         ("tpot_ms", slo.tpot_ms, timings.per_token_us),
         ("total_ms", slo.total_ms, timings.total_us),
     ):
@@ -76,14 +80,32 @@ def missed(slo: Slo, timings: Timings) -> str | None:
     return None
 
 
-def performance_view(
-    timings: Timings, slo: Slo | None, *, succeeded: bool, drawn: Usage | None = None
-) -> dict[str, Any]:
-    """The part of a receipt about speed; what a request did not have is null.
+def manner_of(task: str) -> Manner:
+    match makes(task):
+        case "image" | "video":
+            return "draws"
+        case "audio":
+            return "sounds"
+    return "writes"
 
-    What was ``drawn`` has steps, anything else may have tokens.
-    """
-    view = _of_tokens(timings) if drawn is None else _of_steps(timings, drawn)
+
+def real_time_factor(timings: Timings, audio_ms: int) -> float | None:
+    """Seconds of work for each second of sound, to the thousandth."""
+    busy_us = timings.total_us - timings.queue_us - timings.load_us
+    return round(busy_us / (audio_ms * 1000), 3) if audio_ms and busy_us > 0 else None
+
+
+def performance_view(
+    timings: Timings, slo: Slo | None, *, succeeded: bool, task: str, usage: Usage
+) -> dict[str, Any]:
+    """The part of a receipt about speed; what a request did not have is null."""
+    match manner_of(task):
+        case "draws":
+            view = _of_steps(timings, usage)
+        case "sounds":
+            view = _of_sound(timings, usage)
+        case _:
+            view = _of_tokens(timings)
     if slo is not None:
         bound = missed(slo, timings)
         view["slo"] = {
@@ -99,6 +121,18 @@ def _of_steps(timings: Timings, drawn: Usage) -> dict[str, Any]:
         "queue_ms": timings.queue_us / 1000,
         "forward_ms": _ms(timings.forward_us),
         "step_ms": _ms(_step_us(timings, drawn.steps)),
+        "total_ms": _ms(timings.total_us),
+        "slo": None,
+    }
+
+
+def _of_sound(timings: Timings, made: Usage) -> dict[str, Any]:
+    return {
+        "queue_ms": timings.queue_us / 1000,
+        "first_audio_ms": _ms(timings.first_token_us),
+        "longest_gap_ms": _ms(timings.gap_us),
+        "real_time_factor": real_time_factor(timings, made.audio_ms),
+        "forward_ms": _ms(timings.forward_us),
         "total_ms": _ms(timings.total_us),
         "slo": None,
     }
@@ -131,7 +165,7 @@ class Performance:
         self._kept: dict[tuple[str, Window], tuple[float, dict[str, Any]]] = {}
 
     async def stats(
-        self, model: str, slo: Slo | None, window: Window, *, draws: bool
+        self, model: str, slo: Slo | None, window: Window, *, manner: Manner
     ) -> dict[str, Any]:
         kept = self._kept.get((model, window))
         if kept is not None and time.monotonic() - kept[0] < KEPT_S:
@@ -141,7 +175,7 @@ class Performance:
         if len(seen) >= NEWEST:
             since = seen[-1].settled_at
         view = {"object": "model.stats", "model": model, "window": window}
-        view |= summarize(seen, slo, (datetime.now(UTC) - since).total_seconds(), draws=draws)
+        view |= summarize(seen, slo, (datetime.now(UTC) - since).total_seconds(), manner=manner)
         self._kept[model, window] = time.monotonic(), view
         return view
 
@@ -159,6 +193,8 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]
         receipts.c.images,
         receipts.c.video_ms,
         receipts.c.steps,
+        receipts.c.audio_ms,
+        receipts.c.characters,
     )
     rows = connection.execute(
         select(*columns)
@@ -177,7 +213,7 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]
 
 
 def summarize(
-    seen: Sequence[Seen], slo: Slo | None, seconds: float, *, draws: bool
+    seen: Sequence[Seen], slo: Slo | None, seconds: float, *, manner: Manner
 ) -> dict[str, Any]:
     """Aggregate receipts of a span of so many seconds."""
     done = [one for one in seen if one.status == "succeeded"]
@@ -190,7 +226,7 @@ def summarize(
     if len(done) < ENOUGH:
         return view
     ends = Counter(one.reason for one in seen if one.status != "succeeded")
-    view |= _drawing(done, seconds) if draws else _writing(done, seconds)
+    view |= _SUMMARIES[manner](done, seconds)
     view |= {
         "queue_ms": _percentiles([timing.queue_us for timing in timings], zeros=True),
         "forward_ms": _percentiles([timing.forward_us for timing in timings]),
@@ -233,6 +269,29 @@ def _drawing(done: Sequence[Seen], seconds: float) -> dict[str, Any]:
         "video_seconds": video_s,
         "video_seconds_per_second": round(video_s / seconds, 4),
     }
+
+
+def _sounding(done: Sequence[Seen], seconds: float) -> dict[str, Any]:
+    factors = [real_time_factor(one.timings, one.audio_ms) or 0 for one in done]
+    audio_s = sum(one.audio_ms for one in done) / 1000
+    characters = sum(one.characters for one in done)
+    return {
+        "first_audio_ms": _percentiles([one.timings.first_token_us for one in done]),
+        "longest_gap_ms": _percentiles([one.timings.gap_us for one in done]),
+        # Thousandths, as milliseconds are of seconds.
+        "real_time_factor": _percentiles([round(factor * 1000) for factor in factors]),
+        "audio_seconds": audio_s,
+        "audio_seconds_per_second": round(audio_s / seconds, 4),
+        "characters": characters,
+        "characters_per_second": round(characters / seconds, 4),
+    }
+
+
+_SUMMARIES: Final[Mapping[Manner, Callable[[Sequence[Seen], float], dict[str, Any]]]] = {
+    "writes": _writing,
+    "draws": _drawing,
+    "sounds": _sounding,
+}
 
 
 def _step_us(timings: Timings, steps: int) -> int:

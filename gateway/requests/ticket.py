@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -52,6 +52,8 @@ class Ticket:
         self.replayed = False
         self._slices: Slices | None = None
         self._closed: Closed | None = None
+        self._gone: asyncio.Task[None] | None = None
+        self._cost_nanos: int | None = None
 
     def _watch(self, request_id: RequestId) -> Waiter:
         return self._watching.enter_context(self._requests.waiters.watch(request_id))
@@ -63,6 +65,7 @@ class Ticket:
             self._expect()
         self.accepted_at = admitted.accepted_at
         self._slices = None if admitted.replayed else admitted.slices
+        self._cost_nanos = None if admitted.replayed else admitted.cost_nanos
 
     def join(self, request_id: RequestId, accepted_at: datetime) -> None:
         """Wait for a request that was accepted before."""
@@ -87,21 +90,30 @@ class Ticket:
         assert self._closed is not None
         return self._closed
 
+    @property
+    def cost_nanos(self) -> int | None:
+        """What the request costs if it succeeds, as far as that is known by now."""
+        return self._cost_nanos if self._closed is None else self._closed.cost_nanos
+
+    @contextlib.contextmanager
+    def attended(self, request: Request[Any, Any, Any]) -> Iterator[None]:
+        """Within this, whatever waits raises ``RequestFailed`` once the client has disconnected."""
+        self._gone = asyncio.create_task(_disconnected(request))
+        self._gone.add_done_callback(lambda _: self._waiter.nudge())
+        try:
+            yield
+        finally:
+            self._gone.cancel()
+            self._gone = None
+
     async def closed(self, request: Request[Any, Any, Any]) -> Closed:
         """Wait for the end, or until the client disconnects (then raise ``RequestFailed``)."""
-        gone = asyncio.create_task(_disconnected(request))
-        gone.add_done_callback(lambda _: self._waiter.nudge())
-        try:
-            async for _ in self._news(POLL_S):
-                if gone.done() and self._closed is None:
-                    raise RequestFailed(
-                        "client_closed_request",
-                        "The client went away before the answer.",
-                        request_id=self.request_id,
-                    )
-        finally:
-            gone.cancel()
-        return self.result
+        with self.attended(request):
+            return await self.ended()
+
+    async def logged(self, after: tuple[int, int] | None) -> Sequence[SentEvent]:
+        """What was said after an attempt's event of this number, as far as it is kept."""
+        return await self._requests.logged(self.request_id, after)
 
     async def ended(self) -> Closed:
         """Wait for the end, however long it takes."""
@@ -133,6 +145,12 @@ class Ticket:
             await self._look()
         while self._closed is None:
             events = await self._waiter.next(poll_s)
+            if self._gone is not None and self._gone.done() and self._waiter.closed is None:
+                raise RequestFailed(
+                    "client_closed_request",
+                    "The client went away before the answer.",
+                    request_id=self.request_id,
+                )
             if self._waiter.closed is not None:
                 self._closed = self._waiter.closed
             elif self._waiter.settled or not events:

@@ -1,20 +1,21 @@
 """What comes next in a workflow, from its plan and from what has become of its steps. Pure.
 
-Whoever asks gets the same answer, so any gateway may ask at any time: after a step has ended, or
-because nobody has for a while.
+Whoever asks at one time gets the same answer, so any gateway may ask: after a step has ended,
+when another attempt is due, or because nobody has for a while.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 import msgspec
 
 from gateway.catalog.schema import Entry
 from gateway.catalog.tasks import TASKS
-from gateway.catalog.workflow import Reference, is_retried
+from gateway.catalog.workflow import BACKOFF_MAX_S, Reference, is_retried
 from gateway.errors import TollgateError
 from gateway.ledger.closed import Output, Problem, Status
 from gateway.media.sources import Given, Stored
@@ -37,15 +38,17 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Steps that can run now, each with the number of its attempt."""
+    """Steps that can run now, each with the number of its attempt; ``due`` is when one that is to
+    be tried again can run, if nothing else happens before."""
 
     steps: tuple[tuple[PlannedStep, int], ...]
+    due: datetime | None = None
 
 
 Next: TypeAlias = Ended | Ready
 
 
-def advance(plan: Plan, attempts: Sequence[Attempt]) -> Next:
+def advance(plan: Plan, attempts: Sequence[Attempt], *, now: datetime) -> Next:
     """Decide what is to be done; ``Ready`` with nothing while what runs is waited for."""
     last: dict[str, Attempt] = {}
     for attempt in attempts:
@@ -55,6 +58,7 @@ def advance(plan: Plan, attempts: Sequence[Attempt]) -> Next:
     if plan.output in done:
         return Ended("succeeded", "completed", output=last[plan.output].output)
     ready = []
+    due: datetime | None = None
     for step in plan.steps:
         if step.name not in last:
             if done.issuperset(step.needs):
@@ -64,12 +68,16 @@ def advance(plan: Plan, attempts: Sequence[Attempt]) -> Next:
         if tried.status == "failed":
             if not _tried_again(step, tried):
                 return Ended("failed", _code(tried), error=_problem(step, tried))
-            ready.append((step, tried.id.attempt + 1))
+            again = _again(step, tried)
+            if again is None or again <= now:
+                ready.append((step, tried.id.attempt + 1))
+            else:
+                due = min(due or again, again)
         elif tried.status == "expired":
             return Ended("expired", "deadline")
         elif tried.status == "cancelled":
             return Ended("cancelled", "operator")
-    return Ready(tuple(ready))
+    return Ready(tuple(ready), due)
 
 
 def job_of(flow: Flow, step: PlannedStep, attempt: int, entry: Entry) -> NewStep:
@@ -107,8 +115,8 @@ def job_of(flow: Flow, step: PlannedStep, attempt: int, entry: Entry) -> NewStep
         task=step.task,
         input=given,
         limits=step.limits,
-        # For its progress; what it writes nobody reads before the whole has ended.
-        stream=TASKS[_task(step)].makes not in ("text", "embedding"),
+        # For its progress; what it writes or says nobody hears before the whole has ended.
+        stream=TASKS[_task(step)].makes in ("image", "video"),
         deadline_ms=flow.job.deadline_ms,
         attachments=tuple(
             source.given.blob for source in prepared.sources if isinstance(source.given, Stored)
@@ -146,6 +154,14 @@ def _flowing(step: PlannedStep, output: Output) -> str | Given | None:
 
 def _tried_again(step: PlannedStep, attempt: Attempt) -> bool:
     return attempt.id.attempt <= step.retries and is_retried(_code(attempt))
+
+
+def _again(step: PlannedStep, failed: Attempt) -> datetime | None:
+    """When a step that failed may be tried again."""
+    if failed.ended_at is None:
+        return None
+    seconds = step.backoff_ms / 1000 * 2 ** (failed.id.attempt - 1)
+    return failed.ended_at + timedelta(seconds=min(seconds, BACKOFF_MAX_S))
 
 
 def _code(attempt: Attempt) -> str:

@@ -114,7 +114,8 @@ class Flows:
         if flow is None:
             return
         self._learn(flow)
-        found = advance(flow.plan, flow.attempts)
+        now = datetime.now(UTC)
+        found = advance(flow.plan, flow.attempts, now=now)
         if isinstance(found, Ended):
             await self._end(flow, found, reply)
             return
@@ -127,6 +128,10 @@ class Flows:
                 return
         if wanted:
             await self._place(flow, wanted, reply)
+        if found.due is not None:
+            # Should this process be gone by then, the sweep of another one is a little later.
+            wait_s = (found.due - now).total_seconds()
+            asyncio.get_running_loop().call_later(wait_s, self.wake, request_id, reply)
 
     async def sweep(self, request_ids: Iterable[RequestId]) -> int:
         """Take open workflows further that nobody may be left to take, and queue again what the

@@ -26,7 +26,7 @@ from gateway.catalog.workflow import (
     whole,
 )
 from gateway.errors import InvalidRequest
-from gateway.media.sources import Given, Source, Stored, read_given
+from gateway.media.sources import Given, Kept, Source, Stored, read_given
 from gateway.pricing import Bill, Price, UnpricedUsage, quote
 from gateway.requests.inputs import chosen_task, parse, prepare
 from gateway.requests.prepared import Prepared
@@ -168,6 +168,13 @@ def prepared_step(
     read = parse(task or entry.task, value, prefix=prefix)
     task = task or chosen_task(entry, read)
     prepared = prepare(entry, read, task=task, prefix=prefix)
+    if any(isinstance(source.given, Kept) for source in prepared.sources):
+        raise InvalidRequest(
+            "unsupported_parameter",
+            f"A step of a workflow speaks in the voices of {entry.name}, not in those that an "
+            "account keeps.",
+            param=prefix,
+        )
     if len(prepared.sources) != len(filling.media):
         raise InvalidRequest(
             "task_not_supported",
@@ -290,6 +297,7 @@ def _quoted(step: Step, chosen: Mapping[str, Step], inputs: _Inputs, market: Mar
         retries=step.retries,
         characters=step.characters,
         max_tokens=prepared.input.get("max_tokens"),
+        backoff_ms=round(step.backoff_s * 1000),
     )
     return StepQuote(planned, bill)
 

@@ -33,6 +33,8 @@ class PlannedStep(msgspec.Struct, frozen=True, omit_defaults=True):
     retries: int = 0
     characters: int = 0
     max_tokens: int | None = None
+    backoff_ms: int = 0
+    """Between the first attempt and the second; then twice as long each time."""
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):

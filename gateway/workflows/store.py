@@ -51,6 +51,7 @@ class Attempt:
     status: Status | None
     error: Problem | None
     output: Output | None
+    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,4 +170,5 @@ def _attempt(row: RowMapping) -> Attempt:
         status=row["status"],
         error=msgspec.convert(row["error"], Problem) if row["error"] else None,
         output=msgspec.msgpack.decode(row["output"], type=Output) if row["output"] else None,
+        ended_at=row["ended_at"],
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.artist import Artist, at_work
 from tests.databases import Databases
 from tests.stack import Stack, running
 from tests.workers.llm.checkpoints import TOOLS_TEMPLATE, make_checkpoint
+from tests.workers.speech.checkpoints import make_checkpoint as make_talker
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,8 @@ def shared_stack(
         yield made
 
 
+MUSIC = Path(__file__).parents[2] / "workers" / "pocket" / "music"
+VOICES = MUSIC.with_name("speech")
 TINY = """\
   - name: tiny
     task: text-generation
@@ -94,6 +98,23 @@ MEDIA = """\
     limits: {seconds: 8, fps: 24, steps: 10, timeout_s: 20}
     default_parameters: {seconds: 2}
     price: [{unit: video_second, amount: "0.1"}]
+  - name: tune
+    task: text-to-music
+    engine: echo
+    limits: {seconds: 60, timeout_s: 20}
+    default_parameters: {seconds: 2}
+    price: [{unit: audio_second, amount: "0.1"}]
+  - name: reader
+    task: text-to-speech
+    engine: echo
+    price: [{unit: character, amount: "0.001"}]
+  - name: mimic
+    task: text-to-speech
+    also: [voice-clone]
+    engine: echo
+    voices: [ann, bob]
+    limits: {characters: 100, seconds: 60, timeout_s: 20}
+    price: [{unit: character, amount: "0.001"}]
 """
 
 
@@ -109,17 +130,21 @@ def shared_media_stack(
     catalog.write_text("version: 1\nmodels:\n" + MEDIA)
     made = Stack(directory, url, valkey, f"t{uuid.uuid4().hex[:8]}", catalog)
     blob_url = made.environment()["BLOB_URL"]
-    with at_work(["pocket", "film"], valkey, made.namespace, blob_url) as artist:
+    with at_work(["pocket", "film", "tune", "mimic"], valkey, made.namespace, blob_url) as artist:
         try:
             made.start_gateway(
                 environment={
                     "TOLLGATE_FETCH_PRIVATE_ADDRESSES": "true",
                     "TOLLGATE_FETCH_TIMEOUT_S": "5",
                     "TOLLGATE_MEDIA_BYTES_MAX": "1000000",
+                    "TOLLGATE_VOICE_BYTES_MAX": "100000",
+                    "TOLLGATE_ACCOUNT_VOICES_MAX": "5",
                 }
             )
             made.wait_for_model("pocket")
             made.wait_for_model("film")
+            made.wait_for_model("tune")
+            made.wait_for_model("mimic")
             yield made, artist
         finally:
             made.stop()
@@ -134,3 +159,83 @@ def media_stack(shared_media_stack: tuple[Stack, Artist]) -> Iterator[Stack]:
 @pytest.fixture
 def artist(shared_media_stack: tuple[Stack, Artist]) -> Artist:
     return shared_media_stack[1]
+
+
+SPEECH = """\
+  - name: tiny-speech
+    task: text-to-speech
+    engine: speech
+    checkpoint: {checkpoint}
+    options: &options
+      threads: 1
+      languages: [en]
+      voices: {{ann: {{speaker: 1}}, bob: {{speaker: 2}}}}
+    limits: {{characters: 2000}}
+    price: [{{unit: character, amount: "0.001"}}]
+  - name: timed-speech
+    task: text-to-speech
+    engine: speech
+    checkpoint: {checkpoint}
+    options: *options
+    limits: {{seconds: 60}}
+    price: [{{unit: audio_second, amount: "0.1"}}]
+  - name: brief-speech
+    task: text-to-speech
+    engine: speech
+    checkpoint: {checkpoint}
+    options: *options
+    limits: {{seconds: 1}}
+    price: [{{unit: audio_second, amount: "0.1"}}]
+  - name: band
+    task: text-to-music
+    engine: music
+    checkpoint: {music}
+    options: {{threads: 1}}
+    limits: {{seconds: 30}}
+    price: [{{unit: audio_second, amount: "0.1"}}]
+  - name: tiny-clone
+    task: text-to-speech
+    also: [voice-clone]
+    engine: speech
+    checkpoint: {cloning}
+    options: {{threads: 1, sentence_seconds: 0.5}}
+    price: [{{unit: character, amount: "0.001"}}]
+  - name: reader
+    task: text-to-speech
+    also: [voice-clone]
+    engine: speech
+    checkpoint: {voices}
+    options:
+      threads: 1
+      voices:
+        ivo: {{embedding: voices/ivo.safetensors}}
+        lena: {{embedding: voices/lena.safetensors}}
+    price: [{{unit: character, amount: "0.001"}}]
+"""
+
+
+@pytest.fixture(scope="session")
+def shared_speech_stack(
+    tmp_path_factory: pytest.TempPathFactory, postgres: str, valkey: str
+) -> Iterator[Stack]:
+    """With models of random weights that speak in two voices or in that of a recording, and those
+    of speech and music that are shipped."""
+    directory = tmp_path_factory.mktemp("speech")
+    checkpoint = make_talker("vits-speakers", directory / "tiny")
+    cloning = make_talker("dia", directory / "cloning")
+    with running(
+        directory / "home",
+        Databases("sqlite", directory, postgres).make(),
+        valkey,
+        namespace=f"t{uuid.uuid4().hex[:8]}",
+        more_models=SPEECH.format(
+            checkpoint=checkpoint, cloning=cloning, music=MUSIC, voices=VOICES
+        ),
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def speech_stack(shared_speech_stack: Stack) -> Iterator[Stack]:
+    yield shared_speech_stack
+    shared_speech_stack.close_clients()

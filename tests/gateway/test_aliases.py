@@ -67,6 +67,7 @@ def test_an_alias_says_what_it_stands_for(alias: str, media_stack: Stack) -> Non
     assert raw.headers[HEADER] == f"{alias} -> pocket"
     model = raw.parse().model_dump()
     assert (model["id"], model["alias_of"]) == (alias, "pocket")
-    assert [one.id for one in api.models.list()] == ["pocket", "film"]
+    names = [one.id for one in api.models.list()]
+    assert names == ["pocket", "film", "tune", "reader", "mimic"]
     assert caller.http.get(f"/v1/catalog/{alias}").json()["name"] == "pocket"
     assert caller.http.get("/v1/catalog/pocket").json()["aliases"] == ["dall-e-3", "acme/old"]

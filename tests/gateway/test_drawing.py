@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 
 import httpx
+import openai
 import pytest
 from PIL import Image
 
@@ -105,6 +106,50 @@ def test_a_source_reaches_the_engine_and_the_same_seed_draws_the_same(drawing_st
     assert drawn[0] == drawn[1] != drawn[2]
     found = caller.http.get(f"/v1/requests/{answers[0].json()['id']}").json()
     assert found["task"] == "image-to-image"
+
+
+def test_an_edit_changes_what_is_transparent_in_the_mask_and_nothing_else(
+    drawing_stack: Stack,
+) -> None:
+    caller = drawing_stack.caller()
+    api = client(drawing_stack, caller)
+    colours = [(60 + 3 * x, 200 - 2 * y, 90) for y in range(32) for x in range(32)]
+    source = Image.new("RGB", (32, 32))
+    source.putdata(colours)
+    erased = source.convert("RGBA")
+    erased.paste((0, 0, 0, 0), (16, 0, 32, 32))
+
+    edited = api.images.edit(
+        model="tiny-image", image=_png(source), mask=_png(erased), prompt="a red circle", n=1
+    )
+
+    assert edited.data is not None
+    drawn = Image.open(io.BytesIO(base64.b64decode(edited.data[0].b64_json or "")))
+    left, right = (0, 0, 16, 32), (16, 0, 32, 32)
+    assert drawn.convert("RGB").crop(left).tobytes() == source.crop(left).tobytes()
+    assert drawn.convert("RGB").crop(right).tobytes() != source.crop(right).tobytes()
+    (listed,) = caller.http.get("/v1/requests").json()["data"]
+    assert (listed["task"], listed["cost"]) == ("image-to-image", "0.012")
+
+
+def test_a_mask_of_another_shape_is_refused_by_its_name_for_nothing(drawing_stack: Stack) -> None:
+    caller = drawing_stack.caller()
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        client(drawing_stack, caller).images.edit(
+            model="tiny-image", image=png(32, 32), mask=png(32, 16), prompt="x"
+        )
+
+    assert refused.value.param == "mask"
+    assert "The mask is 32x16 and the picture 32x32" in str(refused.value)
+    assert drawing_stack.held(caller) == 0
+    assert caller.http.get("/v1/balance").json()["posted"] == "1"
+
+
+def _png(image: Image.Image) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
 
 
 def test_what_cannot_be_decoded_is_refused_for_nothing(drawing_stack: Stack) -> None:

@@ -11,7 +11,8 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx
 import pytest
 
-from tests.artist import Artist, mp4, png
+from tests.artist import Artist, mp4, png, wav
+from tests.gateway.test_gmi_payloads import MINIMAX_SPEECH
 from tests.gateway.test_media import DATA_URI, PICTURE, stored
 from tests.stack import Caller, Stack, ended, order, wait_for
 
@@ -310,7 +311,7 @@ def test_models_say_what_a_payload_may_have_and_the_exact_price(media_stack: Sta
     pocket = caller.http.get(f"{QUEUE}/models/pocket").json()
     film = caller.http.get(f"{QUEUE}/models/sora-2").json()
 
-    assert names == {"model_ids": ["pocket", "film"]}
+    assert names == {"model_ids": ["pocket", "film", "tune", "reader", "mimic"]}
     assert pocket["price_info"] == {
         "price": "0.01",
         "pricing_type": "image",
@@ -450,3 +451,40 @@ def test_the_schema_has_the_queue(stack: Stack) -> None:
         "/upload-url": ["post"],
     }
     assert paths["/v1/uploads/{name}"]["put"]["security"] == [{}]
+
+
+def test_speech_for_another_model_is_spoken_here(speech_stack: Stack) -> None:
+    caller = speech_stack.caller()
+    asked = {**MINIMAX_SPEECH, "language_boost": "English"}
+
+    found = finished(caller, "tiny-speech", **asked)
+
+    (medium,) = found["outcome"]["media_urls"]
+    assert (found["status"], medium["content_type"]) == ("success", "audio/wav")
+    assert medium["url"] == found["outcome"]["audio_url"]
+    sound = httpx.get(medium["url"]).content
+    assert sound[:4] == b"RIFF"
+    assert int.from_bytes(sound[24:28], "little") == 32_000
+    assert found["outcome"]["duration_ms"] > 0
+    assert found["payload"].items() >= {"text": "hello", "voice": "ann", "language": "en"}.items()
+    assert found["usage"]["cost"] == Decimal("0.005")
+    refused = place(caller, "tiny-speech", **{**asked, "emotion": "happy"})
+    assert (refused.status_code, "emotion" in refused.json()["error"]) == (400, True)
+    names = {one["name"] for one in speech_parameters(caller)}
+    assert names >= {"text", "voice_id", "language", "speed", "format", "audio_sample_rate"}
+    assert speech_stack.findings() == []
+
+
+def speech_parameters(caller: Caller) -> list[dict[str, Any]]:
+    return list(caller.http.get(f"{QUEUE}/models/tiny-speech").json()["parameters"])
+
+
+def test_music_for_another_model_is_played_here(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+
+    found = finished(caller, "tune", prompt="a waltz", lyrics="[Instrumental]", duration="3")
+
+    assert found["status"] == "success", found
+    assert httpx.get(found["outcome"]["audio_url"]).content == wav(3000)
+    assert found["payload"].items() >= {"prompt": "a waltz", "duration": 3}.items()
+    assert found["usage"] == {"audio_seconds": 3, "characters": 7, "cost": Decimal("0.3")}

@@ -168,3 +168,118 @@ def test_models_of_every_task_describe_themselves() -> None:
         assert [one["name"] for one in view["parameters"] if one["required"]] == required
         assert view["available"] is False
         assert view["price_info"]["pricing_type"] == "request"
+
+
+def local(task: str, **more: Any) -> Entry:
+    return Entry.model_validate(
+        {
+            "name": "model",
+            "task": task,
+            "engine": "speech",
+            "checkpoint": "there",
+            "options": {"voices": {"ann": {}}, "languages": ["en", "de"]},
+            "limits": {"characters": 500, "seconds": 60},
+            "price": [{"unit": "request", "amount": "1"}],
+            **more,
+        }
+    )
+
+
+MINIMAX_SPEECH = {
+    "text": "hello",
+    "voice_id": "ann",
+    "speed": "1.1",
+    "vol": 1,
+    "pitch": 0,
+    "emotion": "neutral",
+    "language_boost": "German",
+    "format": "wav",
+    "audio_sample_rate": "32000",
+    "bitrate": 128000,
+    "channel": "1",
+    "vm_pitch": 0,
+    "intensity": 0,
+    "timbre": 0,
+    "sound_effects": "",
+}
+
+
+def test_a_payload_for_another_speaker_is_spoken_here() -> None:
+    given, sources = prepared(local("text-to-speech"), **MINIMAX_SPEECH)
+
+    assert given.pop("seed") >= 0
+    assert given == {
+        "text": "hello",
+        "voice": "ann",
+        "speed": 1.1,
+        "language": "de",
+        "format": "wav",
+        "sample_rate": 32_000,
+        "bitrate": 128_000,
+    }
+    assert sources == ()
+
+
+@pytest.mark.parametrize("spelling", ["need_volumn_normalization", "need_volume_normalization"])
+def test_a_payload_for_another_clone_is_spoken_here(spelling: str) -> None:
+    address = "https://example.com/voice.mp3"
+    payload = {
+        "text": "hello",
+        "source_audio": address,
+        "voice_id": "my-clone-1",
+        "need_noise_reduction": False,
+        spelling: "false",
+    }
+
+    given, sources = prepared(local("voice-clone"), **payload)
+
+    assert (given["text"], given["recording"], "voice" in given) == ("hello", True, False)
+    assert sources == (Source("audio", Remote(address), "recording"),)
+    with pytest.raises(InvalidRequest, match="cannot do") as refused:
+        prepared(local("voice-clone"), **{**payload, spelling: True})
+    assert refused.value.param == spelling
+
+
+def test_a_payload_for_another_composer_is_played_here() -> None:
+    given, _ = prepared(
+        local("text-to-music"),
+        prompt="a waltz",
+        lyrics="[Intro]\n[Instrumental]",
+        duration="12",
+        sample_rate=44_100,
+        bitrate=256_000,
+        format="mp3",
+        is_instrumental=True,
+    )
+
+    assert (given["prompt"], given["duration_ms"], "lyrics" in given) == ("a waltz", 12_000, False)
+    assert (given["sample_rate"], given["bitrate"]) == (44_100, 256_000)
+
+
+@pytest.mark.parametrize(
+    ("payload", "code", "param"),
+    [
+        ({"vol": 2}, "unsupported_parameter", "vol"),
+        ({"emotion": "happy"}, "unsupported_parameter", "emotion"),
+        ({"colour": "red"}, "unknown_parameter", "colour"),
+        ({"voice_id": "zoe"}, "invalid_value", "voice_id"),
+        ({"language_boost": "French"}, "invalid_value", "language_boost"),
+        ({"audio_sample_rate": 1}, "invalid_value", "audio_sample_rate"),
+        ({"voice": "ann", "voice_id": "ann"}, "invalid_value", "voice_id"),
+    ],
+)
+def test_what_no_model_here_does_is_refused_by_the_name_that_was_sent(
+    payload: dict[str, Any], code: str, param: str
+) -> None:
+    def order() -> None:
+        meant = read_payload(local("text-to-speech"), {"text": "hello", **payload})
+        try:
+            prepare(local("text-to-speech"), meant.input, task=meant.task)
+        except InvalidRequest as error:
+            meant.rename(error)
+            raise
+
+    with pytest.raises(InvalidRequest) as refused:
+        order()
+
+    assert (refused.value.code, refused.value.param) == (code, param)

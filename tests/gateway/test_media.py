@@ -164,6 +164,16 @@ def test_previews_are_shown_on_the_way(media_stack: Stack) -> None:
     assert httpx.get(told[1]["url"]).content == png(8, 8, 1)
 
 
+def test_a_video_shows_frames_of_what_it_will_be(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    found = finished(caller, "film", prompt="x", seconds=2, previews=2)
+
+    told = [data for _, data in events(caller, found["id"]) if data["event"] == "preview"]
+
+    assert [one["index"] for one in told] == [0, 1]
+    assert httpx.get(told[1]["url"]).content == png(8, 8, 1)
+
+
 @pytest.mark.parametrize(
     ("value", "param", "said"),
     [

@@ -131,6 +131,8 @@ def test_pictures_are_edited_in_batches(media_stack: Stack, artist: Artist) -> N
     assert (gone["response"]["status_code"], gone["error"]["code"]) == (404, "file_not_found")
     assert balance(caller) == 1 - Decimal("0.01")
     assert media_stack.findings() == []
+    used = caller.http.get("/v1/usage", params={"tag:batch_id": batch.id}).json()["data"]
+    assert [(row["usage"]["images"], row["cost"]) for row in used] == [(2, "0.01")]
 
 
 def test_videos_are_made_in_batches_and_fetched_as_ever(media_stack: Stack) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.catalog.schema import Slo
 from gateway.requests.performance import Seen, missed, performance_view, summarize
 from tests.stack import Stack, wait_for
-from workers.contract.jobs import Timings
+from workers.contract.jobs import Timings, Usage
 
 SLO = Slo(ttft_ms=100, tpot_ms=10)
 
@@ -50,7 +52,7 @@ def test_percentiles_are_by_nearest_rank_and_goodput_counts_what_kept_its_promis
     ]
     seen += [_seen(1, status="failed", reason="engine_error")] * 3
 
-    view = summarize(seen, SLO, 60.0, draws=False)
+    view = summarize(seen, SLO, 60.0, manner="writes")
 
     assert view["requests"] == 15
     assert view["ttft_ms"] == {"p50": 60.0, "p90": 110.0, "p95": 120.0, "p99": 120.0}
@@ -75,7 +77,7 @@ def test_what_draws_is_told_by_its_steps_and_what_it_made() -> None:
     # An upstream's requests have no steps, and what failed made nothing.
     seen += [drawn(1, steps=0, images=1, video_ms=1500), drawn(1, status="failed", reason="oom")]
 
-    view = summarize(seen, Slo(total_ms=500), 100.0, draws=True)
+    view = summarize(seen, Slo(total_ms=500), 100.0, manner="draws")
 
     assert view["step_ms"] == {"p50": 25.0, "p90": 45.0, "p95": 50.0, "p99": 50.0}
     assert view["forward_ms"] == {"p50": 200.0, "p90": 360.0, "p95": 400.0, "p99": 400.0}
@@ -89,9 +91,35 @@ def test_what_draws_is_told_by_its_steps_and_what_it_made() -> None:
     assert not {"ttft_ms", "tpot_ms", "output_tokens_per_second"} & set(view)
 
 
+def test_what_speaks_is_told_by_its_first_sound_and_by_how_fast_it_is_made() -> None:
+    def spoken(number: int) -> Seen:
+        timings = Timings(
+            queue_us=100_000,
+            load_us=50_000,
+            forward_us=1,
+            first_token_us=number * 10_000,
+            gap_us=number * 1000,
+            total_us=150_000 + number * 100_000,
+        )
+        return _seen(number, timings=timings, audio_ms=2000, characters=30)
+
+    view = summarize(
+        [spoken(number) for number in range(1, 11)],
+        Slo(first_audio_ms=50),
+        100.0,
+        manner="sounds",
+    )
+
+    assert view["first_audio_ms"] == {"p50": 50.0, "p90": 90.0, "p95": 100.0, "p99": 100.0}
+    assert view["real_time_factor"] == {"p50": 0.25, "p90": 0.45, "p95": 0.5, "p99": 0.5}
+    assert (view["audio_seconds"], view["audio_seconds_per_second"]) == (20.0, 0.2)
+    assert (view["characters"], view["characters_per_second"]) == (300, 3.0)
+    assert view["goodput"] == {"share": 0.5, "requests_per_second": 0.05}
+
+
 def test_of_a_few_requests_only_their_number_is_told() -> None:
     failed = [_seen(1, status="failed", reason="engine_error")] * 9
-    view = summarize([_seen(1)] * 4 + failed, SLO, 60.0, draws=False)
+    view = summarize([_seen(1)] * 4 + failed, SLO, 60.0, manner="writes")
 
     assert set(view) == {"requests", "capped", "slo"}
 
@@ -101,6 +129,8 @@ def test_a_receipt_says_what_was_promised_and_what_was_kept() -> None:
         Timings(first_token_us=50_000, per_token_us=20_000, gap_us=90_000, drafted=8, accepted=6),
         SLO,
         succeeded=True,
+        task="text-generation",
+        usage=Usage(),
     )
 
     assert view == {
@@ -158,7 +188,9 @@ def test_stats_receipts_and_metrics_of_what_draws(media_stack: Stack) -> None:
             "/v1/images/generations", json={"model": "pocket", "prompt": "x", "n": 2}
         )
         ids.append(answer.json()["id"])
-    client.post("/v1/videos", json={"model": "film", "prompt": "x", "seconds": 3})
+    film = client.post("/v1/videos", json={"model": "film", "prompt": "x", "seconds": 3}).json()
+    wait_for(lambda: _video(client, film)["status"] in ("completed", "failed"), "the video")
+    assert _video(client, film)["status"] == "completed", _video(client, film)
 
     receipt = client.get(f"/v1/requests/{ids[0]}/receipt").json()
     stats = client.get("/v1/models/pocket/stats", params={"window": "15m"}).json()
@@ -178,9 +210,9 @@ def test_stats_receipts_and_metrics_of_what_draws(media_stack: Stack) -> None:
     wait_for(
         lambda: (
             _counted(client.get("/metrics").text)["film", "video_second"]
-            >= before["film", "video_second"] + 3
+            >= before["film", "video_second"] + 2.999
         ),
-        "the video",
+        "the video's seconds",
     )
     after = _counted(client.get("/metrics").text)
     assert after["pocket", "image"] == before["pocket", "image"] + 10
@@ -190,12 +222,18 @@ def test_stats_receipts_and_metrics_of_what_draws(media_stack: Stack) -> None:
     assert 'tollgate_total_seconds_count{model="pocket"}' in text
 
 
-def _counted(text: str) -> Counter[tuple[str, str]]:
+def _video(client: httpx.Client, film: dict[str, Any]) -> dict[str, Any]:
+    """As it is now; ``film`` is what its order was answered with."""
+    seen: dict[str, Any] = client.get(f"/v1/videos/{film['id']}").json()
+    return seen
+
+
+def _counted(text: str) -> Mapping[tuple[str, str], float]:
     """What was delivered: (model, kind) → how many."""
     found = re.findall(
         r'^tollgate_delivered_total{kind="(\w+)",model="(\w+)"} (\S+)$', text, re.MULTILINE
     )
-    return Counter({(model, kind): round(float(count)) for kind, model, count in found})
+    return defaultdict(float, {(model, kind): float(count) for kind, model, count in found})
 
 
 def test_what_there_is_not_is_said_so(stack: Stack) -> None:

@@ -144,8 +144,9 @@ def test_a_deleted_video_is_gone_with_all_that_it_brought(media_stack: Stack) ->
     assert receipt["cost"] == "0.2"
 
 
+@pytest.mark.parametrize("how", ["remix", "edit", "form"])
 def test_a_remix_has_another_text_and_the_rest_of_the_first(
-    media_stack: Stack, artist: Artist
+    how: str, media_stack: Stack, artist: Artist
 ) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
@@ -153,7 +154,16 @@ def test_a_remix_has_another_text_and_the_rest_of_the_first(
         model="film", prompt="a ball", input_reference=PICTURE, extra_body={"seed": 7, "steps": 3}
     )
 
-    remix = api.videos.remix(first.id, prompt="a cube")
+    if how == "remix":
+        remix = api.videos.remix(first.id, prompt="a cube")
+    else:
+        # OpenAI's client in Python takes a file alone here; others send the id that it documents.
+        asked = {"prompt": "a cube", "video": {"id": first.id}}
+        form = {"prompt": (None, "a cube"), "video[id]": (None, first.id)}
+        answer = caller.http.post(
+            "/v1/videos/edits", **({"json": asked} if how == "edit" else {"files": form})
+        )
+        remix = openai.types.Video.construct(**answer.raise_for_status().json())
 
     assert (remix.remixed_from_video_id, remix.prompt) == (first.id, "a cube")
     request_id = remix.id.replace("video_", "req_")
@@ -165,6 +175,24 @@ def test_a_remix_has_another_text_and_the_rest_of_the_first(
     assert {**one.input, "prompt": "a cube"} == other.input
     assert artist.attached[request_id] == [PICTURE]
     assert one.attachments[0].key != other.attachments[0].key
+
+
+def test_what_no_model_does_with_a_video_is_said(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+
+    for wrong, order in (
+        ("name one of yours by its id", lambda: api.videos.edit(prompt="x", video=mp4())),
+        ("go on with", lambda: api.videos.extend(prompt="x", seconds="4", video=mp4())),
+        ("a character", lambda: api.videos.create_character(name="Ann", video=mp4())),
+    ):
+        with pytest.raises(openai.BadRequestError, match=wrong) as refused:
+            order()
+        assert (refused.value.code, refused.value.param) == ("task_not_supported", "video")
+    with pytest.raises(openai.NotFoundError, match="no character 'char_1'"):
+        api.videos.get_character("char_1")
+    with pytest.raises(openai.BadRequestError, match="video"):
+        api.post("/videos/edits", body={"prompt": "x"}, cast_to=object)
 
 
 @pytest.mark.parametrize(

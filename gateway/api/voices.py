@@ -1,0 +1,257 @@
+"""OpenAI's custom voices: a consent and a sample are sent, and speech may name the voice.
+
+Beyond OpenAI's: voices can be listed and looked at, a recording may also be given as a data URI, an
+https address or an upload, and ``transcript`` says what is said in the sample. Nobody gets a
+recording back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from litestar import Controller, Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from gateway.api.access import caller
+from gateway.api.answers import json_response
+from gateway.api.files import list_view
+from gateway.api.forms import described, receive
+from gateway.errors import InvalidRequest
+from gateway.media.sources import Source, SourceField
+from gateway.voices.store import NAME_MAX, Kind, New, Recording, Voices
+
+PAGE_MAX: Final = 100
+TRANSCRIPT_MAX: Final = 4096
+
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=NAME_MAX)]
+LanguageTag = Annotated[
+    str, StringConstraints(max_length=35, pattern=r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$")
+]
+
+
+class ConsentBody(BaseModel):
+    """Of ``POST /v1/audio/voice_consents``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    language: LanguageTag
+    recording: SourceField
+
+
+class ConsentChange(BaseModel):
+    """Of ``POST /v1/audio/voice_consents/{id}``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+
+
+class VoiceBody(BaseModel):
+    """Of ``POST /v1/audio/voices``; what it is not can be told by ``type``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["audio_sample"] = "audio_sample"
+    name: Name
+    consent: str
+    audio_sample: SourceField
+    transcript: Annotated[str, Field(max_length=TRANSCRIPT_MAX)] = ""
+    description: Annotated[str, Field(max_length=TRANSCRIPT_MAX)] = ""
+
+
+class VoiceConsentsController(Controller):
+    path = "/v1/audio/voice_consents"
+    tags = ["OpenAI"]
+
+    @post(
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="CreateVoiceConsent",
+        operation_class=described(ConsentBody),
+        summary="Keep a recording in which somebody consents to the use of their voice",
+    )
+    async def create(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        received = await receive(request, repeated={})
+        try:
+            data = received.read(ConsentBody)
+            new = New(data.name, language=data.language)
+            source = Source("audio", data.recording, "recording")
+            return json_response(consent_view(await _create(request, new, source)))
+        finally:
+            await received.close()
+
+    @get(
+        opt={"scope": "read"},
+        operation_id="ListVoiceConsents",
+        summary="List consents, newest first",
+    )
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        after: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
+    ) -> Response[bytes]:
+        return await _list(request, "consent", after=after, limit=limit)
+
+    @get(
+        "/{consent_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetVoiceConsent",
+        summary="What is known of a consent",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], consent_id: FromPath[str]
+    ) -> Response[bytes]:
+        account_id = caller(request).account_id
+        return json_response(
+            consent_view(await _voices(request).find(account_id, "consent", consent_id))
+        )
+
+    @post(
+        "/{consent_id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="UpdateVoiceConsent",
+        summary="Give a consent another name",
+    )
+    async def update(
+        self,
+        request: Request[Any, Any, Any],
+        consent_id: FromPath[str],
+        data: JSONBody[ConsentChange],
+    ) -> Response[bytes]:
+        account_id = caller(request).account_id
+        changed = await _voices(request).rename_consent(account_id, consent_id, data.name)
+        return json_response(consent_view(changed))
+
+    @delete(
+        "/{consent_id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="DeleteVoiceConsent",
+        summary="Withdraw a consent: it is deleted with all voices that were made with it",
+    )
+    async def remove(
+        self, request: Request[Any, Any, Any], consent_id: FromPath[str]
+    ) -> Response[bytes]:
+        await _voices(request).delete(caller(request).account_id, "consent", consent_id)
+        return json_response({"id": consent_id, "object": "audio.voice_consent", "deleted": True})
+
+
+class VoicesController(Controller):
+    path = "/v1/audio/voices"
+    tags = ["OpenAI"]
+
+    @post(
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="CreateVoice",
+        operation_class=described(VoiceBody),
+        summary="Keep a voice: a recording of it, and the consent of whose it is",
+    )
+    async def create(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        received = await receive(request, repeated={})
+        try:
+            _refuse_prompts(received.fields)
+            data = received.read(VoiceBody)
+            new = New(
+                data.name,
+                consent_id=data.consent,
+                transcript=data.transcript,
+                description=data.description,
+            )
+            source = Source("audio", data.audio_sample, "audio_sample")
+            return json_response(voice_view(await _create(request, new, source)))
+        finally:
+            await received.close()
+
+    @get(opt={"scope": "read"}, operation_id="ListVoices", summary="List voices, newest first")
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        after: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
+    ) -> Response[bytes]:
+        return await _list(request, "voice", after=after, limit=limit)
+
+    @get(
+        "/{voice_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetVoice",
+        summary="What is known of a voice",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], voice_id: FromPath[str]
+    ) -> Response[bytes]:
+        account_id = caller(request).account_id
+        return json_response(voice_view(await _voices(request).find(account_id, "voice", voice_id)))
+
+    @delete(
+        "/{voice_id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="DeleteVoice",
+        summary="Delete a voice, for good and at once; its consent stays",
+    )
+    async def remove(
+        self, request: Request[Any, Any, Any], voice_id: FromPath[str]
+    ) -> Response[bytes]:
+        await _voices(request).delete(caller(request).account_id, "voice", voice_id)
+        return json_response({"id": voice_id, "object": "audio.voice.deleted", "deleted": True})
+
+
+def consent_view(consent: Recording) -> dict[str, Any]:
+    return {
+        "id": consent.id,
+        "object": "audio.voice_consent",
+        "created_at": int(consent.created_at.timestamp()),
+        "language": consent.language,
+        "name": consent.name,
+    }
+
+
+def voice_view(voice: Recording) -> dict[str, Any]:
+    return {
+        "id": voice.id,
+        "object": "audio.voice",
+        "created_at": int(voice.created_at.timestamp()),
+        "name": voice.name,
+        "type": "audio_sample",
+        "consent": voice.consent_id,
+        "transcript": voice.transcript,
+        "description": voice.description,
+    }
+
+
+async def _create(request: Request[Any, Any, Any], new: New, source: Source) -> Recording:
+    return await _voices(request).create(caller(request).account_id, new, source)
+
+
+async def _list(
+    request: Request[Any, Any, Any], kind: Kind, *, after: str | None, limit: int
+) -> Response[bytes]:
+    if not 1 <= limit <= PAGE_MAX:
+        raise InvalidRequest(
+            "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
+        )
+    account_id = caller(request).account_id
+    page = await _voices(request).list(account_id, kind, limit=limit, after=after)
+    view = voice_view if kind == "voice" else consent_view
+    return json_response(list_view([view(each) for each in page.items], more=page.more))
+
+
+def _refuse_prompts(fields: dict[str, Any]) -> None:
+    """Say it plainly where a voice is to be thought up, which is another thing than a recording."""
+    if fields.get("type") == "prompt" or "prompt" in fields:
+        raise InvalidRequest(
+            "unsupported_parameter",
+            "Voices are made of recordings here, not of prompts; send audio_sample and consent.",
+            param="type",
+        )
+
+
+def _voices(request: Request[Any, Any, Any]) -> Voices:
+    voices: Voices = request.app.state.voices
+    return voices

@@ -1,0 +1,1 @@
+"""Voices of accounts: recordings to speak in, and the consents that they were made with."""

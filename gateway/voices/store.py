@@ -1,0 +1,349 @@
+"""Voices of an account and the consents that they were made with, kept until they are deleted.
+
+Both are found by their account alone. Each has one recording in the blob store, under an id of its
+own: a request that is spoken in a voice is attached to that very blob, so what is deleted is gone
+at once, and a request that has not begun by then fails for nothing. Who deletes a consent deletes
+the voices that were made with it. Recordings are taken in as sources of requests are; what is in
+them is known to whoever decodes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    delete,
+    exists,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    update,
+)
+
+from gateway.database import Database
+from gateway.errors import Conflict, InvalidRequest, NotFound, TollgateError, Unavailable
+from gateway.failpoints import reach
+from gateway.ledger.ids import is_id, new_id
+from gateway.ledger.locks import lock_accounts
+from gateway.media.fetch import Fetcher
+from gateway.media.sources import Source
+from gateway.voices.tables import voice_recordings as recordings
+from workers.contract.blobs import BlobError, Blobs
+from workers.contract.jobs import BlobRef, RequestId
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Kind: TypeAlias = Literal["voice", "consent"]
+
+NAME_MAX: Final = 100
+UNDECIDED: Final = timedelta(minutes=15)
+"""What is not stored after this long never will be."""
+CHUNK: Final = 100
+
+_PREFIX: Final[dict[Kind, str]] = {"voice": "voice_", "consent": "cons_"}
+_CHILDREN: Final = recordings.alias("children")
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """What is to be kept: a consent has a language, a voice the consent that it is made with."""
+
+    name: str
+    language: str | None = None
+    consent_id: str | None = None
+    transcript: str = ""
+    description: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        return "voice" if self.consent_id is not None else "consent"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A voice or a consent that is kept."""
+
+    id: str
+    account_id: int
+    name: str
+    language: str | None
+    consent_id: str | None
+    transcript: str
+    description: str
+    blob: BlobRef
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingPage:
+    items: Sequence[Recording]
+    more: bool
+
+
+def is_voice_id(text: str) -> bool:
+    """Whether a name is that of a kept voice and not of one that a model has."""
+    return is_id(_PREFIX["voice"], text)
+
+
+class Voices:
+    def __init__(
+        self, database: Database, blobs: Blobs, fetcher: Fetcher, *, count_max: int, bytes_max: int
+    ) -> None:
+        """``count_max`` bounds the voices of an account, and its consents; ``bytes_max`` each
+        recording."""
+        self._database = database
+        self._blobs = blobs
+        self._fetcher = fetcher
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+
+    async def create(self, account_id: int, new: New, source: Source) -> Recording:
+        """Keep a recording of an account. Raise ``TollgateError``, and then leave nothing."""
+        id = new_id(_PREFIX[new.kind])
+        reserve = functools.partial(
+            _reserve, account_id=account_id, id=id, new=new, count_max=self._count_max
+        )
+        await self._write(account_id, reserve)
+        try:
+            bounded = replace(source, bytes_max=self._bytes_max)
+            (blob,) = await self._fetcher.fetch(account_id, RequestId(id), [bounded])
+            reach("voice_stored")
+            keep = functools.partial(_keep, account_id=account_id, id=id, new=new, blob=blob)
+            return await self._write(account_id, keep)
+        except TollgateError:
+            await self._clear(account_id, id)
+            raise
+
+    async def find(
+        self, account_id: int, kind: Kind, id: str, *, param: str | None = None
+    ) -> Recording:
+        """Raise ``NotFound`` if the account has no such voice or consent (any more)."""
+        return await self._database.read(
+            lambda connection: _find(connection, account_id, kind, id, param=param)
+        )
+
+    async def find_named(self, account_id: int, kind: Kind, name: str) -> Recording | None:
+        """The newest voice or consent of a name."""
+        query = _kept(account_id, kind).where(recordings.c.name == name)
+        row = await self._database.read(
+            lambda connection: connection.execute(_newest(query).limit(1)).mappings().first()
+        )
+        return _recording(row) if row is not None else None
+
+    async def list(
+        self, account_id: int, kind: Kind, *, limit: int, after: str | None = None
+    ) -> RecordingPage:
+        """List an account's voices or consents, the newest first. Raise ``NotFound``."""
+
+        def read(connection: Connection) -> RecordingPage:
+            query = _kept(account_id, kind)
+            if after is not None:
+                _find(connection, account_id, kind, after, param="after")
+                query = query.where(recordings.c.id < after)
+            rows = connection.execute(_newest(query).limit(limit + 1)).mappings().all()
+            return RecordingPage([_recording(row) for row in rows[:limit]], len(rows) > limit)
+
+        return await self._database.read(read)
+
+    async def rename_consent(self, account_id: int, id: str, name: str) -> Recording:
+        """Raise ``NotFound``."""
+
+        def write(connection: Connection) -> Recording:
+            found = _find(connection, account_id, "consent", id)
+            change = update(recordings).where(recordings.c.id == id)
+            connection.execute(change.values(name=name))
+            return replace(found, name=name)
+
+        return await self._write(account_id, write)
+
+    async def delete(self, account_id: int, kind: Kind, id: str) -> None:
+        """Delete a voice, or a consent and all voices made with it. Raise ``NotFound``."""
+        end = functools.partial(_end, account_id=account_id, kind=kind, id=id)
+        ended = await self._write(account_id, end)
+        reach("voice_ended")
+        # A consent's row goes after those that refer to it.
+        await asyncio.gather(*(self._clear(account_id, each) for each in ended if each != id))
+        await self._clear(account_id, id)
+
+    async def clear_ended(self) -> None:
+        """Clear away what was deleted, or never came to be."""
+        cleared = CHUNK
+        while cleared:
+            due = await self._database.read(_due)
+            done = await asyncio.gather(*(self._clear(*each) for each in due))
+            # Consents come in a round after their voices.
+            cleared = sum(done) if all(done) else 0
+
+    async def _write(self, account_id: int, function: Callable[[Connection], T]) -> T:
+        """Run a transaction under the account's lock, so that what it has counted stays so."""
+
+        def write(connection: Connection) -> T:
+            lock_accounts(connection, [account_id])
+            return function(connection)
+
+        return await self._database.write(write)
+
+    async def _clear(self, account_id: int, id: str) -> bool:
+        """Delete a recording's bytes, and then its row; what fails is tried again later."""
+        try:
+            await self._blobs.delete_request(str(account_id), id)
+        except BlobError as error:
+            log.warning("%s is cleared away later: %s", id, type(error).__name__)
+            return False
+        gone = delete(recordings).where(recordings.c.id == id, not_(_needed()))
+        done = await self._database.write(lambda connection: connection.execute(gone).rowcount)
+        return bool(done)
+
+
+def _reserve(connection: Connection, *, account_id: int, id: str, new: New, count_max: int) -> None:
+    """Note what is about to be stored. Raise ``TollgateError`` if it could not be kept."""
+    now = datetime.now(UTC)
+    _check(connection, account_id, new)
+    kept_or_coming = or_(recordings.c.clear_at.is_(None), recordings.c.clear_at > now)
+    count = connection.execute(
+        select(func.count())
+        .select_from(recordings)
+        .where(recordings.c.account_id == account_id, _is(new.kind), kept_or_coming)
+    ).scalar_one()
+    if count >= count_max:
+        raise InvalidRequest(
+            f"too_many_{new.kind}s",
+            f"This account has {count} {new.kind}s, and at most {count_max} are kept; delete one.",
+            details={"limit": count_max, "unit": f"{new.kind}s"},
+        )
+    connection.execute(
+        insert(recordings).values(
+            id=id,
+            account_id=account_id,
+            name=new.name,
+            language=new.language,
+            consent_id=new.consent_id,
+            transcript=new.transcript,
+            description=new.description,
+            created_at=now,
+            clear_at=now + UNDECIDED,
+        )
+    )
+
+
+def _keep(
+    connection: Connection, *, account_id: int, id: str, new: New, blob: BlobRef
+) -> Recording:
+    """Have what is stored be found. Raise ``TollgateError`` if meanwhile it cannot be kept."""
+    _check(connection, account_id, new)
+    row = connection.execute(
+        update(recordings)
+        .where(recordings.c.id == id)
+        .values(
+            blob_key=blob.key,
+            bytes=blob.bytes,
+            sha256=blob.sha256,
+            content_type=blob.content_type,
+            clear_at=None,
+        )
+        .returning(recordings)
+    )
+    found = row.mappings().first()
+    if found is None:
+        raise Unavailable("storing_took_too_long", "The recording came too slowly; send it again.")
+    return _recording(found)
+
+
+def _check(connection: Connection, account_id: int, new: New) -> None:
+    """Raise ``NotFound`` without the consent, ``Conflict`` if another voice has the name."""
+    if new.consent_id is None:
+        return
+    _find(connection, account_id, "consent", new.consent_id, param="consent")
+    same = _kept(account_id, "voice").where(recordings.c.name == new.name)
+    if connection.execute(same).first() is not None:
+        raise Conflict(
+            "voice_exists",
+            f"This account has a voice called {new.name!r}; delete it, or choose another name.",
+            param="name",
+            should_retry=False,
+        )
+
+
+def _end(connection: Connection, *, account_id: int, kind: Kind, id: str) -> list[str]:
+    """Have a recording, and what was made with it, be found no more. Raise ``NotFound``."""
+    _find(connection, account_id, kind, id)
+    change = (
+        update(recordings)
+        .where(
+            or_(recordings.c.id == id, recordings.c.consent_id == id),
+            recordings.c.clear_at.is_(None),
+        )
+        .values(clear_at=datetime.now(UTC))
+    )
+    return list(connection.execute(change.returning(recordings.c.id)).scalars())
+
+
+def _find(
+    connection: Connection, account_id: int, kind: Kind, id: str, *, param: str | None = None
+) -> Recording:
+    query = _kept(account_id, kind).where(recordings.c.id == id)
+    known = is_id(_PREFIX[kind], id)
+    row = connection.execute(query).mappings().first() if known else None
+    if row is None:
+        raise NotFound(
+            f"{kind}_not_found", f"There is no {kind} {id!r}.", param=param or f"{kind}_id"
+        )
+    return _recording(row)
+
+
+def _due(connection: Connection) -> list[tuple[int, str]]:
+    """Give account and id of what may be cleared away: a consent after its voices."""
+    query = (
+        select(recordings.c.account_id, recordings.c.id)
+        .where(recordings.c.clear_at <= datetime.now(UTC), not_(_needed()))
+        .order_by(recordings.c.clear_at)
+        .limit(CHUNK)
+    )
+    return [(row.account_id, row.id) for row in connection.execute(query)]
+
+
+def _kept(account_id: int, kind: Kind) -> Select[Any]:
+    return select(recordings).where(
+        recordings.c.account_id == account_id, _is(kind), recordings.c.clear_at.is_(None)
+    )
+
+
+def _newest(query: Select[Any]) -> Select[Any]:
+    return query.order_by(recordings.c.id.desc())
+
+
+def _is(kind: Kind) -> ColumnElement[bool]:
+    consent = recordings.c.consent_id
+    return consent.is_(None) if kind == "consent" else consent.is_not(None)
+
+
+def _needed() -> ColumnElement[bool]:
+    """Whether there is still a voice that was made with it."""
+    return exists().where(_CHILDREN.c.consent_id == recordings.c.id)
+
+
+def _recording(row: RowMapping) -> Recording:
+    return Recording(
+        id=row["id"],
+        account_id=row["account_id"],
+        name=row["name"],
+        language=row["language"],
+        consent_id=row["consent_id"],
+        transcript=row["transcript"],
+        description=row["description"],
+        blob=BlobRef(row["blob_key"], row["bytes"], row["sha256"], row["content_type"]),
+        created_at=row["created_at"],
+    )

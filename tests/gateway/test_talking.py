@@ -1,0 +1,103 @@
+"""What can be ordered of a portrait that speaks, and what is held for it: pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.api.gmi_models import model_view
+from gateway.api.gmi_payloads import read_payload
+from gateway.catalog.schema import Entry
+from gateway.errors import InvalidRequest
+from gateway.media.sources import Remote, Source
+from gateway.requests.inputs import parse, prepare
+from gateway.requests.media import VideoTask, drawing_task
+from gateway.requests.prepared import Prepared
+
+FACE, VOICE = "https://example.com/face.png", "https://example.com/voice.mp3"
+PRICE = [{"unit": "video_second", "amount": "0.002"}]
+
+
+def entry(**more: Any) -> Entry:
+    base = {"name": "head", "task": "talking-head", "engine": "echo", "price": PRICE}
+    limits = {"seconds": 30, "fps": 30, **more.pop("limits", {})}
+    return Entry.model_validate({**base, "limits": limits, **more})
+
+
+def upstream() -> Entry:
+    there = {"dialect": "gmi", "url": "https://example.com", "credential": "KEY"}
+    price = [{"unit": "request", "amount": "0.02"}]
+    found = {"name": "head", "task": "talking-head", "upstream": there, "price": price}
+    return Entry.model_validate(found)
+
+
+def prepared(sold: Entry, **value: Any) -> Prepared:
+    return prepare(sold, parse("talking-head", value), prefix="input")
+
+
+def test_portrait_and_recording_are_attached_and_the_longest_is_held_for() -> None:
+    found = prepared(entry(), image=FACE, audio=VOICE)
+
+    assert found.sources == (
+        Source("image", Remote(FACE), "input.image"),
+        Source("audio", Remote(VOICE), "input.audio"),
+    )
+    assert found.limits.video_ms == 30_000
+    assert found.input == {}
+
+
+def test_who_says_how_long_it_is_has_less_held() -> None:
+    found = prepared(entry(), image=FACE, audio=VOICE, seconds=2.5, fps=30)
+
+    assert found.limits.video_ms == 2500
+    assert found.input == {"fps": 30}
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "param"),
+    [
+        ({"image": FACE}, "missing_required_parameter", "input.audio"),
+        ({"audio": VOICE}, "missing_required_parameter", "input.image"),
+        ({"image": FACE, "text": "hello"}, "unsupported_parameter", "input.text"),
+        (
+            {"image": FACE, "audio": VOICE, "parameters": {"mood": 1}},
+            "unsupported_parameter",
+            "input.parameters",
+        ),
+        ({"image": FACE, "audio": VOICE, "seconds": 31}, "invalid_value", "input.seconds"),
+        ({"image": FACE, "audio": VOICE, "fps": 31}, "invalid_value", "input.fps"),
+        ({"image": FACE, "audio": VOICE, "prompt": "x"}, "unknown_parameter", "input.prompt"),
+        ({"image": "face.png", "audio": VOICE}, "invalid_value", "input.image"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_its_name(
+    value: dict[str, Any], code: str, param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        prepared(entry(), **value)
+
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+def test_an_upstreams_model_is_given_a_text_and_what_it_calls_by_other_names() -> None:
+    found = prepared(upstream(), image=FACE, text="hello", parameters={"mood": "calm"})
+
+    assert found.input == {"text": "hello", "parameters": {"mood": "calm"}}
+    assert [source.kind for source in found.sources] == ["image"]
+
+
+def test_a_surface_that_draws_videos_has_no_place_for_what_is_said() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        drawing_task(entry(), VideoTask(prompt="hello"), makes="video")
+
+    assert caught.value.code == "task_not_supported"
+
+
+def test_the_request_queue_says_what_a_model_of_ours_reads_and_takes_it() -> None:
+    view = model_view(entry(), (), created_at=1, updated_at=2)
+    meant = read_payload(entry(), {"image": FACE, "audio": VOICE})
+
+    required = [one["name"] for one in view["parameters"] if one["required"]]
+    assert required == ["image", "audio"]
+    assert len(prepare(entry(), meant.input, task=meant.task).sources) == 2

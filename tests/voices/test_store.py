@@ -1,0 +1,186 @@
+"""Voices and consents in SQL and in the blob store: what is found, what goes, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, update
+
+from gateway.accounts.accounts import create_account
+from gateway.batches.files import Files
+from gateway.database import Database
+from gateway.errors import InvalidRequest, NotFound, TooLarge, Unavailable
+from gateway.media.fetch import Fetcher
+from gateway.media.sources import Sent, Source
+from gateway.voices.store import New, Recording, Voices
+from gateway.voices.tables import voice_recordings
+from tests.artist import wav
+from workers.contract.blobs import Blobs
+
+
+@dataclass
+class Kept:
+    voices: Voices
+    account_id: int
+    other_id: int
+    database: Database
+    folder: Path
+
+    async def consent(self, name: str = "c") -> Recording:
+        return await self.create(New(name, language="en"))
+
+    async def voice(self, consent: Recording, name: str = "v") -> Recording:
+        return await self.create(New(name, consent_id=consent.id))
+
+    async def create(self, new: New) -> Recording:
+        return await self.voices.create(self.account_id, new, source(wav(1000)))
+
+    def lying(self) -> set[str]:
+        """Ids under which something lies in the store."""
+        return {path.parts[-3] for path in self.folder.rglob("*") if path.is_file()}
+
+    def rows(self) -> set[str]:
+        with self.database.transaction() as connection:
+            return set(connection.execute(select(voice_recordings.c.id)).scalars())
+
+    def age(self, by: timedelta) -> None:
+        with self.database.transaction() as connection:
+            for row in connection.execute(select(voice_recordings)).all():
+                if row.clear_at is not None:
+                    connection.execute(
+                        update(voice_recordings)
+                        .where(voice_recordings.c.id == row.id)
+                        .values(clear_at=row.clear_at - by)
+                    )
+
+
+def source(data: bytes) -> Source:
+    async def read() -> AsyncIterator[bytes]:
+        yield data
+
+    return Source("audio", Sent(read), "recording")
+
+
+@pytest.fixture
+async def kept(database: Database, tmp_path: Path) -> AsyncIterator[Kept]:
+    folder = tmp_path / "blobs"
+    blobs = Blobs(folder.as_uri())
+    with database.transaction() as connection:
+        account_id, other_id = (create_account(connection, name).id for name in ("a", "b"))
+    fetcher = Fetcher(
+        blobs, Files(database, blobs), bytes_max=10**6, timeout_s=5, private_allowed=False
+    )
+    voices = Voices(database, blobs, fetcher, count_max=3, bytes_max=50_000)
+    yield Kept(voices, account_id, other_id, database, folder)
+    await fetcher.close()
+
+
+async def test_a_voice_is_found_by_its_account_alone(kept: Kept) -> None:
+    consent = await kept.consent()
+    made = await kept.voice(consent, "Anna")
+
+    assert await kept.voices.find(kept.account_id, "voice", made.id) == made
+    assert await kept.voices.find_named(kept.account_id, "voice", "Anna") == made
+    assert await kept.voices.find_named(kept.account_id, "consent", "c") == consent
+    assert await kept.voices.find_named(kept.other_id, "voice", "Anna") is None
+    assert (await kept.voices.list(kept.other_id, "voice", limit=9)).items == []
+    for kind, id in (("voice", made.id), ("consent", consent.id)):
+        for call in (kept.voices.find, kept.voices.delete):
+            with pytest.raises(NotFound):
+                await call(kept.other_id, kind, id)  # type: ignore[arg-type]  # by parameter
+    for kind, id in (("consent", made.id), ("voice", consent.id), ("voice", "voice_x")):
+        with pytest.raises(NotFound):
+            await kept.voices.find(kept.account_id, kind, id)  # type: ignore[arg-type]  # as above
+
+
+async def test_of_voices_that_are_made_at_once_no_more_than_allowed_are_kept(kept: Kept) -> None:
+    consent = await kept.consent()
+
+    made = await asyncio.gather(
+        *(kept.voice(consent, str(number)) for number in range(8)), return_exceptions=True
+    )
+
+    assert sum(isinstance(each, Recording) for each in made) == 3
+    assert sum(isinstance(each, InvalidRequest) for each in made) == 5
+    assert len(kept.lying()) == len(kept.rows()) == 4
+
+
+async def test_of_voices_that_are_given_a_name_at_once_one_has_it(kept: Kept) -> None:
+    consent = await kept.consent()
+
+    made = await asyncio.gather(
+        *(kept.voice(consent, "Anna") for _ in range(3)), return_exceptions=True
+    )
+
+    kinds = [type(each).__name__ for each in made]
+    assert sorted(kinds) == ["Conflict", "Conflict", "Recording"]
+    assert len(kept.lying()) == len(kept.rows()) == 2
+
+
+async def test_what_cannot_be_stored_leaves_nothing(kept: Kept) -> None:
+    consent = await kept.consent()
+
+    with pytest.raises(TooLarge):
+        await kept.voices.create(
+            kept.account_id, New("v", consent_id=consent.id), source(wav(4000))
+        )
+
+    assert kept.rows() == kept.lying() == {consent.id}
+
+
+async def test_a_consent_that_is_withdrawn_while_its_voice_comes_leaves_no_voice(
+    kept: Kept,
+) -> None:
+    consent = await kept.consent()
+
+    async def read() -> AsyncIterator[bytes]:
+        yield wav(1000)[:100]
+        await kept.voices.delete(kept.account_id, "consent", consent.id)
+        yield wav(1000)[100:]
+
+    with pytest.raises(NotFound):
+        await kept.voices.create(
+            kept.account_id, New("v", consent_id=consent.id), Source("audio", Sent(read), "x")
+        )
+
+    await kept.voices.clear_ended()
+    assert kept.rows() == kept.lying() == set()
+
+
+async def test_what_came_too_slowly_to_be_answered_for_is_not_kept(kept: Kept) -> None:
+    async def read() -> AsyncIterator[bytes]:
+        yield wav(1000)[:100]
+        kept.age(timedelta(minutes=16))
+        await kept.voices.clear_ended()
+        yield wav(1000)[100:]
+
+    with pytest.raises(Unavailable):
+        await kept.voices.create(
+            kept.account_id, New("c", language="en"), Source("audio", Sent(read), "x")
+        )
+
+    assert kept.rows() == kept.lying() == set()
+
+
+async def test_what_cannot_be_deleted_now_is_found_no_more_and_goes_later(kept: Kept) -> None:
+    consent = await kept.consent()
+    made = await kept.voice(consent)
+    away = kept.folder.with_name("away")
+    kept.folder.rename(away)
+    kept.folder.write_bytes(b"in the way")
+
+    await kept.voices.delete(kept.account_id, "consent", consent.id)
+
+    for kind, id in (("voice", made.id), ("consent", consent.id)):
+        with pytest.raises(NotFound):
+            await kept.voices.find(kept.account_id, kind, id)  # type: ignore[arg-type]  # of two
+    kept.folder.unlink()
+    away.rename(kept.folder)
+    assert kept.lying() == {made.id, consent.id}
+    await kept.voices.clear_ended()
+    assert kept.rows() == kept.lying() == set()
