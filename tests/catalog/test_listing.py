@@ -162,6 +162,8 @@ def test_decimals_have_no_exponent_and_no_idle_zeros(value: Fraction, text: str)
 def test_entries_are_found_by_task_whether_it_is_their_first_or_not() -> None:
     assert names(task="image-edit") == [
         "bria-fibo-edit",
+        "pocket-image",
+        "pocket-image-turbo",
         "reve-edit-fast-20251030",
         "seedream-4-0-250828",
     ]
@@ -180,6 +182,7 @@ def test_a_highest_price_includes_what_costs_exactly_that() -> None:
     assert names(task="text-to-speech", max_price=Decimal("0.06")) == [
         "inworld-tts-1.5-mini",
         "minimax-tts-speech-2.6-turbo",
+        "pocket-speech",
     ]
     assert names(max_price=Decimal("0.000001")) == [
         "bria-fibo-image-blend",
@@ -187,6 +190,7 @@ def test_a_highest_price_includes_what_costs_exactly_that() -> None:
         "bria-fibo-restyle",
         "pocket-chat",
         "pocket-embed",
+        "pocket-speech",
     ]
 
 
@@ -201,9 +205,9 @@ def test_entries_are_sorted_by_price_and_equal_prices_by_name(sort: Sort) -> Non
     found = choose(CATALOG, [], sort=sort)
     sign = -1 if sort == "-price" else 1
 
-    assert found == sorted(
-        CATALOG, key=lambda entry: (sign * from_price(entry), entry.name.lower())
-    )
+    priced = [entry for entry in CATALOG if entry.price]
+    priced.sort(key=lambda entry: (sign * (from_price(entry) or 0), entry.name.lower()))
+    assert found == [*priced, ENTRIES["pocket-talking-head"]], "what has no price of its own"
 
 
 def test_a_model_is_available_once_a_worker_serves_it() -> None:

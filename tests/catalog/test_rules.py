@@ -345,9 +345,13 @@ def test_whatever_passes_can_be_quoted_and_billed_within_its_quote(
         given = {"messages": [{"role": "user", "content": "Hello"}]}
     elif makes == "embedding":
         given = {"input": "Hello"}
-    if makes in ("image", "video") and task != "talking-head":
-        for kind in {"image", "video"}.intersection(TASKS[task].reads):
-            given[kind] = f"https://example.com/{kind}"
+    elif task in ("text-to-speech", "voice-clone"):
+        given = {"text": "Hello"}
+    elif task == "talking-head":
+        given = {}
+    for kind in {"image", "video", "audio"}.intersection(TASKS[task].reads):
+        field = "recording" if task == "voice-clone" else kind
+        given[field] = f"https://example.com/{kind}"
     prepared = prepare(model, parse(task, given), task=task)
 
     most = quote(model.selling_price, prepared.limits)

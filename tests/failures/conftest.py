@@ -20,3 +20,13 @@ def stack(tmp_path: Path, postgres: str) -> Iterator[Stack]:
         running(tmp_path / "home", url, queue, namespace=f"t{uuid.uuid4().hex[:8]}") as made,
     ):
         yield made
+
+
+def mended(shared: Stack) -> Iterator[Stack]:
+    """A stack of several tests: with a gateway and a worker, whatever the last one broke."""
+    if "worker" not in shared.processes:
+        shared.start_worker()
+    if "gateway" not in shared.processes:
+        shared.start_gateway()
+    yield shared
+    shared.close_clients()

@@ -27,6 +27,7 @@ from gateway.media.store import MediaStore
 from gateway.media.tables import media
 from tests.artist import png
 from tests.databases import Databases
+from tests.failures.conftest import mended
 from tests.failures.test_batches import ended as batch_ended
 from tests.failures.test_batches import lines_of, now
 from tests.servers import queue_server
@@ -84,13 +85,7 @@ def shared(
 
 @pytest.fixture
 def stack(shared: Stack) -> Iterator[Stack]:
-    """With a gateway and a worker, whatever the test before has broken."""
-    if "worker" not in shared.processes:
-        shared.start_worker()
-    if "gateway" not in shared.processes:
-        shared.start_gateway()
-    yield shared
-    shared.close_clients()
+    yield from mended(shared)
 
 
 def order(caller: Caller, **value: Any) -> str:

@@ -13,6 +13,7 @@ from gateway.accounts.budgets import (
     create_budget,
     end_budget,
     list_budgets,
+    read_windows,
     window_end,
     window_start,
 )
@@ -47,6 +48,19 @@ def test_a_hard_budget_refuses_what_could_pass_it(database: Database) -> None:
     refused = answers[2]
     assert isinstance(refused, BudgetExceeded)
     assert (refused.budget.id, refused.remaining_nanos, refused.in_use) == (budget.id, 1, True)
+    assert agree(books)
+
+
+def test_what_is_refused_leaves_no_window_behind(database: Database) -> None:
+    books = open_books(database, credit=100 * HOLD)
+    with database.transaction() as connection:
+        budget = create_budget(connection, books.account.id, HOLD - 1, window="total", model="m")
+
+    answers = held(books, books.order(), books.order(model="another"))
+
+    assert [type(answer) for answer in answers] == [BudgetExceeded, Held]
+    with database.transaction() as connection:
+        assert read_windows(connection, [(budget.id, 0)]) == {}
     assert agree(books)
 
 

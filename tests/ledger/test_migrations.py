@@ -13,7 +13,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy.exc import DBAPIError
 
 import gateway.batches.tables
-import gateway.media.tables  # noqa: F401 -- their tables belong to the metadata
+import gateway.media.tables
+import gateway.voices.tables  # noqa: F401 -- their tables belong to the metadata
 import migrations
 from gateway.database import Database, migrate, open_engine, schema_is_current
 from gateway.ledger.reconcile import reconcile

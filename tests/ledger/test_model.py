@@ -662,7 +662,7 @@ class Books(RuleBasedStateMachine):
                 assert reconcile(connection, now=self.now) == []
 
 
-@pytest.mark.timeout(SOAK_S * 2 + 300)
+@pytest.mark.timeout(SOAK_S * 2 + 600)
 def test_the_books_do_what_the_model_says(databases: Databases) -> None:
     class Run(Books):
         database = Database(databases.make())

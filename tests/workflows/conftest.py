@@ -12,7 +12,7 @@ from tests.artist import Artist, at_work
 from tests.databases import Databases
 from tests.stack import Stack
 
-MODELS = ["draw", "enlarge", "write", "blend", "film"]
+MODELS = ["draw", "enlarge", "write", "blend", "film", "speak", "talk"]
 CATALOG = """\
 version: 1
 models:
@@ -41,6 +41,16 @@ models:
     limits: {seconds: 4}
     default_parameters: {seconds: 2}
     price: [{unit: video_second, amount: "0.1"}]
+  - name: speak
+    task: text-to-speech
+    engine: echo
+    limits: {characters: 500}
+    price: [{unit: character, amount: "0.0001"}]
+  - name: talk
+    task: talking-head
+    engine: echo
+    limits: {seconds: 10}
+    price: [{unit: video_second, amount: "0.01"}]
   - name: write
     task: text-generation
     engine: echo
@@ -62,6 +72,7 @@ models:
           model: draw
           input: {prompt: "${inputs.prompt}, ${inputs.style}", size: 64x64, seed: 5}
           retries: 1
+          backoff_s: 0.1
         - name: enlarge
           model: enlarge
           input: {image: "${steps.draw.image}", scale: 2}
@@ -107,6 +118,25 @@ models:
           input: {prompt: "${inputs.change}", image: "${inputs.image}"}
         - {name: enlarge, model: enlarge, input: {image: "${steps.redraw | inputs.image}"}}
       output: ${steps.enlarge}
+  - name: person
+    task: talking-head
+    price: steps
+    workflow:
+      inputs:
+        image: {type: image}
+        text: {type: text, optional: true}
+        audio: {type: audio, optional: true}
+      steps:
+        - name: speak
+          model: speak
+          when: inputs.text
+          input: {text: "${inputs.text}", format: wav}
+          retries: 1
+          backoff_s: 0.1
+        - name: show
+          model: talk
+          input: {image: "${inputs.image}", audio: "${steps.speak.audio | inputs.audio}"}
+      output: ${steps.show}
   - name: short
     task: text-to-image
     limits: {timeout_s: 2}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.ledger.closed import Output, Problem
-from gateway.workflows.advance import Ended, advance
+from gateway.workflows.advance import Ended, Ready, advance
 from gateway.workflows.planned import Plan, PlannedStep, StepId, combined, read_step_id
 from gateway.workflows.store import Attempt
 from workers.contract.jobs import RequestId, Usage
 
 REQUEST = RequestId(f"req_{'0' * 32}")
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 @st.composite
@@ -44,8 +48,8 @@ def test_every_step_runs_after_what_it_needs_and_as_often_as_it_may(
 ) -> None:
     attempts: list[Attempt] = []
     while True:
-        found = advance(plan, attempts)
-        assert advance(plan, attempts) == found
+        found = advance(plan, attempts, now=NOW)
+        assert advance(plan, attempts, now=NOW) == found
         if isinstance(found, Ended):
             break
         done = {each.id.name for each in attempts if each.status == "succeeded"}
@@ -76,6 +80,21 @@ def test_every_step_runs_after_what_it_needs_and_as_often_as_it_may(
     for step in plan.steps:
         ends = [each for each in attempts if each.id.name == step.name]
         assert sum(each.status == "succeeded" for each in ends) <= 1
+
+
+@pytest.mark.parametrize(("attempt", "wait_s"), [(1, 2), (2, 4), (3, 8), (6, 60), (40, 60)])
+def test_each_further_attempt_waits_twice_as_long_and_a_minute_at_most(
+    attempt: int, wait_s: float
+) -> None:
+    step = PlannedStep("s", "m", "text-to-image", 1, Usage(), {}, retries=50, backoff_ms=2000)
+    plan, id = Plan((step,), "s"), StepId(REQUEST, "s", attempt)
+    failed = Attempt(id, "m", b"", "failed", Problem("upstream_error", "No."), None, ended_at=NOW)
+
+    early = advance(plan, [failed], now=NOW + timedelta(seconds=wait_s - 0.1))
+    late = advance(plan, [failed], now=NOW + timedelta(seconds=wait_s))
+
+    assert early == Ready((), due=NOW + timedelta(seconds=wait_s))
+    assert late == Ready(((step, attempt + 1),))
 
 
 def test_the_id_of_a_step_tells_its_request_and_nothing_else_does() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.catalog.loader import check, load_catalog
-from tests.workflows.conftest import CATALOG
+from tests.workflows.conftest import CATALOG, MODELS
 from workers.contract.models import read_specs
 
 ENTRY = """\
@@ -35,7 +35,7 @@ def problems(
 def test_a_good_workflow_has_no_problems_and_no_worker_is_told_of_it(tmp_path: Path) -> None:
     assert problems(tmp_path) == ""
     path = tmp_path / "catalog.yaml"
-    assert {spec.name for spec in read_specs(path)} == {"draw", "enlarge", "blend", "film", "write"}
+    assert {spec.name for spec in read_specs(path)} == set(MODELS)
     assert load_catalog(path).models[-1].discount is None
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.artist import Artist, png
+from tests.artist import Artist, png, wav
 from tests.gateway.test_requests import events
 from tests.stack import Caller, Stack, ended, wait_for
+from workers.contract.jobs import encode
 
 PICTURE = "data:image/png;base64," + base64.b64encode(png(16, 16, 7)).decode()
 
@@ -131,6 +132,71 @@ def test_a_step_with_a_condition_runs_only_where_that_holds(stack: Stack, artist
     (enlarge,) = jobs_of(artist, plain["id"])
     assert artist.attached[enlarge.request_id] == [png(16, 16, 7)]
     assert len(receipt(caller, changed["id"])["steps"]) == 2
+
+
+def test_what_is_spoken_flows_into_a_portrait_by_reference(stack: Stack, artist: Artist) -> None:
+    caller = stack.caller()
+
+    found = finished(caller, "person", image=PICTURE, text="Good day.")
+
+    # Nine characters, and two seconds of video.
+    assert (found["status"], found["cost"]) == ("succeeded", "0.0209"), found
+    assert [one["kind"] for one in found["output"]["media"]] == ["video", "image"]
+    speak, show = jobs_of(artist, found["id"])
+    assert (speak.input["text"], speak.input["format"]) == ("Good day.", "wav")
+    assert artist.attached[show.request_id] == [png(16, 16, 7), wav(1000)]
+    assert [ref.content_type for ref in show.attachments] == ["image/png", "audio/wav"]
+    assert len(encode(show)) < 2000
+    # What is said on the way nobody listens to, and it is no place to look for how far it is.
+    assert (speak.stream, show.stream) == (False, True)
+    shown = receipt(caller, found["id"])
+    assert [(step["name"], step["cost"]) for step in shown["steps"]] == [
+        ("speak", "0.0009"),
+        ("show", "0.02"),
+    ]
+    assert shown["usage"]["video_ms"] == 2000
+    assert (stack.held(caller), stack.findings()) == (0, [])
+
+
+def test_speech_that_is_sent_along_needs_no_step_that_speaks(stack: Stack, artist: Artist) -> None:
+    caller = stack.caller()
+    said = "data:audio/wav;base64," + base64.b64encode(wav(500)).decode()
+
+    found = finished(caller, "person", image=PICTURE, audio=said)
+
+    assert (found["status"], found["cost"]) == ("succeeded", "0.02"), found
+    (show,) = jobs_of(artist, found["id"])
+    assert artist.attached[show.request_id] == [png(16, 16, 7), wav(500)]
+    assert [step["name"] for step in receipt(caller, found["id"])["steps"]] == ["show"]
+
+
+def test_a_portrait_that_has_nothing_to_say_is_refused(stack: Stack) -> None:
+    caller = stack.caller()
+
+    answer = place(caller, "person", image=PICTURE)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "missing_required_parameter"
+    assert stack.held(caller) == 0
+
+
+def test_a_portrait_whose_speech_is_cancelled_or_fails_costs_nothing(
+    stack: Stack, artist: Artist
+) -> None:
+    caller = stack.caller()
+
+    slow = placed(caller, "person", image=PICTURE, text="!slow")
+    wait_for(lambda: bool(jobs_of(artist, slow)), "the speech to run")
+    cancelled = caller.http.post(f"/v1/requests/{slow}/cancel").json()
+    failed = finished(caller, "person", image=PICTURE, text="!fail")
+
+    assert (cancelled["status"], cancelled["cost"]) == ("cancelled", "0")
+    assert (failed["status"], failed["cost"]) == ("failed", "0")
+    assert "speak (speak) failed 2 times" in failed["error"]["message"]
+    assert [step["status"] for step in receipt(caller, slow)["steps"]] == ["stopped", "not_run"]
+    assert [step["attempts"] for step in receipt(caller, failed["id"])["steps"]] == [2, 0]
+    assert caller.http.get("/v1/balance").json()["posted"] == "1"
+    assert (stack.held(caller), stack.findings()) == (0, [])
 
 
 def test_a_step_that_fails_for_a_while_is_tried_again_and_charged_once(stack: Stack) -> None:

@@ -1,0 +1,158 @@
+"""Whoever dies while a voice is kept or deleted: nothing lies in the store that nobody answers for,
+and nothing that was deleted is found again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select, update
+
+from gateway.batches.files import Files
+from gateway.database import Database
+from gateway.media.fetch import Fetcher
+from gateway.voices.store import Voices
+from gateway.voices.tables import voice_recordings
+from tests.databases import Databases
+from tests.gateway.test_voices import SAMPLE
+from tests.servers import queue_server
+from tests.stack import Caller, Stack, ended, running
+from workers.contract.blobs import Blobs
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def keep_consent(caller: Caller) -> str:
+    answer = caller.http.post(
+        "/v1/audio/voice_consents",
+        data={"name": "c", "language": "en"},
+        files={"recording": SAMPLE},
+    )
+    assert answer.is_success, answer.text
+    return str(answer.json()["id"])
+
+
+def keep_voice(caller: Caller, consent_id: str) -> dict[str, Any]:
+    answer = caller.http.post(
+        "/v1/audio/voices",
+        data={"name": "Anna", "consent": consent_id},
+        files={"audio_sample": SAMPLE},
+    )
+    assert answer.is_success, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def lying(stack: Stack, caller: Caller) -> set[str]:
+    """Ids under which the account has something in the store."""
+    folder = stack.directory / "blobs" / str(caller.account_id)
+    return {path.parts[-3] for path in folder.rglob("*") if path.is_file()}
+
+
+def clear(stack: Stack, *, later: timedelta) -> None:
+    """Clear away what is due, as the gateway does by itself, after some time."""
+
+    async def run() -> None:
+        database, blobs = Database(stack.database_url), Blobs(stack.environment()["BLOB_URL"])
+        table = voice_recordings
+        with database.transaction() as connection:
+            for row in connection.execute(select(table).where(table.c.clear_at.is_not(None))).all():
+                change = update(table).where(table.c.id == row.id)
+                connection.execute(change.values(clear_at=row.clear_at - later))
+        fetcher = Fetcher(
+            blobs, Files(database, blobs), bytes_max=1, timeout_s=1, private_allowed=False
+        )
+        await Voices(database, blobs, fetcher, count_max=1, bytes_max=1).clear_ended()
+        await fetcher.close()
+        await database.close()
+
+    asyncio.run(run())
+
+
+def test_the_gateway_dies_before_a_voice_is_kept(stack: Stack) -> None:
+    caller = stack.caller()
+    consent_id = keep_consent(caller)
+    stack.kill("gateway")
+    stack.start_gateway(failpoint="voice_stored")
+    with contextlib.suppress(httpx.HTTPError):
+        keep_voice(caller, consent_id)
+    stack.processes.pop("gateway").wait(timeout=20)
+    assert len(lying(stack, caller)) == 2
+
+    stack.start_gateway()
+
+    assert caller.http.get("/v1/audio/voices").json()["data"] == []
+    kept = keep_voice(caller, consent_id)
+    assert caller.http.get(f"/v1/audio/voices/{kept['id']}").json() == kept
+    clear(stack, later=timedelta())
+    assert len(lying(stack, caller)) == 3, "whoever stores it may still be about to keep it"
+    clear(stack, later=timedelta(minutes=16))
+    assert lying(stack, caller) == {consent_id, kept["id"]}
+
+
+def test_the_gateway_dies_before_a_withdrawn_consent_and_its_voice_are_cleared(
+    stack: Stack,
+) -> None:
+    caller = stack.caller()
+    consent_id = keep_consent(caller)
+    kept = keep_voice(caller, consent_id)
+    stack.kill("gateway")
+    stack.start_gateway()
+    assert caller.http.get(f"/v1/audio/voices/{kept['id']}").json() == kept
+    stack.kill("gateway")
+    stack.start_gateway(failpoint="voice_ended")
+    with contextlib.suppress(httpx.HTTPError):
+        caller.http.delete(f"/v1/audio/voice_consents/{consent_id}")
+    stack.processes.pop("gateway").wait(timeout=20)
+    assert lying(stack, caller) == {consent_id, kept["id"]}
+
+    stack.start_gateway()
+
+    for path in (f"voices/{kept['id']}", f"voice_consents/{consent_id}"):
+        assert caller.http.get(f"/v1/audio/{path}").status_code == 404
+    clear(stack, later=timedelta())
+    assert lying(stack, caller) == set()
+
+
+CLONE = """\
+  - name: clone
+    task: voice-clone
+    engine: echo
+    price: [{unit: character, amount: "0.001"}]
+"""
+
+
+@pytest.fixture
+def cloning(tmp_path: Path, postgres: str) -> Iterator[Stack]:
+    url = Databases("sqlite", tmp_path, postgres).make()
+    with (
+        queue_server("valkey") as queue,
+        running(tmp_path / "home", url, queue, namespace="t", more_models=CLONE) as made,
+    ):
+        yield made
+
+
+def test_a_voice_is_deleted_before_an_order_in_it_has_begun(cloning: Stack) -> None:
+    caller = cloning.caller()
+    kept = keep_voice(caller, keep_consent(caller))
+    cloning.kill("worker")
+    body = {"model": "clone", "input": {"text": "Good morning!", "voice": kept["id"]}}
+    made = caller.http.post("/v1/requests", json=body)
+    assert made.status_code == 202, made.text
+    assert cloning.held(caller) > 0
+
+    assert caller.http.delete(f"/v1/audio/voices/{kept['id']}").is_success
+    cloning.start_worker()
+
+    found = ended(caller, made.json()["id"], patience_s=100)
+    assert (found["status"], found["cost"]) == ("failed", "0")
+    assert found["error"]["code"] == "invalid_input"
+    assert "is not there" in found["error"]["message"]
+    assert cloning.held(caller) == 0
+    assert cloning.findings() == []
