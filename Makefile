@@ -6,7 +6,7 @@ SOAK ?= 1800
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help up test check format soak mutations bench bench-llm bench-diffusion clean
+.PHONY: help up test check format soak mutations bench bench-llm bench-diffusion bench-audio clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -42,6 +42,9 @@ bench-llm: $(VENV)/installed-test ## measure the language engine beside others
 
 bench-diffusion: $(VENV)/installed-test ## measure the diffusion engine beside others; ARGS=--gpu
 	$(BIN)/python -m benchmarks.diffusion $(ARGS)
+
+bench-audio: $(VENV)/installed-test ## measure the speech engine beside its model, one by one
+	$(BIN)/python -m benchmarks.audio $(ARGS)
 
 clean: ## remove the virtual environment and caches; state in .tollgate/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import batches, diffusion, gateway, ledger, llm, peer, precision, usage
+from benchmarks import audio, batches, diffusion, gateway, ledger, llm, peer, precision, usage
 
 BENCHMARKS = {
     "ledger": ledger.main,
@@ -15,6 +15,7 @@ BENCHMARKS = {
     "precision": precision.main,
     "llm": llm.main,
     "diffusion": diffusion.main,
+    "audio": audio.main,
 }
 
 

@@ -21,7 +21,7 @@ from workers.contract.media import ImageInput
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion import families, loading, requests
 from workers.engines.diffusion.engine import DiffusionEngine
-from workers.engines.diffusion.rendezvous import Turn
+from workers.engines.rendezvous import Turn
 from workers.media import encode
 from workers.steploop import StepLoop
 
@@ -112,7 +112,7 @@ class _Watched(DiffusionEngine):
         super().load()
         assert self._loaded is not None
         self.denoiser: Any = self._loaded.denoiser
-        pipeline = self._loaded.pipelines["text-to-image"]
+        pipeline = self._loaded.pipelines[self._loaded.families["text-to-image"].pipeline]
         kind = type(pipeline)
 
         def draw(self_: Any, *args: Any, generator: torch.Generator, **kwargs: Any) -> Any:

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.diffusion_players import Ask, Ours, Pipeline, Setting, wait_for_device
 from workers.engines.diffusion.families import DENOISERS
-from workers.engines.diffusion.fusing import Call, fuse, rows_of
-from workers.engines.diffusion.rendezvous import Phase, Rendezvous, Run
+from workers.engines.fusing import Call, fuse, rows_of
+from workers.engines.rendezvous import Phase, Rendezvous, Run
 
 
 def fused_and_plain_s(
