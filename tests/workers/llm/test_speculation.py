@@ -48,10 +48,18 @@ def _jobs() -> list[Any]:
     ]
 
 
+def _without_logprobs(choice: dict[str, Any]) -> dict[str, Any]:
+    return choice | {"logprobs": [one["text"] for one in choice["logprobs"]]}
+
+
+def _logprobs(found: list[dict[str, Any]]) -> list[float]:
+    return [one["logprob"] for choice in found for one in choice["logprobs"]]
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "llama"])
 @pytest.mark.parametrize("method", ["lookup", "draft", "itself"])
 @pytest.mark.parametrize("blocks", [None, 14])
-def test_answers_are_the_same_to_the_last_bit_with_and_without(
+def test_answers_are_the_same_with_and_without(
     family: str, method: str, blocks: int | None, checkpoint: Checkpoint, draft: Path
 ) -> None:
     path = checkpoint(family)
@@ -73,7 +81,15 @@ def test_answers_are_the_same_to_the_last_bit_with_and_without(
         driver.step()
 
     for name, wanted in expected.items():
-        assert choices(driver.outcomes[name]) == wanted
+        given = choices(driver.outcomes[name])
+        if engine._there.decoder.together:
+            assert given == wanted
+        else:
+            # Products depend on the number of rows, and a guess makes more of them.
+            assert [_without_logprobs(one) for one in given] == [
+                _without_logprobs(one) for one in wanted
+            ]
+            assert _logprobs(given) == pytest.approx(_logprobs(wanted), abs=1e-5)
     timings = [outcome.timings for outcome in driver.outcomes.values()]
     drafted = sum(timing.drafted for timing in timings)
     accepted = sum(timing.accepted for timing in timings)
