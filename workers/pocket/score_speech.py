@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,36 +28,12 @@ from workers.pocket.lessons import sentence
 from workers.pocket.sentences import SENTENCES
 from workers.pocket.speakers import SPEAKERS
 from workers.pocket.teacher import Teacher, draw_manner
-from workers.pocket.understanding import (
-    HEARD_RATE,
-    Listener,
-    Reader,
-    Sound,
-    at_rate,
-    right,
-    words,
-)
+from workers.pocket.understanding import HEARD_RATE, Reader, Sound, at_rate, understood
 
 HELD_OUT: Final = 1_000_003
 RECORDED: Final = 6
 COPIED: Final = 4
 """Sentences of a recording, and of a copy."""
-
-
-def understood(
-    say: Mapping[str, Callable[[str, str], Sound]], sentences: Sequence[str]
-) -> dict[str, float]:
-    """Of each speaker: the share of words that are heard, voices by turns."""
-    listener, names = Listener(SENTENCES), sorted(SPEAKERS)
-    found: dict[str, float] = {}
-    for who, speak in say.items():
-        got = total = 0
-        for number, text in enumerate(sentences):
-            heard = listener.hear(speak(text, names[number % len(names)]))
-            got += right(words(text), heard)
-            total += len(words(text))
-        found[who] = got / total
-    return found
 
 
 def cloned(reader: Reader, teacher: Teacher, *, voices: int, each: int) -> dict[str, float]:
@@ -110,7 +86,10 @@ def main() -> None:
         "model": lambda text, name: reader.say(text, reader.voices[name]),
     }
     if given.sentences:
-        found = understood(say, SENTENCES[: given.sentences])
+        found = {
+            who: understood(speak, sorted(SPEAKERS), SENTENCES[: given.sentences])
+            for who, speak in say.items()
+        }
         print(json.dumps({**found, "relative": found["model"] / found["teacher"]}), flush=True)
     if given.voices:
         print(json.dumps(cloned(reader, teacher, voices=given.voices, each=given.each)))

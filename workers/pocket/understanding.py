@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -24,6 +24,7 @@ from workers.engines.speech.options import read_options
 from workers.engines.speech.spectra import RATE
 from workers.engines.speech.talker import Line, Talker, Voice, read_voice
 from workers.engines.speech.text import Language
+from workers.pocket.sentences import SENTENCES
 
 HEARD_RATE: Final = 16_000
 _NOISE: Final = 0.01
@@ -56,6 +57,7 @@ class Reader:
     def say(self, text: str, voice: Voice) -> Sound:
         parts: list[torch.Tensor] = []
         with torch.no_grad():
+            voice = self.talker.check(voice)
             for one in self._language.sentences(text, most=200):
                 torch.manual_seed(0)
                 self.talker.speak(Line(one, voice, 30), parts.append)
@@ -114,3 +116,16 @@ def at_rate(sound: Sound, rate: int) -> Sound:
     resampler = AudioResampler("fltp", "mono", rate)
     frames = [*resampler.resample(frame), *resampler.resample(None)]
     return np.concatenate([one.to_ndarray()[0] for one in frames]).astype(np.float32)
+
+
+def understood(
+    say: Callable[[str, str], Sound], names: Sequence[str], sentences: Sequence[str]
+) -> float:
+    """The share of words that are heard of sentences, said in voices by turns."""
+    listener = Listener(SENTENCES)
+    got = total = 0
+    for number, text in enumerate(sentences):
+        heard = listener.hear(say(text, names[number % len(names)]))
+        got += right(words(text), heard)
+        total += len(words(text))
+    return got / total

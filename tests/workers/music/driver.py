@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 
-from workers.contract.jobs import Completed, Event, Job, Outcome, RequestId, Sound, Usage
+from tests.workers.driving import EngineDriver
+from workers.contract.jobs import Completed, Job, RequestId, Sound, Usage
 from workers.contract.models import ModelSpec
 from workers.engines.music.engine import TASK, MusicEngine
 from workers.engines.protocol import Admission, Admitted
-
-
-class PhaseNames:
-    """A clock that only notes which phases there were."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self.names.append(name)
-        yield
 
 
 def spec(path: Path, *also: str, task: str = TASK, **options: Any) -> ModelSpec:
@@ -50,18 +37,9 @@ def samples(data: bytes, rate: int = 48_000) -> np.ndarray:
     return np.concatenate(whole, axis=1).reshape(-1, 2).T
 
 
-class Driver:
-    """An engine with its requests, their events and outcomes."""
-
+class Driver(EngineDriver[MusicEngine]):
     def __init__(self, of: ModelSpec) -> None:
-        self.engine = MusicEngine(of)
-        self.engine.load()
-        self.clock = PhaseNames()
-        self.events: dict[str, list[Event]] = {}
-        self.outcomes: dict[str, Outcome] = {}
-        self.shares: dict[str, float] = {}
-        self.open: set[str] = set()
-        self.steps = 0
+        super().__init__(MusicEngine(of))
 
     def admit(
         self, name: str, *, stream: bool = False, limits: Usage | None = None, **asked: Any
@@ -76,28 +54,7 @@ class Driver:
             limits=limits or Usage(),
             stream=stream,
         )
-        admission = self.engine.admit(job, self.clock)
-        if isinstance(admission, Admitted):
-            self.open.add(name)
-            self.events[name] = []
-        return admission
-
-    def step(self) -> None:
-        report = self.engine.step(self.clock)
-        self.steps += 1
-        for name, share in report.weights.items():
-            self.shares[name] = self.shares.get(name, 0) + share
-        for name, event in report.events:
-            self.events[name].append(event)
-        for name, outcome in report.outcomes:
-            self.outcomes[name] = outcome
-            self.open.discard(name)
-            self.engine.release(name)
-
-    def finish(self, most: int = 4_000) -> None:
-        while self.open:
-            self.step()
-            assert self.steps < most, f"{self.open} do not end"
+        return self.take(job)
 
     def make(self, **asked: Any) -> Completed:
         """What one request alone gets."""

@@ -137,11 +137,9 @@ def _hifigan_config(config: Any) -> Any:
     )
 
 
-def _fastspeech(path: Path) -> None:
-    model = t.FastSpeech2ConformerConfig(
+def _conformer_config(**settings: int) -> Any:
+    return t.FastSpeech2ConformerConfig(
         hidden_size=16,
-        vocab_size=120,
-        num_mel_bins=8,
         encoder_num_attention_heads=2,
         encoder_layers=1,
         encoder_linear_units=16,
@@ -156,8 +154,12 @@ def _fastspeech(path: Path) -> None:
         energy_predictor_channels=16,
         pitch_predictor_layers=1,
         pitch_predictor_channels=16,
-        num_speakers=3,
+        **settings,
     )
+
+
+def _fastspeech(path: Path) -> None:
+    model = _conformer_config(vocab_size=120, num_mel_bins=8, num_speakers=3)
     vocoder = _hifigan_config(t.FastSpeech2ConformerHifiGanConfig)
     config = t.FastSpeech2ConformerWithHifiGanConfig(
         model_config=model.to_dict(), vocoder_config=vocoder.to_dict()
@@ -171,26 +173,7 @@ def _fastspeech(path: Path) -> None:
 
 def _parts(path: Path) -> None:
     """A FastSpeech2Conformer that reads, hears and sounds by parts of ours."""
-    config = t.FastSpeech2ConformerConfig(
-        hidden_size=16,
-        vocab_size=8,
-        num_mel_bins=CHANNELS,
-        encoder_num_attention_heads=2,
-        encoder_layers=1,
-        encoder_linear_units=16,
-        decoder_layers=1,
-        decoder_num_attention_heads=2,
-        decoder_linear_units=16,
-        speech_decoder_postnet_layers=2,
-        speech_decoder_postnet_units=16,
-        duration_predictor_layers=1,
-        duration_predictor_channels=16,
-        energy_predictor_layers=1,
-        energy_predictor_channels=16,
-        pitch_predictor_layers=1,
-        pitch_predictor_channels=16,
-        speaker_embed_dim=6,
-    )
+    config = _conformer_config(vocab_size=8, num_mel_bins=CHANNELS, speaker_embed_dim=6)
     model = t.FastSpeech2ConformerModel(config)
     model.duration_predictor.linear.bias.data.fill_(1.6)
     model.save_pretrained(path)

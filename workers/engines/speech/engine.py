@@ -94,10 +94,9 @@ class SpeechEngine:
             rate = talker.recording_rate
             voice = read_voice(name, given, root=path, rate=rate, limits=self._options)
             try:
-                talker.check(voice)
+                self._voices[name] = talker.check(voice)
             except ValueError as error:
                 raise ValueError(f"the voice {name!r} cannot be used: {error}") from error
-            self._voices[name] = voice
         torch.manual_seed(0)
         with torch.no_grad():
             talker.speak(Line("Hello.", self._voice(""), 0.5), lambda _: None)
@@ -283,12 +282,11 @@ class SpeechEngine:
         sound = recorded(files[-1], self._talker.recording_rate, self._options)
         voice = Voice("", recording=sound, transcript=asked.transcript)
         try:
-            self._talker.check(voice)
+            return self._talker.check(voice)
         except ValueError as error:
             raise _Refused(
                 "invalid_input", f"This voice cannot be used: {error}.", "recording"
             ) from error
-        return voice
 
     def _voice(self, name: str) -> Voice:
         if not self._voices:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from workers.engines.speech.options import Options, VoiceOptions
+from workers.engines.speech.timbre import Timbre
 from workers.media.pixels import MediaError
 from workers.media.recordings import read_audio
 
@@ -38,6 +39,8 @@ class Voice:
     recording: Mono | None = None
     """At the family's ``recording_rate``."""
     transcript: str = ""
+    timbre: Timbre | None = None
+    """Of a recording that was heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,9 @@ class Talker(Protocol):
     recording_rate: int | None
     """In Hz, of a family that takes its voice from a recording."""
 
-    def check(self, voice: Voice) -> None:
-        """Raise ``ValueError`` with the reason if it cannot speak in this voice."""
+    def check(self, voice: Voice) -> Voice:
+        """Make a voice ready to be spoken in. Raise ``ValueError`` with the reason if it cannot
+        be."""
         ...
 
     def speak(self, line: Line, say: Say) -> None: ...

@@ -17,6 +17,7 @@ _LOUD: Final = 1.2
 _ENOUGH: Final = 40
 """Frames, half a second; of so many, half of the difference is believed."""
 _BENT: Final = (0.7, 1.6)
+"""The least and the most by which a band may be made to vary."""
 
 
 class Timbre(NamedTuple):

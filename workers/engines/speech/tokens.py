@@ -72,9 +72,10 @@ class CsmTalker(_Tokens):
             rate=self.rate,
         )
 
-    def check(self, voice: Voice) -> None:
+    def check(self, voice: Voice) -> Voice:
         refuse_all_but(voice, "speaker", "recording")
         _check_transcript(voice)
+        return voice
 
     def speak(self, line: Line, say: Say) -> None:
         voice, said = line.voice, []
@@ -121,8 +122,9 @@ class MusicgenTalker(_Tokens):
             rate=self.rate,
         )
 
-    def check(self, voice: Voice) -> None:
+    def check(self, voice: Voice) -> Voice:
         refuse_all_but(voice)
+        return voice
 
     def speak(self, line: Line, say: Say) -> None:
         asked = self._tokenizer(line.text, return_tensors="pt").to(self._device)
@@ -172,10 +174,10 @@ class BarkTalker(_Tokens):
         fine = self._model.fine_acoustics.layernorm_final
         self.steps = (self._model.semantic, self._model.coarse_acoustics, fine, codec.decoder)
 
-    def check(self, voice: Voice) -> None:
+    def check(self, voice: Voice) -> Voice:
         refuse_all_but(voice, "preset")
         if not voice.preset:
-            return
+            return voice
         for name, rows, size in (
             ("semantic_prompt", None, self._semantic.semantic_vocab_size),
             ("coarse_prompt", self._coarse.n_coarse_codebooks, self._codes),
@@ -188,6 +190,7 @@ class BarkTalker(_Tokens):
                 raise ValueError(f"the {name} of its preset is {array.shape}")
             if not array.size or array.min() < 0 or array.max() >= size:
                 raise ValueError(f"the {name} of its preset has codes outside 0 to {size - 1}")
+        return voice
 
     def speak(self, line: Line, say: Say) -> None:
         limits = self._semantic
@@ -254,17 +257,18 @@ class DiaTalker(_Tokens):
             rate=self.rate,
         )
 
-    def check(self, voice: Voice) -> None:
+    def check(self, voice: Voice) -> Voice:
         refuse_all_but(voice, "recording")
         _check_transcript(voice)
         if voice.recording is None:
-            return
+            return voice
         size, places = len(voice.transcript.encode()), self._model.config.encoder_config
         if size > places.max_position_embeddings // 2:
             raise ValueError(f"a transcript of {size} bytes leaves no room for what is to be said")
         seconds, most = len(voice.recording) / self.rate, self._frames_left(voice)
         if most < self._codec.frames(1):
             raise ValueError(f"the recording of {seconds:.1f} s leaves no room to speak after it")
+        return voice
 
     def speak(self, line: Line, say: Say) -> None:
         voice, config = line.voice, self._model.config.decoder_config

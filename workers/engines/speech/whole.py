@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from workers.engines.speech.excited import ExcitedVocoder, read_excited
 from workers.engines.speech.graphemes import read_graphemes
 from workers.engines.speech.options import Options
 from workers.engines.speech.reading import read_part, read_tokenizer, read_vocoder, refuse_all_but
-from workers.engines.speech.reference import Heard, Reference, read_reference
+from workers.engines.speech.reference import Reference, read_reference
 from workers.engines.speech.talker import Line, Say, Voice
 from workers.engines.speech.timbre import with_timbre
 
@@ -66,9 +67,10 @@ class VitsTalker(_Whole):
         except ImportError as error:
             raise ValueError(f"the checkpoint reads phonemes: {error}") from error
 
-    def check(self, voice: Voice) -> None:
+    def check(self, voice: Voice) -> Voice:
         refuse_all_but(voice, "speaker")
         _check_speaker(voice, self._speakers)
+        return voice
 
     def speak(self, line: Line, say: Say) -> None:
         ids = self._ids(line.text)
@@ -106,36 +108,32 @@ class FastSpeechTalker(_Whole):
             self._reference = read_own(read_reference, path / "reference", options)
             self.recording_rate = spectra.RATE
 
-    def check(self, voice: Voice) -> None:
+    def check(self, voice: Voice) -> Voice:
         kinds = ("speaker", "embedding", *(["recording"] if self._reference else []))
         refuse_all_but(voice, *kinds)
         _check_speaker(voice, self._speakers)
         if voice.recording is not None:
-            self._hear(voice)
+            assert self._reference is not None
+            heard = self._reference.hear(torch.from_numpy(voice.recording))
+            voice = replace(voice, recording=None, embedding=heard.voice, timbre=heard.timbre)
         if voice.embedding is not None:
             _check_width(voice, self._width)
+        return voice
 
     def speak(self, line: Line, say: Say) -> None:
         voice, given = line.voice, {}
         if self._speakers > 1:
             given["speaker_ids"] = torch.tensor([[voice.speaker or 0]], device=self._device)
-        heard = None if voice.recording is None else self._hear(voice)
-        embedding = voice.embedding if heard is None else heard.voice
-        if embedding is not None:
-            given["speaker_embedding"] = embedding[None].to(self._device, self._model.dtype)
+        if voice.embedding is not None:
+            embedding = voice.embedding[None].to(self._device, self._model.dtype)
+            given["speaker_embedding"] = embedding
         ids = self._ids(line.text)
         if not ids.shape[1]:  # nothing that its alphabet has
             return
         drawn = self._model(ids, return_dict=True, **given).spectrogram
-        if heard is not None and isinstance(self._vocoder, ExcitedVocoder):
-            drawn = with_timbre(drawn[0].float(), heard.timbre.to(drawn.device))[None]
+        if voice.timbre is not None and isinstance(self._vocoder, ExcitedVocoder):
+            drawn = with_timbre(drawn[0].float(), voice.timbre.to(drawn.device))[None]
         say(self._vocoder(drawn)[0])
-
-    def _hear(self, voice: Voice) -> Heard:
-        """Raise ``ValueError`` where nobody is heard."""
-        assert self._reference is not None
-        assert voice.recording is not None
-        return self._reference.hear(torch.from_numpy(voice.recording))
 
 
 class SpeechT5Talker(_Whole):
@@ -154,11 +152,12 @@ class SpeechT5Talker(_Whole):
         if not options.voices:
             raise ValueError("SpeechT5 speaks in no voice of its own; the entry needs voices")
 
-    def check(self, voice: Voice) -> None:
+    def check(self, voice: Voice) -> Voice:
         refuse_all_but(voice, "embedding")
         if voice.embedding is None:
             raise ValueError("it needs an embedding")
         _check_width(voice, self._model.config.speaker_embedding_dim)
+        return voice
 
     def speak(self, line: Line, say: Say) -> None:
         assert line.voice.embedding is not None
