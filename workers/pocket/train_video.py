@@ -1,6 +1,6 @@
 r"""Trains ``pocket-video`` on moving scenes, with the autoencoder of ``pocket-image``.
 
-    for stage in text:4 meant:15 unet:75; do
+    for stage in text:4 meant:15 unet:90 narrow:0 unet:85; do
         python -m workers.pocket.train_video --stage ${stage%:*} --minutes ${stage#*:} \
             --image workers/pocket/image --out DIR
     done
@@ -8,7 +8,7 @@ r"""Trains ``pocket-video`` on moving scenes, with the autoencoder of ``pocket-i
 Both parts begin with what those of the image model have learned. The text encoder learns what a
 text says of motion. The UNet has the frames of a clip side by side on channels: it first learns
 which thing is to move where, from first frames alone, then rectified flow, half of the time with
-the first frame given.
+the first frame given. Then it is made smaller, and learns what was lost by that.
 The result is a directory in diffusers' format, in bfloat16.
 """
 
@@ -38,6 +38,7 @@ from workers.pocket.denoising import (
     unet_stage,
 )
 from workers.pocket.films import PocketVideoPipeline
+from workers.pocket.narrowing import narrow
 from workers.pocket.outlook import CLASSES, Outlook, shown
 from workers.pocket.scenes import sheet
 from workers.pocket.training import make_text_encoder, make_tokenizer, take_over
@@ -46,6 +47,8 @@ CLIPS: Final = 24
 FRESH: Final = 8
 """Of a batch's clips, so many were not seen before; the others come again with other noise."""
 KEPT: Final = 2000
+INNERMOST: Final = 80
+"""Channels of the innermost blocks that stay of 128."""
 
 
 class Clips:
@@ -87,7 +90,7 @@ def _dimness(one: Clip) -> float:
 
 
 def main() -> None:
-    parser = arguments(__doc__, "text", "meant", "unet")
+    parser = arguments(__doc__, "text", "meant", "unet", "narrow")
     parser.add_argument("--image", type=Path, required=True, help="the image model")
     options = parser.parse_args()
     r = seeded(options.seed)
@@ -99,6 +102,9 @@ def main() -> None:
         encoder = make_text_encoder(len(tokenizer))
         print(f"taken over: {take_over(encoder, read(options.image, 'text_encoder')):.2f}")
         text_stage(tokenizer, encoder, FIELDS, clip, options, r)
+        return
+    if options.stage == "narrow":
+        narrow(read(out, "unet"), INNERMOST).save_pretrained(out / "unet")
         return
     if (out / "unet").exists():
         unet = read(out, "unet")

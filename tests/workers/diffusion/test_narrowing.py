@@ -1,0 +1,43 @@
+"""A UNet made narrower is as before where nothing is left out, and little different elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from workers.pocket.denoising import LATENTS, SIDE, make_unet
+from workers.pocket.narrowing import narrow
+from workers.pocket.pictures import COORDINATES
+from workers.pocket.training import TEXT
+
+
+@pytest.fixture(scope="module")
+def wide() -> Any:
+    torch.manual_seed(0)
+    return make_unet(drawn=1, sources=0, width=96).eval()
+
+
+@torch.no_grad()
+def _draw(unet: Any) -> torch.Tensor:
+    r = torch.Generator().manual_seed(1)
+    seen = torch.randn(2, LATENTS + COORDINATES, SIDE // 4, SIDE // 4, generator=r)
+    words, summary = torch.randn(2, 5, TEXT, generator=r), torch.randn(2, TEXT, generator=r)
+    at = torch.tensor([900.0, 100.0])
+    drawn = unet(seen, at, encoder_hidden_states=words, class_labels=summary).sample
+    assert isinstance(drawn, torch.Tensor)
+    return drawn
+
+
+def test_with_all_of_its_channels_it_draws_the_same(wide: Any) -> None:
+    assert torch.equal(_draw(narrow(wide, 128).eval()), _draw(wide))
+
+
+def test_with_fewer_it_is_smaller_and_draws_nearly_the_same(wide: Any) -> None:
+    made = narrow(wide, 80).eval()
+
+    drawn, before = _draw(made), _draw(wide)
+    assert made.num_parameters() < 0.75 * wide.num_parameters()
+    likeness = torch.corrcoef(torch.stack([drawn.flatten(), before.flatten()]))[0, 1]
+    assert likeness > 0.8
