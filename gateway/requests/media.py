@@ -120,6 +120,8 @@ def task_of(entry: Entry, value: Drawing, *, prefer: Collection[Task] = ()) -> T
         and ("video" in TASKS[task].reads) == video
     ]
     wanted = ("image-edit",) if mask else prefer
+    if not wanted and len(value.images or ()) > 1:
+        wanted = ("image-blend",)
     return next((task for task in fitting if task in wanted), next(iter(fitting), entry.task))
 
 
@@ -283,6 +285,12 @@ class _Asked:
                 "missing_required_parameter",
                 f"{self.task} starts from a picture; send {self.prefix}image.",
                 param=f"{self.prefix}image",
+            )
+        if self.local and self.task == "image-blend" and len(pictures) == 1:
+            raise InvalidRequest(
+                "missing_required_parameter",
+                f"{self.task} joins pictures; send two in {self.prefix}images.",
+                param=f"{self.prefix}images",
             )
         most = self.entry.limits.sources or (1 if self.local else SOURCES_MAX)
         if len(pictures) > most:

@@ -78,7 +78,7 @@ MEDIA = """\
   - name: pocket
     aliases: [dall-e-3, acme/old]
     task: text-to-image
-    also: [image-to-image, image-edit]
+    also: [image-to-image, image-edit, image-blend]
     engine: echo
     sizes: ["64x64", "128x64"]
     qualities: {low: {steps: 2}, high: {steps: 8}}

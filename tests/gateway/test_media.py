@@ -128,9 +128,23 @@ def test_a_task_may_be_named(media_stack: Stack, artist: Artist) -> None:
     assert found == ["image-to-image", "image-edit"]
     assert (
         refused.json()["error"]["message"]
-        == "pocket does text-to-image, image-to-image, image-edit, not image-relight."
+        == "pocket does text-to-image, image-to-image, image-edit, image-blend, not image-relight."
     )
     assert unfit.json()["error"]["param"] == "input.image"
+
+
+def test_pictures_are_blended_unless_there_is_but_one(media_stack: Stack) -> None:
+    caller = media_stack.caller()
+    both = finished(caller, prompt="together", images=[DATA_URI, DATA_URI])
+    one = {"prompt": "together", "images": [DATA_URI]}
+    refused = caller.http.post(
+        "/v1/requests", json={"model": "pocket", "input": one, "task": "image-blend"}
+    )
+
+    assert (both["task"], both["status"]) == ("image-blend", "succeeded")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.images")
+    assert refused.json()["error"]["message"].endswith("joins pictures; send two in input.images.")
+    assert media_stack.held(caller) == 0
 
 
 def test_outputs_can_be_had_as_base64(media_stack: Stack) -> None:
