@@ -314,9 +314,11 @@ def restyle(r: random.Random) -> Lesson:
 
 
 def blend(r: random.Random) -> Lesson:
-    """The thing of the first picture beside that of the second, in the first picture's world."""
+    """The thing of the first picture beside that of the second, in the first picture's world.
+
+    Of each picture it stands in the middle, nearly."""
     while True:
-        a, b = scene(r, things=1, wide=True), scene(r, things=1, wide=True)
+        a, b = scene(r, things=1), scene(r, things=1)
         first, second = a.things[0], b.things[0]
         clash = {"white": "white", "dark": "black"}.get(a.background)
         if second.colour != clash and (first.shape, first.colour) != (second.shape, second.colour):
@@ -375,25 +377,26 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 """The classes of each part of a meaning."""
 
 
-def which(r: random.Random) -> Lesson:
+def which(r: random.Random, *, blending: float = 0.3) -> Lesson:
     """Choose an instruction of which it must be found out what it means: one of two things, or
     that of another picture."""
+    if r.random() < blending:
+        return blend(r)
     while True:
-        kinds = (recolour, recolour, reshape, reshape, resize, remove, remove, *(blend,) * 9)
+        kinds = (recolour, recolour, reshape, reshape, resize, remove, remove)
         found = r.choice(kinds)(r)
-        if len(found.sources[0].things) == 2 or len(found.sources) == 2:
+        if len(found.sources[0].things) == 2:
             return found
 
 
-def lesson(r: random.Random, *, drawing: float = 0.55) -> Lesson:
-    """Choose a lesson; ``drawing`` is how often it is a picture from words alone."""
+def lesson(r: random.Random, *, drawing: float = 0.55, blending: float = 0.3) -> Lesson:
+    """Choose a lesson; ``drawing`` is how often it is a picture from words alone, ``blending`` how
+    often one of two pictures, of those that bring any."""
     if r.random() < drawing:
         return describe(r)
+    if r.random() < blending:
+        return blend(r)
     kind = r.random()
-    if kind < 0.66:
+    if kind < 0.76:
         return r.choice(EDITS)(r)
-    if kind < 0.74:
-        return relight(r)
-    if kind < 0.82:
-        return restyle(r)
-    return blend(r)
+    return relight(r) if kind < 0.88 else restyle(r)

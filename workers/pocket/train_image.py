@@ -146,6 +146,9 @@ def main() -> None:
     parser.add_argument(
         "--drawing", type=float, default=0.55, help="part of the lessons that bring no picture"
     )
+    parser.add_argument(
+        "--blending", type=float, default=0.3, help="part of the others that bring two"
+    )
     options = parser.parse_args()
     r = seeded(options.seed)
     out: Path = options.out
@@ -166,7 +169,10 @@ def main() -> None:
         unet = make_unet(drawn=1, sources=SOURCES, width=64)
     vae = read(out, "vae")
     blind = options.stage == "meant"
-    choose = partial(which, r) if blind else partial(lesson, r, drawing=options.drawing)
+    if blind:
+        choose = partial(which, r, blending=options.blending)
+    else:
+        choose = partial(lesson, r, drawing=options.drawing, blending=options.blending)
     unet_stage(
         PocketImagePipeline,
         vae,

@@ -34,7 +34,7 @@ def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
 def test_all_pocket_models_together_are_small() -> None:
     weights = (ROOT / "workers" / "pocket").rglob("*.safetensors")
 
-    assert sum(file.stat().st_size for file in weights) <= 45_000_000
+    assert sum(file.stat().st_size for file in weights) <= 40 * 2**20
 
 
 def test_it_is_on_sale_for_what_it_does() -> None:
@@ -47,4 +47,4 @@ def test_it_is_on_sale_for_what_it_does() -> None:
 def test_the_named_thing_moves_as_it_is_told(pictured: bool, engine: DiffusionEngine) -> None:
     right, _ = score(engine, 24, pictured=pictured, seed=SEED)
 
-    assert right >= 0.7
+    assert right >= 0.8
