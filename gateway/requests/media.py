@@ -286,13 +286,14 @@ class _Asked:
                 f"{self.task} starts from a picture; send {self.prefix}image.",
                 param=f"{self.prefix}image",
             )
-        if self.local and self.task == "image-blend" and len(pictures) == 1:
+        fewest = 2 if self.task == "image-blend" else 1
+        if self.local and len(pictures) == 1 < fewest:
             raise InvalidRequest(
                 "missing_required_parameter",
                 f"{self.task} joins pictures; send two in {self.prefix}images.",
                 param=f"{self.prefix}images",
             )
-        most = self.entry.limits.sources or (1 if self.local else SOURCES_MAX)
+        most = self.entry.limits.sources or (fewest if self.local else SOURCES_MAX)
         if len(pictures) > most:
             raise over(
                 f"{self.prefix}images", len(pictures), f"{self.entry.name} reads at most {most}"

@@ -89,7 +89,9 @@ def smallest_media(task: Task) -> dict[str, Any]:
     given: dict[str, Any] = {"text" if spoken else "prompt": "a lighthouse in fog"}
     if task == "voice-clone":
         given["recording"] = "https://example.com/voice.mp3"
-    if "image" in TASKS[task].reads:
+    if task == "image-blend":
+        given["images"] = [f"https://example.com/{name}.png" for name in ("lighthouse", "ship")]
+    elif "image" in TASKS[task].reads:
         given["image"] = "https://example.com/lighthouse.png"
     if "video" in TASKS[task].reads:
         given["video"] = "https://example.com/lighthouse.mp4"

@@ -352,6 +352,8 @@ def test_whatever_passes_can_be_quoted_and_billed_within_its_quote(
     for kind in {"image", "video", "audio"}.intersection(TASKS[task].reads):
         field = "recording" if task == "voice-clone" else kind
         given[field] = f"https://example.com/{kind}"
+    if task == "image-blend":
+        given["images"] = [given.pop("image")] * 2
     prepared = prepare(model, parse(task, given), task=task)
 
     most = quote(model.selling_price, prepared.limits)

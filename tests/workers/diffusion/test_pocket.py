@@ -39,6 +39,7 @@ def test_it_is_on_sale_for_what_it_does() -> None:
         "image-edit",
         "image-relight",
         "image-restyle",
+        "image-blend",
     )
 
 
@@ -46,11 +47,12 @@ def test_it_is_on_sale_for_what_it_does() -> None:
     ("kind", "count", "least"),
     [
         ("text to image", 120, 0.9),
-        ("edit: colour", 24, 0.7),
+        ("edit: colour", 24, 0.75),
         ("edit: shape", 24, 0.75),
         ("edit: remove", 24, 0.85),
-        ("relight", 24, 0.6),
-        ("restyle", 24, 0.6),
+        ("relight", 24, 0.7),
+        ("restyle", 24, 0.7),
+        ("blend", 48, 0.65),
     ],
 )
 def test_it_does_what_it_is_told(
