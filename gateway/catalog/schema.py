@@ -125,7 +125,7 @@ class Limits(Strict):
     images: Annotated[StrictInt, Field(ge=1, le=100)] | None = None
     """Made by one request (``n``); 1 where it is not said."""
     sources: Annotated[StrictInt, Field(ge=1, le=SOURCES_MAX)] | None = None
-    """Pictures that may be sent along; where a model runs here and it is not said, 1, of a blend 2."""
+    """Pictures that may be sent along; by default 1 of a model that runs here, 2 of a blend."""
     side: Annotated[StrictInt, Field(ge=1, le=SIDE_MAX)] | None = None
     """Of what is drawn, in pixels: the longer one."""
     side_step: Annotated[StrictInt, Field(ge=1, le=1024)] | None = None
