@@ -1,6 +1,6 @@
 """Trains ``pocket-image`` on scenes and instructions: a small autoencoder, a text encoder, a UNet.
 
-    for stage in text:10 vae:30 meant:15 unet:120; do
+    for stage in text:10 vae:30 meant:30 unet:120; do
         python -m workers.pocket.train_image --stage ${stage%:*} --minutes ${stage#*:} --out DIR
     done
 
@@ -147,7 +147,7 @@ def main() -> None:
         "--drawing", type=float, default=0.55, help="part of the lessons that bring no picture"
     )
     parser.add_argument(
-        "--blending", type=float, default=0.3, help="part of the others that bring two"
+        "--blending", type=float, default=0.5, help="part of the others that bring two"
     )
     options = parser.parse_args()
     r = seeded(options.seed)
