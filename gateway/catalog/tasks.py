@@ -33,6 +33,8 @@ class Kind:
 
     reads: tuple[Modality, ...]
     makes: Modality
+    pictures: int = 1
+    """How many it takes at least, if it reads any."""
 
 
 TASKS: Final[Mapping[Task, Kind]] = {
@@ -43,7 +45,7 @@ TASKS: Final[Mapping[Task, Kind]] = {
     "image-edit": Kind(("text", "image"), "image"),
     "image-relight": Kind(("text", "image"), "image"),
     "image-restyle": Kind(("text", "image"), "image"),
-    "image-blend": Kind(("text", "image"), "image"),
+    "image-blend": Kind(("text", "image"), "image", pictures=2),
     "image-upscale": Kind(("image",), "image"),
     "text-to-video": Kind(("text",), "video"),
     "image-to-video": Kind(("text", "image"), "video"),

@@ -119,10 +119,17 @@ def task_of(entry: Entry, value: Drawing, *, prefer: Collection[Task] = ()) -> T
         and ("image" in TASKS[task].reads) == pictures
         and ("video" in TASKS[task].reads) == video
     ]
-    wanted = ("image-edit",) if mask else prefer
-    if not wanted and len(value.images or ()) > 1:
-        wanted = ("image-blend",)
-    return next((task for task in fitting if task in wanted), next(iter(fitting), entry.task))
+    several = len(value.images or ()) > 1
+
+    def is_meant(task: Task) -> bool:
+        if mask:
+            return task == "image-edit"
+        if prefer:
+            return task in prefer
+        return several and TASKS[task].pictures > 1
+
+    meant = [task for task in fitting if is_meant(task)]
+    return next(iter((*meant, *fitting, entry.task)))
 
 
 def prepare_image(entry: Entry, task: Task, value: ImageTask, *, prefix: str) -> Prepared:
@@ -286,7 +293,7 @@ class _Asked:
                 f"{self.task} starts from a picture; send {self.prefix}image.",
                 param=f"{self.prefix}image",
             )
-        fewest = 2 if self.task == "image-blend" else 1
+        fewest = TASKS[self.task].pictures
         if self.local and len(pictures) == 1 < fewest:
             raise InvalidRequest(
                 "missing_required_parameter",
