@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from tests.workers.cards import check_card
 from workers.engines.llm.engine import LlmEngine
 from workers.pocket import skills
 from workers.pocket.chat_data import WORDS, dialogue
@@ -25,9 +25,7 @@ def engine() -> LlmEngine:
 
 
 def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
-    assert sum(file.stat().st_size for file in DIRECTORY.iterdir()) <= 16 * 2**20
-    sha256 = hashlib.sha256((DIRECTORY / "model.safetensors").read_bytes()).hexdigest()
-    assert sha256 in (DIRECTORY / "README.md").read_text()
+    check_card(DIRECTORY, most=16 * 2**20)
 
 
 def test_it_answers_what_a_newcomer_asks(engine: LlmEngine) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
 
+from tests.workers.cards import check_card
 from workers.contract.models import read_specs
 from workers.engines.diffusion.engine import DiffusionEngine
 from workers.pocket.score_image import load
@@ -23,12 +23,7 @@ def engine() -> DiffusionEngine:
 
 
 def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
-    files = [path for path in DIRECTORY.rglob("*") if path.is_file()]
-    card = (DIRECTORY / "README.md").read_text()
-
-    assert sum(file.stat().st_size for file in files) <= 16 * 2**20
-    for weights in DIRECTORY.rglob("*.safetensors"):
-        assert hashlib.sha256(weights.read_bytes()).hexdigest() in card
+    check_card(DIRECTORY, most=16 * 2**20)
 
 
 def test_all_pocket_models_together_are_small() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.workers.cards import check_card
 from workers.contract.models import read_specs
 from workers.engines.speech.families import CLONING_TASK
 from workers.engines.speech.spectra import pitch_of
@@ -27,12 +27,7 @@ def reader() -> Reader:
 
 
 def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
-    files = [path for path in DIRECTORY.rglob("*") if path.is_file()]
-    card = (DIRECTORY / "README.md").read_text()
-
-    assert sum(file.stat().st_size for file in files) <= 8_000_000
-    for weights in DIRECTORY.rglob("model.safetensors"):
-        assert hashlib.sha256(weights.read_bytes()).hexdigest() in card
+    check_card(DIRECTORY, most=8_000_000, weights="model.safetensors")
 
 
 def test_all_its_voices_are_on_sale(reader: Reader) -> None:
