@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,18 @@ from tests.stack import Stack, running
 @pytest.fixture
 def stack(tmp_path: Path, postgres: str) -> Iterator[Stack]:
     """Everything of its own, since every test breaks something."""
+    with own_stack(tmp_path, postgres) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def own_stack(tmp_path: Path, postgres: str, *, more_models: str = "") -> Iterator[Stack]:
+    """A stack with a queue server and a SQLite database of its own."""
     url = Databases("sqlite", tmp_path, postgres).make()
+    name = f"t{uuid.uuid4().hex[:8]}"
     with (
         queue_server("valkey") as queue,
-        running(tmp_path / "home", url, queue, namespace=f"t{uuid.uuid4().hex[:8]}") as made,
+        running(tmp_path / "home", url, queue, namespace=name, more_models=more_models) as made,
     ):
         yield made
 

@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import time
-import uuid
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -26,12 +25,10 @@ from gateway.database import Database
 from gateway.media.store import MediaStore
 from gateway.media.tables import media
 from tests.artist import png
-from tests.databases import Databases
-from tests.failures.conftest import mended
+from tests.failures.conftest import mended, own_stack
 from tests.failures.test_batches import ended as batch_ended
 from tests.failures.test_batches import lines_of, now
-from tests.servers import queue_server
-from tests.stack import Caller, Stack, ended, running, wait_for
+from tests.stack import Caller, Stack, ended, wait_for
 from tests.workers.diffusion.checkpoints import make_checkpoint
 from workers.contract.blobs import Blobs
 
@@ -69,17 +66,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared(
     tmp_path_factory: pytest.TempPathFactory, postgres: str, checkpoint: Path
 ) -> Iterator[Stack]:
-    tmp_path = tmp_path_factory.mktemp("drawings")
-    with (
-        queue_server("valkey") as queue,
-        running(
-            tmp_path / "home",
-            Databases("sqlite", tmp_path, postgres).make(),
-            queue,
-            namespace=f"t{uuid.uuid4().hex[:8]}",
-            more_models=MODEL.format(checkpoint=checkpoint),
-        ) as made,
-    ):
+    models = MODEL.format(checkpoint=checkpoint)
+    with own_stack(tmp_path_factory.mktemp("drawings"), postgres, more_models=models) as made:
         yield made
 
 

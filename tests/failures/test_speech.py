@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.databases import Databases
-from tests.failures.conftest import mended
+from tests.failures.conftest import mended, own_stack
 from tests.gateway.test_speaking import seconds
-from tests.servers import queue_server
-from tests.stack import Caller, Stack, ended, running, wait_for
+from tests.stack import Caller, Stack, ended, wait_for
 from tests.workers.speech.checkpoints import make_checkpoint
 
 TEXT = "Good night to all of you who are still awake. " * 120
@@ -38,16 +35,8 @@ pytestmark = pytest.mark.timeout(300)
 def shared(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[Stack]:
     tmp_path = tmp_path_factory.mktemp("speaking")
     checkpoint = make_checkpoint("vits", tmp_path / "tiny")
-    with (
-        queue_server("valkey") as queue,
-        running(
-            tmp_path / "home",
-            Databases("sqlite", tmp_path, postgres).make(),
-            queue,
-            namespace=f"t{uuid.uuid4().hex[:8]}",
-            more_models=MODEL.format(checkpoint=checkpoint),
-        ) as made,
-    ):
+    models = MODEL.format(checkpoint=checkpoint)
+    with own_stack(tmp_path, postgres, more_models=models) as made:
         yield made
 
 

@@ -19,10 +19,9 @@ from gateway.database import Database
 from gateway.media.fetch import Fetcher
 from gateway.voices.store import Voices
 from gateway.voices.tables import voice_recordings
-from tests.databases import Databases
+from tests.failures.conftest import own_stack
 from tests.gateway.test_voices import SAMPLE
-from tests.servers import queue_server
-from tests.stack import Caller, Stack, ended, running
+from tests.stack import Caller, Stack, ended
 from workers.contract.blobs import Blobs
 
 pytestmark = pytest.mark.timeout(300)
@@ -130,11 +129,7 @@ CLONE = """\
 
 @pytest.fixture
 def cloning(tmp_path: Path, postgres: str) -> Iterator[Stack]:
-    url = Databases("sqlite", tmp_path, postgres).make()
-    with (
-        queue_server("valkey") as queue,
-        running(tmp_path / "home", url, queue, namespace="t", more_models=CLONE) as made,
-    ):
+    with own_stack(tmp_path, postgres, more_models=CLONE) as made:
         yield made
 
 
