@@ -294,7 +294,7 @@ class _Asked:
                 param=f"{self.prefix}image",
             )
         fewest = TASKS[self.task].pictures
-        if self.local and len(pictures) == 1 < fewest:
+        if self.local and 0 < len(pictures) < fewest:
             raise InvalidRequest(
                 "missing_required_parameter",
                 f"{self.task} joins pictures; send two in {self.prefix}images.",
