@@ -110,6 +110,7 @@ async def _work(
         threads=settings.threads,
         preload=settings.preload,
         drain_s=settings.drain_s,
+        account_share=settings.account_share,
         ready=lambda worker: click.echo(f"worker ready {worker}"),
     )
     for number in (signal.SIGTERM, signal.SIGINT):

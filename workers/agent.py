@@ -16,7 +16,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, cast
 
 import msgspec
@@ -24,18 +23,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from workers.contract.blobs import Blobs
-from workers.contract.jobs import (
-    Cancelled,
-    Event,
-    Failed,
-    Job,
-    Outcome,
-    RequestId,
-    decode_job,
-)
+from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId, decode_job
 from workers.contract.models import ModelSpec
 from workers.contract.queue import (
-    LEASE_COUNT_MAX,
     LEASE_MS,
     Completion,
     CompletionResult,
@@ -46,13 +36,12 @@ from workers.contract.queue import (
 )
 from workers.contract.streams import Announcement, Workers, hints
 from workers.engine_host import EngineHost
-from workers.engines import registry
 from workers.engines.protocol import CancelReason
 from workers.engines.upstream.host import UpstreamHost
-from workers.files import Fetched, Files
+from workers.files import Brought, Fetched, Files
 from workers.frames import Handed
-from workers.host import Host
 from workers.outbox import Held, Outbox, insist
+from workers.room import Served, serve_here
 
 log = logging.getLogger(__name__)
 
@@ -65,29 +54,12 @@ HINT_PAUSE_S: Final = 0.02
 RETRY_S: Final = 0.5
 SILENT_S: Final = 5 * WAIT_S
 """A model is not served any more if no lease call has succeeded for so long, though it could."""
+HAND_OVER_S: Final = 2.0
+"""For upstreams to say under which number an order runs that was just placed."""
 GIVE_BACK_S: Final = 3.0
 """For Redis to take back what is left at the end; otherwise the leases lapse by themselves."""
 
 _UNAVAILABLE: Final = (RedisError, OSError, TimeoutError)
-
-
-@dataclass(slots=True, eq=False)
-class Served:
-    """A model that this worker serves: its queue, its host, and the room that it has."""
-
-    model: str
-    queue: Queue
-    host: Host
-    capacity: int
-    running: int = 0
-    asked_s: float = 0.0
-    """When the queue last answered a lease call, or the first could be made."""
-    nonce: str | None = None
-    """Of a lease call whose answer has not arrived."""
-    open: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while jobs may be leased."""
-    leasing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held from the lease call until its jobs are with their host."""
 
 
 class Agent:
@@ -107,6 +79,7 @@ class Agent:
         threads: int | None,
         preload: bool,
         drain_s: float,
+        account_share: float = 1.0,
         ready: Callable[[str], None],
     ) -> None:
         self.worker = f"{name}-{secrets.token_hex(3)}"
@@ -116,6 +89,7 @@ class Agent:
         self._unavailable = dict(unavailable)
         self._device = device
         self._drain_s = drain_s
+        self._account_share = account_share
         self._say_ready = ready
         self._workers = Workers(redis, namespace=namespace)
         self._held: dict[RequestId, Held] = {}
@@ -124,12 +98,14 @@ class Agent:
         self._idle = asyncio.Event()
         self._hinted = asyncio.Event()
         self._changed = asyncio.Event()
+        self._withdrawn: asyncio.Queue[Collection[RequestId]] = asyncio.Queue()
 
         queues = {spec.name: Queue(redis, spec.name, namespace=namespace) for spec in specs}
         self._outbox = Outbox(
             redis, queues, namespace=namespace, worker=self.worker, done=self._done
         )
         self._files = Files(blobs, say=self._outbox.say, end=self._outbox.end)
+        self._outbox.too_large = self._files.keep_output
         local = [spec for spec in specs if spec.engine is not None]
         self._engines = EngineHost(
             local,
@@ -139,16 +115,14 @@ class Agent:
             report=self._hear,
             crashed=self._give_back_crashed,
             changed=self._change,
+            withdrawn=self._withdrawn.put_nowait,
         )
         remote = [spec for spec in specs if spec.upstream is not None]
         self._upstreams = UpstreamHost(
-            remote, worker=self.worker, environ=environ, report=self._hear
+            remote, worker=self.worker, environ=environ, report=self._hear, keep=self._keep
         )
         self._served = {
-            spec.name: Served(
-                spec.name, queues[spec.name], self._engines, registry.concurrency(spec)
-            )
-            for spec in local
+            spec.name: serve_here(spec, queues[spec.name], self._engines) for spec in local
         } | {
             spec.name: Served(
                 spec.name, queues[spec.name], self._upstreams, spec.upstream.concurrency
@@ -204,9 +178,13 @@ class Agent:
 
     async def _lease(self, served: Served) -> bool:
         """Take what fits and hand it over; say whether there may be more at once."""
-        wanted = min(served.capacity - served.running, LEASE_COUNT_MAX)
+        if not (wanted := served.wanted):
+            self._reopen(served)
+            return False
         served.nonce = served.nonce or new_nonce()
-        leases = await served.queue.lease(self.worker, wanted, nonce=served.nonce)
+        leases = await served.queue.lease(
+            self.worker, wanted, account_share=self._account_share, nonce=served.nonce
+        )
         served.nonce = None
         served.asked_s = time.monotonic()
         if leases:
@@ -216,8 +194,9 @@ class Agent:
                 held = self._accept(served, lease)
                 if held is None:
                     continue
-                handed = Handed(held.job, lease.queued_us, leased_us, lease.attempt)
-                if held.job.attachments:
+                note = lease.note or held.job.note
+                handed = Handed(held.job, lease.queued_us, leased_us, lease.attempt, note=note)
+                if held.job.attachments or held.job.stored_input is not None:
                     self._files.fetch(held, functools.partial(self._fetched, held, handed))
                 else:
                     accepted.append(handed)
@@ -228,11 +207,11 @@ class Agent:
 
     def _fetched(self, held: Held, handed: Handed, fetched: Fetched) -> None:
         match fetched:
-            case Failed() | Cancelled():
-                self._hear((), ((held.job.request_id, fetched),))
-            case files:
-                handed = msgspec.structs.replace(handed, files=files)
+            case Brought(job, files):
+                handed = msgspec.structs.replace(handed, job=job, files=files)
                 self._served[held.model].host.submit((handed,))
+            case ended:
+                self._hear((), ((held.job.request_id, ended),))
 
     def _accept(self, served: Served, lease: Lease) -> Held | None:
         """Note a lease as held; return it if its job has to be run for that."""
@@ -244,7 +223,7 @@ class Agent:
             readable = False
             job = Job(request_id, lease.account, served.model, task="", input={})
         known = self._held.get(request_id)
-        if known is not None and _can_go_on(known, lease):
+        if known is not None and known.can_go_on(lease.attempt):
             known.token, known.attempt, known.reply = lease.token, lease.attempt, lease.reply
             return None
         if known is not None:
@@ -291,7 +270,12 @@ class Agent:
             if held is not None and not held.ended:
                 held.ended = True
                 self._files.end(held, outcome)
+                self._served[held.model].note(time.monotonic() - held.leased_s)
                 self._make_room(held)
+
+    async def _keep(self, request_id: RequestId, note: str) -> bool:
+        held = self._held.get(request_id)
+        return held is not None and await self._outbox.keep(held, note)
 
     def _make_room(self, held: Held) -> None:
         served = self._served[held.model]
@@ -311,6 +295,7 @@ class Agent:
     def _lose(self, held: Held) -> None:
         """Somebody else has the job now: stop, and say nothing more about it."""
         del self._held[held.job.request_id]
+        held.lost = True
         self._files.drop(held)
         if not held.ended:
             self._served[held.model].host.abandon(held.job.request_id)
@@ -428,12 +413,10 @@ class Agent:
         return [model for model, served in self._served.items() if served.host is self._engines]
 
     async def _give_back_crashed(self, unharmed: Collection[RequestId]) -> None:
-        """The engine process died: what was in it goes back to its place, one attempt poorer.
-
-        What it had not been given yet goes back first, and is not blamed.
-        """
-        await self._files.stored()  # for their leases are taken back with the others
-        await self._outbox.flushed()
+        """Give back the jobs of a dead engine; those it had not been given yet are not blamed."""
+        for _ in range(2):  # flushing may find an outcome whose output is to be stored first
+            await self._files.stored()  # for their leases are taken back with the others
+            await self._outbox.flushed()
         for model in self._engine_models:
             served = self._served[model]
             async with served.leasing:
@@ -459,15 +442,35 @@ class Agent:
         await self._stop_leasing(serving)
         if self._held:
             self._idle.clear()
+            fetching = filter(self._files.is_fetching, self._held.values())
+            self._withdrawn.put_nowait([held.job.request_id for held in fetching])
+            self._engines.withdraw()
+            handing = asyncio.create_task(self._hand_back())
             waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._stopping)]
             await asyncio.wait(waits, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
+            for wait in (*waits, handing):
                 wait.cancel()
+        await self._upstreams.settled(HAND_OVER_S)
         try:
             async with asyncio.timeout(GIVE_BACK_S):
                 await self._give_back()
         except _UNAVAILABLE as error:
             log.warning("not given back", extra={"error": type(error).__name__})
+
+    async def _hand_back(self) -> None:
+        """Put what has not begun back to its place in the queue, where others can lease it."""
+        while True:
+            for request_id in await self._withdrawn.get():
+                held = self._held.get(request_id)
+                if held is not None and not held.ended:
+                    del self._held[request_id]
+                    self._files.drop(held)
+                    served = self._served[held.model]
+                    served.running -= 1
+                    back = [Completion(request_id, held.token, "retry")]
+                    await insist("handing back", functools.partial(served.queue.complete, back))
+            if not self._held:
+                self._idle.set()
 
     async def _stop_leasing(self, serving: Mapping[str, asyncio.Task[None]]) -> None:
         """Not in the midst of a call, or nobody would know what it has leased; if Redis answers."""
@@ -488,12 +491,3 @@ class Agent:
             await served.queue.release_worker(self.worker, crashed=False)
         await self._workers.withdraw(self.worker)
         await self._files.deleted()
-
-
-def _can_go_on(held: Held, lease: Lease) -> bool:
-    """Whether a job that was leased to us again, while we run it, need not begin again.
-
-    That is so after the queue was wiped and filled again. Readers of a stream expect each attempt
-    to say everything from its beginning.
-    """
-    return held.ended or not held.job.stream or held.attempt == lease.attempt

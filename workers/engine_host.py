@@ -26,6 +26,7 @@ from workers.contract.models import ModelSpec
 from workers.contract.queue import CRASHES_MAX
 from workers.engines import registry
 from workers.engines.protocol import CancelReason
+from workers.environment import engine_environment
 from workers.frames import (
     Admit,
     Cancel,
@@ -34,8 +35,11 @@ from workers.frames import (
     Handed,
     Loaded,
     Loading,
+    Moving,
     Ready,
     Stepped,
+    Withdraw,
+    Withdrawn,
     pack,
     report_unpacker,
 )
@@ -66,6 +70,7 @@ class EngineHost:
         report: Report,
         crashed: Callable[[Collection[RequestId]], Awaitable[None]],
         changed: Callable[[], None],
+        withdrawn: Callable[[Collection[RequestId]], None] = lambda _: None,
     ) -> None:
         self.ready = False
         self.problems: dict[str, str] = {}
@@ -75,10 +80,12 @@ class EngineHost:
         self.pid: int | None = None
         self._configure = Configure(worker=worker, models=tuple(specs), preload=preload)
         self._serving = {spec.name: registry.serving(spec) for spec in specs}
+        self._step_limits_s = {spec.name: registry.step_limit_s(spec) for spec in specs}
         self._threads = threads
         self._report = report
         self._crashed = crashed
         self._changed = changed
+        self._withdrawn = withdrawn
         self._transport: asyncio.WriteTransport | None = None
         self._inside: dict[RequestId, str] = {}
         self._abandoned: set[RequestId] = set()
@@ -135,6 +142,13 @@ class EngineHost:
             self._abandoned.add(request_id)
             self._send(Cancel(request_id, "operator"))
 
+    def withdraw(self) -> None:
+        """Have ``withdrawn`` be called with the jobs that have not begun, which leave."""
+        parked, self._parked = self._parked, {}
+        if parked:
+            self._withdrawn(tuple(parked))
+        self._send(Withdraw())
+
     def _send(self, command: Command) -> None:
         if self._transport is not None:
             self._transport.write(pack(command))
@@ -164,7 +178,7 @@ class EngineHost:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr,
                 pass_fds=(theirs.fileno(),),
-                env=self._environment(),
+                env=engine_environment(os.environ, threads=self._threads),
             )
         self.pid = process.pid
         log.info("engine process started", extra={"engine_pid": self.pid})
@@ -191,13 +205,6 @@ class EngineHost:
                 process.kill()
                 await process.wait()
 
-    def _environment(self) -> dict[str, str]:
-        """Torch reads the number of its threads from there, before anything of ours runs."""
-        environment = dict(os.environ)
-        if self._threads is not None:
-            environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self._threads)
-        return environment
-
     def _forget(self) -> None:
         self.ready = False
         self._transport = None
@@ -223,16 +230,22 @@ class EngineHost:
             return self._serving[self._loading].load_limit_s
         if self._inside:
             models = set(self._inside.values())
-            return max(self._serving[model].step_limit_s for model in models)
+            return max(self._step_limits_s[model] for model in models)
         return None
 
     # --- What the process says --------------------------------------------------------------------
 
-    def hear(self, message: Ready | Loading | Loaded | Stepped) -> None:
+    def hear(self, message: Ready | Loading | Loaded | Moving | Stepped | Withdrawn) -> None:
         self._heard_s = time.monotonic()
         match message:
             case Stepped():
                 self._hear_step(message)
+            case Moving():
+                pass
+            case Withdrawn(request_ids):
+                for request_id in request_ids:
+                    self._leave(request_id)
+                self._withdrawn(request_ids)
             case Loading(model):
                 self._loading = model
             case Loaded(model, problem):
@@ -249,6 +262,12 @@ class EngineHost:
                 self._loading = None
                 self._changed()
 
+    def _leave(self, request_id: RequestId) -> None:
+        del self._inside[request_id]
+        self._abandoned.discard(request_id)
+        if request_id == self._suspect:
+            self._suspect = None
+
     def _hear_step(self, step: Stepped) -> None:
         self.busy_us = step.busy_us
         events: Sequence[tuple[RequestId, Event]] = step.events
@@ -259,10 +278,7 @@ class EngineHost:
         if self._abandoned:
             outcomes = [pair for pair in outcomes if pair[0] not in self._abandoned]
         for request_id in left:
-            del self._inside[request_id]
-            self._abandoned.discard(request_id)
-            if request_id == self._suspect:
-                self._suspect = None
+            self._leave(request_id)
         if events or outcomes:
             self._report(events, outcomes)
         if self._parked and left:

@@ -8,6 +8,7 @@ Commands are read between steps, without blocking while there is work.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -18,8 +19,10 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from workers.background import Background, StuckError
 from workers.engines import registry
 from workers.frames import (
     Admit,
@@ -28,22 +31,29 @@ from workers.frames import (
     Configure,
     Loaded,
     Loading,
+    Moving,
     Ready,
     Report,
     Stepped,
+    Withdraw,
+    Withdrawn,
     command_unpacker,
     pack,
 )
 from workers.logs import configure_logging
+from workers.pulse import PULSE
 from workers.steploop import DeviceLostError, StepLoop
 
 log = logging.getLogger(__name__)
 
 EXIT_DEVICE_LOST: Final = 3
+EXIT_STUCK: Final = 4
 _READ_BYTES: Final = 1 << 18
 _PIECE_MS: Final = 5
 """How long the next piece of a command may take before the step goes on without it."""
 _PR_SET_PDEATHSIG: Final = 1
+_THREADS: Final = 4
+"""Of those that read and write files beside the loop. They hold no device, and mostly no lock."""
 
 
 class Connection:
@@ -54,8 +64,25 @@ class Connection:
         self._unpacker = command_unpacker()
         self._coming = select.poll()
         self._coming.register(connected, select.POLLIN)
+        self._sending = threading.Lock()
+        self._woken, self._waking = os.pipe()
+        os.set_blocking(self._waking, False)
+        self._news = select.poll()
+        for source in (connected.fileno(), self._woken):
+            self._news.register(source, select.POLLIN)
 
-    def receive(self, *, wait: bool) -> list[Command]:
+    def wake(self) -> None:
+        """End a wait, from any thread."""
+        with contextlib.suppress(BlockingIOError):  # full of wakes already
+            os.write(self._waking, b"!")
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until something comes or somebody wakes, at most so long."""
+        for source, _ in self._news.poll(None if seconds is None else seconds * 1000):
+            if source == self._woken:
+                os.read(self._woken, _READ_BYTES)
+
+    def receive(self, *, wait: bool = False) -> list[Command]:
         """Return the commands that have come, with ``wait`` at least one; raise at the end.
 
         A command that has begun is read to its end if it keeps coming: a picture does not fit into
@@ -77,17 +104,22 @@ class Connection:
                 return commands
 
     def send(self, report: Report) -> None:
-        self._socket.sendall(pack(report))
+        """Send a whole report, from any thread."""
+        packed = pack(report)
+        with self._sending:
+            self._socket.sendall(packed)
 
 
 def serve(connection: Connection) -> None:
     """Run the loop until the agent hangs up. Raise ``DeviceLostError`` if the device is gone."""
     configure, *rest = connection.receive(wait=True)
     assert isinstance(configure, Configure)
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="background")
     loop = StepLoop(
         worker=configure.worker,
-        now_us=lambda: time.monotonic_ns() // 1000,
+        now_us=_now_us,
         unix_ms=lambda: time.time_ns() // 1_000_000,
+        background=Background(_now_us, pool.submit, connection.wake),
     )
     for spec in configure.models:
         try:
@@ -98,10 +130,13 @@ def serve(connection: Connection) -> None:
             continue
         if configure.preload:
             _load(loop, spec.name, connection)
+    PULSE.tell = lambda: connection.send(Moving())
     connection.send(Ready())
-    _apply(loop, rest)
+    _apply(loop, rest, connection)
     while True:
-        _apply(loop, connection.receive(wait=loop.idle))
+        if (patience_s := loop.patience_s) != 0.0:
+            connection.wait(patience_s)
+        _apply(loop, connection.receive(), connection)
         while model := loop.missing_model:
             _load(loop, model, connection)
         if not loop.idle:
@@ -109,7 +144,11 @@ def serve(connection: Connection) -> None:
             connection.send(Stepped(loop.busy_us, tuple(report.events), tuple(report.outcomes)))
 
 
-def _apply(loop: StepLoop, commands: list[Command]) -> None:
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+def _apply(loop: StepLoop, commands: list[Command], connection: Connection) -> None:
     for command in commands:
         match command:
             case Admit(jobs):
@@ -122,6 +161,8 @@ def _apply(loop: StepLoop, commands: list[Command]) -> None:
                     )
             case Cancel(request_id, reason):
                 loop.cancel(request_id, reason)
+            case Withdraw():
+                connection.send(Withdrawn(tuple(loop.withdraw())))
 
 
 def _load(loop: StepLoop, model: str, connection: Connection) -> None:
@@ -157,6 +198,9 @@ def main() -> None:
         serve(Connection(connected))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+    except StuckError as error:
+        log.critical("work does not end: %s", error)
+        os._exit(EXIT_STUCK)  # nor would its thread
     except DeviceLostError as error:
         log.critical("device lost: %s", error)
         os._exit(EXIT_DEVICE_LOST)  # an ordinary exit would wait for a device that is gone

@@ -14,7 +14,8 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -27,18 +28,24 @@ from workers.contract.blobs import (
     BlobUnavailable,
     blob_key,
 )
+from workers.contract.delivered import chargeable, preview_media
 from workers.contract.jobs import (
+    VALUE_TYPE,
     BlobRef,
     Cancelled,
     Completed,
     Event,
     Failed,
+    Job,
     Outcome,
     Preview,
     Sketch,
+    Usage,
+    pack_value,
+    unpack_value,
 )
 from workers.contract.media import File
-from workers.outbox import Held
+from workers.outbox import OUTCOME_BYTES_MAX, Held, end_badly
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +58,16 @@ TRANSFERS_MAX: Final = 16
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 3.0
 
-Fetched: TypeAlias = tuple[bytes, ...] | Failed | Cancelled
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A job, whole, and the attachments that it came with."""
+
+    job: Job
+    files: tuple[bytes, ...]
+
+
+Fetched: TypeAlias = Brought | Failed | Cancelled
 
 
 class Files:
@@ -75,7 +91,7 @@ class Files:
         self._tasks = asyncio.TaskGroup()
         self._transfers = asyncio.Semaphore(TRANSFERS_MAX)
         self._fetching: dict[Held, asyncio.Task[None]] = {}
-        self._lines: dict[Held, deque[Event | Outcome]] = {}
+        self._lines: dict[Held, deque[Event | Outcome | _Large]] = {}
         self._storing: dict[Held, asyncio.Task[None]] = {}
         self._deleting: set[asyncio.Task[None]] = set()
 
@@ -116,7 +132,7 @@ class Files:
             self._fetching.pop(held, None)
         then(fetched)
 
-    async def _read(self, held: Held) -> tuple[bytes, ...] | Failed:
+    async def _read(self, held: Held) -> Brought | Failed:
         if self._blobs is None:
             return _no_store()
         give_up_s = time.monotonic() + self._patience_s
@@ -124,14 +140,22 @@ class Files:
             async with asyncio.TaskGroup() as group:
                 reads = [
                     group.create_task(self._read_one(self._blobs, place, ref, give_up_s))
-                    for place, ref in enumerate(held.job.attachments)
+                    for place, ref in enumerate(_brought(held.job))
                 ]
         except ExceptionGroup as group:
             first = _first(group)
             if isinstance(first, _Unusable):
                 return first.failure
             raise
-        return tuple(read.result() for read in reads)
+        job, files = held.job, tuple(read.result() for read in reads)
+        if job.stored_input is None:
+            return Brought(job, files)
+        try:
+            given = unpack_value(files[-1])
+        except msgspec.DecodeError:
+            return Failed("invalid_input", "The stored input of the request cannot be read.")
+        whole = msgspec.structs.replace(job, input=given, stored_input=None)
+        return Brought(whole, files[:-1])
 
     async def _read_one(self, blobs: Blobs, place: int, ref: BlobRef, give_up_s: float) -> bytes:
         delay_s = RETRY_MIN_S
@@ -171,6 +195,10 @@ class Files:
         else:
             self._end(held, outcome)
 
+    def keep_output(self, held: Held, outcome: Outcome) -> None:
+        """Store the output of an outcome that is too large for the queue, then end the job."""
+        self._queue(held, _Large(outcome))
+
     def drop(self, held: Held) -> None:
         """Forget a job whose lease is lost, and delete what was stored for it."""
         tasks = [
@@ -193,7 +221,7 @@ class Files:
         if self._deleting:
             await asyncio.wait(self._deleting)
 
-    def _queue(self, held: Held, item: Event | Outcome) -> None:
+    def _queue(self, held: Held, item: Event | Outcome | _Large) -> None:
         line = self._lines.get(held)
         if line is None:
             self._lines[held] = deque((item,))
@@ -201,17 +229,21 @@ class Files:
         else:
             line.append(item)
 
-    async def _work_off(self, held: Held, line: deque[Event | Outcome]) -> None:
+    async def _work_off(self, held: Held, line: deque[Event | Outcome | _Large]) -> None:
         while line:
             match line[0]:
                 case Sketch() as sketch:
                     await self._preview(held, sketch)
+                case _Large(outcome=large):
+                    self._end(held, await self._with_stored_output(held, large))
                 case Completed() as completed:
                     outcome = await self._store(held, completed)
                     if isinstance(outcome, Failed):
+                        outcome = _with_previews(held, outcome)
                         self._discard(held)
                     self._end(held, outcome)
                 case Failed() | Cancelled() as outcome:
+                    outcome = _with_previews(held, outcome)
                     self._discard(held)
                     self._end(held, outcome)
                 case event:
@@ -227,13 +259,15 @@ class Files:
         except Exception as error:
             log.warning("preview not stored", extra={"error": type(error).__name__})
             return
-        self._say(held, Preview(sketch.output, ref, sketch.index))
+        if sketch.full:
+            held.shown[sketch.output] = ref
+        self._say(held, Preview(sketch.output, ref, sketch.index, sketch.full))
 
     async def _store(self, held: Held, completed: Completed) -> Outcome:
         if not completed.files:
             return completed
         if self._blobs is None:
-            return _end_badly(completed, _no_store())
+            return end_badly(held, completed, _no_store())
         try:
             async with asyncio.TaskGroup() as group:
                 puts = [
@@ -248,9 +282,25 @@ class Files:
                 extra = {"request_id": held.job.request_id}
                 log.error("output not stored", extra=extra, exc_info=first)
                 failure = Failed("engine_error", "The output was made but could not be stored.")
-            return _end_badly(completed, failure)
+            return end_badly(held, completed, failure)
         blobs = (*completed.blobs, *(put.result() for put in puts))
         return msgspec.structs.replace(completed, blobs=blobs, files=())
+
+    async def _with_stored_output(self, held: Held, outcome: Outcome) -> Outcome:
+        """An answer is never lost for its size: if it cannot be stored, it does without its log
+        probabilities, and only what is still too large then fails."""
+        if self._blobs is not None:
+            packed = File(VALUE_TYPE, pack_value(outcome.output))
+            try:
+                ref = await self._put(self._blobs, held, packed, self._patience_s)
+                return msgspec.structs.replace(outcome, output={}, stored=ref)
+            except (BlobError, TimeoutError) as error:
+                log.error("large output not stored", extra={"error": type(error).__name__})
+        choices = msgspec.to_builtins(outcome.output.get("choices", ()))
+        if not choices or len(pack_value(outcome.output)) <= OUTCOME_BYTES_MAX:
+            return outcome
+        plain = [{**choice, "logprobs": None} for choice in choices]
+        return msgspec.structs.replace(outcome, output={**outcome.output, "choices": plain})
 
     async def _put(self, blobs: Blobs, held: Held, file: File, patience_s: float) -> BlobRef:
         """Raise ``BlobError`` or ``TimeoutError`` if it was in vain."""
@@ -295,6 +345,13 @@ class Files:
             log.warning("blobs not deleted", extra={"error": type(error).__name__})
 
 
+@dataclass(frozen=True, slots=True)
+class _Large:
+    """An outcome whose output is to be stored."""
+
+    outcome: Outcome
+
+
 class _Unusable(Exception):
     """An attachment that a job cannot be run without."""
 
@@ -303,14 +360,33 @@ class _Unusable(Exception):
         self.failure = failure
 
 
+def _brought(job: Job) -> tuple[BlobRef, ...]:
+    """What a job needs from the store: its attachments, and last its input if that lies there."""
+    if job.stored_input is None:
+        return job.attachments
+    return (*job.attachments, job.stored_input)
+
+
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _end_badly(completed: Completed, failed: Failed) -> Failed:
+_Ended = TypeVar("_Ended", bound=Failed | Cancelled)
+
+
+def _with_previews(held: Held, outcome: _Ended) -> _Ended:
+    """Add to an outcome that is not a success the pictures that were shown before it: they are
+    charged for, and kept as its output."""
+    if not held.shown:
+        return outcome
+    media, blobs = preview_media(held.shown)
+    kept = {blob.key for blob in blobs}
+    held.stored = [key for key in held.stored if key not in kept]
+    shown = Usage(requests=1, images=len(blobs))
+    usage = chargeable(outcome.usage, shown)
     return msgspec.structs.replace(
-        failed, usage=completed.usage, timings=completed.timings, worker=completed.worker
+        outcome, delivered=True, usage=usage, output={"media": media}, blobs=blobs
     )
 
 

@@ -33,6 +33,8 @@ class Handed(msgspec.Struct, frozen=True, array_like=True):
     leased_us: int
     attempt: int = 1
     files: tuple[bytes, ...] = ()
+    note: str = ""
+    """What an earlier holder of the job kept for this one."""
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
@@ -44,7 +46,11 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     reason: CancelReason
 
 
-Command: TypeAlias = Configure | Admit | Cancel
+class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
+    """Give back the jobs that have not begun."""
+
+
+Command: TypeAlias = Configure | Admit | Cancel | Withdraw
 
 
 # --- From the engine process ---------------------------------------------------------------------
@@ -60,10 +66,20 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
     model: str
 
 
+class Moving(msgspec.Struct, frozen=True, tag="moving"):
+    """A sign of progress within a step that takes long."""
+
+
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     model: str
     problem: str | None = None
     """Why it could not be loaded, for the operator."""
+
+
+class Withdrawn(msgspec.Struct, frozen=True, tag="withdrawn"):
+    """Jobs that are not in the process any more, and of which nothing was done."""
+
+    request_ids: tuple[RequestId, ...]
 
 
 class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
@@ -75,7 +91,7 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
     outcomes: tuple[tuple[RequestId, Outcome], ...] = ()
 
 
-Report: TypeAlias = Ready | Loading | Loaded | Stepped
+Report: TypeAlias = Ready | Loading | Loaded | Moving | Stepped | Withdrawn
 
 # --- Framing -------------------------------------------------------------------------------------
 

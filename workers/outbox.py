@@ -9,16 +9,21 @@ and is sent when it is back: events may be lost with the server, ends may not.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from workers.contract.delivered import Tally, chargeable
 from workers.contract.jobs import (
+    BlobRef,
     Cancelled,
     Completed,
     Event,
@@ -38,9 +43,13 @@ log = logging.getLogger(__name__)
 LOG_EVENTS: Final = 10
 """Events of a job that make one entry of its log, if they come faster than ``LOG_S``."""
 LOG_S: Final = 0.25
+INLINE_BYTES_MAX: Final = 64 * 1024
+"""Size of an outcome that travels through the queue; the output of a larger one is stored."""
 OUTCOME_BYTES_MAX: Final = 1024 * 1024
-"""What may travel through the queue: a long answer with all its log probabilities, but no media."""
+"""The same if the output cannot be stored."""
 
+KEEP_S: Final = 1.0
+"""Between two tries to keep a note of a job that the server does not know."""
 RETRY_MIN_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
 
@@ -66,8 +75,25 @@ class Held:
     unlogged: list[SentEvent] = field(default_factory=list)
     ended: bool = False
     """Its host has done with it."""
+    lost: bool = False
+    """Its lease was lost or given back."""
     stored: list[str] = field(default_factory=list)
     """Keys of the blobs that this attempt has written, or begun to."""
+    leased_s: float = field(default_factory=time.monotonic)
+    shown: dict[int, BlobRef] = field(default_factory=dict)
+    """Last preview at full size that was sent of each output."""
+    tally: Tally = field(default_factory=Tally)
+    """Delivery of this attempt."""
+    stores_output: bool = False
+    """Whether its output was found to be too large for the queue."""
+
+    def can_go_on(self, attempt: int) -> bool:
+        """Whether a job that was leased to us again, while we run it, need not begin again.
+
+        That is so after the queue was wiped and filled again. Readers of a stream expect each
+        attempt to say everything from its beginning.
+        """
+        return self.ended or not self.job.stream or self.attempt == attempt
 
 
 async def insist(what: str, call: Callable[[], Awaitable[_T]]) -> _T:
@@ -94,6 +120,8 @@ class Outbox:
         worker: str,
         done: Callable[[Held, CompletionResult], None],
     ) -> None:
+        self.too_large: Callable[[Held, Outcome], None] | None = None
+        """Takes an outcome that is too large for the queue, and ends the job with a smaller one."""
         self._redis = redis
         self._queues = queues
         self._namespace = namespace
@@ -114,6 +142,7 @@ class Outbox:
         sent = SentEvent(held.job.request_id, held.attempt, held.seq, event)
         if held.reply:
             self._frames.setdefault(held.reply, []).append(sent)
+        held.tally.note(event)
         held.unlogged.append(sent)
         if len(held.unlogged) >= LOG_EVENTS:
             self._due[sent.request_id] = held
@@ -129,6 +158,19 @@ class Outbox:
             self._due[held.job.request_id] = held
         self._ends.append((held, outcome))
         self._wake.set()
+
+    async def keep(self, held: Held, note: str) -> bool:
+        """Keep a note for the next holder of a job; False if another one holds it already."""
+        queue = self._queues[held.model]
+        while not (held.ended or held.lost):
+            token = held.token
+            keep = functools.partial(queue.keep, held.job.request_id, token, note)
+            answer = await insist("keeping a note", keep)
+            if answer == "kept" or (answer == "fenced" and held.token == token):
+                return answer == "kept"
+            # The server was wiped: the gateway has the note by now, and queues the job again.
+            await asyncio.sleep(KEEP_S)
+        return False
 
     async def flushed(self) -> None:
         """Wait until Redis has everything that was said so far."""
@@ -176,9 +218,18 @@ class Outbox:
             log.error("events refused", extra={"error": type(error).__name__})
 
     async def _complete(self, queue: Queue, batch: list[tuple[Held, Outcome]]) -> None:
-        done = [_completion(held, outcome) for held, outcome in batch]
-        results = await insist("completing", lambda: queue.complete(done))
-        for (held, _), result in zip(batch, results, strict=True):
+        ended, done = [], []
+        for held, outcome in batch:
+            data = encode(outcome)
+            large = len(data) > INLINE_BYTES_MAX and not held.stores_output
+            if large and self.too_large is not None:
+                held.stores_output = True
+                self.too_large(held, outcome)
+                continue
+            ended.append(held)
+            done.append(_completion(held, outcome, data))
+        results = await insist("completing", lambda: queue.complete(done)) if done else []
+        for held, result in zip(ended, results, strict=True):
             if result in ("fenced", "unknown"):
                 log.warning(
                     "the queue had no lease for an outcome",
@@ -187,19 +238,25 @@ class Outbox:
             self._done(held, result)
 
 
-def _completion(held: Held, outcome: Outcome) -> Completion:
-    data = encode(outcome)
+def _completion(held: Held, outcome: Outcome, data: bytes) -> Completion:
     if len(data) > OUTCOME_BYTES_MAX:
         log.warning("outcome too large", extra={"request_id": held.job.request_id})
-        outcome = Failed(
-            "output_too_large",
-            f"The output is {len(data)} bytes long; at most {OUTCOME_BYTES_MAX} can be delivered.",
-            usage=outcome.usage,
-            timings=outcome.timings,
-            worker=outcome.worker,
-        )
+        message = f"The output is {len(data)} bytes long, and could not be stored."
+        outcome = end_badly(held, outcome, Failed("output_too_large", message))
         data = encode(outcome)
     return Completion(held.job.request_id, held.token, _STATUS[type(outcome)], data)
+
+
+def end_badly(held: Held, outcome: Outcome, failed: Failed) -> Failed:
+    """Replace an outcome that could not be passed on. What was streamed before stays delivered."""
+    usage, delivered = outcome.usage, held.tally.begun
+    return msgspec.structs.replace(
+        failed,
+        usage=chargeable(usage, held.tally.usage()) if delivered else usage,
+        timings=outcome.timings,
+        worker=outcome.worker,
+        delivered=delivered,
+    )
 
 
 def _log_entry(held: Held) -> LogEntry:

@@ -41,6 +41,9 @@ class WorkerSettings(BaseSettings):
     """CPU threads of the engine process; without it the engines' libraries decide."""
     preload: bool = True
     """Load weights at the start, not at the first request."""
+    account_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of a model's running jobs that one account keeps while another one waits; 1 is no
+    bound. An account that is alone gets every place."""
     drain_s: float = Field(default=30.0, ge=0.0)
     """How long running jobs may take to end after SIGTERM; the rest is given back."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -6,22 +6,27 @@ engine. Three invariants hold whatever the engines do:
 
 - every job that was handed in ends in exactly one outcome;
 - a cancelled request, or one past its deadline, leaves within one step of its engine;
-- ``gpu_us`` of all outcomes sum to the time that was spent inside the engines (``busy_us``).
+- ``gpu_us`` of all outcomes sum to the time that was spent inside the engines (``busy_us``), what
+  they put off left out: it is part of ``preprocess_us`` and ``postprocess_us`` alone.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Final
 
 import msgspec
 
+from workers.background import Background, Done
+from workers.contract.delivered import chargeable
 from workers.contract.jobs import (
     Cancelled,
+    Completed,
     Event,
     Failed,
     FailureCode,
@@ -32,9 +37,21 @@ from workers.contract.jobs import (
     Tokens,
     Usage,
 )
-from workers.engines.protocol import Admitted, CancelReason, Engine, StepReport, Wait
+from workers.engines.protocol import (
+    Admitted,
+    CancelReason,
+    Engine,
+    Later,
+    Prepared,
+    Preparing,
+    StepReport,
+    Wait,
+)
+from workers.failures import DeviceLostError as DeviceLostError
+from workers.failures import describe, raise_if_device_is_lost
 from workers.fairness import DeficitRoundRobin
-from workers.metering import PHASES, Stopwatch, TokenTimes, apportion
+from workers.lanes import Lane, Run
+from workers.metering import Stopwatch, apportion
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +59,14 @@ QUANTUM_US: Final = 10_000
 """Of device time per round and unit of weight: about a decode step, so that turns stay short."""
 
 
-class DeviceLostError(Exception):
-    """The device answers no more; only a new process can have it back."""
+PREPARED_MAX: Final = 4
+"""Of each model, jobs whose files are read before there is room for them: they are in memory."""
+FINISHING_MAX: Final = 8
+"""Of each model, answers that are made into files; while there are more, none is admitted."""
+DEADLINES_KEPT: Final = 100
+"""Deadlines of jobs that have ended, before they are swept out."""
+PATIENCE_S: Final = 0.1
+"""Between two looks at deadlines while all that goes on is put off."""
 
 
 @dataclass(slots=True)
@@ -54,39 +77,11 @@ class TurnReport:
     outcomes: list[tuple[RequestId, Outcome]] = field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
-class _Run:
-    """One job on its way through the loop; times in microseconds."""
-
-    job: Job
-    lane: _Lane
-    queue_us: int
-    leased_us: int
-    files: Sequence[bytes]
-    """Until it is admitted."""
-    load_us: int = 0
-    said: TokenTimes = field(default_factory=TokenTimes)
-    spent: list[int] = field(default_factory=lambda: [0] * len(PHASES))
-    cancelled: CancelReason | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """One engine, those it has admitted, and the line of those that wait for room or weights."""
-
-    model: str
-    engine: Engine
-    loaded: bool = False
-    load_began_us: int = 0
-    load_ended_us: int = 0
-    broken: str | None = None
-    admitted: dict[RequestId, _Run] = field(default_factory=dict)
-    line: deque[_Run] = field(default_factory=deque)
-    full: bool = False
-
-
 class StepLoop:
-    """``now_us`` is a monotonic clock, ``unix_ms`` the wall clock of deadlines."""
+    """``now_us`` is a monotonic clock, ``unix_ms`` the wall clock of deadlines.
+
+    ``background`` does what needs no device; by default at once, in this thread.
+    """
 
     def __init__(
         self,
@@ -95,18 +90,20 @@ class StepLoop:
         now_us: Callable[[], int],
         unix_ms: Callable[[], int],
         quantum_us: int = QUANTUM_US,
+        background: Background | None = None,
     ) -> None:
         self.busy_us = 0
         self._worker = worker
         self._now_us = now_us
         self._unix_ms = unix_ms
         self._quantum_us = quantum_us
+        self._background = background or Background(now_us)
         self._turns = DeficitRoundRobin(quantum_us)
         self._watch = Stopwatch(now_us)
-        self._lanes: dict[str, _Lane] = {}
-        self._runs: dict[RequestId, _Run] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._runs: dict[RequestId, Run] = {}
         self._deadlines: list[tuple[int, RequestId]] = []
-        self._starved: _Lane | None = None
+        self._starved: Lane | None = None
         self._report = TurnReport()
 
     # --- What the caller does between turns -------------------------------------------------------
@@ -114,7 +111,7 @@ class StepLoop:
     def add(self, model: str, engine: Engine, *, weight: float = 1.0) -> None:
         """Serve a model; its weights are loaded by ``load``."""
         self._turns.add(model, weight)
-        self._lanes[model] = _Lane(model, engine)
+        self._lanes[model] = Lane(model, engine, isinstance(engine, Preparing))
 
     def load(self, model: str) -> str | None:
         """Load an engine; return why that could not be, after failing the jobs that wait for it."""
@@ -123,7 +120,7 @@ class StepLoop:
         try:
             lane.engine.load()
         except Exception as error:
-            _raise_if_device_is_lost(error)
+            raise_if_device_is_lost(error)
             log.exception("model could not be loaded", extra={"model": model})
             lane.broken = f"{type(error).__name__}: {error}"
         lane.load_ended_us = self._now_us()
@@ -146,13 +143,16 @@ class StepLoop:
         if job.request_id in self._runs:
             raise ValueError(f"{job.request_id} is in the loop already")
         lane = self._lanes[job.model]
-        run = _Run(job, lane, queue_us, leased_us, files)
+        run = Run(job, lane, queue_us, leased_us, files)
         self._runs[job.request_id] = run
         if lane.broken is not None:
             self._fail(run, "model_load_failed", "The model could not be loaded.")
             return
         lane.line.append(run)
         if job.deadline_ms:
+            if len(self._deadlines) > 2 * len(self._runs) + DEADLINES_KEPT:
+                self._deadlines = [due for due in self._deadlines if due[1] in self._runs]
+                heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (job.deadline_ms, job.request_id))
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
@@ -161,14 +161,28 @@ class StepLoop:
         if run is None or run.cancelled is not None:
             return
         run.cancelled = reason
+        if request_id in run.lane.finishing:
+            self._end(run, Cancelled(reason=reason, usage=run.produced or Usage()))
+            return
         if request_id not in run.lane.admitted:
             run.lane.line.remove(run)
             self._end(run, Cancelled(reason=reason))
             return
+        run.lane.resting = False
         try:
             run.lane.engine.cancel(request_id, reason)
         except Exception as error:
             self._break_off(run.lane, error)
+
+    def withdraw(self) -> list[RequestId]:
+        """Forget the jobs that have not begun, and say which these are."""
+        waiting = [run for lane in self._lanes.values() for run in lane.line]
+        for run in waiting:
+            run.lane.line.clear()
+            self._background.drop(run)
+            del self._runs[run.job.request_id]
+        self._starved = None
+        return [run.job.request_id for run in waiting]
 
     @property
     def missing_model(self) -> str | None:
@@ -183,15 +197,31 @@ class StepLoop:
         """Whether a turn would do nothing: nobody is here, and there is nothing left to report."""
         return not self._runs and not self._report.outcomes
 
+    @property
+    def patience_s(self) -> float | None:
+        """How long a turn may wait for news; None for as long as none comes."""
+        if self.idle:
+            return None
+        if self._report.outcomes or self._background.has_done:
+            return 0.0
+        for lane in self._lanes.values():
+            if (lane.admitted and not lane.resting) or self._next_in(lane) is not None:
+                return 0.0
+        return PATIENCE_S
+
     # --- One turn ---------------------------------------------------------------------------------
 
     def turn(self) -> TurnReport:
         """Apply deadlines, admit who fits, let one engine do one step; report what happened."""
         self._apply_deadlines()
+        for done in self._background.take():
+            self._apply_done(done)
         for lane in self._lanes.values():
-            if lane.line and lane.loaded and not lane.full:
-                self._admit_line(lane)
-        ready = [model for model, lane in self._lanes.items() if lane.admitted]
+            if lane.line and lane.loaded:
+                self._prepare_line(lane)
+                if not lane.full:
+                    self._admit_line(lane)
+        ready = [model for model, lane in self._lanes.items() if lane.admitted and not lane.resting]
         if ready:
             self._step(self._lanes[self._turns.choose(ready)])
         report, self._report = self._report, TurnReport()
@@ -207,42 +237,61 @@ class StepLoop:
             if run is not None and run.job.deadline_ms == deadline_ms:
                 self.cancel(request_id, "deadline")
 
-    def _admit_line(self, lane: _Lane) -> None:
+    def _prepare_line(self, lane: Lane) -> None:
+        """Have the files read of those that come next."""
+        engine = lane.engine
+        if not isinstance(engine, Preparing):
+            return
+        for run in islice(lane.line, PREPARED_MAX):
+            if run.files and not run.preparing and not isinstance(run.files, Prepared):
+                run.preparing = True
+                self._background.put(run, "prepare", partial(engine.prepare, run.job, run.files))
+
+    def _next_in(self, lane: Lane) -> Run | None:
+        """Who is admitted next: those whose files are read overtake those whose are not."""
+        if lane.full or not lane.loaded or len(lane.finishing) >= FINISHING_MAX:
+            return None
+        for run in lane.line:
+            if not (lane.prepares and run.files) or isinstance(run.files, Prepared):
+                return run
+        return None
+
+    def _admit_line(self, lane: Lane) -> None:
         """Admit from the head of the line, for at most a quantum while others wait to step."""
         spent_us = 0
-        while lane.line and spent_us < self._quantum_us:
+        while spent_us < self._quantum_us and (run := self._next_in(lane)) is not None:
             if self._starved not in (None, lane):
                 return
-            run = lane.line[0]
             self._watch.start()
             try:
                 admission = lane.engine.admit(run.job, self._watch, run.files)
             except Exception as error:
-                _raise_if_device_is_lost(error)
+                raise_if_device_is_lost(error)
                 log.exception("admission failed", extra={"request_id": run.job.request_id})
-                admission = _describe(error)
+                admission = describe(error)
             spent = self._watch.stop(rest="preprocess")
             busy_us = sum(spent)
             spent_us += busy_us
             self._charge(lane, busy_us, [run], [1.0], spent)
             if isinstance(admission, Wait):
-                self._hold_line(lane)
+                self._hold_line(lane, run)
                 return
-            lane.line.popleft()
+            lane.line.remove(run)
             self._starved = None
             if isinstance(admission, Admitted):
                 self._take_in(run)
             else:
                 self._end(run, admission)
 
-    def _take_in(self, run: _Run) -> None:
+    def _take_in(self, run: Run) -> None:
         lane = run.lane
         lane.admitted[run.job.request_id] = run
+        lane.resting = False
         run.files = ()
         if run.leased_us < lane.load_ended_us:
             run.load_us = lane.load_ended_us - max(lane.load_began_us, run.leased_us)
 
-    def _hold_line(self, lane: _Lane) -> None:
+    def _hold_line(self, lane: Lane, run: Run) -> None:
         """Nobody more until somebody has left, or never if there is nobody who could leave.
 
         A lane that is empty and still has no room lacks what the others hold: nobody else is
@@ -254,11 +303,11 @@ class StepLoop:
             lane.full = True
             self._starved = lane
         else:
-            run = lane.line.popleft()
+            lane.line.remove(run)
             self._starved = None
             self._fail(run, "out_of_memory", "The request needs more memory than there is.")
 
-    def _step(self, lane: _Lane) -> None:
+    def _step(self, lane: Lane) -> None:
         runs = list(lane.admitted.values())
         cancelled = [run for run in runs if run.cancelled is not None]
         self._watch.start()
@@ -278,29 +327,86 @@ class StepLoop:
                 log.error("engine kept a cancelled request", extra={"model": lane.model})
                 self._end(run, Cancelled(reason=run.cancelled or "operator"))
 
-    def _apply(self, lane: _Lane, report: StepReport) -> None:
+    def _apply(self, lane: Lane, report: StepReport) -> None:
+        put_off = any(self._background.pending(run) for run in lane.admitted.values())
+        lane.resting = put_off and not (report.weights or report.events or report.outcomes)
         for request_id, event in report.events:
             run = lane.admitted.get(request_id)
             if run is None:
                 log.error("event of a request not admitted", extra={"request_id": request_id})
                 continue
-            if isinstance(event, Tokens):
-                run.said.say(event.index, event.count, self._now_us())
-            elif isinstance(event, Sound):
-                run.said.hear(event.index, self._now_us())
-            if run.job.stream:
-                self._report.events.append((request_id, event))
+            if isinstance(event, Later):
+                self._background.put(run, "event", event.make)
+            else:
+                self._say(run, event)
         for request_id, outcome in report.outcomes:
             run = lane.admitted.get(request_id)
             if run is None:
                 log.error("outcome of a request not admitted", extra={"request_id": request_id})
                 continue
-            self._end(run, outcome)
+            if isinstance(outcome, Later):
+                self._finish_later(run, outcome)
+            elif isinstance(outcome, Completed) and self._background.pending(run):
+                self._finish_later(run, Later(partial(_itself, outcome), outcome.usage))
+            else:
+                self._end(run, outcome)
+
+    def _say(self, run: Run, event: Event) -> None:
+        if isinstance(event, Tokens):
+            run.said.say(event.index, event.count, self._now_us())
+        elif isinstance(event, Sound):
+            run.said.hear(event.index, self._now_us())
+        if run.job.stream:
+            run.tally.note(event)
+            self._report.events.append((run.job.request_id, event))
+
+    def _finish_later(self, run: Run, outcome: Later) -> None:
+        """Let a request leave its engine, and end it when its outcome is made."""
+        lane, request_id = run.lane, run.job.request_id
+        run.produced = outcome.usage
+        self._release(run)
+        lane.finishing[request_id] = run
+        for other in self._lanes.values():
+            other.full = False
+        self._background.put(run, "outcome", outcome.make)
+
+    def _apply_done(self, done: Done) -> None:
+        """Take back what was put off; of a request that has ended meanwhile nothing counts."""
+        run = done.owner
+        assert isinstance(run, Run)
+        run.lane.resting = False
+        if done.name == "prepare":
+            run.read_us += done.spent_us
+        else:
+            run.written_us += done.spent_us
+        if self._runs.get(run.job.request_id) is not run:
+            return
+        if done.error is not None:
+            extra = {"request_id": run.job.request_id, "what": done.name}
+            log.error("work that was put off failed", extra=extra, exc_info=done.error)
+            if done.name == "prepare":
+                run.lane.line.remove(run)
+            self._end(run, describe(done.error))
+        elif done.name == "prepare":
+            run.preparing, run.files = False, Prepared(done.result)
+        elif done.name == "outcome":
+            self._end(run, done.result)
+        elif done.result is not None:
+            self._say(run, done.result)
+
+    def _release(self, run: Run) -> None:
+        """Let the engine drop a request, if it still has it."""
+        lane, request_id = run.lane, run.job.request_id
+        if lane.admitted.pop(request_id, None) is not None:
+            try:
+                lane.engine.release(request_id)
+            except Exception:
+                log.exception("release failed", extra={"request_id": request_id})
 
     # --- Metering and ends ------------------------------------------------------------------------
 
     def _charge(
-        self, lane: _Lane, busy_us: int, runs: list[_Run], weights: list[float], spent: list[int]
+        self, lane: Lane, busy_us: int, runs: list[Run], weights: list[float], spent: list[int]
     ) -> None:
         self.busy_us += busy_us
         self._turns.spend(lane.model, busy_us)
@@ -309,15 +415,13 @@ class StepLoop:
                 for run, share in zip(runs, apportion(phase_us, weights), strict=True):
                     run.spent[index] += share
 
-    def _end(self, run: _Run, outcome: Outcome) -> None:
+    def _end(self, run: Run, outcome: Outcome) -> None:
         """The only way out: completes the outcome with what was measured and makes room."""
         request_id, lane = run.job.request_id, run.lane
         del self._runs[request_id]
-        if lane.admitted.pop(request_id, None) is not None:
-            try:
-                lane.engine.release(request_id)
-            except Exception:
-                log.exception("release failed", extra={"request_id": request_id})
+        self._release(run)
+        lane.finishing.pop(request_id, None)
+        self._background.drop(run)
         if lane is self._starved:
             self._starved = None
         for other in self._lanes.values():
@@ -329,32 +433,33 @@ class StepLoop:
             outcome.timings,  # with what only the engine knows
             queue_us=run.queue_us,
             load_us=run.load_us,
-            preprocess_us=preprocess_us,
+            preprocess_us=preprocess_us + run.read_us,
             transfer_us=transfer_us,
             forward_us=forward_us,
-            postprocess_us=postprocess_us,
+            postprocess_us=postprocess_us + run.written_us,
             first_token_us=first_us,
             per_token_us=said.per_token_us,
             gap_us=said.gap_us,
             tokens=said.tokens,
         )
         usage: Usage = msgspec.structs.replace(outcome.usage, gpu_us=sum(run.spent))
+        if isinstance(outcome, Cancelled | Failed) and run.tally.begun:
+            usage = chargeable(usage, run.tally.usage())
+            outcome = msgspec.structs.replace(outcome, delivered=True)
         outcome = msgspec.structs.replace(
             outcome, usage=usage, timings=timings, worker=self._worker
         )
-        if isinstance(outcome, Cancelled) and run.job.stream and said.begun:
-            outcome = msgspec.structs.replace(outcome, delivered=True)
         self._report.outcomes.append((request_id, outcome))
 
-    def _fail(self, run: _Run, code: FailureCode, message: str) -> None:
+    def _fail(self, run: Run, code: FailureCode, message: str) -> None:
         self._end(run, Failed(code=code, message=message))
 
-    def _survive(self, lane: _Lane, error: Exception) -> None:
+    def _survive(self, lane: Lane, error: Exception) -> None:
         """After a failed step: out of memory costs the youngest its place, anything else them all.
 
         An engine that can do better on too little memory (split its batch, say) does so itself.
         """
-        failure = _describe(error)
+        failure = describe(error)
         if failure.code == "out_of_memory":
             _, youngest = next(reversed(lane.admitted.items()))
             log.warning("out of memory", extra={"request_id": youngest.job.request_id})
@@ -362,21 +467,12 @@ class StepLoop:
         else:
             self._break_off(lane, error)
 
-    def _break_off(self, lane: _Lane, error: Exception) -> None:
-        _raise_if_device_is_lost(error)
+    def _break_off(self, lane: Lane, error: Exception) -> None:
+        raise_if_device_is_lost(error)
         log.error("engine failed", extra={"model": lane.model}, exc_info=error)
         for run in list(lane.admitted.values()):
-            self._end(run, _describe(error))
+            self._end(run, describe(error))
 
 
-def _describe(error: Exception) -> Failed:
-    """What a client may know of an engine's exception. Torch's are known by name, not imported."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return Failed(code="out_of_memory", message="The device ran out of memory.")
-    return Failed(code="engine_error", message="The engine failed on this request.")
-
-
-def _raise_if_device_is_lost(error: Exception) -> None:
-    """Torch's AcceleratorError is sticky: every later call on the device fails as well."""
-    if type(error).__name__ == "AcceleratorError":
-        raise DeviceLostError(str(error)) from error
+def _itself(outcome: Outcome) -> Outcome:
+    return outcome

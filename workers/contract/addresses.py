@@ -6,15 +6,64 @@ very address that was checked. Redirects are the caller's to check, hop by hop.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import socket
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+
+from workers.contract.names import Names
 
 _TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
 """NAT64 (RFC 6052): the last four bytes are an address of the old kind."""
+
+
+_CLOSED: Final = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        # https://www.iana.org/assignments/iana-ipv4-special-registry, as of 2026-11; listed here
+        # because Python's own list is as old as its version.
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.31.196.0/24",
+        "192.52.193.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "192.175.48.0/24",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",
+        # https://www.iana.org/assignments/iana-ipv6-special-registry, and forms in which an
+        # address of version 4 can be written: compatible, translated (RFC 2765), local NAT64.
+        "::/96",
+        "::ffff:0:0:0/96",
+        "64:ff9b:1::/48",
+        "100::/64",
+        "100:0:0:1::/64",
+        "2001::/23",
+        "2001:db8::/32",
+        "2620:4f:8000::/48",
+        "3fff::/20",
+        "5f00::/16",
+        "fc00::/7",
+        "fe80::/10",
+        "fec0::/10",
+        "ff00::/8",
+    )
+)
+"""Networks in which no client has business, beside those that Python knows."""
+_names: Final = Names()
+
+
+class InvalidUrl(OSError):
+    """The URL cannot be read, or names no host."""
 
 
 class PrivateAddress(Exception):
@@ -30,23 +79,31 @@ class Pinned:
     extensions: dict[str, Any]
 
 
-async def pin(url: str, *, private_allowed: bool) -> Pinned:
-    """Resolve an address's host. Raise ``PrivateAddress``, or ``OSError`` if it has none."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError as error:
-        raise OSError("no address") from error
-    default = 443 if parts.scheme == "https" else 80
-    address = await _resolve(host, port or default, private_allowed=private_allowed)
-    netloc = f"[{address}]" if ":" in address else address
-    if port:
-        netloc += f":{port}"
+async def pin(url: str, *, private_allowed: bool, owner: str = "") -> Pinned:
+    """Resolve a URL's host for an account. Raise ``PrivateAddress``, or ``OSError`` if it has no
+    address or its owner has too many names looked up at the moment."""
+    parsed = read_url(url)
+    host = parsed.raw_host.decode("ascii")
+    default = 443 if parsed.scheme == "https" else 80
+    addresses = await _names.resolve(host, parsed.port or default, owner=owner)
+    if not private_allowed and not all(map(is_public, addresses)):
+        raise PrivateAddress
     return Pinned(
-        urlunsplit((parts.scheme, netloc, parts.path or "/", parts.query, "")),
-        headers={"Host": parts.netloc.rpartition("@")[2]},
+        str(parsed.copy_with(host=addresses[0], userinfo=b"", fragment=None)),
+        headers={"Host": parsed.netloc.decode("ascii")},
         extensions={"sni_hostname": host},
     )
+
+
+def read_url(url: str) -> httpx.URL:
+    """Parse a URL, its host in IDNA form. Raise ``InvalidUrl``."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise InvalidUrl("not a valid URL") from error
+    if not parsed.raw_host:
+        raise InvalidUrl("the URL names no host")
+    return parsed
 
 
 def is_public(address: str) -> bool:
@@ -54,23 +111,11 @@ def is_public(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     if not found.is_global or found.is_multicast:
         return False
+    if any(found in network for network in _CLOSED if network.version == found.version):
+        return False
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour
         if found in _TRANSLATED:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         return inner is None or is_public(str(inner))
     return True
-
-
-async def _resolve(host: str, port: int, *, private_allowed: bool) -> str:
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        raise OSError(f"no such host: {error}") from error
-    addresses = [str(entry[4][0]) for entry in found]
-    if not addresses:
-        raise OSError("no such host")
-    if not private_allowed and not all(map(is_public, addresses)):
-        raise PrivateAddress
-    return addresses[0]

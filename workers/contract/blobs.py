@@ -28,6 +28,8 @@ from workers.contract.jobs import BlobRef
 BYTES_MAX: Final = 256 * 1024 * 1024
 CHUNK_BYTES: Final = 1024 * 1024
 """Of a streamed read; hashing so much takes about a millisecond."""
+PARTS_AT_ONCE: Final = 2
+"""Of a streamed write; each is 5 MiB in memory."""
 
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
@@ -130,7 +132,13 @@ class Blobs:
         plain = isinstance(self._store, LocalStore)
         attributes = None if plain else {"Content-Type": content_type}
         with _translated(key):
-            await obstore.put_async(self._store, key, measured(), attributes=attributes)
+            await obstore.put_async(
+                self._store,
+                key,
+                measured(),
+                attributes=attributes,
+                max_concurrency=PARTS_AT_ONCE,
+            )
         return BlobRef(key, size, digest.hexdigest(), content_type)
 
     async def get(self, ref: BlobRef) -> bytes:
@@ -202,8 +210,8 @@ class Blobs:
                         count += 1
                     except FileNotFoundError:
                         continue
-        if self._directory is not None:
-            await asyncio.to_thread(_remove_unfinished, self._directory / prefix, spare)
+            if self._directory is not None:
+                await asyncio.to_thread(_remove_unfinished, self._directory / prefix, spare)
         return count
 
     async def sign(self, ref: BlobRef, *, valid_s: int) -> str | None:

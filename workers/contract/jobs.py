@@ -108,6 +108,12 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     workflow: bool = False
     """Of the gateway alone, never queued: the input is a plan of steps, each a job of its own."""
     version: int = VERSION
+    note: str = ""
+    """What an earlier holder of the job kept for the next one, as far as the gateway knows it; that
+    of the lease is newer. See ``Queue.keep``."""
+    stored_input: BlobRef | None = None
+    """Location of ``input`` if it is too large for the queue, as ``pack_value`` wrote it; ``input``
+    is then empty. Deleted when the request ends."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -199,7 +205,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[tuple[str, float], ...] = ()
 
 
-FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -210,6 +216,8 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    """What an upstream's model wrote before its answer, where it keeps that apart."""
 
 
 # --- Events: what a worker says while a job runs -------------------------------------------------
@@ -234,6 +242,11 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    """New text of the choice's reasoning, beside ``text``."""
+    usage: Usage | None = None
+    """Usage of the request so far, with the first tokens of each choice. For the ledger: if the
+    worker is lost, the event log still shows how much input the delivered text took."""
 
 
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -264,6 +277,9 @@ class Preview(msgspec.Struct, frozen=True, tag="preview"):
     blob: BlobRef
     index: int = 0
     """Which of this output's previews it is."""
+    full: bool = False
+    """Whether it is a picture at full size, and so a delivery: the output is charged if the request
+    ends early. Thumbnails are free."""
 
 
 class Sketch(msgspec.Struct, frozen=True, tag="sketch"):
@@ -272,6 +288,8 @@ class Sketch(msgspec.Struct, frozen=True, tag="sketch"):
     output: int
     index: int
     file: File
+    full: bool = False
+    """As in ``Preview``."""
 
 
 class Sound(msgspec.Struct, frozen=True, tag="sound"):
@@ -290,6 +308,8 @@ class Sound(msgspec.Struct, frozen=True, tag="sound"):
     """At most ``SOUND_BYTES_MAX``; none where nobody reads along."""
     duration_ms: int
     """Of this output, up to the end of this piece."""
+    characters: int = 0
+    """Characters of the sentences begun up to the end of this piece, of speech."""
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled"):
@@ -341,10 +361,17 @@ class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True
     blobs: tuple[BlobRef, ...] = ()
     worker: str = ""
     files: tuple[File, ...] = ()
+    stored: BlobRef | None = None
+    """Location of ``output`` if it is too large for the queue, as ``pack_value`` wrote it;
+    ``output`` is then empty."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
-    """The job could not be done. ``message`` is for the client: no path, secret or traceback."""
+    """The job could not be done. ``message`` is for the client: no path, secret or traceback.
+
+    With ``delivered`` a part had been streamed before; ``usage`` is then what that part is charged
+    for, and ``output`` and ``blobs`` are the part itself as far as it is known here.
+    """
 
     code: FailureCode
     message: str
@@ -353,10 +380,18 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
     usage: Usage = Usage()
     timings: Timings = Timings()
     worker: str = ""
+    delivered: bool = False
+    output: dict[str, Any] = {}
+    blobs: tuple[BlobRef, ...] = ()
+    stored: BlobRef | None = None
+    """As in ``Completed``."""
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", omit_defaults=True):
-    """The job was stopped. What was produced counts only if it was delivered (a stream)."""
+    """The job was stopped. What was produced counts only if it was delivered (a stream).
+
+    ``usage``, ``output`` and ``blobs`` as in ``Failed``.
+    """
 
     reason: Literal["client", "deadline", "operator"]
     delivered: bool = False
@@ -364,6 +399,9 @@ class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", omit_defaults=True
     timings: Timings = Timings()
     output: dict[str, Any] = {}
     worker: str = ""
+    blobs: tuple[BlobRef, ...] = ()
+    stored: BlobRef | None = None
+    """As in ``Completed``."""
 
 
 Outcome: TypeAlias = Completed | Failed | Cancelled
@@ -371,6 +409,10 @@ Outcome: TypeAlias = Completed | Failed | Cancelled
 _encoder = msgspec.msgpack.Encoder()
 _job_decoder = msgspec.msgpack.Decoder(Job)
 _outcome_decoder = msgspec.msgpack.Decoder(Outcome)
+
+
+_value_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+VALUE_TYPE: Final = "application/msgpack"
 
 
 class _Sent(msgspec.Struct, frozen=True, array_like=True):
@@ -388,6 +430,16 @@ _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 def encode(message: Job | Outcome | tuple[SentEvent, ...]) -> bytes:
     return _encoder.encode(message)
+
+
+def pack_value(value: dict[str, Any]) -> bytes:
+    """Encode an input or an output that goes by the blob store."""
+    return _encoder.encode(value)
+
+
+def unpack_value(data: bytes) -> dict[str, Any]:
+    """Raise ``msgspec.DecodeError`` if the bytes are not what ``pack_value`` makes."""
+    return _value_decoder.decode(data)
 
 
 def decode_job(data: bytes) -> Job:

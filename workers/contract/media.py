@@ -152,8 +152,9 @@ class Medium(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which of ``n`` it is."""
     blob: int | None = None
     """Its place in ``Completed.blobs``."""
-    role: Literal["output", "thumbnail", "spritesheet", "score"] = "output"
-    """A ``score`` are the notes of a piece of music."""
+    role: Literal["output", "thumbnail", "spritesheet", "score", "preview"] = "output"
+    """``score``: the notes of a piece of music. ``preview``: the last preview that was delivered of
+    a picture whose request ended early."""
     content_type: str = ""
     width: int = 0
     height: int = 0

@@ -5,8 +5,8 @@ Redis 6.2 only. The only clock is the server's. Every key has a time to live.
 
   job:<id>         HASH    one job; once it has ended a short note of how, for latecomers
   queue:<account>  ZSET    queued ids of an account by priority, then arrival
-  accounts         ZSET    accounts that may be served next, by virtual start tag
-  capped           SET     accounts with queued jobs that run as many as they may
+  accounts         ZSET    accounts with queued jobs, by virtual start tag
+  backlog          HASH    account -> estimated cost (us) of its queued jobs
   finish           ZSET    virtual finish tag of each account
   running          HASH    account -> jobs that run
   leases           ZSET    running ids by the time (ms) at which their lease lapses
@@ -17,14 +17,18 @@ Redis 6.2 only. The only clock is the server's. Every key has a time to live.
   live             ZSET    ids that have not ended, by arrival (ms): its size is the demand
   wake             ZSET    one marker, there when a worker should look
   counters         HASH    queued, cost_us, sequence, virtual, pace, service_us
-  done             STREAM  how jobs ended
+  done             STREAM  how jobs ended, and what their holders keep for the next (status 'note')
 
-An account with queued jobs is in exactly one of 'accounts' and 'capped', one without is in neither.
+An account is in 'accounts' and in 'backlog' while it has queued jobs, and only then.
 A job is in exactly one of its account's queue, 'leases' and 'delayed', or it has ended.
 
 Fairness is start-time fair queueing: an account is served in the order of its start tag; serving a
 job moves the tag on by cost / weight, and a newcomer starts at the tag that was served last, so
 nobody saves up by being idle. Costs are whole microseconds, because sums of fractions drift.
+
+An account that runs its share of the model's jobs is passed over while another one waits, so that
+estimates that are wrong, or jobs that are long, give nobody every place of a model. Whatever then
+is still free goes by the order of the tags again: places never stay empty while jobs are queued.
 ]]
 
 local LIVE_S = 7 * 24 * 3600
@@ -32,12 +36,13 @@ local ENDED_S = 3600
 local ANSWER_S = 120
 local SCAN = 64
 local SMOOTHING = 0.1
+local BACKLOGS = 4096
 
 local call = redis.call
 local prefix = KEYS[1]
 local JOB, QUEUE = prefix .. ':job:', prefix .. ':queue:'
 local WORKER, ANSWER = prefix .. ':worker:', prefix .. ':answer:'
-local ACCOUNTS, CAPPED, FINISH = prefix .. ':accounts', prefix .. ':capped', prefix .. ':finish'
+local ACCOUNTS, BACKLOG, FINISH = prefix .. ':accounts', prefix .. ':backlog', prefix .. ':finish'
 local RUNNING, LEASES, DELAYED = prefix .. ':running', prefix .. ':leases', prefix .. ':delayed'
 local DEADLINES, LIVE, WAKE = prefix .. ':deadlines', prefix .. ':live', prefix .. ':wake'
 local COUNTERS, DONE = prefix .. ':counters', prefix .. ':done'
@@ -48,7 +53,7 @@ local now = math.floor(now_us / 1000)
 
 -- What a script changes is gathered here and written once, by commit().
 local queued, cost_us, sequence, virtual, pace, service_us
-local depths, finishes, starts = {}, {}, {}
+local depths, finishes, starts, backlogs, emptied = {}, {}, {}, {}, {}
 local leased, lapsed, ended, touched = {}, {}, {}, {}
 local wake, counted = false, false
 
@@ -77,6 +82,13 @@ local function commit()
   for account, tag in pairs(finishes) do
     call('ZADD', FINISH, tag, account)
     touched[FINISH] = true
+  end
+  for account, cost in pairs(backlogs) do
+    -- What was enqueued by an older version was not counted, and must not count against others.
+    if emptied[account] or call('HINCRBY', BACKLOG, account, cost) <= 0 then
+      call('HDEL', BACKLOG, account)
+    end
+    touched[BACKLOG] = true
   end
   for account, count in pairs(starts) do
     if call('HINCRBY', RUNNING, account, count) <= 0 then call('HDEL', RUNNING, account) end
@@ -119,7 +131,12 @@ end
 
 local function leave(account)          -- its queue is empty
   call('ZREM', ACCOUNTS, account)
-  call('SREM', CAPPED, account)
+  emptied[account] = true
+end
+
+local function waits(account, count, cost) -- more or less of its work is queued
+  backlogs[account] = (backlogs[account] or 0) + cost
+  queued, cost_us, counted = queued + count, cost_us + cost, true
 end
 
 local function push(id, account, score, cost)
@@ -127,7 +144,8 @@ local function push(id, account, score, cost)
   call('ZADD', QUEUE .. account, score, id)
   depths[account] = n + 1
   touched[QUEUE .. account] = true
-  queued, cost_us, counted = queued + 1, cost_us + cost, true
+  emptied[account] = nil
+  waits(account, 1, cost)
   if n == 0 then enter(account) end
   wake = true
 end
@@ -136,7 +154,7 @@ local function pull(id, account, cost) -- take a job out of its account's queue
   local n = depth(account)
   if call('ZREM', QUEUE .. account, id) == 0 then return end
   depths[account] = n - 1
-  queued, cost_us, counted = queued - 1, cost_us - cost, true
+  waits(account, -1, -cost)
   if n == 1 then leave(account) end
 end
 
@@ -165,7 +183,6 @@ local function release(id, job)        -- end a lease
   lapsed[#lapsed + 1] = id
   call('SREM', WORKER .. job.worker, id)
   starts[job.account] = (starts[job.account] or 0) - 1
-  if call('SREM', CAPPED, job.account) == 1 then enter(job.account) end
 end
 
 local function requeue(id, job)        -- to its old place
@@ -236,8 +253,8 @@ end
 
 local function describe(id)
   local f = call('HMGET', JOB .. id, 'token', 'attempt', 'account', 'reply', 'payload',
-    'enqueued_us', 'started_us')
-  return {id, f[1], tonumber(f[2]), f[3], f[4], f[5], waited(f[6], tonumber(f[7]))}
+    'enqueued_us', 'started_us', 'note')
+  return {id, f[1], tonumber(f[2]), f[3], f[4], f[5], waited(f[6], tonumber(f[7])), f[8] or ''}
 end
 
 local function lease_again(worker, nonce, lease_ms)
@@ -266,28 +283,31 @@ local function candidate(account, batch_key, look)
   return nil
 end
 
--- worker, count, lease_ms, account_cap, look_ahead, nonce
--- -> for each job {id, token, attempt, account, reply, payload, queued_us}
+-- worker, count, lease_ms, account_share, look_ahead, nonce
+-- -> for each job {id, token, attempt, account, reply, payload, queued_us, note}
 function operations.lease()
   local worker, count, lease_ms = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-  local cap, look, nonce = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+  local look, nonce = tonumber(ARGV[6]), ARGV[7]
   local taken = lease_again(worker, nonce, lease_ms)
   if taken then return taken end
   begin()
   local ids, running, batch_key, skipped, rounds = {}, {}, nil, 0, 0
+  -- What runs and what is asked for are all the places that are known of.
+  local places = call('ZCARD', LEASES) + count
+  local most, passed = math.max(math.floor(tonumber(ARGV[5]) * places), 1), 0
+  local sharing, rest = true, false
   taken = {}
   while #taken < count and rounds < count + SCAN do
     rounds = rounds + 1
     local head = call('ZRANGE', ACCOUNTS, skipped, skipped, 'WITHSCORES')
-    if not head[1] then break end
-    local account, tag = head[1], tonumber(head[2])
-    local runs = running[account] or tonumber(call('HGET', RUNNING, account) or 0)
-    running[account] = runs
-    if runs >= cap then
-      call('ZREM', ACCOUNTS, account)
-      call('SADD', CAPPED, account)
-      touched[CAPPED] = true
+    if not head[1] then
+      if not (sharing and rest) then break end
+      -- Nobody else waits: the rest goes by the order of the tags, whatever runs already.
+      sharing, skipped, rounds = false, 0, 0
     else
+      local account, tag = head[1], tonumber(head[2])
+      local runs = running[account] or tonumber(call('HGET', RUNNING, account) or 0)
+      running[account] = runs
       local id, key, more = candidate(account, batch_key, look)
       if not id then
         skipped = skipped + 1
@@ -296,22 +316,26 @@ function operations.lease()
         ended[#ended + 1] = id
       else
         local f = call('HMGET', JOB .. id, 'cost_us', 'weight', 'deadline_ms', 'attempt',
-          'account', 'reply', 'payload', 'enqueued_us')
-        local cost, deadline = tonumber(f[1]), tonumber(f[3])
+          'account', 'reply', 'payload', 'enqueued_us', 'note')
+        local cost, weight, deadline = tonumber(f[1]), tonumber(f[2]), tonumber(f[3])
         if deadline ~= 0 and deadline <= now then
           pull(id, account, cost)
           settle(id, read(id), 'expired', '', 'deadline')
+        elseif sharing and (runs >= most or weight < passed) then
+          -- A flow of less weight does not overtake one that has its share: it waits its turn.
+          if runs >= most then passed = math.max(passed, weight) end
+          skipped, rest = skipped + 1, true
         else
           local attempt, token = tonumber(f[4]) + 1, nonce .. ':' .. (#taken + 1)
-          local tag_next = tag + cost / tonumber(f[2])
+          local tag_next = tag + cost / weight
           batch_key = key
           call('ZREM', QUEUE .. account, id)
           if depths[account] then depths[account] = depths[account] - 1 end
-          queued, cost_us, counted = queued - 1, cost_us - cost, true
+          waits(account, -1, -cost)
           virtual = math.max(virtual, tag)
           finishes[account] = tag_next
           if more then call('ZADD', ACCOUNTS, tag_next, account)
-          else call('ZREM', ACCOUNTS, account) end
+          else leave(account) end
           running[account] = runs + 1
           starts[account] = (starts[account] or 0) + 1
           call('HSET', JOB .. id, 'state', 'running', 'attempt', attempt, 'token', token,
@@ -319,7 +343,8 @@ function operations.lease()
           leased[#leased + 1] = now + lease_ms
           leased[#leased + 1] = id
           ids[#ids + 1] = id
-          taken[#taken + 1] = {id, token, attempt, account, f[6], f[7], waited(f[8], now_us)}
+          taken[#taken + 1] = {id, token, attempt, account, f[6], f[7], waited(f[8], now_us),
+            f[9] or ''}
         end
       end
     end
@@ -415,6 +440,19 @@ function operations.complete()
   return answers
 end
 
+-- id, token, note -> kept, fenced or unknown
+function operations.keep()
+  local id, note = ARGV[2], ARGV[4]
+  local f = call('HMGET', JOB .. id, 'state', 'token', 'account', 'attempt')
+  if f[1] and (f[1] ~= 'running' or f[2] ~= ARGV[3]) then return 'fenced' end
+  if f[1] then call('HSET', JOB .. id, 'note', note) end
+  -- For the gateways too, which queue the job again should this server be wiped.
+  call('XADD', DONE, '*', 'id', id, 'attempt', f[4] or 0, 'status', 'note', 'account', f[3] or '',
+    'reply', '', 'outcome', note, 'reason', '')
+  call('EXPIRE', DONE, LIVE_S)
+  return f[1] and 'kept' or 'unknown'
+end
+
 -- worker, crashed, crashes_max, limit -> number of jobs taken back, at most the limit
 function operations.release_worker()
   local worker, crashed, crashes_max = ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
@@ -498,10 +536,6 @@ function operations.reap()
   if call('EXISTS', LEASES) == 0 and #leased == 0 then
     -- Nothing runs. Should a job have been forgotten while it ran, its account is freed here.
     call('DEL', RUNNING)
-    for _, account in ipairs(call('SMEMBERS', CAPPED)) do
-      call('SREM', CAPPED, account)
-      enter(account)
-    end
   end
   wake = true                          -- a worker may have died between the marker and its lease
   commit()
@@ -553,13 +587,15 @@ function operations.state()
     f[8] or ''}
 end
 
--- -> {queued, cost_us, running, delayed, live, oldest_ms, pace, service_us}
+-- -> {queued, cost_us, running, delayed, live, oldest_ms, pace, service_us, accounts,
+--     {account, cost_us}*}, the last only of so many accounts as are read in an instant
 function operations.load()
   begin()
   local oldest = call('ZRANGE', LIVE, 0, 0, 'WITHSCORES')
+  local accounts = call('HLEN', BACKLOG)
   return {queued, cost_us, call('ZCARD', LEASES), call('ZCARD', DELAYED), call('ZCARD', LIVE),
     oldest[2] and math.max(now - tonumber(oldest[2]), 0) or 0, string.format('%.17g', pace),
-    math.floor(service_us)}
+    math.floor(service_us), accounts, accounts <= BACKLOGS and call('HGETALL', BACKLOG) or {}}
 end
 
 return operations[ARGV[1]]()

@@ -21,6 +21,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
+from workers.contract.load import Load, read_load
 from workers.contract.redis import BLOCK_MAX_S
 
 NAMESPACE: Final = "gq"
@@ -39,6 +40,8 @@ _COST_MIN_S: Final = 0.001
 """A free job would not move its account's turn on, and a flood of them would starve the others."""
 _SCRIPT_ENTRIES: Final = 64
 """Entries handled by one script call: the server does nothing else meanwhile (about 2 ms)."""
+_EXISTS: Final = 250
+"""Jobs asked for by one command."""
 _RELEASE_LIMIT: Final = 1000
 
 Terminal: TypeAlias = Literal["ok", "failed", "cancelled", "expired", "dead"]
@@ -84,6 +87,8 @@ class Lease(msgspec.Struct, frozen=True):
     payload: bytes
     queued_us: int
     """From enqueue to this lease, by the server's clock."""
+    note: str = ""
+    """What an earlier holder kept for this one."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -116,6 +121,10 @@ CompletionResult: TypeAlias = Literal["done", "retrying", "already", "fenced", "
 if it was finished or cancelled its outcome was saved all the same."""
 
 
+KeepResult: TypeAlias = Literal["kept", "fenced", "unknown"]
+"""``fenced``: the lease was lost. ``unknown``: the server lost the job; gateways have the note."""
+
+
 class JobState(msgspec.Struct, frozen=True):
     """Where a job is, for an hour beyond its end. Times are Unix milliseconds, 0 if not yet."""
 
@@ -129,33 +138,6 @@ class JobState(msgspec.Struct, frozen=True):
     worker: str
     cancel: str
     """The reason for which a running job was asked to stop."""
-
-
-class Load(msgspec.Struct, frozen=True):
-    """How busy one model is."""
-
-    depth: int
-    """Jobs queued."""
-    cost: float
-    """Their estimated device time in seconds."""
-    running: int
-    delayed: int
-    live: int
-    """All that have not ended: the demand that autoscaling goes by."""
-    oldest_ms: int
-    """Age of the oldest of those."""
-    pace: float
-    """Seconds from lease to end per estimated second, averaged over recent jobs; 0 if unknown."""
-    service_s: float
-    """Seconds from lease to end, averaged over recent jobs; 0 if unknown."""
-
-    @property
-    def wait_s(self) -> float:
-        """Estimate of how long a job enqueued now will be queued.
-
-        With work queued, the number of running jobs is what the workers can take at once.
-        """
-        return self.cost * (self.pace or 1.0) / max(self.running, 1)
 
 
 class Reaped(msgspec.Struct, frozen=True):
@@ -200,7 +182,7 @@ class Queue:
         count: int,
         *,
         lease_ms: int = LEASE_MS,
-        account_cap: int | None = None,
+        account_share: float = 1.0,
         look_ahead: int = 16,
         nonce: str | None = None,
     ) -> list[Lease]:
@@ -208,15 +190,16 @@ class Queue:
 
         ``worker`` names one process for the time of its life; it asks once at a time per model.
         Repeat a call whose answer was lost with the same ``nonce``. An account that runs
-        ``account_cap`` jobs of this model gets no more; ``look_ahead`` bounds how far into an
-        account's queue a fitting job is searched.
+        ``account_share`` of the model's jobs (what runs and what is asked for) is passed over while
+        another account waits, and only then; ``look_ahead`` bounds how far into an account's queue
+        a fitting job is searched.
         """
         jobs = await self._call(
             "lease",
             worker,
             min(count, LEASE_COUNT_MAX),
             lease_ms,
-            2**53 if account_cap is None else account_cap,
+            account_share,
             look_ahead,
             nonce or new_nonce(),
         )
@@ -229,6 +212,7 @@ class Queue:
                 reply=job[4].decode(),
                 payload=job[5],
                 queued_us=job[6],
+                note=job[7].decode(),
             )
             for job in jobs
         ]
@@ -269,6 +253,15 @@ class Queue:
             for results in await self._call_many(calls)
             for result in results
         ]
+
+    async def keep(self, id: str, token: str, note: str) -> KeepResult:
+        """Keep something small for whoever holds the job next: it comes with the next lease.
+
+        It survives everything but a wipe; the gateways get it too, for the job that they queue
+        again then. After ``unknown`` ask again until they have.
+        """
+        answer = await self._call("keep", id, token, note)
+        return cast(KeepResult, answer.decode())
 
     async def release_worker(self, worker: str, *, crashed: bool) -> int:
         """Put all that a worker holds back in its old place; return how many jobs that were.
@@ -312,71 +305,58 @@ class Queue:
 
     async def state(self, id: str) -> JobState | None:
         """Where a job is; None if the server does not know it (any more)."""
-        answer = await self._call("state", id)
-        if answer is None:
-            return None
-        return JobState(
-            state=answer[0].decode(),
-            attempt=answer[1],
-            position=answer[2],
-            enqueued_ms=answer[3],
-            started_ms=answer[4],
-            ended_ms=answer[5],
-            worker=answer[6].decode(),
-            cancel=answer[7].decode(),
-        )
+        return _state(await self._call("state", id))
 
     async def missing(self, ids: Sequence[str]) -> list[str]:
-        """Which of these jobs the server does not know (any more); one round trip."""
+        """Which of these jobs the server does not know (any more); two round trips at most."""
         if not ids:
             return []
+        # Mostly none is missing: counting many with one command costs a tenth of asking for each.
+        chunks = [ids[start : start + _EXISTS] for start in range(0, len(ids), _EXISTS)]
+        counts = await self._exist([[*chunk] for chunk in chunks])
+        doubtful = [
+            id
+            for chunk, count in zip(chunks, counts, strict=True)
+            if count < len(chunk)
+            for id in chunk
+        ]
+        if not doubtful:
+            return []
+        known = await self._exist([[id] for id in doubtful])
+        return [id for id, found in zip(doubtful, known, strict=True) if not found]
+
+    async def _exist(self, groups: Sequence[Sequence[str]]) -> list[int]:
+        """Count how many jobs of each group the server knows; one round trip."""
         async with self._redis.pipeline(transaction=False) as pipeline:
-            for id in ids:
-                pipeline.exists(f"{self._prefix}:job:{id}")
-            known = await pipeline.execute()
-        return [id for id, found in zip(ids, known, strict=True) if not found]
+            for group in groups:
+                pipeline.exists(*(f"{self._prefix}:job:{id}" for id in group))
+            return await pipeline.execute()
 
     async def load(self) -> Load:
         """How busy the model is now."""
-        depth, cost_us, running, delayed, live, oldest_ms, pace, service_us = await self._call(
-            "load"
-        )
-        return Load(
-            depth=depth,
-            cost=cost_us / 1e6,
-            running=running,
-            delayed=delayed,
-            live=live,
-            oldest_ms=oldest_ms,
-            pace=float(pace),
-            service_s=service_us / 1e6,
-        )
+        return read_load(await self._call("load"))
 
     async def _call(self, *arguments: Any) -> Any:
-        script, sha = _script()
-        try:
-            return await self._redis.evalsha(sha, 1, self._prefix, *arguments)
-        except NoScriptError:
-            # A server that was restarted, wiped or failed over. EVAL runs the script and keeps it.
-            return await self._redis.eval(script, 1, self._prefix, *arguments)
+        return await _evaluate_one(self._redis, self._prefix, *arguments)
 
     async def _call_many(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        if not calls:
-            return []
-        if len(calls) == 1:
-            return [await self._call(*calls[0])]
-        # redis-py's own script objects would ask the server for each script before every pipeline.
-        _, sha = _script()
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for arguments in calls:
-                pipeline.evalsha(sha, 1, self._prefix, *arguments)
-            answers = await pipeline.execute(raise_on_error=False)
-        for index, answer in enumerate(answers):
-            if isinstance(answer, NoScriptError):
-                answers[index] = await self._call(*calls[index])
-            elif isinstance(answer, Exception):
-                raise answer
-        return answers
+        return await _evaluate(self._redis, [(self._prefix, *arguments) for arguments in calls])
+
+
+async def loads(
+    redis: Redis, models: Sequence[str], *, namespace: str = NAMESPACE
+) -> dict[str, Load]:
+    """How busy models are now, in one round trip."""
+    answers = await _evaluate(redis, [(prefix(namespace, model), "load") for model in models])
+    return {model: read_load(answer) for model, answer in zip(models, answers, strict=True)}
+
+
+async def states(
+    redis: Redis, jobs: Sequence[tuple[str, str]], *, namespace: str = NAMESPACE
+) -> list[JobState | None]:
+    """Where jobs are, each given as its model and its id, in one round trip."""
+    calls = [(prefix(namespace, model), "state", id) for model, id in jobs]
+    return [_state(answer) for answer in await _evaluate(redis, calls)]
 
 
 async def wait_for_work(
@@ -401,6 +381,55 @@ def new_nonce() -> str:
 def prefix(namespace: str, model: str) -> str:
     """The first part of every key of a model; the braces put them into one slot of a cluster."""
     return f"{namespace}:{{{model}}}"
+
+
+async def _evaluate_one(redis: Redis, key: str, *arguments: Any) -> Any:
+    script, sha = _script()
+    try:
+        return await redis.evalsha(sha, 1, key, *arguments)
+    except NoScriptError:
+        # A server that was restarted, wiped or failed over. EVAL runs the script and keeps it.
+        return await redis.eval(script, 1, key, *arguments)
+
+
+async def _evaluate(redis: Redis, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Run operations, each given as its queue's prefix, its name and its arguments."""
+    if not calls:
+        return []
+    if len(calls) == 1:
+        return [await _evaluate_one(redis, *calls[0])]
+    # redis-py's own script objects would ask the server for each script before every pipeline.
+    _, sha = _script()
+    async with redis.pipeline(transaction=False) as pipeline:
+        for key, *arguments in calls:
+            pipeline.evalsha(sha, 1, key, *arguments)
+        answers = await pipeline.execute(raise_on_error=False)
+    unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+    if unknown:
+        # The first one brings the script, all others go together again.
+        answers[unknown[0]] = await _evaluate_one(redis, *calls[unknown[0]])
+        again = await _evaluate(redis, [calls[at] for at in unknown[1:]])
+        for at, answer in zip(unknown[1:], again, strict=True):
+            answers[at] = answer
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def _state(answer: Any) -> JobState | None:
+    if answer is None:
+        return None
+    return JobState(
+        state=answer[0].decode(),
+        attempt=answer[1],
+        position=answer[2],
+        enqueued_ms=answer[3],
+        started_ms=answer[4],
+        ended_ms=answer[5],
+        worker=answer[6].decode(),
+        cancel=answer[7].decode(),
+    )
 
 
 def _arguments(entry: Entry) -> tuple[Any, ...]:

@@ -8,10 +8,11 @@ again. Every key has a time to live.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -19,6 +20,8 @@ from redis.exceptions import ResponseError
 
 from workers.contract.queue import LIVE_S, NAMESPACE, Queue, Terminal, prefix
 from workers.contract.redis import BLOCK_MAX_S
+
+log = logging.getLogger(__name__)
 
 MAILBOX_S: Final = 60
 """A gateway that has not read for this long is gone, and so is its mailbox."""
@@ -136,7 +139,7 @@ class Mailbox:
         for _, entries in cast(list[Any], answer):
             for entry_id, fields in entries:
                 self._last = entry_id.decode()
-                frames.append(fields[b"f"])
+                frames.append(fields.get(b"f", b""))
         return frames
 
     async def close(self) -> None:
@@ -209,13 +212,19 @@ def check_cursor(cursor: str) -> str:
     return cursor
 
 
+DeliveryStatus: TypeAlias = Terminal | Literal["note"]
+
+
 class Delivery(msgspec.Struct, frozen=True):
-    """The end of one job, as it came from the queue; delivered at least once."""
+    """The end of one job, as it came from the queue; delivered at least once.
+
+    With the status ``note`` it is no end, but what a job's holder keeps for the next one.
+    """
 
     model: str
     entry_id: str
     request_id: str
-    status: Terminal
+    status: DeliveryStatus
     attempt: int
     outcome: bytes
     """Empty where the queue itself ended the job: never run, out of time, or poison."""
@@ -280,11 +289,25 @@ class Outcomes:
             self._ready.clear()
             return []
         models = {_done_key(self._namespace, model).encode(): model for model in self.models}
-        return [
-            delivery
-            for key, entries in cast(list[Any], answer)
-            for delivery in _deliveries(models[key], entries)
-        ]
+        found = []
+        for key, entries in cast(list[Any], answer):
+            found += await self._read_entries(models[key], entries)
+        return found
+
+    async def _read_entries(self, model: str, entries: Iterable[Any]) -> list[Delivery]:
+        """Read stream entries; one that is no outcome at all is removed."""
+        found = []
+        for entry_id, fields in entries:
+            if fields is None:
+                continue
+            try:
+                found.append(_delivery(model, entry_id, fields))
+            except (LookupError, ValueError) as error:
+                log.error("an entry of %s is no outcome and is removed: %s", model, error)
+                key = _done_key(self._namespace, model)
+                await self._redis.xack(key, _GROUP, entry_id)
+                await self._redis.xdel(key, entry_id)
+        return found
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """Remove what has been settled and committed, in one round trip."""
@@ -335,7 +358,7 @@ class Outcomes:
         claimed = []
         for model, answer in zip(models, answers, strict=True):
             self._cursors[model] = answer[0].decode()
-            claimed += _deliveries(model, answer[1])
+            claimed += await self._read_entries(model, answer[1])
         return claimed
 
 
@@ -386,7 +409,14 @@ class Workers:
         dead = [name for name, data in zip(names, said, strict=True) if data is None]
         if dead:
             await self._redis.srem(self._index, *dead)
-        return tuple(self._decoder.decode(data) for data in said if data is not None)
+        found = []
+        for name, data in zip(names, said, strict=True):
+            try:
+                if data is not None:
+                    found.append(self._decoder.decode(data))
+            except msgspec.DecodeError:
+                log.warning("the announcement of worker %s cannot be read", name)
+        return tuple(found)
 
     async def withdraw(self, worker: str) -> None:
         """Say that a worker is gone."""
@@ -437,21 +467,17 @@ def _log_entries(id: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -
     return found
 
 
-def _deliveries(model: str, entries: Iterable[Any]) -> list[Delivery]:
-    return [
-        Delivery(
-            model=model,
-            entry_id=entry_id.decode(),
-            request_id=fields[b"id"].decode(),
-            status=cast(Terminal, fields[b"status"].decode()),
-            attempt=int(fields[b"attempt"]),
-            outcome=fields[b"outcome"],
-            reason=fields[b"reason"].decode(),
-            reply=fields.get(b"reply", b"").decode(),
-        )
-        for entry_id, fields in entries
-        if fields is not None
-    ]
+def _delivery(model: str, entry_id: bytes, fields: Mapping[bytes, bytes]) -> Delivery:
+    return Delivery(
+        model=model,
+        entry_id=entry_id.decode(),
+        request_id=fields[b"id"].decode(),
+        status=cast(DeliveryStatus, fields[b"status"].decode()),
+        attempt=int(fields[b"attempt"]),
+        outcome=fields[b"outcome"],
+        reason=fields[b"reason"].decode(),
+        reply=fields.get(b"reply", b"").decode(),
+    )
 
 
 async def _members(redis: Redis, key: str) -> set[bytes]:

@@ -2,8 +2,9 @@
 
 It computes nothing and is in no default catalog; what it shows is everything around an engine. A
 token is a word. With ``unsafe_test_hooks`` a message may ask for what engines do at their worst:
-``!crash`` kills the process, ``!hang`` does not come back from the step, ``!fail`` raises; and the
-files of a job are shown in its first step and come back at its end.
+``!crash`` kills the process, ``!hang`` does not come back from the step, ``!long`` takes seconds
+and shows progress, ``!fail`` raises, ``!fail late …`` raises after its first words; and the files
+of a job are shown in its first step and come back at its end.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from workers.engines.protocol import (
     StepReport,
     Wait,
 )
+from workers.pulse import PULSE
 
 _WORD: Final = re.compile(r"\S+\s*")
 
@@ -67,6 +69,7 @@ class _Echo:
     limit: int
     input_tokens: int
     choices: int
+    stream: bool
     command: str | None = None
     files: tuple[File, ...] = ()
     said: int = 0
@@ -103,13 +106,18 @@ class EchoEngine:
             chat = msgspec.convert(job.input, ChatInput)
         except msgspec.ValidationError as error:
             return Failed(code="invalid_input", message=f"The input is not a chat: {error}")
-        asked = next((m.content for m in reversed(chat.messages) if m.role == "user"), "")
+        prompts = [prompt for prompt in chat.prompts if isinstance(prompt, str)]
+        said = [m.content for m in chat.messages if m.role == "user"]
+        asked = next(reversed(said or prompts), "")
         words = _WORD.findall(asked)
         self._echoes[job.request_id] = _Echo(
             words=words,
             limit=min(len(words), chat.max_tokens),
-            input_tokens=sum(len(message.content.split()) for message in chat.messages),
+            input_tokens=sum(
+                len(text.split()) for text in (*(m.content for m in chat.messages), *prompts)
+            ),
             choices=chat.n,
+            stream=job.stream,
             command=asked if self._options.unsafe_test_hooks else None,
             files=tuple(
                 File(ref.content_type, data)
@@ -130,7 +138,7 @@ class EchoEngine:
             if echo.cancelled is not None:
                 outcomes.append((request_id, _cancel(echo, echo.cancelled)))
                 continue
-            _obey(echo.command)
+            _obey(echo.command, echo.said)
             start = echo.said
             echo.said = min(echo.limit, start + (self._options.tokens_per_step or echo.limit))
             weights[request_id] = 1.0 + echo.said - start
@@ -147,6 +155,8 @@ class EchoEngine:
             text = "".join(echo.words[start : echo.said])
             for index in range(echo.choices):
                 said = Tokens(index, text, echo.said - start, finish_reason=finish_reason)
+                if start == 0 and echo.stream:
+                    said = msgspec.structs.replace(said, usage=echo.usage())
                 events.append((request_id, said))
         return StepReport(weights, events, outcomes)
 
@@ -161,11 +171,17 @@ def _cancel(echo: _Echo, reason: CancelReason) -> Cancelled:
     return Cancelled(reason, usage=echo.usage(), output=echo.output("stop"))
 
 
-def _obey(command: str | None) -> None:
+def _obey(command: str | None, said: int) -> None:
+    if command is not None and said and command.startswith("!fail late"):
+        raise RuntimeError("asked to fail")
     match command:
         case "!crash":
             os.kill(os.getpid(), signal.SIGKILL)
         case "!hang":
             time.sleep(3600)
+        case "!long":
+            for _ in range(12):
+                time.sleep(0.4)
+                PULSE.beat()
         case "!fail":
             raise RuntimeError("asked to fail")

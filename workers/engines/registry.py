@@ -23,11 +23,13 @@ class Serving(msgspec.Struct, frozen=True):
     slots: int | None = None
     """Jobs in a step at a time; the engine has a default of its own."""
     concurrency: int | None = None
-    """Jobs leased at a time: by default those in a step and as many that wait for their place."""
+    """Jobs leased at a time: by default those in a step, and as many as will start within two
+    seconds, at most twice as many in all."""
     weight: float = 1.0
     """This model's part of the device while others compete for it."""
-    step_limit_s: float = 60.0
-    """A process that shows no progress for so long hangs, and is killed."""
+    step_limit_s: float | None = None
+    """A process that shows no progress for so long hangs, and is killed; by default the engine's.
+    """
     load_limit_s: float = 600.0
 
 
@@ -39,6 +41,8 @@ class Entry:
     factory: str
     packages: tuple[str, ...] = ()
     slots: int = 8
+    step_limit_s: float = 60.0
+    """Without progress: of those that show it within a step, the longest single kernel."""
 
 
 ENGINES: Final = {
@@ -46,6 +50,7 @@ ENGINES: Final = {
         "workers.engines.diffusion.engine",
         "DiffusionEngine",
         packages=("torch", "diffusers", "transformers", "safetensors", "greenlet", "PIL", "av"),
+        step_limit_s=180.0,
     ),
     "echo": Entry("workers.engines.echo", "EchoEngine", slots=256),
     "embedding": Entry(
@@ -108,10 +113,15 @@ def serving(spec: ModelSpec) -> Serving:
         raise ValueError(f"its options are wrong: {error}") from error
 
 
-def concurrency(spec: ModelSpec) -> int:
-    """How many jobs of this model to hold; more would only keep them from other workers."""
+def step_limit_s(spec: ModelSpec) -> float:
+    """After how long without progress the process that serves this entry hangs."""
+    return serving(spec).step_limit_s or ENGINES[spec.engine or ""].step_limit_s
+
+
+def slots(spec: ModelSpec) -> int:
+    """How many jobs of this model run at a time, or are leased if its entry says how many."""
     options = serving(spec)
-    return options.concurrency or 2 * (options.slots or ENGINES[spec.engine or ""].slots)
+    return options.concurrency or options.slots or ENGINES[spec.engine or ""].slots
 
 
 def create(spec: ModelSpec) -> Engine:

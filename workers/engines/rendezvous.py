@@ -12,7 +12,7 @@ here.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +20,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from workers.engines.fusing import fits, fuse, rows_of, signature, split
+from workers.pulse import PULSE
 
 Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
 
@@ -95,9 +96,23 @@ class Rendezvous:
         self._turn = getcurrent()
 
     def site(
-        self, name: str, function: Callable[..., Any], phase: Phase, *, fused: bool = True
+        self,
+        name: str,
+        function: Callable[..., Any],
+        phase: Phase,
+        *,
+        fused: bool = True,
+        module: torch.nn.Module | None = None,
     ) -> Callable[..., Any]:
-        """Wrap a function so that runs meet there; called by anybody else it is as before."""
+        """Wrap a function so that runs meet there; called by anybody else it is as before.
+
+        A ``module`` is what the function computes with. All runs share it, so it must stay in the
+        precision and on the device that it has now, and its layers show that they get on.
+        """
+        if module is not None:
+            function = _kept(name, function, module)
+            for layer in _layers(module, deep=phase != "forward"):
+                layer.register_forward_pre_hook(_beat)
         site = Site(name, function, phase, fused)
 
         def meet(*args: Any, **kwargs: Any) -> Any:
@@ -165,6 +180,7 @@ class Rendezvous:
         self._turn = getcurrent()
         with torch.no_grad():
             for run in runs:
+                PULSE.beat()
                 if run.course is None:
                     run.course = _Course(run)
                 run.course.parent = self._turn
@@ -234,6 +250,34 @@ class Rendezvous:
         half = len(group) // 2
         self._answer(site, group[:half])
         self._answer(site, group[half:])
+
+
+def _kept(name: str, function: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
+    """Refuse to compute with a module that was cast or moved since it was put under a site."""
+    expected = _place(module)
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        if (found := _place(module)) != expected:
+            raise RuntimeError(f"{name} is {found}; it was {expected} when it was loaded")
+        return function(*args, **kwargs)
+
+    return compute
+
+
+def _place(module: torch.nn.Module) -> str:
+    first = next(module.parameters(), None)
+    return "without weights" if first is None else f"{first.dtype} on {first.device}"
+
+
+def _layers(module: torch.nn.Module, *, deep: bool) -> Iterator[torch.nn.Module]:
+    """The layers of a network: few for what runs in every step, all for what runs once."""
+    for part in module.modules() if deep else module.children():
+        if isinstance(part, torch.nn.ModuleList):
+            yield from part
+
+
+def _beat(*_: Any) -> None:
+    PULSE.beat()
 
 
 def _execute(run: Run) -> None:

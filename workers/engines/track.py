@@ -26,6 +26,8 @@ class Track:
         channels: int = 1,
     ) -> None:
         self.samples = 0
+        self.characters = 0
+        """Characters of the text that what was added so far has taken, to be sent along."""
         self._asked = asked
         self._origin = origin
         self._rate = rate
@@ -87,6 +89,6 @@ class Track:
         events: list[Event] = []
         for at in range(0, len(data), SOUND_BYTES_MAX):
             piece = data[at : at + SOUND_BYTES_MAX]
-            events.append(Sound(0, self._sent, piece, self.duration_ms))
+            events.append(Sound(0, self._sent, piece, self.duration_ms, self.characters))
             self._sent += len(piece)
         return events

@@ -26,6 +26,7 @@ from PIL import Image, PngImagePlugin
 
 from workers.contract.media import ImageFormat, VideoFormat
 from workers.media.pixels import Audio, Pixels
+from workers.pulse import PULSE
 
 SOFTWARE: Final = "Tollgate"
 CONTENT_TYPES: Final = {
@@ -169,6 +170,7 @@ class VideoWriter:
 
     def add(self, frame: Pixels) -> None:
         """Append ``(H, W, 3)``; all are of one size."""
+        PULSE.beat()
         self._encoder.add(np.ascontiguousarray(frame), self.frames)
         self.frames += 1
 

@@ -25,7 +25,7 @@ from PIL import Image
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion.engine import DiffusionEngine
-from workers.engines.protocol import Phase, Wait
+from workers.engines.protocol import Later, Phase, Wait
 from workers.pocket import captions
 from workers.pocket.captions import Lesson
 from workers.pocket.judge import SIDE, Verdict, judge
@@ -100,10 +100,11 @@ def run(engine: DiffusionEngine, orders: Sequence[Order]) -> list[Completed]:
             assert not hasattr(admission, "code"), admission
             waiting.pop(0)
             open_ += 1
-        for name, outcome in engine.step(clock).outcomes:
+        for name, reported in engine.step(clock).outcomes:
+            engine.release(name)
+            outcome = reported.make() if isinstance(reported, Later) else reported
             assert isinstance(outcome, Completed), outcome
             found[name] = outcome
-            engine.release(name)
             open_ -= 1
     return [found[str(number)] for number in range(len(orders))]
 

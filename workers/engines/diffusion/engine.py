@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -43,7 +44,9 @@ from workers.engines.protocol import (
     Admitted,
     CancelReason,
     Estimate,
+    Later,
     PhaseClock,
+    Prepared,
     StepReport,
     Wait,
 )
@@ -95,17 +98,25 @@ class DiffusionEngine:
         pixels = (asked.width or 512) * (asked.height or 512)
         return Estimate(round(steps * self._step_us), pixels * _BYTES_PER_PIXEL)
 
-    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
+    def prepare(self, job: Job, files: Sequence[bytes]) -> Request | Failed:
+        """Read the pictures of a job, and make them as large as what is drawn."""
+        try:
+            return self._prepare(job, files)
+        except _Refused as refused:
+            return refused.failure
+        except MediaError as error:
+            return Failed("invalid_input", str(error), param="image")
+
+    def admit(
+        self, job: Job, clock: PhaseClock, files: Sequence[bytes] | Prepared = ()
+    ) -> Admission:
         if self._drawing >= self._options.slots:
             return Wait()
         with clock.phase("preprocess"):
-            try:
-                request = self._prepare(job, files)
-            except _Refused as refused:
-                return refused.failure
-            except MediaError as error:
-                return Failed("invalid_input", str(error), param="image")
-            self._requests[job.request_id] = request
+            read = files.value if isinstance(files, Prepared) else self.prepare(job, files)
+            if isinstance(read, Failed):
+                return read
+            self._requests[job.request_id] = read
             return Admitted()
 
     def step(self, clock: PhaseClock) -> StepReport:
@@ -119,12 +130,11 @@ class DiffusionEngine:
             if key in self._drawn_by:
                 request_id = self._drawn_by[key][0].job.request_id
                 weights[request_id] = weights.get(request_id, 0.0) + rows
-        events: list[tuple[RequestId, Event]] = []
-        with clock.phase("postprocess"):
-            for run in turn.ended:
-                self._finish(run)
-            for request in self._requests.values():
-                events += [(request.job.request_id, event) for event in _events(request)]
+        events: list[tuple[RequestId, Event | Later]] = []
+        for run in turn.ended:
+            self._finish(run)
+        for request in self._requests.values():
+            events += [(request.job.request_id, event) for event in _events(request)]
         outcomes = [
             (request.job.request_id, outcome)
             for request in self._requests.values()
@@ -305,19 +315,15 @@ class DiffusionEngine:
             self._step_us += 0.1 * (seconds * 1e6 / len(turn.rows) - self._step_us)
 
     def _finish(self, run: Run) -> None:
-        """Make files of what a run returned, or say why there are none."""
+        """Keep what a run returned, of which files are made later, or why there is nothing."""
         request, drawing = self._drawn_by.pop(id(run), (None, None))
         if request is None or drawing is None:
             return
-        error = run.error
-        if error is None:
-            try:
-                drawing.media = self._media(request, drawing, run.result)
-            except Exception as failed:  # of an encoder, say; the others' files are none of its
-                error = failed
-        run.result = None
-        if error is None:
-            return
+        drawing.pixels, run.result = run.result, None
+        if run.error is not None:
+            self._note(request, drawing, run.error)
+
+    def _note(self, request: Request, drawing: Drawing, error: BaseException) -> None:
         drawing.error = _failure(error, drawing)
         expected = isinstance(error, Stopped | requests.DrawingError)
         if drawing.error.code == "engine_error" and not expected:
@@ -346,15 +352,27 @@ class DiffusionEngine:
         )
         return [(medium, file)]
 
-    def _outcome(self, request: Request) -> Outcome | None:
+    def _outcome(self, request: Request) -> Outcome | Later | None:
         if request.cancelled is not None:
             return Cancelled(request.cancelled, usage=_usage(request))
         if not request.ended:
             return None
+        return Later(lambda: self._made(request), usage=_usage(request))
+
+    def _made(self, request: Request) -> Outcome:
+        """Make files of all that was drawn. Runs beside the steps of other requests."""
+        for drawing in request.drawings:
+            if drawing.pixels is None:
+                continue
+            try:
+                drawing.media = self._media(request, drawing, drawing.pixels)
+            except Exception as error:  # of an encoder, say; the others' files are none of its
+                self._note(request, drawing, error)
+            drawing.pixels = None
         if all(drawing.error is not None for drawing in request.drawings):
             first = request.drawings[0].error
             assert first is not None
-            return first
+            return msgspec.structs.replace(first, usage=_usage(request))
         media: list[Medium] = []
         files: list[File] = []
         for drawing in request.drawings:
@@ -425,17 +443,21 @@ def _multiple(pipeline: Any) -> int:
     return int(scale) * int(patch[-1] if isinstance(patch, list | tuple) else patch)
 
 
-def _events(request: Request) -> list[Event]:
-    found: list[Event] = []
+def _events(request: Request) -> list[Event | Later]:
+    found: list[Event | Later] = []
+    full = not request.family.frames  # of a video a thumbnail is shown
     if (progress := request.progress()) is not None:
         found.append(progress)
     for drawing in request.drawings:
         first = drawing.shown - len(drawing.previews)
-        for place, pixels in enumerate(drawing.previews):
-            file = File(requests.PREVIEW_TYPE, encode.image(pixels, "png"))
-            found.append(Sketch(drawing.index, first + place, file))
+        for place, pixels in enumerate(drawing.previews, start=first):
+            found.append(Later(partial(_sketch, drawing.index, place, pixels, full)))
         drawing.previews.clear()
     return found
+
+
+def _sketch(index: int, place: int, pixels: Pixels, full: bool) -> Sketch:
+    return Sketch(index, place, File(requests.PREVIEW_TYPE, encode.image(pixels, "png")), full)
 
 
 def _failure(error: BaseException, drawing: Drawing) -> Failed:

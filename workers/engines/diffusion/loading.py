@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ def load(spec: ModelSpec, options: Options, rendezvous: Rendezvous) -> Loaded:
             quantize(part, options.dtype)
     pipeline.to(options.torch_device)
     schedulers.choose(pipeline.scheduler, options.scheduler)
+    _keep_wide(pipeline)
     _meet(pipeline, rendezvous)
     within = [family.masked for family in families.values() if family.masked is not None]
     pipelines = {
@@ -126,17 +127,40 @@ def _add_loras(pipeline: Any, options: Options) -> None:
             raise ValueError(f"the LoRA {path.name} cannot be added: {error}") from error
 
 
+def _keep_wide(pipeline: Any) -> None:
+    """Keep an autoencoder in float32 that would overflow in 16 bits.
+
+    Pipelines would cast it there and back around each use, under the hands of all other runs.
+    """
+    vae = getattr(pipeline, "vae", None)
+    if vae is not None and hasattr(pipeline, "upcast_vae") and vae.config.force_upcast:
+        vae.to(torch.float32)
+        vae.register_to_config(force_upcast=False)
+
+
+def _casting(function: Callable[..., Any], vae: Any) -> Callable[..., Any]:
+    """Call with pixels or latents in the precision of the autoencoder."""
+
+    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_tensor(first) and first.is_floating_point():
+            first = first.to(vae.dtype)
+        return function(first, *args, **kwargs)
+
+    return call
+
+
 def _meet(pipeline: Any, rendezvous: Rendezvous) -> None:
     """Have runs meet at every forward of the pipeline's parts."""
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
-            part.forward = rendezvous.site(name, part.forward, "forward")
+            part.forward = rendezvous.site(name, part.forward, "forward", module=part)
     for name in ENCODERS:
         if (part := getattr(pipeline, name, None)) is not None:
-            part.forward = rendezvous.site(name, part.forward, "preprocess")
+            part.forward = rendezvous.site(name, part.forward, "preprocess", module=part)
     if (vae := getattr(pipeline, "vae", None)) is not None:
-        vae.encode = rendezvous.site("vae", vae.encode, "preprocess")
-        vae.decode = rendezvous.site("vae", vae.decode, "postprocess")
+        encode, decode = _casting(vae.encode, vae), _casting(vae.decode, vae)
+        vae.encode = rendezvous.site("vae", encode, "preprocess", module=vae)
+        vae.decode = rendezvous.site("vae", decode, "postprocess", module=vae)
 
 
 def _same_parts(pipeline: Any, family: Family) -> Any:

@@ -43,12 +43,14 @@ class Drawing:
     previews: list[Pixels] = field(default_factory=list)
     """Taken on the way and not yet shown."""
     shown: int = 0
+    pixels: Pixels | None = None
+    """What was drawn, until a file is made of it."""
     media: list[tuple[Medium, File]] = field(default_factory=list)
     error: Failed | None = None
 
     @property
     def ended(self) -> bool:
-        return bool(self.media) or self.error is not None
+        return self.pixels is not None or bool(self.media) or self.error is not None
 
 
 @dataclass(slots=True, eq=False)

@@ -155,6 +155,7 @@ class Answering:
     """One job: the seats of its prompts, and an answer for each of their chains."""
 
     request_id: RequestId
+    stream: bool = False
     answers: dict[Chain, Answer] = field(default_factory=dict)
     seats: list[Seat] = field(default_factory=list)
     cancelled: CancelReason | None = None
@@ -185,8 +186,7 @@ class Answering:
     def break_off(self, reason: CancelReason) -> Cancelled:
         return Cancelled(reason, usage=self.usage, timings=self._timings, output=self._output())
 
-    def fail(self) -> Failed:
-        message = "The model gave no numbers that a token could be chosen by."
+    def fail(self, message: str) -> Failed:
         return Failed("engine_error", message, usage=self.usage, timings=self._timings)
 
     @property

@@ -10,6 +10,7 @@ what is said; ``decoder`` and ``cache`` compute.
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.draft_model import DraftModel
 from workers.engines.llm.drafts import PromptLookup
 from workers.engines.llm.estimate import Sizes, read_sizes
+from workers.engines.llm.grammar import GrammarError
 from workers.engines.llm.loading import load_draft, make_decoder
 from workers.engines.llm.options import read_options
 from workers.engines.llm.sampling import Chosen
@@ -45,6 +47,8 @@ from workers.engines.protocol import (
     Wait,
 )
 from workers.engines.threads import threads_for, use_threads
+
+log = logging.getLogger(__name__)
 
 PATIENCE_MS: Final = 60_000
 """A request is as urgent as one that must be done in a minute, or by its own deadline."""
@@ -192,14 +196,14 @@ class LlmEngine:
                 return failure
         try:
             answers = [
-                self._answer(place * chat.n + index, chat, prompt)
+                self._answer(job.request_id, place * chat.n + index, chat, prompt)
                 for place, prompt in enumerate(prompts)
                 for index in range(chat.n)
             ]
         except ValueError as error:
             param = "tools" if chat.tools else "response_format"
             return Failed("invalid_input", f"This schema cannot be followed: {error}.", param=param)
-        answering = self._answering[job.request_id] = Answering(job.request_id)
+        answering = self._answering[job.request_id] = Answering(job.request_id, job.stream)
         for place, prompt in enumerate(prompts):
             seat = self._seat(job, prompt, chat.n)
             answering.seats.append(seat)
@@ -231,12 +235,16 @@ class LlmEngine:
     def _limit(self, prompt: Sequence[int], chat: ChatInput) -> int:
         return min(chat.max_tokens, self._there.checkpoint.context - len(prompt))
 
-    def _answer(self, index: int, chat: ChatInput, prompt: Sequence[int]) -> Answer:
+    def _answer(
+        self, request_id: RequestId, index: int, chat: ChatInput, prompt: Sequence[int]
+    ) -> Answer:
         """Raise ``ValueError`` if the schema that the answer must fit is none."""
         vocabulary = self._there.checkpoint.vocabulary
         constraint = None
         if is_constrained(chat):
-            constraint = vocabulary.grammars.constrain(chat, vocabulary.tool_format)
+            constraint = vocabulary.grammars.constrain(
+                chat, vocabulary.tool_format, request_id=request_id
+            )
         answer = Answer(
             index,
             chat,
@@ -291,8 +299,8 @@ class LlmEngine:
 
     def _compute(
         self, plan: Plan, guesses: Mapping[Chain, Sequence[int]], clock: PhaseClock
-    ) -> dict[Chain, list[Chosen] | None]:
-        """Run the forwards of a step, then choose what each answer says next; None if it cannot."""
+    ) -> dict[Chain, list[Chosen] | str]:
+        """Run the forwards of a step, then choose the next tokens of each answer, or why none."""
         there = self._there
         decoder = there.decoder
         answers = dict(self._answers())
@@ -332,7 +340,7 @@ class LlmEngine:
             if there.draft is not None:
                 there.draft.decoder.copy(plan.copies)
             decoder.wait()
-            said: dict[Chain, list[Chosen] | None] = {}
+            said: dict[Chain, list[Chosen] | str] = {}
             place = 0
             for turn, feed in zip(plan.turns, turns, strict=True):
                 if feed.kept:
@@ -347,7 +355,7 @@ class LlmEngine:
                     place += 1
             return said
 
-    def _report(self, plan: Plan, said: Mapping[Chain, list[Chosen] | None]) -> StepReport:
+    def _report(self, plan: Plan, said: Mapping[Chain, list[Chosen] | str]) -> StepReport:
         """Extend the answers; a request weighs as many tokens as were read and written for it."""
         weights: dict[RequestId, float] = {}
         for piece in plan.pieces:
@@ -367,11 +375,17 @@ class LlmEngine:
             for chain, answer in answering.answers.items():
                 if chain not in said or answer.ended:
                     continue
-                if (tokens := said[chain]) is None:
-                    outcomes.append((id, answering.fail()))
+                tokens = said[chain]
+                if isinstance(tokens, str):
+                    log.error("no token", extra={"request_id": id, "reason": tokens})
+                    outcomes.append((id, answering.fail(tokens)))
                     break
                 answering.accepted += len(tokens) - 1
-                events += [(id, event) for event in self._extend(chain, answer, tokens)]
+                first = not answer.tokens
+                made = self._extend(chain, answer, tokens)
+                if first and answering.stream:
+                    made[0] = msgspec.structs.replace(made[0], usage=answering.usage)
+                events += [(id, event) for event in made]
             else:
                 if answering.ended:
                     outcomes.append((id, answering.complete()))
@@ -410,10 +424,10 @@ class _Logits:
         return self._logits[row].cpu()
 
 
-def _choose(answer: Answer, logits: _Logits, row: int, tried: list[int]) -> list[Chosen] | None:
+def _choose(answer: Answer, logits: _Logits, row: int, tried: list[int]) -> list[Chosen] | str:
     """Choose the next token, and on for as long as what was tried is what is chosen.
 
-    A model whose numbers overflow fails the request that made them, and nobody else.
+    Logits that overflow and a grammar in error fail their own request alone: return why.
     """
     chosen: list[Chosen] = []
     sampler = answer.sampler
@@ -426,7 +440,9 @@ def _choose(answer: Answer, logits: _Logits, row: int, tried: list[int]) -> list
             if answer.ends_at(chosen[-1]) or tried[place - row :][:1] != [chosen[-1].token]:
                 break
     except FloatingPointError:
-        return None
+        return "The model gave no numbers that a token could be chosen by."
+    except GrammarError as error:
+        return f"The answer could not be kept to its schema: {error}."
     return chosen
 
 

@@ -85,7 +85,8 @@ class Sampler:
     def choose(self, logits: torch.Tensor) -> Chosen:
         """Choose from logits ``(vocabulary,)`` float32, cpu, which are left as they are.
 
-        Raise ``FloatingPointError`` if they, or what the parameters make of them, are no numbers.
+        Raise ``FloatingPointError`` if they, or what the parameters make of them, are no numbers,
+        and ``GrammarError`` if the answer cannot be kept to its grammar.
         """
         token = self._draw(self._adjust(logits))
         ends = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -16,16 +17,19 @@ from workers.contract.jobs import ChatInput, Tool, ToolCall
 
 ToolFormat: TypeAlias = Literal["hermes", "llama"]
 
-_BEGIN: Final = "<tool_call>"
-_END: Final = "</tool_call>"
+BEGIN: Final = "<tool_call>"
+END: Final = "</tool_call>"
+MARKERS: Final = frozenset({BEGIN, END})
+"""Calls are found by these in the text, so they stay in it."""
 _PYTHON_TAG: Final = "<|python_tag|>"
+_STRING_OR_END: Final = re.compile(rf'"(?:[^"\\]|\\.)*(?:"|(?P<open>\\?\Z))|{END}', re.DOTALL)
 
 
 def format_of(template: str) -> ToolFormat | None:
     """In which form a chat template has its model write calls; None if it knows no tools."""
     if "tools" not in template:
         return None
-    if _BEGIN in template:
+    if BEGIN in template:
         return "hermes"
     if _PYTHON_TAG in template or '"parameters": ' in template:
         return "llama"
@@ -67,32 +71,38 @@ class HermesReader:
         self._held = ""
 
     def push(self, text: str) -> str:
+        return self._read(text, last=False)
+
+    def flush(self) -> str:
+        return self._read("", last=True)
+
+    def _read(self, text: str, *, last: bool) -> str:
         self._held += text
         shown = ""
         while self._held:
-            begin = self._held.find(_BEGIN)
+            begin = self._held.find(BEGIN)
             if begin < 0:
-                keep = _overlap(self._held, _BEGIN)
+                keep = 0 if last else _overlap(self._held, BEGIN)
                 shown += self._held[: len(self._held) - keep]
                 self._held = self._held[len(self._held) - keep :]
                 break
             shown += self._held[:begin]
             self._held = self._held[begin:]
-            end = self._held.find(_END)
+            end = _end_of_call(self._held)
+            if end < 0 and last:  # quotes that never close hide no later call
+                end = self._held.find(END)
             if end < 0:
+                if last:
+                    shown, self._held = shown + self._held, ""
                 break
-            whole, self._held = self._held[: end + len(_END)], self._held[end + len(_END) :]
-            call = _read_call(whole[len(_BEGIN) : -len(_END)], self._names)
+            whole, self._held = self._held[: end + len(END)], self._held[end + len(END) :]
+            call = _read_call(whole[len(BEGIN) : -len(END)], self._names)
             if call is None:
                 shown += whole
             else:
                 self.calls.append(call)
         # Between two calls stands a line end that is not meant for anybody.
         return shown if not self.calls or shown.strip() else ""
-
-    def flush(self) -> str:
-        held, self._held = self._held, ""
-        return held
 
 
 class LlamaReader:
@@ -135,6 +145,16 @@ def _read_call(text: str, names: _Names) -> ToolCall | None:
     return ToolCall(names.next(), said["name"], json.dumps(arguments, ensure_ascii=False))
 
 
+def _end_of_call(text: str) -> int:
+    """Where the marker after a call begins, or -1; one inside a JSON string is content."""
+    for found in _STRING_OR_END.finditer(text):
+        if found[0] == END:
+            return found.start()
+        if found["open"] is not None:
+            return -1
+    return -1
+
+
 def _overlap(text: str, marker: str) -> int:
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if marker.startswith(text[-size:]):
@@ -158,24 +178,6 @@ def describe(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         }
         for tool in tools
     ]
-
-
-def schema_of(tools: Sequence[Tool], arguments: str) -> dict[str, Any]:
-    """A JSON schema that exactly the calls of these tools fit."""
-    return {
-        "anyOf": [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool.name},
-                    arguments: tool.parameters or {"type": "object", "additionalProperties": False},
-                },
-                "required": ["name", arguments],
-                "additionalProperties": False,
-            }
-            for tool in tools
-        ]
-    }
 
 
 def wanted(chat: ChatInput) -> Sequence[Tool]:

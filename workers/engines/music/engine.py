@@ -19,7 +19,7 @@ import torch
 from transformers import AutoTokenizer
 
 from workers.contract.jobs import Cancelled, Event, Failed, FailureCode, Job, Outcome, RequestId
-from workers.contract.media import RATE_MAX, RATE_MIN, MusicInput
+from workers.contract.media import RATE_MAX, RATE_MIN, MusicInput, characters
 from workers.contract.models import ModelSpec
 from workers.engines.llm.cache import Feed
 from workers.engines.llm.checkpoint import Weights
@@ -194,6 +194,7 @@ class MusicEngine:
         origin = Origin(self._spec.name, str(job.request_id), asked.seed)
         track = Track(asked, origin, rate=RATE, stream=job.stream, channels=2)
         samples = round(order.seconds * RATE)
+        track.characters = characters(asked.prompt)
         return Playing(job, asked, writing, samples, track, self._bank, place)
 
     def _order(self, asked: MusicInput, audio_ms_max: int) -> Order:

@@ -60,7 +60,9 @@ class Speaking:
         said, self.said = self.said, []
         events: list[Event] = []
         for piece in said:
-            self.heard = self.place + 1
+            if self.heard <= self.place:
+                self.heard = self.place + 1
+                self.track.characters = self.usage().characters
             events += self._hear(self.tempo.add(self.joiner.add(piece)))
         return events + self._close() if self.cut else events
 

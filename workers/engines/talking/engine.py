@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,9 @@ from workers.engines.protocol import (
     Admitted,
     CancelReason,
     Estimate,
+    Later,
     PhaseClock,
+    Prepared,
     StepReport,
     Wait,
 )
@@ -86,14 +89,20 @@ class TalkingEngine:
         size = sum(blob.bytes for blob in job.attachments)
         return Estimate(round(size * _BYTE_US), self._options.step_rows * _ROW_BYTES)
 
-    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
+    def prepare(self, job: Job, files: Sequence[bytes]) -> Work | Failed:
+        """Read the portrait and the recording of a job."""
+        try:
+            return self._prepare(job, files)
+        except msgspec.ValidationError as error:
+            return Failed("invalid_input", f"The input cannot be read: {error}.")
+
+    def admit(
+        self, job: Job, clock: PhaseClock, files: Sequence[bytes] | Prepared = ()
+    ) -> Admission:
         if len(self._running) >= self._options.slots:
             return Wait()
         with clock.phase("preprocess"):
-            try:
-                work = self._prepare(job, files)
-            except msgspec.ValidationError as error:
-                return Failed("invalid_input", f"The input cannot be read: {error}.")
+            work = files.value if isinstance(files, Prepared) else self.prepare(job, files)
         if isinstance(work, Failed):
             return work
         self._running[job.request_id] = work
@@ -101,7 +110,7 @@ class TalkingEngine:
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
-        outcomes: dict[RequestId, Outcome] = {}
+        outcomes: dict[RequestId, Outcome | Later] = {}
         weights: dict[RequestId, float] = {}
         with clock.phase("forward"):
             self._begin(weights, outcomes)
@@ -116,7 +125,9 @@ class TalkingEngine:
         self._running[request_id].cancelled = reason
 
     def release(self, request_id: RequestId) -> None:
-        self._running.pop(request_id).clip.close()
+        work = self._running.pop(request_id)
+        if not work.finishing:
+            work.clip.close()
 
     # --- What is asked for ------------------------------------------------------------------------
 
@@ -163,7 +174,9 @@ class TalkingEngine:
 
     # --- Steps ------------------------------------------------------------------------------------
 
-    def _begin(self, weights: dict[RequestId, float], outcomes: dict[RequestId, Outcome]) -> None:
+    def _begin(
+        self, weights: dict[RequestId, float], outcomes: dict[RequestId, Outcome | Later]
+    ) -> None:
         """Hear and look for one of those that are new, so that a step stays short."""
         assert self._networks is not None
         for id, work in self._running.items():
@@ -176,7 +189,7 @@ class TalkingEngine:
                 outcomes[id] = Failed("invalid_input", str(error), param="image")
             return
 
-    def _choose(self, outcomes: dict[RequestId, Outcome]) -> list[tuple[Work, int]]:
+    def _choose(self, outcomes: dict[RequestId, Outcome | Later]) -> list[tuple[Work, int]]:
         """How many frames of each request are drawn: as many of one as of the other."""
         works = [
             work
@@ -214,7 +227,7 @@ class TalkingEngine:
         batch: Sequence[tuple[Work, int]],
         stroke: Stroke | None,
         weights: dict[RequestId, float],
-        outcomes: dict[RequestId, Outcome],
+        outcomes: dict[RequestId, Outcome | Later],
     ) -> None:
         place = 0
         for work, count in batch:
@@ -231,7 +244,7 @@ class TalkingEngine:
             except av.FFmpegError:
                 outcomes[work.request_id] = _unencoded(work)
 
-    def _collect(self, outcomes: dict[RequestId, Outcome]) -> list[tuple[RequestId, Event]]:
+    def _collect(self, outcomes: dict[RequestId, Outcome | Later]) -> list[tuple[RequestId, Event]]:
         """Say how far each request is, and end those that are done."""
         events: list[tuple[RequestId, Event]] = []
         for id, work in self._running.items():
@@ -243,13 +256,20 @@ class TalkingEngine:
             if progress := work.progress():
                 events.append((id, progress))
             if work.left == 0:
-                try:
-                    media, files = work.clip.finish()
-                except av.FFmpegError:
-                    outcomes[id] = _unencoded(work)
-                    continue
-                outcomes[id] = Completed(work.usage(), output={"media": media}, files=tuple(files))
+                work.finishing = True
+                outcomes[id] = Later(partial(_finish, work), usage=work.usage())
         return events
+
+
+def _finish(work: Work) -> Outcome:
+    """Make the files of a request that has left the engine."""
+    try:
+        media, files = work.clip.finish()
+        return Completed(work.usage(), output={"media": media}, files=tuple(files))
+    except av.FFmpegError:
+        return _unencoded(work)
+    finally:
+        work.clip.close()
 
 
 def _unencoded(work: Work) -> Failed:

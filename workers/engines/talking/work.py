@@ -33,6 +33,8 @@ class Work:
     """Once it has been looked at."""
     mouths: npt.NDArray[np.float32] | None = None
     """``(frames, 4)``, once the recording has been heard."""
+    finishing: bool = False
+    """Whether its clip is being made into files, which then also closes it."""
     cancelled: CancelReason | None = None
     began: float = field(default_factory=time.monotonic)
     _shown: int = 0

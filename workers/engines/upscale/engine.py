@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import av
@@ -24,7 +25,9 @@ from workers.engines.protocol import (
     Admitted,
     CancelReason,
     Estimate,
+    Later,
     PhaseClock,
+    Prepared,
     StepReport,
     Wait,
 )
@@ -91,20 +94,24 @@ class UpscaleEngine:
         size = sum(blob.bytes for blob in job.attachments)
         return Estimate(round(size * _BYTE_US), self._step_pixels * _PIXEL_BYTES)
 
-    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
+    def prepare(self, job: Job, files: Sequence[bytes]) -> Work | Failed:
+        """Read the pictures of a job, or open its video."""
+        try:
+            made = self._video if job.task == VIDEO_TASK else self._pictures
+            return made(job, files)
+        except msgspec.ValidationError as error:
+            return Failed("invalid_input", f"The input cannot be read: {error}.")
+        except MediaError as error:
+            param = "video" if job.task == VIDEO_TASK else "image"
+            return Failed("invalid_input", str(error), param=param)
+
+    def admit(
+        self, job: Job, clock: PhaseClock, files: Sequence[bytes] | Prepared = ()
+    ) -> Admission:
         if len(self._running) >= self._options.slots:
             return Wait()
         with clock.phase("preprocess"):
-            try:
-                if job.task == VIDEO_TASK:
-                    made = self._video(job, files)
-                else:
-                    made = self._pictures(job, files)
-            except msgspec.ValidationError as error:
-                return Failed("invalid_input", f"The input cannot be read: {error}.")
-            except MediaError as error:
-                param = "video" if job.task == VIDEO_TASK else "image"
-                return Failed("invalid_input", str(error), param=param)
+            made = files.value if isinstance(files, Prepared) else self.prepare(job, files)
         if isinstance(made, Failed):
             return made
         self._running[job.request_id] = made
@@ -113,7 +120,7 @@ class UpscaleEngine:
     def step(self, clock: PhaseClock) -> StepReport:
         assert self._network is not None
         use_threads(self._threads)
-        outcomes: dict[RequestId, Outcome] = {}
+        outcomes: dict[RequestId, Outcome | Later] = {}
         with clock.phase("preprocess"):
             batch = self._choose(outcomes)
         weights: dict[RequestId, float] = {}
@@ -134,7 +141,9 @@ class UpscaleEngine:
         self._running[request_id].cancelled = reason
 
     def release(self, request_id: RequestId) -> None:
-        self._running.pop(request_id).result.close()
+        work = self._running.pop(request_id)
+        if not work.finishing:
+            work.result.close()
 
     # --- What is asked for ------------------------------------------------------------------------
 
@@ -241,7 +250,7 @@ class UpscaleEngine:
 
     # --- Steps ------------------------------------------------------------------------------------
 
-    def _choose(self, outcomes: dict[RequestId, Outcome]) -> list[_Tile]:
+    def _choose(self, outcomes: dict[RequestId, Outcome | Later]) -> list[_Tile]:
         """Tiles of one shape, by turns of all requests; each step another one says the shape."""
         works = [work for work in self._running.values() if work.cancelled is None]
         if works:
@@ -286,7 +295,7 @@ class UpscaleEngine:
         self._step_pixels = max(half * batch[0].pixels, 64)
         return self._draw(batch[:half]) + self._draw(batch[half:])
 
-    def _collect(self, outcomes: dict[RequestId, Outcome]) -> list[tuple[RequestId, Event]]:
+    def _collect(self, outcomes: dict[RequestId, Outcome | Later]) -> list[tuple[RequestId, Event]]:
         """Encode what is whole, say how far each request is, and end those that are done."""
         events: list[tuple[RequestId, Event]] = []
         for id, work in self._running.items():
@@ -302,17 +311,27 @@ class UpscaleEngine:
                 if progress := work.progress():
                     events.append((id, progress))
                 if work.done:
-                    media, files = work.result.finish()
-                    outcomes[id] = Completed(
-                        work.usage(), output={"media": media}, files=tuple(files)
-                    )
+                    work.finishing = True
+                    outcomes[id] = Later(partial(_finish, work), usage=work.usage())
             except av.FFmpegError:
                 log.exception("result could not be encoded", extra={"request_id": id})
                 outcomes[id] = Failed("engine_error", "The result could not be encoded.")
         return events
 
 
-def _next(work: Work, outcomes: dict[RequestId, Outcome]) -> tuple[Canvas, int] | None:
+def _finish(work: Work) -> Outcome:
+    """Make the files of a request that has left the engine."""
+    try:
+        media, files = work.result.finish()
+        return Completed(work.usage(), output={"media": media}, files=tuple(files))
+    except av.FFmpegError:
+        log.exception("result could not be encoded", extra={"request_id": work.request_id})
+        return Failed("engine_error", "The result could not be encoded.")
+    finally:
+        work.result.close()
+
+
+def _next(work: Work, outcomes: dict[RequestId, Outcome | Later]) -> tuple[Canvas, int] | None:
     """The request's next tile; a source that turns out to be damaged ends it."""
     if work.request_id in outcomes:
         return None

@@ -56,9 +56,13 @@ class Pictures:
     format: ImageFormat
     quality: int
     origin: Origin
+    drawn: list[tuple[Pixels, Pixels]] = field(default_factory=list)
     files: list[File] = field(default_factory=list)
 
     def add(self, drawn: Pixels, source: Pixels) -> None:
+        self.drawn.append((drawn, source))
+
+    def _encode(self, drawn: Pixels, source: Pixels) -> None:
         pixels = resized(drawn, self.sizes[len(self.files)])
         if source.shape[2] == 4 and self.format != "jpeg":
             size = (pixels.shape[1], pixels.shape[0])
@@ -68,6 +72,8 @@ class Pictures:
         self.files.append(File(CONTENT_TYPES[self.format], data))
 
     def finish(self) -> tuple[list[Medium], list[File]]:
+        for drawn, source in self.drawn:
+            self._encode(drawn, source)
         media = [
             Medium(
                 "image",
@@ -86,10 +92,10 @@ class Pictures:
     def usage(self) -> Usage:
         width, height = self.sizes[0]
         attributes = {"size": f"{width}x{height}"}
-        return Usage(requests=1, images=len(self.files), attributes=attributes)
+        return Usage(requests=1, images=len(self.drawn), attributes=attributes)
 
     def close(self) -> None:
-        self.files = []
+        self.drawn = []
 
 
 @dataclass(slots=True)
@@ -131,6 +137,8 @@ class Work:
     step: int = 0
     cancelled: CancelReason | None = None
     exhausted: bool = False
+    finishing: bool = False
+    """Whether its result is being made into files, which then also closes it."""
     began: float = field(default_factory=time.monotonic)
     waiting: deque[tuple[Canvas, int]] = field(default_factory=deque)
     drawing: deque[tuple[Canvas, Pixels]] = field(default_factory=deque)

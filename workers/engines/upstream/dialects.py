@@ -13,16 +13,28 @@ from workers.contract.models import ModelSpec
 from workers.engines.protocol import PhaseClock
 from workers.engines.upstream.endpoints import usable
 from workers.engines.upstream.gmi import Gmi
+from workers.engines.upstream.notes import NO_NOTES, Notes
 from workers.engines.upstream.openai import OpenAI
 
 Say: TypeAlias = Callable[[Event], None]
 
 
 class Call(Protocol):
-    """One job at an upstream. Cancelling ``run`` ends it there as well, by hanging up."""
+    """One job at an upstream. Cancelling ``run`` hangs up."""
 
     async def run(self, clock: PhaseClock) -> Completed | Failed:
         """Have the job done. Phases: ``transfer`` until the answer begins, then ``forward``."""
+        ...
+
+    async def settled(self) -> None:
+        """Wait until another worker could take the job over without ordering anything twice."""
+        ...
+
+    def stop(self) -> None:
+        """Call off what was ordered: the job has been cancelled, or its deadline has passed.
+
+        A job whose ``run`` is cancelled without this is followed by another worker.
+        """
         ...
 
     def so_far(self) -> tuple[Usage, dict[str, Any]]:
@@ -31,8 +43,11 @@ class Call(Protocol):
 
 
 class Dialect(Protocol):
-    def call(self, job: Job, say: Say, files: Sequence[bytes] = ()) -> Call:
-        """Prepare a job; ``say`` takes the events of its answer, ``files`` are its attachments."""
+    def call(
+        self, job: Job, say: Say, files: Sequence[bytes] = (), notes: Notes = NO_NOTES
+    ) -> Call:
+        """Prepare a job; ``say`` takes the events of its answer, ``files`` are its attachments,
+        ``notes`` is what is kept of its order."""
         ...
 
     @property

@@ -1,8 +1,11 @@
 """GMI Cloud's request queue: an order is placed, asked after until it ends, and its media fetched.
 
-An order is placed at most once. It is repeated only where the upstream said that it did not take
-it, or was not reached at all; where the connection broke in between nobody knows, and the job fails
-without being charged. Whoever stops waiting, for whatever reason, also tells the upstream to stop.
+An order is placed at most once. It is repeated only if the upstream answered that it did not take
+it, or was not reached at all; if the connection broke in between nobody knows, and the job fails
+without being charged. An intent is kept with the job before the order is sent, and its number after
+it, so a worker that takes the job over follows the order instead of placing another. The upstream
+has no idempotency key: a worker that dies between sending and learning the number leaves an intent
+alone, and the job fails. An order is called off when its job has ended without it.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +27,7 @@ from workers.contract.models import ModelSpec
 from workers.engines.protocol import PhaseClock
 from workers.engines.upstream import gmi_wire as wire
 from workers.engines.upstream.endpoints import Endpoint, Endpoints
+from workers.engines.upstream.notes import NO_NOTES, Notes, Placed, read_note, write_note
 from workers.engines.upstream.results import collect
 from workers.engines.upstream.retries import (
     ATTEMPTS,
@@ -88,13 +92,23 @@ class Gmi:
         return self.endpoints.down
 
     def call(
-        self, job: Job, say: Callable[[Event], None], files: Sequence[bytes] = ()
+        self,
+        job: Job,
+        say: Callable[[Event], None],
+        files: Sequence[bytes] = (),
+        notes: Notes = NO_NOTES,
     ) -> MediaCall:
-        return MediaCall(self, job, say, files)
+        return MediaCall(self, job, say, files, notes)
 
     def call_off(self, order: Order) -> None:
         """Tell the upstream, as well as can be, that nobody waits for an order any more."""
-        task = asyncio.create_task(_call_off(order))
+        if not order.is_called_off:
+            order.is_called_off = True
+            self.in_background(_call_off(order))
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that outlives its job, at most until this client is closed."""
+        task = asyncio.create_task(work)
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
 
@@ -115,27 +129,42 @@ class Order:
     placing: asyncio.Task[Reply] | None = None
     request_id: str = ""
     is_over: bool = False
+    is_kept: bool = False
+    """Whether its number is kept with the job."""
+    is_called_off: bool = False
 
 
 class MediaCall:
     """One job."""
 
     def __init__(
-        self, client: Gmi, job: Job, say: Callable[[Event], None], files: Sequence[bytes]
+        self,
+        client: Gmi,
+        job: Job,
+        say: Callable[[Event], None],
+        files: Sequence[bytes],
+        notes: Notes,
     ) -> None:
         self._client = client
         self._job = job
         self._say = say
         self._files = files
+        self._notes = notes
         self._order: Order | None = None
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._uploaded: dict[Endpoint, list[str]] = {}
         self._stage: tuple[int, int] | None = None
 
     async def run(self, clock: PhaseClock) -> Completed | Failed:
         failure: Failed | None = None
+        is_left = False
         try:
             async with asyncio.timeout(RUN_MAX_S) as timer:
                 return await self._run(clock)
+        except asyncio.CancelledError:
+            is_left = True
+            raise
         except Refused as refused:
             failure = refused.failure
         except NobodyThereError:
@@ -149,25 +178,35 @@ class MediaCall:
                 raise
             failure = Failed("upstream_timeout", f"The upstream took more than {RUN_MAX_S:g} s.")
         finally:
+            self._settled.set()
             order = self._order
             if order is not None:
                 order.endpoint.in_flight -= 1
-                if not order.is_over:
+                # Another worker follows an order whose number is kept; ``stop`` says if none does.
+                if not order.is_over and not (is_left and order.is_kept):
                     self._client.call_off(order)
         return failure
+
+    async def settled(self) -> None:
+        await self._settled.wait()
+
+    def stop(self) -> None:
+        if self._order is not None and not self._order.is_over:
+            self._client.call_off(self._order)
 
     def so_far(self) -> tuple[Usage, dict[str, Any]]:
         """Nothing: what is called off has delivered nothing."""
         return Usage(), {}
 
     async def _run(self, clock: PhaseClock) -> Completed | Failed:
-        with clock.phase("preprocess"):
-            types = [ref.content_type for ref in self._job.attachments]
-            prepared = await asyncio.to_thread(prepare_sources, self._files, types)
-        if isinstance(prepared, Failed):
-            return prepared
-        with clock.phase("transfer"):
-            order, record = await self._place(prepared)
+        placed = read_note(self._notes.found)
+        if placed is not None:
+            order, record = self._take_over(placed)
+        else:
+            ordered = await self._order_anew(clock)
+            if isinstance(ordered, Failed):
+                return ordered
+            order, record = ordered
         with clock.phase("forward"):
             record = await self._follow(order, record)
         order.is_over = True
@@ -181,11 +220,43 @@ class MediaCall:
                 self._client.transfers,
                 plain_allowed=order.endpoint.is_plain,
             )
+        if isinstance(collected, Failed):
+            where = {"request_id": self._job.request_id, "order": order.request_id}
+            log.error("a result that was paid for is lost", extra=where)
         if isinstance(collected, Completed) and len(self._client.endpoints.all) > 1:
             collected.output["served_by"] = order.endpoint.model
         return collected
 
     # --- Placing an order -------------------------------------------------------------------------
+
+    def _take_over(self, placed: Placed) -> tuple[Order, wire.Record]:
+        """Go on with the order of a worker that is gone; raise ``Refused`` if that cannot be."""
+        if not placed.number:
+            where = {"request_id": self._job.request_id, "model": self._job.model}
+            log.error("an order may have been placed under an unknown number", extra=where)
+            raise Refused(Failed("upstream_error", _UNKNOWN))
+        for endpoint in self._client.endpoints.all:
+            if (endpoint.url(""), endpoint.model) == (placed.endpoint, placed.model):
+                log.info("order taken over", extra={"request_id": self._job.request_id})
+                endpoint.in_flight += 1
+                self._order = order = Order(endpoint, request_id=placed.number, is_kept=True)
+                return order, wire.Record(placed.number)
+        raise Refused(
+            Failed(
+                "upstream_unavailable",
+                "The request was ordered at an endpoint that the catalog no longer names. It was "
+                "not ordered again, and nothing is charged.",
+            )
+        )
+
+    async def _order_anew(self, clock: PhaseClock) -> tuple[Order, wire.Record] | Failed:
+        with clock.phase("preprocess"):
+            types = [ref.content_type for ref in self._job.attachments]
+            prepared = await asyncio.to_thread(prepare_sources, self._files, types)
+        if isinstance(prepared, Failed):
+            return prepared
+        with clock.phase("transfer"):
+            return await self._place(prepared)
 
     async def _place(self, files: Sequence[File]) -> tuple[Order, wire.Record]:
         """Have it taken by some endpoint; by another one only if the first did not take it."""
@@ -199,7 +270,12 @@ class MediaCall:
             if endpoint is None:
                 raise NobodyThereError
             avoid.add(endpoint)
-            return await self._place_at(endpoint, files)
+            try:
+                return await self._place_at(endpoint, files)
+            except (Busy, httpx.ConnectError, httpx.ConnectTimeout):
+                self._settled.set()
+                await self._notes.keep("")  # it was not taken: whoever comes may order it
+                raise
 
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(max(ATTEMPTS, len(endpoints.all))),
@@ -222,7 +298,11 @@ class MediaCall:
             self._uploaded[endpoint] = [await self._upload(endpoint, file) for file in files]
         sources = wire.sort_sources(self._job, self._uploaded[endpoint])
         body = wire.payload(self._job, self._client.options, sources)
+        note = Placed(endpoint.url(""), endpoint.model)
+        if not await self._notes.keep(write_note(note)):
+            raise Refused(Failed("upstream_unavailable", "The job was given to another worker."))
         order.is_over = False
+        self._settled.clear()
         order.placing = asyncio.create_task(
             _send(endpoint, "POST", "requests", {"model": endpoint.model, "payload": body})
         )
@@ -242,7 +322,16 @@ class MediaCall:
         if reply.status not in (200, 201, 202):
             order.is_over = True
             self._refuse(endpoint, reply, what=_ORDER)
-        return order, self._read_placed(order, reply)
+        record = self._read_placed(order, reply)
+        if record.request_id and record.end is None:
+            self._client.in_background(self._keep(order, note))
+        return order, record
+
+    async def _keep(self, order: Order, note: Placed) -> None:
+        """Keep the number of an order with its job, however long the queue takes."""
+        kept = msgspec.structs.replace(note, number=order.request_id)
+        order.is_kept = await self._notes.keep(write_note(kept))
+        self._settled.set()
 
     def _read_placed(self, order: Order, reply: Reply) -> wire.Record:
         try:
@@ -356,8 +445,8 @@ class MediaCall:
 
 
 _UNKNOWN: Final = (
-    "The connection to the upstream broke while the request was handed over, so it is not known "
-    "whether it was taken. It was not sent again, and nothing is charged."
+    "The connection to the upstream broke while the request was handed over, or the worker ended, "
+    "so it is not known whether it was taken. It was not sent again, and nothing is charged."
 )
 _ORDER: Final = "the request"
 _OPERATORS: Final[Mapping[int, str]] = {

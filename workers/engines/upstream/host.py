@@ -6,13 +6,16 @@ Knows no queue and no wire format. Every job ends in one outcome, unless it is a
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from workers.contract.delivered import Tally, chargeable
 from workers.contract.jobs import (
     Cancelled,
     Event,
@@ -26,11 +29,17 @@ from workers.contract.jobs import (
 from workers.contract.models import ModelSpec
 from workers.engines.protocol import CancelReason
 from workers.engines.upstream.dialects import Call, Dialect, connect
+from workers.engines.upstream.notes import Notes
 from workers.frames import Handed
 from workers.host import Report
 from workers.metering import Stopwatch, TokenTimes
 
 log = logging.getLogger(__name__)
+
+
+async def _keep_nothing(request_id: RequestId, note: str) -> bool:
+    """For a host whose jobs nobody takes over."""
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +50,8 @@ class _Run:
     task: asyncio.Task[None] | None = None
     cancelled: CancelReason | None = None
     said: TokenTimes = field(default_factory=TokenTimes)
+    tally: Tally = field(default_factory=Tally)
+    """What was streamed of it."""
 
     @property
     def job(self) -> Job:
@@ -57,9 +68,11 @@ class UpstreamHost:
         worker: str,
         environ: Mapping[str, str],
         report: Report,
+        keep: Callable[[RequestId, str], Awaitable[bool]] = _keep_nothing,
     ) -> None:
         self._worker = worker
         self._report = report
+        self._keep = keep
         self._dialects: dict[str, Dialect] = {spec.name: connect(spec, environ) for spec in specs}
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RequestId, _Run] = {}
@@ -98,6 +111,14 @@ class UpstreamHost:
         if run is not None and run.task is not None:
             run.task.cancel()
 
+    async def settled(self, timeout_s: float) -> None:
+        """Wait until other workers can take over every job, but no longer than this."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for call in [run.call for run in self._runs.values()]:
+                    if call is not None:
+                        await call.settled()
+
     async def _see_through(self, run: _Run) -> None:
         """Run a job to its outcome; failures of any kind are its own."""
         try:
@@ -120,7 +141,10 @@ class UpstreamHost:
         try:
             async with asyncio.timeout(left_s) as timer:
                 run.call = dialect.call(
-                    run.job, lambda event: self._say(run, event), run.handed.files
+                    run.job,
+                    lambda event: self._say(run, event),
+                    run.handed.files,
+                    Notes(run.handed.note, functools.partial(self._keep, run.job.request_id)),
                 )
                 return await run.call.run(run.watch)
         except TimeoutError:
@@ -132,6 +156,7 @@ class UpstreamHost:
         if isinstance(event, Tokens):
             run.said.say(event.index, event.count, _now_us())
         if run.job.stream and self._runs.get(run.job.request_id) is run:
+            run.tally.note(event)
             self._report(((run.job.request_id, event),), ())
 
     def _end(self, run: _Run, outcome: Outcome) -> None:
@@ -153,16 +178,29 @@ class UpstreamHost:
             # Events count chunks where an upstream does not say what is in them; its usage knows.
             tokens=outcome.usage.output_tokens or said.tokens,
         )
-        outcome = msgspec.structs.replace(outcome, timings=timings, worker=self._worker)
+        outcome = msgspec.structs.replace(
+            _with_delivery(run, outcome), timings=timings, worker=self._worker
+        )
         self._report((), ((run.job.request_id, outcome),))
 
 
 def _stop(run: _Run, reason: CancelReason) -> Cancelled:
     if run.call is None:
         return Cancelled(reason=reason)
+    run.call.stop()
     usage, output = run.call.so_far()
-    delivered = run.job.stream and run.said.tokens > 0
-    return Cancelled(reason=reason, delivered=delivered, usage=usage, output=output)
+    return Cancelled(reason=reason, usage=usage, output=output)
+
+
+def _with_delivery(run: _Run, outcome: Outcome) -> Outcome:
+    """Add to an outcome that is not a success what was streamed before it."""
+    if not isinstance(outcome, Cancelled | Failed) or not run.tally.begun:
+        return outcome
+    usage, output = outcome.usage, outcome.output
+    if isinstance(outcome, Failed) and run.call is not None:
+        usage, output = run.call.so_far()
+    usage = chargeable(usage, run.tally.usage())
+    return msgspec.structs.replace(outcome, delivered=True, usage=usage, output=output)
 
 
 def _now_us() -> int:

@@ -1,9 +1,9 @@
 """Chat completions of an OpenAI-compatible service (vLLM, SGLang, llama-server, OpenAI itself).
 
 The answer is always streamed from there, with usage, unless the entry says ``stream: false``: so a
-job can be cancelled by hanging up, and a silent upstream is noticed. A call is repeated only while
-nothing has been produced for it. Usage is what the upstream reports; the credential goes into one
-header and nowhere else.
+job can be cancelled by hanging up, and a silent upstream is noticed. A call is repeated only if it
+was refused as busy or not sent at all: what was sent may have been paid for. Usage is what the
+upstream reports; the credential goes into one header and nowhere else.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ from workers.contract.models import ModelSpec
 from workers.engines.protocol import PhaseClock
 from workers.engines.upstream import wire
 from workers.engines.upstream.endpoints import Endpoint, Endpoints
+from workers.engines.upstream.notes import NO_NOTES, Notes
 from workers.engines.upstream.retries import (
     ATTEMPTS,
     PARK_S,
     RETRY_AFTER_MAX_S,
     Busy,
     NobodyThereError,
+    NotSentError,
+    Sending,
     retry_after_s,
     wait_s,
 )
@@ -61,13 +64,13 @@ GOODBYE_S: Final = 1.0
 
 _BUSY: Final = frozenset({429, 502, 503})
 """Refused without having produced anything."""
-_BEFORE_THE_ANSWER: Final = (
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.ReadError,
-    httpx.WriteError,
-    httpx.RemoteProtocolError,
-)
+_NOT_CONNECTED: Final = (httpx.ConnectError, httpx.ConnectTimeout)
+_BROKEN: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
+    "length": "length",
+    "content_filter": "content_filter",
+}
+"""Those that are passed on; a call is told by its content, everything else is a stop."""
 _PLAIN_FIELDS: Final = (
     *("n", "temperature", "top_p", "top_k", "min_p", "stop", "response_format"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
@@ -109,7 +112,13 @@ class OpenAI:
     def is_down(self) -> bool:
         return self.endpoints.down
 
-    def call(self, job: Job, say: Callable[[Event], None], files: Sequence[bytes] = ()) -> ChatCall:
+    def call(
+        self,
+        job: Job,
+        say: Callable[[Event], None],
+        files: Sequence[bytes] = (),
+        notes: Notes = NO_NOTES,
+    ) -> ChatCall:
         """Raise ``msgspec.ValidationError`` if the job is no text generation."""
         return ChatCall(self, job, say)
 
@@ -130,10 +139,13 @@ class ChatCall:
         self._say = say
         self._endpoint: Endpoint | None = None
         self._texts = [""] * self._chat.choices
+        self._thoughts = [""] * self._chat.choices
         self._calls: list[dict[int, ToolCall]] = [{} for _ in self._texts]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in self._texts]
         self._finished: list[FinishReason | None] = [None] * self._chat.choices
         self._chunks = 0
+        self._begun: set[int] = set()
+        """Choices of which something was passed on."""
         self._usage: wire.Usage | None = None
         self._complete = False
 
@@ -147,6 +159,12 @@ class ChatCall:
         if usage is None:
             return _failed("The upstream reported no usage.")
         return Completed(usage=usage, output=self._output())
+
+    async def settled(self) -> None:
+        """Nothing is ordered: an answer that breaks off begins anew."""
+
+    def stop(self) -> None:
+        """Nothing is to be called off: the upstream stops when the connection is closed."""
 
     def so_far(self) -> tuple[Usage, dict[str, Any]]:
         return self._count(estimate=True) or Usage(), self._output()
@@ -178,6 +196,8 @@ class ChatCall:
                         return await self._refused(response)
                     with clock.phase("forward"):
                         return await self._read(response, timer)
+        except NotSentError:
+            return Failed("upstream_unavailable", "The upstream's connections break.")
         except NobodyThereError:
             return Failed("upstream_unavailable", "No upstream endpoint takes work at present.")
         except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -246,7 +266,7 @@ class ChatCall:
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(max(ATTEMPTS, len(endpoints.all))),
             wait=pause_s,
-            retry=tenacity.retry_if_exception_type((Busy, *_BEFORE_THE_ANSWER)),
+            retry=tenacity.retry_if_exception_type((Busy, NotSentError, *_NOT_CONNECTED)),
             reraise=True,
         )
         return await retrying(attempt)
@@ -257,12 +277,17 @@ class ChatCall:
         self._endpoint, self._was_counted = endpoint, False
         endpoint.in_flight += 1
         url = endpoint.url("completions" if self._chat.prompts else "chat/completions")
-        request = endpoint.http.build_request("POST", url, content=msgspec.json.encode(body))
+        sending = Sending()
+        request = endpoint.http.build_request(
+            "POST", url, content=msgspec.json.encode(body), extensions={"trace": sending}
+        )
         try:
             response = await endpoint.http.send(request, stream=True)
-        except _BEFORE_THE_ANSWER:
+        except (*_NOT_CONNECTED, *_BROKEN) as error:
             endpoint.failed()
             self._was_counted = True
+            if isinstance(error, _BROKEN) and not sending.is_sent:
+                raise NotSentError from error
             raise
         if response.status_code in _BUSY:
             await response.aclose()
@@ -308,6 +333,7 @@ class ChatCall:
         index = choice.index
         part = choice.delta or choice.message
         text = choice.text or (part.content if part else None) or ""
+        thought = (part.reasoning_content or part.reasoning or "") if part else ""
         for call in (part.tool_calls if part else None) or ():
             self._take_call(index, call)
         logprobs = _logprobs(choice.logprobs) if self._chat.logprobs else None
@@ -315,16 +341,21 @@ class ChatCall:
         made: tuple[ToolCall, ...] = ()
         if choice.finish_reason is not None:
             made = tuple(self._calls[index].values())
-            finish_reason = "length" if choice.finish_reason == "length" else "stop"
+            finish_reason = _FINISH_REASONS.get(choice.finish_reason, "stop")
             finish_reason = "tool_calls" if made else finish_reason
-        if not text and not logprobs and finish_reason is None:
+        if not (text or thought or logprobs) and finish_reason is None:
             return
-        count = len(logprobs) if logprobs else int(bool(text or made))
+        count = len(logprobs) if logprobs else int(bool(text or thought or made))
         self._chunks += count
         self._texts[index] += text
+        self._thoughts[index] += thought
         self._logprobs[index] += logprobs or ()
         self._finished[index] = finish_reason or self._finished[index]
-        self._say(Tokens(index, text, count, logprobs, finish_reason, made))
+        read = None
+        if self._job.stream and index not in self._begun:
+            self._begun.add(index)
+            read = self._count(estimate=True)
+        self._say(Tokens(index, text, count, logprobs, finish_reason, made, thought, read))
 
     def _take_call(self, index: int, piece: wire.ToolCall) -> None:
         """Put a call together; its pieces share a number, whole ones may have none."""
@@ -374,10 +405,14 @@ class ChatCall:
             )
         if not estimate:
             return None
-        said_bytes = sum(len(message.content.encode()) for message in self._chat.messages)
+        chat = self._chat
+        texts = [*(message.content for message in chat.messages)]
+        texts += [prompt for prompt in chat.prompts if isinstance(prompt, str)]
+        ids = sum(len(prompt) for prompt in chat.prompts if not isinstance(prompt, str))
+        said_bytes = sum(len(text.encode()) for text in texts)
         return Usage(
             requests=1,
-            input_tokens=math.ceil(said_bytes / BYTES_PER_TOKEN),
+            input_tokens=math.ceil(said_bytes / BYTES_PER_TOKEN) + ids,
             output_tokens=self._chunks,
         )
 
@@ -390,6 +425,7 @@ class ChatCall:
                     self._finished[index] or "stop",
                     tuple(self._logprobs[index]) if self._chat.logprobs else None,
                     tuple(self._calls[index].values()),
+                    self._thoughts[index],
                 )
                 for index, text in enumerate(self._texts)
             ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+import time
+from collections.abc import Mapping
+from typing import Any, Final
 
 import httpx
 import tenacity
@@ -11,6 +13,10 @@ ATTEMPTS: Final = 3
 RETRY_AFTER_MAX_S: Final = 10.0
 PARK_S: Final = 1.0
 """For an endpoint that is busy and does not say how long."""
+
+
+CLOSED_S: Final = 0.5
+"""Time after sending within which a break of a reused connection means that it was closed idle."""
 
 
 class Busy(Exception):
@@ -24,6 +30,34 @@ class Busy(Exception):
 
 class NobodyThereError(Exception):
     """Every endpoint is down."""
+
+
+class NotSentError(Exception):
+    """The connection broke before the request was sent, so nothing was produced for it."""
+
+
+class Sending:
+    """Observes one exchange (httpcore's ``trace`` extension): was the request sent as a whole?
+
+    A connection that was used before can be closed by the upstream in the instant in which it is
+    used again. Such a request was not read, so it counts as not sent if the break comes at once.
+    """
+
+    def __init__(self) -> None:
+        self._is_reused = True
+        self._sent_s: float | None = None
+
+    async def __call__(self, event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.started":
+            self._is_reused = False
+        elif event == "http11.send_request_body.complete":
+            self._sent_s = time.monotonic()
+
+    @property
+    def is_sent(self) -> bool:
+        if self._sent_s is None:
+            return False
+        return not self._is_reused or time.monotonic() - self._sent_s > CLOSED_S
 
 
 _backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5)

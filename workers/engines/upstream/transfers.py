@@ -7,9 +7,10 @@ inside our network, unless the upstream itself is reached without TLS, as one of
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import IO, Final, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import httpx
@@ -22,6 +23,8 @@ from workers.contract.media import File
 BYTES_MAX: Final = 256 * 1024 * 1024
 """Of all that one request made."""
 TRANSFER_S: Final = 300.0
+MEMORY_BYTES_MAX: Final = 1024 * 1024
+"""Part of a download that is collected in memory before it goes to a temporary file."""
 REDIRECTS_MAX: Final = 3
 ATTEMPTS: Final = 4
 
@@ -68,7 +71,17 @@ class Transfers:
         await _patiently(lambda: self._bring(url, file, plain_allowed=plain_allowed))
 
     async def _fetch(self, url: str, budget: Budget, *, plain_allowed: bool) -> File:
-        data = bytearray()
+        # Collected in a file: as a buffer that grows, it would be in memory twice at the end.
+        with tempfile.SpooledTemporaryFile(MEMORY_BYTES_MAX) as data:
+            content_type = await self._fetch_into(data, url, budget, plain_allowed=plain_allowed)
+            data.seek(0)
+            return File(content_type, await asyncio.to_thread(data.read))
+
+    async def _fetch_into(
+        self, data: IO[bytes], url: str, budget: Budget, *, plain_allowed: bool
+    ) -> str:
+        """Write what an address has; return its content type."""
+        fetched = 0
         try:
             for _ in range(REDIRECTS_MAX + 1):
                 to = await _checked(url, plain_allowed=plain_allowed)
@@ -80,12 +93,14 @@ class Transfers:
                         continue
                     _check_status(response.status_code)
                     async for chunk in response.aiter_bytes():
-                        data += chunk
+                        fetched += len(chunk)
                         budget.take(len(chunk))
+                        data.write(chunk)
                     header = response.headers.get("Content-Type", "")
-                    return File(_content_type(bytes(data[:HEAD_BYTES]), header), bytes(data))
+                    data.seek(0)
+                    return _content_type(data.read(HEAD_BYTES), header)
         except httpx.HTTPError as error:
-            budget.left += len(data)
+            budget.left += fetched
             raise _Passing(f"the connection broke ({type(error).__name__})") from error
         except ValueError as error:
             raise TransferError("it was redirected to what is no address") from error

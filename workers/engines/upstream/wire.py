@@ -62,6 +62,10 @@ class ToolCall(msgspec.Struct, frozen=True):
 class Text(msgspec.Struct, frozen=True):
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
+    reasoning_content: str | None = None
+    """Reasoning as DeepSeek, vLLM and SGLang name it."""
+    reasoning: str | None = None
+    """The same as OpenRouter and newer servers name it."""
 
 
 class Choice(msgspec.Struct, frozen=True):

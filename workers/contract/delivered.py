@@ -1,0 +1,109 @@
+"""What events have delivered: the measure by which a request that did not complete is charged.
+
+A client that received tokens, sound or a picture at full size received something, whatever ended
+the request afterwards. The hosts of engines and upstreams tally the events that they forward; the
+settler tallies an event log, where nothing else is left of an attempt. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from workers.contract.jobs import BlobRef, Event, Preview, Sound, Tokens, Usage
+from workers.contract.media import Medium
+
+NOTHING: Final = Usage()
+
+
+class Tally:
+    """Delivery of one attempt: tokens, sound, and previews at full size."""
+
+    __slots__ = ("_audio_ms", "_characters", "_read", "_shown", "_tokens", "_unseen")
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._unseen = 0
+        self._read: Usage = NOTHING
+        self._audio_ms: dict[int, int] = {}
+        self._characters = 0
+        self._shown: set[int] = set()
+
+    def note(self, event: Event) -> None:
+        if isinstance(event, Tokens):
+            self._unseen += event.count
+            if event.text or event.reasoning or event.tool_calls or event.logprobs:
+                # Tokens may be held back, such as those of a call that is not whole yet.
+                self._tokens, self._unseen = self._tokens + self._unseen, 0
+            if event.usage is not None:
+                self._read = event.usage
+        elif isinstance(event, Sound):
+            if event.data:
+                self._audio_ms[event.index] = event.duration_ms
+                self._characters = max(self._characters, event.characters)
+        elif isinstance(event, Preview) and event.full:
+            self._shown.add(event.output)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was delivered."""
+        return bool(self._tokens or self._audio_ms or self._shown)
+
+    def usage(self) -> Usage:
+        """Quantities delivered; ``NOTHING`` if there was no delivery."""
+        if not self.begun:
+            return NOTHING
+        return Usage(
+            requests=1,
+            input_tokens=self._read.input_tokens,
+            cached_input_tokens=self._read.cached_input_tokens,
+            output_tokens=self._tokens,
+            images=len(self._shown),
+            audio_ms=sum(self._audio_ms.values()),
+            characters=self._characters,
+        )
+
+
+def preview_media(shown: Mapping[int, BlobRef]) -> tuple[list[Any], tuple[BlobRef, ...]]:
+    """Describe the last preview of each output as the media of a request that ended early."""
+    media = [
+        Medium("image", index, place, "preview", shown[index].content_type)
+        for place, index in enumerate(sorted(shown))
+    ]
+    return msgspec.to_builtins(media), tuple(shown[index] for index in sorted(shown))
+
+
+def most(deliveries: Iterable[Usage]) -> Usage:
+    """What several attempts delivered together. Every attempt repeats the first from its beginning,
+    so that is the most of each quantity."""
+    found = NOTHING
+    for one in deliveries:
+        if one.requests:
+            images = max(one.images, found.images)
+            found = msgspec.structs.replace(chargeable(one, found), images=images)
+    return found
+
+
+def chargeable(measured: Usage, delivered: Usage) -> Usage:
+    """The usage to charge of a request that did not complete but delivered something.
+
+    ``measured`` may count more than was delivered, such as finished pictures that were not sent, or
+    less, if the attempt that delivered was lost.
+    """
+    # A prompt is read once. Which part of it was cached may differ between two attempts, so their
+    # counts must not be mixed.
+    known = measured.input_tokens + measured.cached_input_tokens
+    read = measured if known else delivered
+    return msgspec.structs.replace(
+        measured,
+        requests=1,
+        input_tokens=read.input_tokens,
+        cached_input_tokens=read.cached_input_tokens,
+        output_tokens=max(measured.output_tokens, delivered.output_tokens),
+        images=delivered.images,
+        video_ms=0,
+        audio_ms=max(measured.audio_ms, delivered.audio_ms),
+        characters=max(measured.characters, delivered.characters),
+    )

@@ -1,0 +1,42 @@
+"""What an engine process needs from the environment: a list of what is allowed, not of secrets.
+
+Engine processes parse files that strangers sent, in C libraries. A fault in one of those must find
+no credential of the database, the queue, a payment service or an upstream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_NAMES: Final = frozenset(
+    {
+        *("PATH", "HOME", "USER", "SHELL", "TMPDIR", "TMP", "TEMP", "TZ", "LANG", "LANGUAGE"),
+        *("LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "GLIBC_TUNABLES", "XDG_CACHE_HOME"),
+        "TOLLGATE_LOG_LEVEL",
+    }
+)
+_PREFIXES: Final = (
+    *("LC_", "PYTHON", "MALLOC_"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_"),
+    *("CUDA_", "NVIDIA_", "NCCL_", "CUDNN_", "CUBLAS_", "HIP_", "ROCR_", "HSA_"),
+    *("TORCH", "PYTORCH_", "TRITON_", "HF_", "TRANSFORMERS_", "DIFFUSERS_", "TOKENIZERS_"),
+)
+_SECRET: Final = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
+"""Parts of names that are not handed on even with a prefix that is, such as HF_TOKEN: engines read
+local files only."""
+
+
+def engine_environment(environ: Mapping[str, str], *, threads: int | None) -> dict[str, str]:
+    """The environment of an engine process; torch reads the number of its threads from there."""
+    allowed = {name: value for name, value in environ.items() if _is_allowed(name)}
+    if threads is not None:
+        allowed["OMP_NUM_THREADS"] = allowed["MKL_NUM_THREADS"] = str(threads)
+    return allowed
+
+
+def _is_allowed(name: str) -> bool:
+    if name in _NAMES:
+        return True
+    words = name.split("_")
+    return name.startswith(_PREFIXES) and not any(word in _SECRET for word in words)
