@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from alembic import context
 
+import gateway.aside
 import gateway.batches.tables
 import gateway.media.tables
+import gateway.payments.tables
+import gateway.requests.tables
 import gateway.voices.tables
 import gateway.workflows.tables  # noqa: F401 -- their tables belong to the metadata
 from gateway.database import open_engine
+from gateway.lanes import MIGRATE
 from gateway.settings import Settings
 from gateway.tables import metadata
 
@@ -20,7 +24,8 @@ def run() -> None:
         with context.begin_transaction():
             context.run_migrations()
         return
-    engine = open_engine(Settings().sql_url, pool_size=1)
+    settings = Settings()
+    engine = open_engine(settings.sql_url, lane=MIGRATE, prepare=settings.database_prepare)
     with engine.begin() as own:
         context.configure(connection=own, target_metadata=metadata, render_as_batch=True)
         with context.begin_transaction():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias, get_args
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, insert, or_, select, update
 
 from gateway.accounts.budgets import read_zone
+from gateway.decoding import ID_MAX, read_id
+from gateway.entered import check_account_name, check_amount
+from gateway.errors import Conflict
 from gateway.ledger.locks import lock_accounts
 from gateway.pricing import format_usd
 from gateway.tables import accounts
@@ -38,8 +42,28 @@ class AccountExists(Exception):
     """There is an account of this name."""
 
 
+class AmbiguousAccount(Conflict):
+    """The name of one account is the number of another."""
+
+    def __init__(self, asked: str, found: Sequence[Account]) -> None:
+        each = " and ".join(f"{account.name!r} (id:{account.id})" for account in found)
+        super().__init__(
+            "account_ambiguous",
+            f"{asked!r} can be {each}; write id: and the number of the one that is meant, "
+            "and rename the other.",
+            param="account",
+            details={"accounts": [{"id": each.id, "name": each.name} for each in found]},
+        )
+
+
 def create_account(connection: Connection, name: str, *, credit_limit_nanos: int = 0) -> Account:
-    """Open an account with nothing in it. Raise ``AccountExists`` if the name is taken."""
+    """Open an account with nothing in it.
+
+    Raise ``AccountExists`` if the name is taken, ``ValueError`` if it cannot be a name or the
+    credit limit is negative or beyond what is accepted.
+    """
+    check_account_name(name)
+    check_amount(credit_limit_nanos, "the credit limit", least=0)
     if connection.execute(select(accounts.c.id).where(accounts.c.name == name)).first():
         raise AccountExists(f"there is an account named {name!r}")
     row = connection.execute(
@@ -56,19 +80,35 @@ def create_account(connection: Connection, name: str, *, credit_limit_nanos: int
 
 
 def find_account(connection: Connection, name_or_id: str | int) -> Account:
-    """Find a customer's account by its name or number. Raise ``LookupError`` if there is none."""
-    condition: ColumnElement[bool] = accounts.c.name == str(name_or_id)
-    if isinstance(name_or_id, int):
-        condition = accounts.c.id == name_or_id
-    elif name_or_id.isdecimal():
-        condition = condition | (accounts.c.id == int(name_or_id))
-    row = connection.execute(
-        select(accounts).where(accounts.c.kind == "customer", condition).order_by(accounts.c.id)
-    )
-    found = row.mappings().first()
-    if found is None:
+    """Find a customer's account by its name or number; ``id:30`` is always the number.
+
+    Raise ``LookupError`` if there is none, ``AmbiguousAccount`` if one account has a name that is
+    the number of another: such names were once accepted.
+    """
+    found = find_accounts(connection, name_or_id)
+    if not found:
         raise LookupError(f"there is no account {name_or_id!r}")
-    return _account(found)
+    if len(found) > 1:
+        raise AmbiguousAccount(str(name_or_id), found)
+    return found[0]
+
+
+def find_accounts(connection: Connection, name_or_id: str | int) -> list[Account]:
+    """Find every customer's account that a name or number can mean, by number."""
+    number = name_or_id if isinstance(name_or_id, int) else read_id(name_or_id.removeprefix("id:"))
+    conditions: list[ColumnElement[bool]] = []
+    if number is not None and 0 < number <= ID_MAX:
+        conditions.append(accounts.c.id == number)
+    if isinstance(name_or_id, str) and not name_or_id.startswith("id:"):
+        conditions.append(accounts.c.name == name_or_id)
+    if not conditions:
+        return []
+    rows = connection.execute(
+        select(accounts)
+        .where(accounts.c.kind == "customer", or_(*conditions))
+        .order_by(accounts.c.id)
+    )
+    return [_account(row) for row in rows.mappings()]
 
 
 def change_account(
@@ -79,8 +119,10 @@ def change_account(
     allowance_nanos: int | None = None,
     status: Status | None = None,
     report_tz: str | None = None,
+    name: str | None = None,
 ) -> Account:
-    """Change what is named. Raise ``LookupError``, or ``ValueError`` for what cannot be.
+    """Change what is named. Raise ``LookupError``, ``AccountExists`` for a name that is taken, or
+    ``ValueError`` for what cannot be.
 
     A credit limit cannot go below what is owed and held already; a suspended or closed account
     accepts nothing new, and what runs ends as usual.
@@ -89,7 +131,14 @@ def change_account(
     if account is None:
         raise LookupError(f"there is no account {account_id}")
     changes: dict[str, object] = {}
+    if name is not None:
+        check_account_name(name)
+        other = select(accounts.c.id).where(accounts.c.name == name, accounts.c.id != account_id)
+        if connection.execute(other).first():
+            raise AccountExists(f"there is an account named {name!r}")
+        changes["name"] = name
     if credit_limit_nanos is not None:
+        check_amount(credit_limit_nanos, "the credit limit", least=0)
         needed = account["held_nanos"] - account["posted_nanos"]
         if credit_limit_nanos < max(needed, 0):
             raise ValueError(
@@ -98,9 +147,7 @@ def change_account(
             )
         changes["credit_limit_nanos"] = credit_limit_nanos
     if allowance_nanos is not None:
-        if allowance_nanos < 0:
-            raise ValueError("an allowance cannot be negative")
-        changes["allowance_nanos"] = allowance_nanos
+        changes["allowance_nanos"] = check_amount(allowance_nanos, "an allowance", least=0)
     if status is not None:
         if status not in get_args(Status):
             raise ValueError(f"{status!r} is no status; there are {', '.join(get_args(Status))}")

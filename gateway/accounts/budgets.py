@@ -23,7 +23,10 @@ from sqlalchemy import (
     update,
 )
 
+from gateway.decoding import ID_MAX
+from gateway.entered import NAME_MAX, check_amount, check_text
 from gateway.ledger.locks import lock_accounts
+from gateway.pricing import NANOS_MAX
 from gateway.tables import accounts, budget_windows, budgets, keys
 
 Window: TypeAlias = Literal["hour", "day", "month", "total"]
@@ -88,13 +91,14 @@ def create_budget(
     """
     if window not in WINDOWS:
         raise ValueError(f"{window!r} is no window; there are {', '.join(WINDOWS)}")
-    if limit_nanos < 0:
-        raise ValueError("a budget cannot be negative")
+    check_amount(limit_nanos, "a budget", least=0, most=NANOS_MAX)
+    check_text(name, "the name of a budget", longest=NAME_MAX)
     # The lock keeps holds that are being decided from missing it.
     if account_id not in lock_accounts(connection, [account_id]):
         raise LookupError(f"there is no account {account_id}")
     if key_id is not None:
-        owner = connection.execute(select(keys.c.account_id).where(keys.c.id == key_id)).scalar()
+        own = select(keys.c.account_id).where(keys.c.id == key_id)
+        owner = connection.execute(own).scalar() if 0 < key_id <= ID_MAX else None
         if owner != account_id:
             raise LookupError(f"account {account_id} has no key {key_id}")
     zone = connection.execute(
@@ -123,6 +127,8 @@ def create_budget(
 
 def find_budget(connection: Connection, budget_id: int) -> Budget:
     """Raise ``LookupError`` if there is none of this number that is still in force."""
+    if not 0 < budget_id <= ID_MAX:
+        raise LookupError(f"there is no budget {budget_id}")
     row = connection.execute(
         select(budgets).where(budgets.c.id == budget_id, budgets.c.ended_at.is_(None))
     )
@@ -153,8 +159,8 @@ def change_budget(
     What is spent or held already stays so, even above a lowered limit. Raise ``LookupError``,
     ``ValueError`` if the limit is negative.
     """
-    if limit_nanos is not None and limit_nanos < 0:
-        raise ValueError("a budget cannot be negative")
+    if limit_nanos is not None:
+        check_amount(limit_nanos, "a budget", least=0, most=NANOS_MAX)
     found = find_budget(connection, budget_id)
     lock_accounts(connection, [found.account_id])
     limit = found.limit_nanos if limit_nanos is None else limit_nanos

@@ -16,7 +16,9 @@ from typing import Final
 
 from sqlalchemy import Connection, RowMapping, bindparam, insert, or_, select, update
 
-from gateway.accounts.limits import Limit, key_limit, limits_of_key, read_limit
+from gateway.accounts.limits import LIMIT_MAX, Limit, key_limit, limits_of_key, read_limit
+from gateway.decoding import ID_MAX, read_id
+from gateway.entered import NAME_MAX, check_moment, check_text
 from gateway.errors import Unauthorized
 from gateway.tables import accounts, keys, rate_limits
 
@@ -60,13 +62,19 @@ def create_key(
 ) -> tuple[str, KeyInfo]:
     """Make a key; return its secret, which is stored nowhere, and what is known of it.
 
-    Raise ``ValueError`` for an unknown scope or a limit that is not positive.
+    Raise ``ValueError`` for an unknown scope or none, a name or moment that cannot be stored, or a
+    limit that is not positive.
     """
+    check_text(name, "the name of a key", longest=NAME_MAX)
+    if expires_at is not None:
+        expires_at = check_moment(expires_at, "the end of the key")
+    if not scopes:
+        raise ValueError(f"a key needs a scope; there are {', '.join(SCOPES)}")
     if unknown := set(scopes) - set(SCOPES):
         raise ValueError(f"unknown scope {min(unknown)!r}; there are {', '.join(SCOPES)}")
     for limit in (requests_per_minute, tokens_per_minute):
-        if limit is not None and limit < 1:
-            raise ValueError("a limit per minute must be at least 1")
+        if limit is not None and not 1 <= limit <= LIMIT_MAX:
+            raise ValueError(f"a limit per minute is {limit}; it must be from 1 to {LIMIT_MAX}")
     if spend_limit_nanos is not None and spend_limit_nanos < 0:
         raise ValueError("a spend limit cannot be negative")
     secret = ("tga_" if "admin" in scopes else "tg_") + secrets.token_urlsafe(30)
@@ -98,13 +106,17 @@ def authenticate(connection: Connection, secret: str, pepper: bytes) -> KeyInfo:
     found = connection.execute(_LIMITED, {"secret_hash": hash_secret(secret, pepper)})
     rows = found.mappings().all()
     if not rows:
-        raise Unauthorized("invalid_api_key", "This API key is not known here.")
+        raise unknown_key()
     key = replace(_info(rows[0]), limits=_limits(rows))
     if key.revoked_at is not None:
         raise Unauthorized("key_revoked", f"The API key {key.prefix}… has been revoked.")
     if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
         raise Unauthorized("key_expired", f"The API key {key.prefix}… has expired.")
     return key
+
+
+def unknown_key() -> Unauthorized:
+    return Unauthorized("invalid_api_key", "This API key is not known here.")
 
 
 def list_keys(connection: Connection, account_id: int | None = None) -> list[KeyInfo]:
@@ -117,8 +129,9 @@ def list_keys(connection: Connection, account_id: int | None = None) -> list[Key
 def find_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
     """Find a key by its prefix or number. Raise ``LookupError`` unless exactly one is meant."""
     condition = keys.c.prefix == prefix_or_id[:PREFIX_LENGTH]
-    if prefix_or_id.isdecimal():
-        condition = or_(condition, keys.c.id == int(prefix_or_id))
+    key_id = read_id(prefix_or_id)
+    if key_id is not None:
+        condition = or_(condition, keys.c.id == key_id)
     rows = connection.execute(_KEYS.where(condition)).mappings().all()
     if len(rows) != 1:
         number = "no key" if not rows else f"{len(rows)} keys"
@@ -128,6 +141,8 @@ def find_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
 
 def key_by_id(connection: Connection, key_id: int) -> KeyInfo:
     """Give a key, without its limits per minute. Raise ``LookupError``."""
+    if not 0 < key_id <= ID_MAX:
+        raise LookupError(f"there is no key {key_id}")
     row = connection.execute(_KEYS.where(keys.c.id == key_id)).mappings().first()
     if row is None:
         raise LookupError(f"there is no key {key_id}")

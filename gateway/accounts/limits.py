@@ -22,6 +22,7 @@ from sqlalchemy import (
     update,
 )
 
+from gateway.decoding import ID_MAX
 from gateway.ledger.locks import lock_accounts
 from gateway.tables import accounts, budgets, keys, rate_limits
 
@@ -40,6 +41,8 @@ class Limit:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent_max: int | None = None
+    cancelled_seconds_per_hour: int | None = None
+    """Device time of cancelled work that was not charged; of a whole account only."""
 
     def covers(self, key_id: int, model: str) -> bool:
         return self.key_id in (None, key_id) and self.model in (None, model)
@@ -54,9 +57,21 @@ def set_limit(connection: Connection, limit: Limit) -> Limit:
     Raise ``LookupError`` for an unknown account or a key that is not its own, ``ValueError`` if a
     number is not positive or none is given.
     """
-    numbers = (limit.requests_per_minute, limit.tokens_per_minute, limit.concurrent_max)
+    numbers = (
+        limit.requests_per_minute,
+        limit.tokens_per_minute,
+        limit.concurrent_max,
+        limit.cancelled_seconds_per_hour,
+    )
     if all(number is None for number in numbers):
-        raise ValueError("a limit needs requests or tokens per minute, or concurrent requests")
+        raise ValueError(
+            "a limit needs requests or tokens per minute, concurrent requests, or cancelled "
+            "seconds per hour"
+        )
+    if limit.cancelled_seconds_per_hour is not None and (limit.key_id or limit.model):
+        raise ValueError(
+            "cancelled seconds per hour are limited for a whole account; name no key and no model"
+        )
     for number in numbers:
         if number is not None and not 1 <= number <= LIMIT_MAX:
             raise ValueError(f"a limit is {number}, and must be from 1 to {LIMIT_MAX}")
@@ -106,6 +121,7 @@ def read_limit(row: Mapping[str, Any]) -> Limit:
         requests_per_minute=row["requests_per_minute"],
         tokens_per_minute=row["tokens_per_minute"],
         concurrent_max=row["concurrent_max"],
+        cancelled_seconds_per_hour=row["cancelled_seconds_per_hour"],
     )
 
 
@@ -138,6 +154,8 @@ def _write(connection: Connection, limit: Limit) -> None:
         "tokens_per_minute": limit.tokens_per_minute,
     }
     if limit.key_id is not None:
+        if not 0 < limit.key_id <= ID_MAX:
+            raise LookupError(f"account {limit.account_id} has no key {limit.key_id}")
         own = keys.c.id == limit.key_id, keys.c.account_id == limit.account_id
         if connection.execute(select(keys.c.id).where(*own)).first() is None:
             raise LookupError(f"account {limit.account_id} has no key {limit.key_id}")
@@ -145,6 +163,7 @@ def _write(connection: Connection, limit: Limit) -> None:
             connection.execute(update(keys).where(*own).values(values))
             values = dict.fromkeys(values)
     values["concurrent_max"] = limit.concurrent_max
+    values["cancelled_seconds_per_hour"] = limit.cancelled_seconds_per_hour
     place = {
         "account_id": limit.account_id,
         "key_id": limit.key_id or 0,

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from gateway.accounts.limits import Limit, Unit
 from gateway.errors import TooManyRequests, Unavailable
+from gateway.outages import QUEUE_OUTAGE
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Rates:
         numbers = [number for rate in rates for number in (rate.per_minute, rate.amount)]
         try:
             answer = await self._run(names, "take", self._window_s, *numbers)
-        except (RedisError, OSError):
+        except QUEUE_OUTAGE:
             raise Unavailable(
                 "queue_unavailable",
                 "The server that counts limits does not answer; nothing was accepted.",
@@ -167,7 +167,7 @@ class Rates:
             return
         try:
             await self._run(names, "give", second, *amounts)
-        except (RedisError, OSError) as error:
+        except QUEUE_OUTAGE as error:
             # It will be free within the minute without this.
             log.warning("limits not given back: %s", type(error).__name__)
 

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, func, insert, select
 from gateway.billing.close import changed_since_close, list_periods
 from gateway.billing.rollups import Seal, seal_of, seals
 from gateway.database import Database, exact_sum, time_bucket
+from gateway.ledger.periods import is_month
 from gateway.ledger.reconcile import Finding, reconcile
 from gateway.payments.payments import compare
 from gateway.payments.provider import PaymentProvider, ProviderFailed
@@ -51,7 +52,7 @@ async def audit_and_keep(
 ) -> Reconciliation:
     """Check every rule, also by a payment provider's list if there is one; keep what was found."""
     started_at = datetime.now(UTC)
-    findings = await database.read(lambda connection: audit(connection, now=started_at))
+    findings = await database.slow(lambda connection: audit(connection, now=started_at))
     if provider is not None:
         findings += await payments_agree(database, provider, now=started_at)
     found = Reconciliation(started_at, datetime.now(UTC), tuple(findings))
@@ -79,7 +80,7 @@ async def payments_agree(
         paid = await provider.paid_since(now - PAYMENTS_WITHIN)
     except ProviderFailed as error:
         return [Finding("R12", provider.name, f"could not be asked: {error}")]
-    return await database.read(lambda connection: compare(connection, paid, provider=provider.name))
+    return await database.slow(lambda connection: compare(connection, paid, provider=provider.name))
 
 
 def last_audit(connection: Connection) -> Reconciliation | None:
@@ -95,7 +96,11 @@ def last_audit(connection: Connection) -> Reconciliation | None:
 
 def _closed_months_are_as_sealed(connection: Connection) -> Iterator[Finding]:
     """R13: the months closed last are as they were; ``tollgate period verify`` has the rest."""
-    closed = [period.month for period in list_periods(connection) if period.state == "closed"]
+    known = list_periods(connection)
+    for period in known:
+        if not is_month(period.month):
+            yield Finding("R13", f"month {period.month!r}", "is not a month; delete its row")
+    closed = [each.month for each in known if each.state == "closed" and is_month(each.month)]
     for month in closed[-SEALS_CHECKED:]:
         if changed_since_close(connection, month):
             yield Finding("R13", f"month {month}", "is not as it was when it was closed")

@@ -17,18 +17,22 @@ from typing import Final, Protocol
 
 from sqlalchemy import Connection, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
+from gateway.aside import tidy
 from gateway.batches.files import Files
 from gateway.billing.audit import audit_and_keep
 from gateway.billing.close import SETTLED_AFTER, close_month, list_periods
 from gateway.billing.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
 from gateway.database import Database
 from gateway.ledger.expiry import expire_lots, give_allowances
+from gateway.ledger.holds import forget_keys, forget_outputs
 from gateway.ledger.periods import month_of
 from gateway.media.store import MediaStore
+from gateway.outages import OUTAGE
 from gateway.payments.provider import PaymentProvider
+from gateway.requests.deliveries import forget_ended
+from gateway.supervision import Beat, unheard
 from gateway.tables import chores
 from gateway.voices.store import Voices
 
@@ -36,6 +40,9 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 5.0
 BATCH: Final = 200
+ERASURE_ATTEMPTS: Final = 5
+FORGET_BATCH: Final = 500
+"""Outputs deleted in one transaction: some 10 ms of SQLite's only writer."""
 NIGHT: Final = timedelta(hours=3, minutes=17)
 """When, in UTC, what takes long is done."""
 
@@ -61,22 +68,42 @@ class Chore:
 
 
 class Chores:
+    """Does chores when they are due, each beside the others: the nightly proof takes long, and
+    what expires every minute does not wait for it."""
+
     def __init__(self, database: Database, chores: Sequence[Chore]) -> None:
         self._database = database
         self._chores = chores
+        self._doing: dict[str, asyncio.Task[None]] = {}
 
-    async def run(self) -> None:
-        """Do what is due, for ever; what fails is logged and tried again when it is due again."""
-        while True:
-            try:
-                known = await self._database.read(due_times)
-                for chore in self._chores:
-                    due = known.get(chore.name, _LONG_AGO) <= datetime.now(UTC)
-                    if due and await self._database.write(functools.partial(take, chore=chore)):
-                        await self._do(chore)
-            except (DBAPIError, OSError) as error:
-                log.warning("chores are put off: %s", type(error).__name__)
-            await asyncio.sleep(LOOK_EVERY_S)
+    async def run(self, beat: Beat = unheard) -> None:
+        """Do what is due until cancelled; a chore that fails is tried again when it is due again.
+
+        Should this loop fail, the chores that it began go on.
+        """
+        try:
+            while True:
+                try:
+                    known = await self._database.read(due_times)
+                    for chore in self._chores:
+                        await self._begin_if_due(chore, known.get(chore.name, _LONG_AGO))
+                except OUTAGE as error:
+                    log.warning("chores are put off: %s", type(error).__name__)
+                beat()
+                await asyncio.sleep(LOOK_EVERY_S)
+        except asyncio.CancelledError:
+            for task in self._doing.values():
+                task.cancel()
+            await asyncio.gather(*self._doing.values(), return_exceptions=True)
+            raise
+
+    async def _begin_if_due(self, chore: Chore, due_at: datetime) -> None:
+        if due_at > datetime.now(UTC) or chore.name in self._doing:
+            return
+        if await self._database.write(functools.partial(take, chore=chore)):
+            task = asyncio.create_task(self._do(chore), name=f"chore {chore.name}")
+            self._doing[chore.name] = task
+            task.add_done_callback(lambda _: self._doing.pop(chore.name, None))
 
     async def _do(self, chore: Chore) -> None:
         started = time.monotonic()
@@ -123,6 +150,22 @@ def usage_chores(database: Database) -> tuple[Chore, ...]:
     return (Chore("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
 
 
+def erasure_chores(database: Database) -> tuple[Chore, ...]:
+    """The end of deleted rows in SQLite's write-ahead log, where jobs with prompts are among them.
+
+    Of a log that is in use at the moment the next round takes care.
+    """
+
+    async def empty() -> None:
+        for _ in range(ERASURE_ATTEMPTS):
+            if await asyncio.to_thread(database.empty_log):
+                return
+            await asyncio.sleep(1)
+        log.warning("the write-ahead log could not be emptied: a reader holds it")
+
+    return (Chore("erasure", timedelta(minutes=1), empty),)
+
+
 def file_chores(files: Files) -> tuple[Chore, ...]:
     """The end of files whose time is over."""
     return (Chore("files", timedelta(minutes=1), files.clear_ended),)
@@ -138,6 +181,24 @@ def voice_chores(voices: Voices) -> tuple[Chore, ...]:
     return (Chore("voices", timedelta(minutes=1), voices.clear_ended),)
 
 
+def sweep_chores(database: Database, *, keys_kept: timedelta) -> tuple[Chore, ...]:
+    """The end of outputs and idempotency keys whose time is over, and of notes on what was set
+    aside and has ended since."""
+
+    def forget(connection: Connection, now: datetime, *, limit: int) -> int:
+        done = forget_outputs(connection, now, limit=limit)
+        # While either has a full batch left there is another round.
+        return max(done, forget_keys(connection, now - keys_kept, limit=limit))
+
+    async def tidy_notes() -> None:
+        await database.write(lambda connection: tidy(connection, datetime.now(UTC)))
+
+    return (
+        Chore("outputs", timedelta(minutes=1), _in_batches(database, forget, FORGET_BATCH)),
+        Chore("set aside", timedelta(minutes=1), tidy_notes),
+    )
+
+
 def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[Chore, ...]:
     """The nightly proof of the books, by the payment provider's list too."""
 
@@ -149,14 +210,29 @@ def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[
     return (Chore("reconcile", timedelta(days=1), reconcile, delay=NIGHT),)
 
 
+def webhook_chores(database: Database, *, days: float) -> tuple[Chore, ...]:
+    """The end of webhook deliveries whose retention is over."""
+
+    def forget(connection: Connection, now: datetime, *, limit: int) -> int:
+        return forget_ended(connection, now - timedelta(days=days), limit=limit)
+
+    return (Chore("webhooks", timedelta(minutes=5), _in_batches(database, forget, BATCH)),)
+
+
 def close_chores(database: Database) -> tuple[Chore, ...]:
     """The close of months that have ended."""
 
     async def close() -> None:
         now = datetime.now(UTC)
-        for period in await database.read(list_periods):
-            if period.month < month_of(now - SETTLED_AFTER) and period.state != "closed":
+        for period in await database.slow(list_periods):
+            if period.state == "closed" or period.month >= month_of(now - SETTLED_AFTER):
+                continue
+            try:
                 await asyncio.to_thread(close_month, database, period.month, actor="calendar")
+            except ValueError as error:
+                # A row that does not name a month: the audit reports it, the others are closed.
+                log.error("%r cannot be closed: %s", period.month, error)
+            else:
                 log.info("%s is closed", period.month)
 
     return (Chore("close", timedelta(days=1), close, delay=NIGHT),)
@@ -174,7 +250,7 @@ def _in_batches(database: Database, work: _Batched, limit: int) -> Callable[[], 
     async def do() -> None:
         did = limit
         while did == limit:
-            did = await database.write(
+            did = await database.slow_write(
                 lambda connection: work(connection, datetime.now(UTC), limit=limit)
             )
 

@@ -17,19 +17,20 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.billing.statements import Invoice, InvoiceLine, Statement, invoices_of, statement
 from gateway.database import Database, exact_sum, microseconds
+from gateway.entered import NAME_MAX, check_amount, check_text
 from gateway.failpoints import reach
 from gateway.ledger.locks import lock_accounts
 from gateway.ledger.periods import (
     Clock,
     booking_time,
+    is_month,
     month_of,
-    next_month,
     open_period,
-    starts_at,
+    span_of,
     utc_now,
 )
 from gateway.ledger.transfers import add_credit
-from gateway.pricing import format_usd
+from gateway.pricing import NANOS_MAX, format_usd
 from gateway.tables import (
     accounts,
     counters,
@@ -44,6 +45,8 @@ from gateway.tables import (
 SETTLED_AFTER: Final = timedelta(minutes=5)
 """A month is closed no sooner after its end."""
 EVERYBODY: Final = 0
+NOTE_REASON_MAX: Final = 400
+"""Of a credit note: its transfer repeats the reason after the invoice's number."""
 BASIS: Final = 10_000
 
 
@@ -58,6 +61,24 @@ class Period:
     sha256: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedInvoice:
+    """The invoice and the rebate that closing a month would give to one account."""
+
+    account: str
+    total_cents: int
+    rebate_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What closing a month would do; ``obstacle`` says why it cannot be closed yet."""
+
+    period: Period
+    obstacle: str | None
+    invoices: tuple[ExpectedInvoice, ...]
+
+
 class CannotClose(ValueError):
     """The month has not ended, or one before it is open."""
 
@@ -66,8 +87,11 @@ def close_month(database: Database, month: str, *, actor: str, clock: Clock = ut
     """Close a month in steps, each in a transaction of its own; closing it again finishes it.
 
     What takes long is read on snapshots, so that nobody who books waits for it. Raise
-    ``CannotClose`` before its end, or while an earlier month is open.
+    ``CannotClose`` before its end, or while an earlier month is open, and ``ValueError`` if the
+    text does not name a month; both before anything is written.
     """
+    span_of(month)
+    check_text(actor, "the actor", longest=NAME_MAX)
     with database.transaction() as connection:
         _begin(connection, month, clock())
     reach("close_begun")
@@ -89,6 +113,20 @@ def close_month(database: Database, month: str, *, actor: str, clock: Clock = ut
             issue(connection, made, actor, clock=clock)
         reach("close_issued")
     return sealed
+
+
+def rehearse_close(connection: Connection, month: str, *, now: datetime) -> Rehearsal:
+    """Compute what closing a month would write, and write nothing; any month can be rehearsed.
+
+    Raise ``ValueError`` if the text does not name a month.
+    """
+    sealed = _sealed(connection, month, now)
+    expected = []
+    for account_id in _moved_in(connection, month):
+        made = statement(connection, account_id, month)
+        due = rebate_due(connection, account_id, month)
+        expected.append(ExpectedInvoice(made.account, made.total_cents, due))
+    return Rehearsal(sealed, _obstacle(connection, month, now), tuple(expected))
 
 
 def find_period(connection: Connection, month: str) -> Period:
@@ -113,11 +151,12 @@ def changed_since_close(connection: Connection, month: str) -> bool:
 def rebate_due(connection: Connection, account_id: int, month: str) -> int:
     """What the tiers of an account give back of its month: a part of the spending within each."""
     tiers = _tiers(connection, account_id) or _tiers(connection, EVERYBODY)
+    span = span_of(month)
     spent = connection.execute(
         select(exact_sum(receipts.c.charge_nanos)).where(
             receipts.c.account_id == account_id,
-            receipts.c.settled_at >= starts_at(month),
-            receipts.c.settled_at < starts_at(next_month(month)),
+            receipts.c.settled_at >= span.starts_at,
+            receipts.c.settled_at < span.ends_at,
         )
     ).scalar_one()
     due = 0
@@ -128,7 +167,14 @@ def rebate_due(connection: Connection, account_id: int, month: str) -> int:
 
 
 def set_rebates(connection: Connection, account_id: int, tiers: dict[int, int]) -> None:
-    """Replace the tiers of an account, or of everybody (0): from so many nanos, basis points."""
+    """Replace the tiers of an account, or of everybody (0): from so many nanos, basis points.
+
+    Raise ``ValueError`` for a negative amount or more than all of it.
+    """
+    for start, points in tiers.items():
+        check_amount(start, "the start of a tier", least=0, most=NANOS_MAX)
+        if not 0 <= points <= BASIS:
+            raise ValueError(f"a rebate is {points / 100:g} %; it must be from 0 to 100")
     connection.execute(rebates.delete().where(rebates.c.account_id == account_id))
     if tiers:
         connection.execute(
@@ -184,6 +230,8 @@ def credit_note(
     Raise ``LookupError`` if there is no such invoice, ``ValueError`` if more than its total would
     go back.
     """
+    check_text(reason, "the reason", longest=NOTE_REASON_MAX, required=True)
+    check_text(actor, "the actor", longest=NAME_MAX)
     now = booking_time(connection, clock)
     row = connection.execute(
         select(invoices).where(invoices.c.number == number, invoices.c.kind == "invoice")
@@ -223,18 +271,9 @@ def credit_note(
 
 def _begin(connection: Connection, month: str, now: datetime) -> None:
     """Let nothing more in; wait for whoever is booking into it."""
-    if now < starts_at(next_month(month)) + SETTLED_AFTER:
-        raise CannotClose(
-            f"{month} ends at {starts_at(next_month(month)).isoformat()}, and can be closed five "
-            "minutes later"
-        )
-    open_before = connection.execute(
-        select(func.min(periods.c.month)).where(
-            periods.c.month < month, periods.c.state != "closed"
-        )
-    ).scalar()
-    if open_before is not None:
-        raise CannotClose(f"{open_before} is still open; months are closed in their order")
+    obstacle = _obstacle(connection, month, now)
+    if obstacle is not None:
+        raise CannotClose(obstacle)
     open_period(connection, month)
     state = connection.execute(
         select(periods.c.state).where(periods.c.month == month).with_for_update()
@@ -243,9 +282,23 @@ def _begin(connection: Connection, month: str, now: datetime) -> None:
         connection.execute(update(periods).where(periods.c.month == month).values(state="closing"))
 
 
+def _obstacle(connection: Connection, month: str, now: datetime) -> str | None:
+    """Why a month cannot be closed yet; None if it can."""
+    ends_at = span_of(month).ends_at
+    if now < ends_at + SETTLED_AFTER:
+        return f"{month} ends at {ends_at.isoformat()}, and can be closed five minutes later"
+    earlier = select(periods.c.month).where(periods.c.month < month, periods.c.state != "closed")
+    # A row that does not name a month holds nothing, and must not keep others from being closed.
+    known = (name for name in connection.execute(earlier).scalars() if is_month(name))
+    open_before = min(known, default=None)
+    if open_before is None:
+        return None
+    return f"{open_before} is still open; months are closed in their order"
+
+
 def _sealed(connection: Connection, month: str, now: datetime) -> Period:
     """Count and digest a month into which nothing more comes."""
-    span = (starts_at(month), starts_at(next_month(month)))
+    span = span_of(month)
     counted = connection.execute(
         select(func.count(), exact_sum(receipts.c.charge_nanos)).where(
             receipts.c.settled_at >= span[0], receipts.c.settled_at < span[1]
@@ -270,6 +323,7 @@ def _seal(connection: Connection, sealed: Period) -> None:
 def _digest(connection: Connection, month: str) -> str:
     """A digest of every receipt and transfer of a month, in the order of their ids."""
     digest = hashlib.sha256()
+    span = span_of(month)
     for table, moment, order in (
         (receipts, receipts.c.settled_at, receipts.c.request_id),
         (transfers, transfers.c.booked_at, transfers.c.id),
@@ -280,9 +334,7 @@ def _digest(connection: Connection, month: str) -> str:
             if column.name not in ("metadata", "timings", "error", "windows", "attributes")
         ]
         query = (
-            select(*plain)
-            .where(moment >= starts_at(month), moment < starts_at(next_month(month)))
-            .order_by(order)
+            select(*plain).where(moment >= span.starts_at, moment < span.ends_at).order_by(order)
         )
         rows = connection.execute(query, execution_options={"yield_per": 5000})
         for row in rows:
@@ -292,10 +344,11 @@ def _digest(connection: Connection, month: str) -> str:
 
 def _moved_in(connection: Connection, month: str) -> list[int]:
     """Customers' accounts with any movement or balance by the end of a month, by number."""
-    before = transfers.c.booked_at < starts_at(next_month(month))
+    span = span_of(month)
+    before = transfers.c.booked_at < span.ends_at
     moved = select(transfers.c.id).where(
         or_(transfers.c.from_account == accounts.c.id, transfers.c.to_account == accounts.c.id),
-        transfers.c.booked_at >= starts_at(month),
+        transfers.c.booked_at >= span.starts_at,
         before,
     )
     rows = connection.execute(

@@ -13,6 +13,7 @@ from datetime import datetime
 from sqlalchemy import Connection, select
 
 from gateway.database import exact_sum
+from gateway.entered import REFERENCE_MAX, check_text
 from gateway.ledger.closed import UNITS
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.ledger.refunds import NotRefundable, refund
@@ -58,6 +59,7 @@ def post(
     reason: str,
 ) -> int:
     """Give back what was planned, once per reference; return how much was booked just now."""
+    check_text(reference, "the reference", longest=REFERENCE_MAX, required=True)
     booked = 0
     # Accounts are locked one after the other, in the order in which everybody locks them.
     for each in sorted(corrections, key=lambda each: (each.account_id, each.request_id)):

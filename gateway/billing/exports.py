@@ -1,22 +1,36 @@
 """Receipts and refunds as files: CSV and Parquet, streamed, the same bytes for the same books.
 
-Rows are sorted by request, refunds after charges, read on one snapshot in chunks and never held
-whole. Amounts stand as decimals and as whole nano-dollars; a refund's are negative, so the column
+Rows are sorted by request, refunds after charges, and never held whole. They are read page by page,
+each in a short transaction, because a connection must not wait for whoever reads the file; nothing
+that was booked before the span's end is ever changed or added to, so the pages belong together.
+Amounts stand as decimals and as whole nano-dollars; a refund's are negative, so the column
 adds up to what was paid. ``Footer`` has the number of rows, what they sum to, and a digest.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
-from sqlalchemy import BigInteger, Connection, Select, String, cast, literal, null, select
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    String,
+    cast,
+    func,
+    literal,
+    null,
+    select,
+    tuple_,
+)
 
 from gateway.billing.footer import Footer, Format
 from gateway.billing.usage import Filters, Span
@@ -24,6 +38,8 @@ from gateway.database import microseconds
 from gateway.ledger.ids import first_request_id
 from gateway.pricing import NANOS_PER_USD
 from gateway.tables import QUANTITIES, keys, receipts, refunds
+
+T = TypeVar("T")
 
 CHUNK: Final = 20_000
 ROW_GROUP: Final = 100_000
@@ -95,14 +111,87 @@ def write(
     yield data
 
 
+class Read(Protocol):
+    """Runs a function in a transaction that only reads."""
+
+    def __call__(self, function: Callable[[Connection], T], /) -> T: ...
+
+
+def reading(connection: Connection) -> Read:
+    """Read everything in one transaction, of this thread."""
+
+    def read(function: Callable[[Connection], T]) -> T:
+        return function(connection)
+
+    return read
+
+
 def native_tables(
-    connection: Connection, span: Span, filters: Filters, schema: pa.Schema
+    read: Read, span: Span, filters: Filters, schema: pa.Schema
 ) -> Iterator[pa.Table]:
     """Read what was booked in a span: charges by request, then refunds by request."""
-    for query in (_charges(span, filters), _refunds(span, filters)):
-        result = connection.execute(query, execution_options={"yield_per": CHUNK})
-        for rows in result.partitions():
+    for pages in (
+        charge_pages(read, _charges(span, filters), span, filters, whole),
+        refund_pages(read, _refunds(span, filters), whole),
+    ):
+        for rows in pages:
             yield _table(rows, span.zone, schema)
+
+
+def charge_pages(
+    read: Read,
+    query: Select[Any],
+    span: Span,
+    filters: Filters,
+    make: Callable[[Connection, Sequence[Any]], T],
+) -> Iterator[T]:
+    """Read receipts by request, and make something of each page within its transaction."""
+    id = receipts.c.request_id
+    # An expression, so that the span is searched for its first id and not the ids for their span.
+    borders = select(func.min(func.substr(id, 1)), func.max(func.substr(id, 1)))
+    borders = borders.where(*between(span, filters))
+    first, last = read(lambda connection: connection.execute(borders).one())
+    if first is None:
+        return
+    place: Any = id >= first
+    while True:
+        page = query.where(place, id <= last).order_by(id).limit(CHUNK)
+        made, rows = read(functools.partial(_page, page=page, make=make))
+        if made is not None:
+            yield made
+        if len(rows) < CHUNK:
+            return
+        place = id > rows[-1].request_id
+
+
+def refund_pages(
+    read: Read, query: Select[Any], make: Callable[[Connection, Sequence[Any]], T]
+) -> Iterator[T]:
+    """Read refunds by request and number, as ``charge_pages`` does receipts."""
+    order = (refunds.c.request_id, refunds.c.seq)
+    query = query.add_columns(refunds.c.seq.label("seq")).order_by(*order).limit(CHUNK)
+    page = query
+    while True:
+        made, rows = read(functools.partial(_page, page=page, make=make))
+        if made is not None:
+            yield made
+        if len(rows) < CHUNK:
+            return
+        page = query.where(tuple_(*order) > (rows[-1].request_id, rows[-1].seq))
+
+
+def whole(_: Connection, rows: Sequence[Any]) -> Sequence[Any]:
+    return rows
+
+
+def _page(
+    connection: Connection,
+    *,
+    page: Select[Any],
+    make: Callable[[Connection, Sequence[Any]], T],
+) -> tuple[T | None, Sequence[Any]]:
+    rows = connection.execute(page).all()
+    return make(connection, rows) if rows else None, rows
 
 
 def between(span: Span, filters: Filters) -> list[Any]:
@@ -142,7 +231,6 @@ def _charges(span: Span, filters: Filters) -> Select[Any]:
         )
         .join(keys, keys.c.id == receipts.c.key_id)
         .where(*between(span, filters))
-        .order_by(receipts.c.request_id)
     )
 
 
@@ -169,12 +257,12 @@ def _refunds(span: Span, filters: Filters) -> Select[Any]:
             refunds.c.booked_at < span.ends_at,
             *chosen(filters),
         )
-        .order_by(refunds.c.request_id, refunds.c.seq)
     )
 
 
 def _table(rows: Sequence[Any], zone: ZoneInfo, schema: pa.Schema) -> pa.Table:
-    columns: list[Any] = list(zip(*rows, strict=True))
+    # Refunds have their number behind the columns of the file.
+    columns: list[Any] = list(zip(*rows, strict=True))[: len(CSV_SCHEMA) - 2]
     count = len(_DETAILS)
     kind, request, booked, accepted, account = columns[:5]
     details, price, nanos = columns[5 : 5 + count], columns[5 + count], columns[6 + count]

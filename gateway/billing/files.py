@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sqlalchemy import Connection
-
 from gateway.billing import focus
 from gateway.billing.exports import (
     CSV_SCHEMA,
     PARQUET_SCHEMA,
+    Read,
     native_tables,
     write,
 )
@@ -18,7 +17,7 @@ from gateway.billing.usage import Filters, Span
 
 
 def export(
-    connection: Connection,
+    read: Read,
     span: Span,
     filters: Filters,
     *,
@@ -29,8 +28,8 @@ def export(
     """Write what was booked in a span, in parts; ``footer`` is complete after the last."""
     if profile == "focus":
         schema = focus.CSV if format == "csv" else focus.PARQUET
-        tables = focus.focus_tables(connection, span, filters, schema)
+        tables = focus.focus_tables(read, span, filters, schema)
         return write(tables, schema, format, footer, amount=focus.AMOUNT)
     schema = CSV_SCHEMA if format == "csv" else PARQUET_SCHEMA
-    tables = native_tables(connection, span, filters, schema)
+    tables = native_tables(read, span, filters, schema)
     return write(tables, schema, format, footer, amount="amount_nanos")

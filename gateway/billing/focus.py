@@ -6,7 +6,7 @@ request sum exactly to its charge, so BilledCost adds up to what the ledger move
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -15,7 +15,15 @@ import msgspec
 import pyarrow as pa
 from sqlalchemy import BigInteger, Connection, Select, cast, literal, null, select
 
-from gateway.billing.exports import CHUNK, between, chosen, usd, usd_text
+from gateway.billing.exports import (
+    Read,
+    between,
+    charge_pages,
+    chosen,
+    refund_pages,
+    usd,
+    usd_text,
+)
 from gateway.billing.lines import charged_lines
 from gateway.billing.usage import Filters, Span
 from gateway.ledger.closed import UNITS
@@ -72,26 +80,27 @@ PARQUET: Final = pa.schema(
 AMOUNT: Final = "x_AmountNanos"
 
 
-def focus_tables(
-    connection: Connection, span: Span, filters: Filters, schema: pa.Schema
-) -> Iterator[pa.Table]:
+def focus_tables(read: Read, span: Span, filters: Filters, schema: pa.Schema) -> Iterator[pa.Table]:
     """Read what was charged in a span, line by line, then what was given back."""
     prices: PriceCache = {}
-    for query in (_charged(span, filters), _returned(span, filters)):
-        result = connection.execute(query, execution_options={"yield_per": CHUNK})
-        for rows in result.mappings().partitions():
-            lines = [line for row in rows for line in _lines(connection, row, prices)]
+
+    def itemize(connection: Connection, rows: Sequence[Any]) -> list[dict[str, Any]]:
+        return [line for row in rows for line in _lines(connection, row._mapping, prices)]
+
+    for pages in (
+        charge_pages(read, _charged(span, filters), span, filters, itemize),
+        refund_pages(read, _returned(span, filters), itemize),
+    ):
+        for lines in pages:
             if lines:
                 yield _table(lines, schema)
 
 
 def _charged(span: Span, filters: Filters) -> Select[Any]:
     none = cast(null(), BigInteger)
-    return (
-        _rows(literal("charge").label("kind"), receipts.c.settled_at, none.label("returned"))
-        .where(*between(span, filters), receipts.c.outcome == "charged")
-        .order_by(receipts.c.request_id)
-    )
+    return _rows(
+        literal("charge").label("kind"), receipts.c.settled_at, none.label("returned")
+    ).where(*between(span, filters), receipts.c.outcome == "charged")
 
 
 def _returned(span: Span, filters: Filters) -> Select[Any]:
@@ -103,7 +112,6 @@ def _returned(span: Span, filters: Filters) -> Select[Any]:
             refunds.c.booked_at < span.ends_at,
             *chosen(filters),
         )
-        .order_by(refunds.c.request_id, refunds.c.seq)
     )
 
 

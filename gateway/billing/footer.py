@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 
@@ -31,7 +31,16 @@ class Footer:
         return str(self.digest.hexdigest())
 
 
-def footer_view(footer: Footer) -> dict[str, Any]:
+class FooterView(TypedDict):
+    """Content of an exported file."""
+
+    object: Literal["export.footer"]
+    rows: int
+    amount_nanos: int
+    sha256: str
+
+
+def footer_view(footer: Footer) -> FooterView:
     """Say what a file holds, for whoever wants to check it."""
     return {
         "object": "export.footer",

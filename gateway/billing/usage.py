@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Table, case, func, literal_col
 from gateway.accounts.budgets import read_zone
 from gateway.billing.rollups import HOUR, built_range, floor_hour
 from gateway.database import exact_sum, time_bucket
+from gateway.decoding import read_day, read_moment
 from gateway.errors import InvalidRequest
 from gateway.tables import QUANTITIES, accounts, keys, receipts, refunds, usage_hourly
 
@@ -352,11 +353,9 @@ def _moment(text: str, zone: ZoneInfo, param: str, *, days: int = 0) -> datetime
     """Read a day, of which ``days`` are added, or a moment with its offset."""
     try:
         if len(text) == len("2026-03-01"):
-            return _midnight(date.fromisoformat(text) + timedelta(days=days), zone)
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is not None:
-            return moment.astimezone(UTC)
-    except (ValueError, OverflowError):
+            return _midnight(read_day(text) + timedelta(days=days), zone)
+        return read_moment(text)
+    except ValueError:
         pass
     raise InvalidRequest(
         "invalid_value",

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from gateway.catalog.schema import Entry
 from gateway.catalog.workflow import Workflow
 from workers.contract.streams import Announcement
 
+NOT_SET_UP: Final = "it is not set up on this gateway"
+
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Why not: a code for programs and a sentence for people."""
+    """Why not: a code for programs, a sentence for customers, the cause for operators."""
 
-    code: Literal["upstream_not_configured", "no_worker"]
+    code: Literal["upstream_not_configured", "upstream_unavailable", "no_worker"]
     reason: str
+    detail: str | None = None
+    """Names settings and hosts of the installation."""
 
 
 def availability(entry: Entry, announcements: Sequence[Announcement]) -> Unavailable | None:
@@ -31,12 +35,13 @@ def availability(entry: Entry, announcements: Sequence[Announcement]) -> Unavail
     ]
     if entry.upstream is None:
         return Unavailable("no_worker", said[0] if said else "no worker serves it now")
-    if said:
-        return Unavailable("upstream_not_configured", said[0])
-    needed = "no worker serves it now"
-    if entry.upstream.credential is not None:
-        needed += f"; it needs one with {entry.upstream.credential} in its environment"
-    return Unavailable("upstream_not_configured", needed)
+    credential = entry.upstream.credential
+    if said and said[0] != f"{credential} is not set":
+        return Unavailable("upstream_unavailable", said[0])
+    if credential is None:
+        return Unavailable("no_worker", "no worker serves it now")
+    needed = said[0] if said else f"no worker serves it now; it needs one with {credential} set"
+    return Unavailable("upstream_not_configured", NOT_SET_UP, needed)
 
 
 def _of_steps(workflow: Workflow, staying: Sequence[Announcement]) -> Unavailable | None:

@@ -45,7 +45,6 @@ def due(periods: Periods, discounts: Discounts, now: datetime) -> dict[BatchPric
 def _spans(
     periods: Sequence[tuple[datetime, int | str | None]],
 ) -> Iterator[tuple[int | str | None, datetime, datetime]]:
-    """Give each period's value with its start and its end."""
-    ends = [start for start, _ in periods[1:]] + [_FOR_EVER]
-    for (starts_at, value), ends_at in zip(periods, ends, strict=True):
-        yield value, starts_at, ends_at
+    """Yield each period's value with its start and its end; nothing without periods."""
+    for place, (starts_at, value) in enumerate(periods, start=1):
+        yield value, starts_at, periods[place][0] if place < len(periods) else _FOR_EVER

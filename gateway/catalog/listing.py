@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from gateway.catalog.availability import availability
 from gateway.catalog.schema import Entry, PriceLine
 from gateway.catalog.tasks import TASKS, Modality
+from gateway.catalog.views import (
+    BatchPriceView,
+    EntryView,
+    ModelView,
+    PriceLineView,
+    ProvidersView,
+    ProviderView,
+    WorkflowView,
+)
 from gateway.pricing import NANOS_PER_USD, Unbookable, Unit, discounted, format_usd
 from workers.contract.streams import Announcement
 
 Sort: TypeAlias = Literal["name", "price", "-price"]
 
+PROVIDER: Final = "tollgate"
+"""The one provider here, where OpenRouter has many."""
 _OPENROUTER_NAMES: Final[Mapping[Unit, str]] = {
     "input_token": "prompt",
     "output_token": "completion",
@@ -46,10 +57,12 @@ _CHAT_PARAMETERS: Final = (
 )
 
 
-def entry_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str, Any]:
+def entry_view(
+    entry: Entry, announcements: Sequence[Announcement], *, for_operator: bool = False
+) -> EntryView:
     """Everything about one entry, as ``GET /v1/catalog/{name}`` shows it."""
     missing = availability(entry, announcements)
-    return {
+    view: EntryView = {
         "name": entry.name,
         "object": "catalog.entry",
         "aliases": list(entry.aliases),
@@ -80,9 +93,12 @@ def entry_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str,
         "languages": list(entry.known_languages),
         "good_for": list(entry.good_for),
     }
+    if for_operator:
+        view["reason_detail"] = missing.detail if missing else None
+    return view
 
 
-def _workflow_view(entry: Entry) -> dict[str, Any]:
+def _workflow_view(entry: Entry) -> WorkflowView:
     """What a workflow takes, and what it runs; without lines in its price, its steps are paid."""
     assert entry.workflow is not None
     return {
@@ -109,7 +125,7 @@ def _workflow_view(entry: Entry) -> dict[str, Any]:
     }
 
 
-def model_view(entry: Entry, announcements: Sequence[Announcement], created: int) -> dict[str, Any]:
+def model_view(entry: Entry, announcements: Sequence[Announcement], created: int) -> ModelView:
     """One model in OpenAI's list; pricing and architecture as OpenRouter names them."""
     reads, makes = modalities(entry)
     missing = availability(entry, announcements)
@@ -127,10 +143,10 @@ def model_view(entry: Entry, announcements: Sequence[Announcement], created: int
             "input_modalities": reads,
             "output_modalities": makes,
             "modality": f"{'+'.join(reads)}->{'+'.join(makes)}",
-            "tokenizer": None,
+            "tokenizer": "Other",
             "instruct_type": None,
         },
-        "pricing": _openrouter_pricing(entry),
+        "pricing": openrouter_pricing(entry),
         "top_provider": {
             "context_length": entry.limits.context_tokens,
             "max_completion_tokens": entry.limits.output_tokens,
@@ -148,7 +164,33 @@ def model_view(entry: Entry, announcements: Sequence[Announcement], created: int
     }
 
 
-def batch_view(entry: Entry) -> dict[str, Any] | None:
+def providers_view(model: ModelView) -> ProvidersView:
+    """A model with its only provider, as OpenRouter lists the endpoints of a model."""
+    endpoint: ProviderView = {
+        "name": f"{PROVIDER} | {model['id']}",
+        "provider_name": PROVIDER,
+        "tag": PROVIDER,
+        "context_length": model["context_length"],
+        "max_completion_tokens": model["top_provider"]["max_completion_tokens"],
+        "max_prompt_tokens": None,
+        "pricing": model["pricing"],
+        "quantization": None,
+        "status": 0 if model["available"] else -1,
+        "supported_parameters": model["supported_parameters"],
+        "supports_implicit_caching": True,
+        "uptime_last_30m": None,
+    }
+    return {
+        "id": model["id"],
+        "name": model["name"],
+        "created": model["created"],
+        "description": model["description"],
+        "architecture": model["architecture"],
+        "endpoints": [endpoint],
+    }
+
+
+def batch_view(entry: Entry) -> BatchPriceView | None:
     """What an entry costs in a batch; None if it is not sold in batches."""
     if entry.discount is None:
         return None
@@ -163,7 +205,7 @@ def batch_view(entry: Entry) -> dict[str, Any] | None:
     }
 
 
-def price_view(entry: Entry) -> list[dict[str, Any]]:
+def price_view(entry: Entry) -> list[PriceLineView]:
     """The price itself, exact: amounts as decimal strings of USD without exponent."""
     return [
         {
@@ -228,7 +270,7 @@ def decimal(value: Fraction) -> str:
     return text.rstrip("0").rstrip(".")
 
 
-def _openrouter_pricing(entry: Entry) -> Mapping[str, str]:
+def openrouter_pricing(entry: Entry) -> Mapping[str, str]:
     """USD for single units, for what OpenRouter has a name; at its dearest, where that depends."""
     dearest: dict[str, Fraction] = dict.fromkeys(("prompt", "completion", "request"), Fraction(0))
     for line in entry.price:

@@ -7,7 +7,7 @@ it is checked as if it stood in the catalog entry.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gateway.catalog.loader import load_catalog
 from gateway.catalog.rules import Conflicts
 from gateway.catalog.schema import Catalog, Entry, Offer
 from gateway.catalog.store import OPERATOR_NOTICE_S
+from gateway.decoding import read_moment
 from gateway.pricing import Price
 
 
@@ -45,19 +46,15 @@ def read_start(text: str | None, now: datetime) -> datetime:
     if text is None:
         return earliest
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise BadOffer(
-            f"{text!r} is no moment; send one with its offset, such as 2026-12-01T00:00:00Z"
-        )
+        moment = read_moment(text)
+    except ValueError as error:
+        raise BadOffer(f"{text!r} is not a valid moment: {error}") from None
     if moment < earliest:
         raise BadOffer(
             f"a price can begin at {earliest.isoformat(timespec='seconds')} at the earliest, not "
             f"at {text}: every gateway must know it before it counts"
         )
-    return moment.astimezone(UTC)
+    return moment
 
 
 def read_prices(path: Path) -> dict[str, Price]:

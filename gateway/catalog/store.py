@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, NoResultFound
 
+from gateway import metrics
+from gateway.aside import Aside
 from gateway.catalog.classes import BatchPrice, Period, Periods, due
 from gateway.catalog.loader import CatalogError, Problem, load_catalog
 from gateway.catalog.schema import Catalog, Entry
@@ -33,7 +35,9 @@ from gateway.ledger.discounts import (
     read_discounts,
 )
 from gateway.ledger.prices import LIST, PriceCache, put_in_force, read_price, store_price
+from gateway.outages import SQL_OUTAGE
 from gateway.pricing import Price, ServiceClass, Unbookable, discounted
+from gateway.supervision import Beat, unheard
 from gateway.tables import price_periods
 
 log = logging.getLogger(__name__)
@@ -81,7 +85,9 @@ class LiveCatalog:
         self._aliases: Mapping[str, str] = {}
         self._terms = _NO_TERMS
         self._batch_prices: BatchPrices = {}
+        self._unreadable: set[int] = set()
         self._heard = -NOTICE_S
+        self._aside = Aside(database)
         self.prices: PriceCache = {}
         """Every price row that this process has read; rows never change."""
 
@@ -107,14 +113,15 @@ class LiveCatalog:
             await self._put_on_sale(catalog)
             return ()
 
-    async def keep_fresh(self) -> None:
-        """Take over, for ever, prices that other processes put in force."""
+    async def keep_fresh(self, beat: Beat = unheard) -> None:
+        """Take over prices that other processes put in force, until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_S)
             try:
                 await self.refresh()
-            except SQLAlchemyError as error:
+            except SQL_OUTAGE as error:
                 log.warning("prices not refreshed: %s", type(error).__name__)
+            beat()
 
     async def refresh(self) -> None:
         """Read what has been put in force, by whomever."""
@@ -123,6 +130,8 @@ class LiveCatalog:
         if self._unmade(terms):
             self._add(await self._write(lambda connection: self._make(connection, terms)))
         self._take_over(terms, asked)
+        for price_id in tuple(self._unreadable):
+            await self._aside.note("price", str(price_id), "The price row cannot be read.")
 
     def priced(
         self,
@@ -142,7 +151,7 @@ class LiveCatalog:
                 retry_after_s=2,
             )
         price_id = self._price_id(name, now, account_id)
-        if price_id is None:
+        if price_id is None or price_id not in self.prices:
             raise Unavailable("no_price", f"{name} has no price in force; it is not for sale.")
         if service_class == "batch":
             price_id = self._batch_price_id(name, now, price_id)
@@ -240,13 +249,27 @@ class LiveCatalog:
         for model, account_id, starts_at, price_id in rows.all():
             place = (model, account_id)
             periods[place] = (*periods.get(place, ()), Period(starts_at, price_id))
-            if price_id is not None:
-                read_price(connection, price_id, self.prices)
+            if price_id is not None and price_id not in self._unreadable:
+                self._read_price(connection, model, price_id)
         return Terms(periods, read_discounts(connection))
+
+    def _read_price(self, connection: Connection, model: str, price_id: int) -> None:
+        """Read a price row. One that cannot be read is set aside: while it is in force its model is
+        not for sale, until another price is set, and all others are."""
+        try:
+            read_price(connection, price_id, self.prices)
+        except (LookupError, TypeError, ValueError, NoResultFound):
+            log.exception("price %d of %r cannot be read; set another one", price_id, model)
+            metrics.UNREADABLE_PRICES.labels(model).inc()
+            self._unreadable.add(price_id)
 
     def _unmade(self, terms: Terms) -> dict[BatchPrice, str]:
         wanted = due(terms.periods, terms.discounts, datetime.now(UTC))
-        return {pair: model for pair, model in wanted.items() if pair not in self._batch_prices}
+        return {
+            pair: model
+            for pair, model in wanted.items()
+            if pair not in self._batch_prices and pair[0] not in self._unreadable
+        }
 
     def _make(self, connection: Connection, terms: Terms) -> BatchPrices:
         """Have a row for every batch price that may come to count."""
@@ -254,8 +277,12 @@ class LiveCatalog:
         for (price_id, discount), model in sorted(self._unmade(terms).items()):
             try:
                 price = discounted(self.prices[price_id], Fraction(discount))
-            except Unbookable:
-                # An account's own price of before the discount; it is not sold in batches so.
+            except (ValueError, ZeroDivisionError) as error:
+                # A discount that cannot be read, or a price too large for it (an account's own of
+                # before the discount): the model is not sold in batches at it.
+                if not isinstance(error, Unbookable):
+                    log.exception("the batch discount %r of %r cannot be read", discount, model)
+                    metrics.UNREADABLE_PRICES.labels(model).inc()
                 made[price_id, discount] = None
             else:
                 made[price_id, discount] = store_price(connection, model, price), price
@@ -285,4 +312,5 @@ class LiveCatalog:
 
     def _at_price(self, entry: Entry, now: datetime, account_id: int) -> Entry:
         price_id = self._price_id(entry.name, now, account_id)
-        return entry if price_id is None else entry.at(self.prices[price_id])
+        price = None if price_id is None else self.prices.get(price_id)
+        return entry if price is None else entry.at(price)

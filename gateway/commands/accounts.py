@@ -18,6 +18,7 @@ from gateway.accounts.accounts import (
     list_accounts,
 )
 from gateway.accounts.keys import SCOPES, KeyInfo, create_key, list_keys, revoke_key
+from gateway.accounts.limits import LIMIT_MAX
 from gateway.accounts.pepper import read_pepper
 from gateway.commands.terminal import (
     Usd,
@@ -73,6 +74,7 @@ def account_show(name: str, as_json: bool) -> None:
 @click.option("--allowance", type=Usd(), help="USD given anew every month, until its end.")
 @click.option("--status", type=click.Choice(["active", "suspended", "closed"]))
 @click.option("--tz", help="Time zone of its budgets and reports.")
+@click.option("--name", "new_name", help="Its name from now on.")
 @json_option
 def account_set(
     name: str,
@@ -80,6 +82,7 @@ def account_set(
     allowance: int | None,
     status: Status | None,
     tz: str | None,
+    new_name: str | None,
     as_json: bool,
 ) -> None:
     """Change an account."""
@@ -91,6 +94,7 @@ def account_set(
             allowance_nanos=allowance,
             status=status,
             report_tz=tz,
+            name=new_name,
         )
     print_rows([changed], _account_row, as_json)
 
@@ -110,8 +114,8 @@ def key() -> None:
     "--scope", "scopes", multiple=True, type=click.Choice(SCOPES), help="[inference and read]"
 )
 @click.option("--expires", type=click.DateTime(), help="When it ends, in UTC.")
-@click.option("--requests-per-minute", type=int)
-@click.option("--tokens-per-minute", type=int)
+@click.option("--requests-per-minute", type=click.IntRange(1, LIMIT_MAX))
+@click.option("--tokens-per-minute", type=click.IntRange(1, LIMIT_MAX))
 @click.option("--spend-limit", type=Usd(), help="USD that it may spend in all.")
 @json_option
 def key_create(

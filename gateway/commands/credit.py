@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -14,6 +14,7 @@ from gateway.accounts.accounts import (
 )
 from gateway.billing.corrections import Correction, plan
 from gateway.billing.corrections import post as post_corrections
+from gateway.billing.credits import enter_chargeback, enter_credit
 from gateway.billing.usage import read_span
 from gateway.catalog.offers import read_prices
 from gateway.commands.terminal import (
@@ -25,7 +26,7 @@ from gateway.commands.terminal import (
     transaction,
 )
 from gateway.ledger.refunds import refund
-from gateway.ledger.transfers import CreditKind, Transfer, add_credit, chargeback
+from gateway.ledger.transfers import Transfer
 from gateway.pricing import format_usd
 
 reason_option = click.option("--reason", required=True, help="Why; it stands in the ledger.")
@@ -53,7 +54,7 @@ def credit_add(
     account_name: str,
     amount: int,
     reason: str,
-    kind: CreditKind,
+    kind: Literal["topup", "grant"],
     reference: str | None,
     priority: int | None,
     expires: datetime | None,
@@ -63,12 +64,12 @@ def credit_add(
     """Add credit to an account: paid (topup) or given (grant)."""
     with transaction() as connection:
         owner = find_account(connection, account_name)
-        booked = add_credit(
+        booked = enter_credit(
             connection,
             owner.id,
             amount,
             kind=kind,
-            key=f"{kind}:{reference or secrets.token_hex(12)}",
+            reference=reference,
             actor=actor,
             reason=reason,
             priority=priority,
@@ -123,11 +124,11 @@ def credit_chargeback(
     """Take a payment back; what is spent already is owed, and suspends the account."""
     with transaction() as connection:
         owner = find_account(connection, account_name)
-        booked = chargeback(
+        booked = enter_chargeback(
             connection,
             owner.id,
             amount,
-            key=f"chargeback:{reference}",
+            reference=reference,
             actor=actor,
             reason=reason,
         )

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from gateway.accounts.accounts import find_account, list_accounts
 from gateway.accounts.budgets import (
@@ -22,9 +22,10 @@ from gateway.accounts.budgets import (
 )
 from gateway.accounts.keys import find_key
 from gateway.accounts.limits import LIMIT_MAX, Limit, list_limits, remove_limit, set_limit
+from gateway.batches.room import measure, set_limits
 from gateway.commands.terminal import Usd, example, json_option, print_rows, transaction
+from gateway.ledger.prices import check_sold
 from gateway.pricing import format_usd
-from gateway.tables import price_periods
 
 key_option = click.option("--key", metavar="PREFIX|ID", help="Of this key alone.")
 model_option = click.option("--model", help="For this model alone.")
@@ -61,7 +62,7 @@ def budget_create(
 ) -> None:
     """Set a budget; what was spent before does not count against it."""
     with transaction() as connection:
-        _warn_unless_sold(connection, model)
+        _check_model(connection, model)
         made = create_budget(
             connection,
             find_account(connection, account_name).id,
@@ -127,6 +128,11 @@ def limit() -> None:
 @click.option("--requests-per-minute", type=number)
 @click.option("--tokens-per-minute", type=number)
 @click.option("--concurrent", type=number, help="Requests that are queued or run at once.")
+@click.option(
+    "--cancelled-seconds-per-hour",
+    type=number,
+    help="Device time of cancelled work that was not charged, of a whole account.",
+)
 @json_option
 def limit_set(
     account_name: str,
@@ -135,11 +141,12 @@ def limit_set(
     requests_per_minute: int | None,
     tokens_per_minute: int | None,
     concurrent: int | None,
+    cancelled_seconds_per_hour: int | None,
     as_json: bool,
 ) -> None:
     """Put a limit in the place of what this account, key and model had; in force within 10 s."""
     with transaction() as connection:
-        _warn_unless_sold(connection, model)
+        _check_model(connection, model)
         made = set_limit(
             connection,
             Limit(
@@ -149,6 +156,7 @@ def limit_set(
                 requests_per_minute,
                 tokens_per_minute,
                 concurrent,
+                cancelled_seconds_per_hour,
             ),
         )
         rows = _limit_rows(connection, [made])
@@ -180,16 +188,37 @@ def limit_remove(account_name: str, key: str | None, model: str | None, as_json:
     print_rows(rows, dict, as_json)
 
 
+@limit.command(
+    "storage", epilog=example("tollgate limit storage acme --files 50000 --bytes 107374182400")
+)
+@click.argument("account_name", metavar="ACCOUNT")
+@click.option("--files", type=click.IntRange(min=0), help="Number of files.")
+@click.option("--bytes", "size", type=click.IntRange(min=0), help="Bytes of all files together.")
+@json_option
+def limit_storage(account_name: str, files: int | None, size: int | None, as_json: bool) -> None:
+    """Set how many files and bytes an account may keep; what is left out is the installation's."""
+    with transaction() as connection:
+        owner = find_account(connection, account_name)
+        set_limits(connection, owner.id, files_max=files, bytes_max=size)
+        stored = measure(connection, owner.id)
+    row = {
+        "account": owner.name,
+        "files": stored.files,
+        "bytes": stored.bytes,
+        "files_max": files,
+        "bytes_max": size,
+    }
+    print_rows([row], dict, as_json)
+
+
 def _key_id(connection: Connection, prefix_or_id: str | None) -> int | None:
     return None if prefix_or_id is None else find_key(connection, prefix_or_id).id
 
 
-def _warn_unless_sold(connection: Connection, model: str | None) -> None:
-    if model is None:
-        return
-    query = select(price_periods.c.price_id).where(price_periods.c.model == model).limit(1)
-    if connection.execute(query).first() is None:
-        click.echo(f"note: no model named {model!r} has been on sale so far", err=True)
+def _check_model(connection: Connection, model: str | None) -> None:
+    """Refuse a name that no model has or had: it would bound nothing, silently."""
+    if model is not None:
+        check_sold(connection, model)
 
 
 def _budget_rows(connection: Connection, found: Sequence[Budget]) -> list[dict[str, Any]]:
@@ -224,6 +253,7 @@ def _limit_rows(connection: Connection, found: Sequence[Limit]) -> list[dict[str
             "requests_per_minute": limit.requests_per_minute,
             "tokens_per_minute": limit.tokens_per_minute,
             "concurrent": limit.concurrent_max,
+            "cancelled_seconds_per_hour": limit.cancelled_seconds_per_hour,
         }
         for limit in found
     ]

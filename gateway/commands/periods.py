@@ -11,11 +11,13 @@ import click
 from gateway.accounts.accounts import find_account
 from gateway.billing.close import (
     EVERYBODY,
+    ExpectedInvoice,
     Period,
     changed_since_close,
     close_month,
     credit_note,
     list_periods,
+    rehearse_close,
     set_rebates,
 )
 from gateway.billing.statements import Invoice, invoices_of, statement
@@ -49,12 +51,29 @@ def period_list(as_json: bool) -> None:
     print_rows(found, _period_row, as_json)
 
 
-@period.command("close", epilog=example("tollgate period close 2026-11"))
+@period.command(
+    "close",
+    epilog=example("tollgate period close 2026-11", "tollgate period close 2026-11 --dry-run"),
+)
 @click.argument("month", metavar="YYYY-MM")
+@click.option("--dry-run", is_flag=True, help="Show its invoices and rebates, and write nothing.")
 @actor_option
 @json_option
-def period_close(month: str, actor: str, as_json: bool) -> None:
+def period_close(month: str, dry_run: bool, actor: str, as_json: bool) -> None:
     """Close a month that has ended: seal it, give rebates, write invoices."""
+    if dry_run:
+        with snapshot() as connection:
+            rehearsal = rehearse_close(connection, month, now=datetime.now(UTC))
+        print_rows(rehearsal.invoices, _expected_row, as_json)
+        if not as_json:
+            found = rehearsal.period
+            click.echo(
+                f"{month}: {found.receipts} receipts, ${format_usd(found.charge_nanos or 0)} "
+                f"charged, {len(rehearsal.invoices)} invoices; nothing was written"
+            )
+        if rehearsal.obstacle is not None:
+            click.echo(f"note: {rehearsal.obstacle}", err=True)
+        return
     with open_database(read_settings()) as database:
         closed = close_month(database, month, actor=actor)
     print_rows([closed], _period_row, as_json)
@@ -139,6 +158,8 @@ def rebate() -> None:
 def rebate_set(account_name: str, tiers: tuple[str, ...]) -> None:
     """Give back so many percent of what a month's spending is beyond an amount; replaces tiers."""
     read = dict(_tier(text) for text in tiers)
+    if len(read) < len(tiers):
+        raise ValueError("two tiers start at the same amount")
     with transaction() as connection:
         owner = EVERYBODY if account_name == "all" else find_account(connection, account_name).id
         set_rebates(connection, owner, read)
@@ -147,10 +168,16 @@ def rebate_set(account_name: str, tiers: tuple[str, ...]) -> None:
 
 def _tier(text: str) -> tuple[int, int]:
     start, _, percent = text.partition("=")
-    points = parse_usd(percent or "x") * 100
-    if points % 10**9 or not 0 <= points <= 10_000 * 10**9:
-        raise ValueError(f"{text!r} is no tier; write USD=PERCENT with at most two decimals")
-    return parse_usd(start), points // 10**9
+    try:
+        from_nanos, points = parse_usd(start), parse_usd(percent) * 100
+    except ValueError:
+        points = -1
+    if points < 0 or points % 10**9:
+        raise ValueError(
+            f"{text!r} is not a valid tier; write USD=PERCENT, such as 1000=7.5, "
+            "with at most two decimals of a percent"
+        )
+    return from_nanos, points // 10**9
 
 
 def _period_row(found: Period) -> dict[str, Any]:
@@ -162,6 +189,14 @@ def _period_row(found: Period) -> dict[str, Any]:
         "charged": None if charged is None else format_usd(charged),
         "transfers": found.transfers,
         "sha256": found.sha256,
+    }
+
+
+def _expected_row(expected: ExpectedInvoice) -> dict[str, Any]:
+    return {
+        "account": expected.account,
+        "total": format_usd(expected.total_cents * 10_000_000),
+        "rebate": format_usd(expected.rebate_nanos),
     }
 
 

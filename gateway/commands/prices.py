@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from sqlalchemy import Connection
 from gateway.accounts.accounts import find_account
 from gateway.billing.usage import read_span
 from gateway.billing.whatif import Repriced, whatif
-from gateway.catalog.document import Document
+from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.offers import read_offer, read_prices, read_start
 from gateway.catalog.schema import Entry
@@ -85,7 +86,7 @@ def price_set(
         raise click.UsageError("give either --component or --file")
     told: dict[str, Any] = {"price": [_component(text) for text in components]}
     if file is not None:
-        value = Document(file.read_text()).value
+        value = _read_file(file)
         told = value if isinstance(value, dict) else {"price": value}
     if minimum is not None:
         told["minimum"] = minimum
@@ -190,9 +191,16 @@ def _set(
     print_rows([_row(period, made)], dict, as_json)
 
 
+def _read_file(file: Path) -> Any:
+    try:
+        return Document(file.read_text()).value
+    except (Unreadable, UnicodeDecodeError) as error:
+        refuse(f"{file} is not valid YAML: {error}")
+
+
 def _component(text: str) -> dict[str, Any]:
-    unit, amount, *per = text.split()
-    if len(per) > 1 or not all(part.isdecimal() for part in per):
+    unit, amount, *per = text.split() if len(text.split()) > 1 else ("", "", "x")
+    if len(per) > 1 or not all(re.fullmatch("[1-9][0-9]{0,9}", part) for part in per):
         refuse(f'{text!r} is no component; write "UNIT AMOUNT [PER]"', status=2)
     return {"unit": unit, "amount": amount} | ({"per": int(per[0])} if per else {})
 

@@ -79,6 +79,7 @@ def export_command(
 ) -> None:
     """Write every charge and refund of an account to a file, and its footer beside it."""
     # Imported where it is used: no other command should wait for it.
+    from gateway.billing.exports import reading
     from gateway.billing.files import export
 
     footer = Footer()
@@ -86,7 +87,12 @@ def export_command(
         owner = find_account(connection, account_name)
         span = read_span(first, last, tz or owner.report_tz, now=datetime.now(UTC))
         parts = export(
-            connection, span, Filters((owner.id,)), format=format, profile=profile, footer=footer
+            reading(connection),
+            span,
+            Filters((owner.id,)),
+            format=format,
+            profile=profile,
+            footer=footer,
         )
         for part in parts:
             file.write(part)

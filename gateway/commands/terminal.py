@@ -48,7 +48,7 @@ def read_settings() -> Settings:
 
 @contextlib.contextmanager
 def open_database(settings: Settings) -> Iterator[Database]:
-    database = Database(settings.sql_url)
+    database = Database(settings.sql_url, prepare=settings.database_prepare)
     try:
         if not schema_is_current(database.engine):
             refuse("the database is not at the schema of this version; run: tollgate migrate")

@@ -20,6 +20,10 @@ UNITS: Final = ("requests", *QUANTITIES)
 """Quantities of a usage, each a column of a receipt."""
 
 
+NOT_ENTERED: Final = ("queue_full", "account_full")
+"""Why a request ends that was held for and then found the queue full; it may be placed again."""
+
+
 class Problem(msgspec.Struct, frozen=True):
     """Why a request gave no answer, for the client."""
 
@@ -29,10 +33,24 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a request gave: small JSON, and references to what is in the blob store."""
+    """What a request gave: small JSON, and references to what is in the blob store.
+
+    A ``value`` that is too large for SQL is in the blob store too (``stored``) and is loaded where
+    it is shown; see ``requests.outputs``.
+    """
 
     value: dict[str, Any] = {}
     blobs: tuple[BlobRef, ...] = ()
+    stored: BlobRef | None = None
+
+    def row(self) -> bytes:
+        """Encode for SQL, where a stored value stays out."""
+        kept = self if self.stored is None else msgspec.structs.replace(self, value={})
+        return msgspec.msgpack.encode(kept)
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.stored is None or bool(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +77,11 @@ class Closed:
     service_class: ServiceClass = "standard"
     kept_until: datetime | None = None
     """Until when its output can be fetched, where it has one."""
+
+    @property
+    def entered(self) -> bool:
+        """Whether it came into a queue."""
+        return self.status != "cancelled" or self.reason not in NOT_ENTERED
 
 
 def read_closed(row: RowMapping) -> Closed:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     Connection,
@@ -19,6 +19,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     insert,
+    or_,
     select,
     tuple_,
     update,
@@ -129,6 +130,14 @@ class OpenHold:
     request_id: RequestId
     model: str
     job: bytes
+    accepted_at: datetime
+
+
+class OpenId(NamedTuple):
+    """An accepted request that has not ended, and its model."""
+
+    request_id: RequestId
+    model: str
 
 
 _READ_KEYS: Final = select(
@@ -335,29 +344,50 @@ def _known_orders(
     return {(row.account_id, row.key): (row.request_id, row.body_sha256) for row in rows}
 
 
-def open_holds(
-    connection: Connection, *, accepted_before: datetime, after: str | None, limit: int
-) -> list[OpenHold]:
-    """Read open requests of a certain age, in the order of their ids, from one id on."""
+def open_ids(connection: Connection, *, after: str, until: str, limit: int) -> list[OpenId]:
+    """Read which requests are open, in the order of their ids, between two ids.
+
+    Nothing else is read: the jobs of all open requests are a hundred times as large.
+    """
     query = (
-        select(holds.c.request_id, holds.c.model, holds.c.job)
-        .where(holds.c.accepted_at < accepted_before)
+        select(holds.c.request_id, holds.c.model)
+        .where(holds.c.request_id > after, holds.c.request_id < until)
         .order_by(holds.c.request_id)
         .limit(limit)
     )
-    if after is not None:
-        query = query.where(holds.c.request_id > after)
+    return [OpenId(RequestId(row[0]), row[1]) for row in connection.execute(query).all()]
+
+
+def jobs_of(connection: Connection, ids: Sequence[str]) -> list[OpenHold]:
+    """Read the jobs of those of these requests that are open."""
+    query = select(holds.c.request_id, holds.c.model, holds.c.job, holds.c.accepted_at).where(
+        holds.c.request_id.in_(ids)
+    )
     return [
-        OpenHold(RequestId(row.request_id), row.model, row.job) for row in connection.execute(query)
+        OpenHold(RequestId(row.request_id), row.model, row.job, row.accepted_at)
+        for row in connection.execute(query)
     ]
 
 
 def overdue_holds(
-    connection: Connection, *, deadline_before: datetime, limit: int
-) -> list[RequestId]:
-    """Read which open requests are past their deadline."""
-    query = select(holds.c.request_id).where(holds.c.deadline_at < deadline_before).limit(limit)
-    return [RequestId(request_id) for request_id in connection.execute(query).scalars()]
+    connection: Connection,
+    *,
+    deadline_before: datetime,
+    after: tuple[datetime, str] | None = None,
+    limit: int,
+) -> list[tuple[datetime, RequestId]]:
+    """Read which open requests are past their deadline, the oldest first, with their deadlines;
+    ``after`` is the last one of the page before."""
+    order = (holds.c.deadline_at, holds.c.request_id)
+    query = select(*order).where(holds.c.deadline_at < deadline_before)
+    if after is not None:
+        deadline_at, request_id = after
+        query = query.where(
+            holds.c.deadline_at >= deadline_at,
+            or_(holds.c.deadline_at > deadline_at, holds.c.request_id > request_id),
+        )
+    rows = connection.execute(query.order_by(*order).limit(limit)).all()
+    return [(row[0], RequestId(row[1])) for row in rows]
 
 
 def forget_output(connection: Connection, account_id: int, request_id: str) -> None:
@@ -368,7 +398,14 @@ def forget_output(connection: Connection, account_id: int, request_id: str) -> N
     connection.execute(delete(outputs).where(outputs.c.request_id.in_(mine)))
 
 
-def forget_old(connection: Connection, *, now: datetime, keys_before: datetime) -> None:
-    """Delete outputs past their time and idempotency keys older than a moment."""
-    connection.execute(delete(outputs).where(outputs.c.expires_at < now))
-    connection.execute(delete(idempotency).where(idempotency.c.created_at < keys_before))
+def forget_outputs(connection: Connection, now: datetime, *, limit: int) -> int:
+    """Delete some of the outputs that are past their time; return how many."""
+    over = select(outputs.c.request_id).where(outputs.c.expires_at < now).limit(limit)
+    return connection.execute(delete(outputs).where(outputs.c.request_id.in_(over))).rowcount
+
+
+def forget_keys(connection: Connection, before: datetime, *, limit: int) -> int:
+    """Delete some of the idempotency keys older than a moment; return how many."""
+    id = (idempotency.c.account_id, idempotency.c.key)
+    old = select(*id).where(idempotency.c.created_at < before).limit(limit)
+    return connection.execute(delete(idempotency).where(tuple_(*id).in_(old))).rowcount

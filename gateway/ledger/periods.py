@@ -7,8 +7,10 @@ time can be booked any more. (SQLite has one writer at a time; its transaction i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,6 +18,17 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway.tables import periods
 
 Clock = Callable[[], datetime]
+
+_MONTH: Final = re.compile(r"20[0-9]{2}-(?:0[1-9]|1[0-2])", re.ASCII)
+_END: Final = "2100-01"
+"""Start of the month after the last one that has a name."""
+
+
+class MonthSpan(NamedTuple):
+    """A month from its first instant up to the first of the next."""
+
+    starts_at: datetime
+    ends_at: datetime
 
 
 def utc_now() -> datetime:
@@ -55,11 +68,29 @@ def month_of(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m")
 
 
+def is_month(text: str) -> bool:
+    """Whether a text names a month as ``2026-11`` does, from 2000-01 to 2099-12."""
+    return _MONTH.fullmatch(text) is not None
+
+
+def span_of(month: str) -> MonthSpan:
+    """Return both ends of a month. Raise ``ValueError`` if the text does not name one."""
+    return MonthSpan(starts_at(month), starts_at(next_month(month)))
+
+
 def next_month(month: str) -> str:
+    """Name the month after another. Raise ``ValueError`` if the text does not name one."""
+    _check(month)
     year, number = divmod(int(month[:4]) * 12 + int(month[5:]), 12)
     return f"{year:04d}-{number + 1:02d}"
 
 
 def starts_at(month: str) -> datetime:
-    """Give the first instant of a month."""
+    """Return the first instant of a month. Raise ``ValueError`` if the text does not name one."""
+    _check(month)
     return datetime(int(month[:4]), int(month[5:]), 1, tzinfo=UTC)
+
+
+def _check(month: str) -> None:
+    if month != _END and not is_month(month):
+        raise ValueError(f"{month!r} is not a month; use YYYY-MM, such as 2026-11")

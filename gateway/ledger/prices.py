@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 from sqlalchemy import Connection, RowMapping, insert, select
 
+from gateway.entered import NAME_MAX, REASON_MAX, check_moment, check_text
 from gateway.pricing import Component, Price
 from gateway.tables import price_periods, prices
 
@@ -83,9 +84,20 @@ def set_price(
     reason: str,
 ) -> PricePeriod:
     """Put a price in force from a moment on, for everybody or for one account; without a price,
-    end the account's own. Raise ``PriceConflict`` if another price begins at that very moment."""
+    end the account's own.
+
+    Raise ``LookupError`` if the model has never been on sale or the account has no price of its own
+    to end, ``PriceConflict`` if another price begins at that very moment, ``ValueError`` for what
+    cannot be stored.
+    """
     if price is None and account_id == LIST:
         raise ValueError("a list price does not end; take the model out of the catalog instead")
+    starts_at = check_moment(starts_at, "the start of the price")
+    check_text(reason, "the reason", longest=REASON_MAX, required=True)
+    check_text(actor, "the actor", longest=NAME_MAX, required=True)
+    check_sold(connection, model)
+    if price is None:
+        _check_own(connection, model, account_id)
     same = select(price_periods).where(
         price_periods.c.model == model,
         price_periods.c.account_id == account_id,
@@ -104,6 +116,18 @@ def set_price(
     )
     connection.execute(insert(price_periods).values(**asdict(period)))
     return period
+
+
+def check_sold(connection: Connection, model: str) -> None:
+    """Raise ``LookupError`` unless a model is or was on sale: a name that was mistyped is not."""
+    sold = select(price_periods.c.model).where(
+        price_periods.c.model == model, price_periods.c.account_id == LIST
+    )
+    if connection.execute(sold.limit(1)).first() is None:
+        raise LookupError(
+            f"the model {model!r} has never been on sale; a model that was just added to the "
+            "catalog is once a gateway has read it"
+        )
 
 
 def price_periods_of(
@@ -135,6 +159,17 @@ def in_force(connection: Connection, now: datetime, *, account_id: int = LIST) -
         for model, price_id in found[LIST].items()
         if (own := found[account_id].get(model) or price_id) is not None
     }
+
+
+def _check_own(connection: Connection, model: str, account_id: int) -> None:
+    """Raise ``LookupError`` unless an account has, had or will have its own price of a model."""
+    own = select(price_periods.c.model).where(
+        price_periods.c.model == model,
+        price_periods.c.account_id == account_id,
+        price_periods.c.price_id.is_not(None),
+    )
+    if connection.execute(own.limit(1)).first() is None:
+        raise LookupError(f"account {account_id} has no price of its own for {model!r}")
 
 
 def read_price(connection: Connection, price_id: int, cache: PriceCache) -> Price:
@@ -170,5 +205,8 @@ def store_price(connection: Connection, model: str, price: Price) -> int:
 
 
 def _parse(row: RowMapping) -> Price:
-    components = tuple(Component(**component) for component in row["components"])
+    """Raise ``ValueError`` for a row that no price can have been stored as."""
+    components = msgspec.convert(row["components"], tuple[Component, ...])
+    if any(each.per < 1 or each.amount_nanos < 0 for each in components):
+        raise ValueError("an amount is negative, or is for less than one unit")
     return Price(components, row["minimum_nanos"])

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from sqlalchemy import BigInteger, ColumnElement, Connection, Select, case, cast, or_, select
 
-from gateway.database import exact_sum
+from gateway.database import exact_sum, wide_sum
 from gateway.ledger.closed import Closed, read_closed
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.ledger.prices import LIST, PriceCache, read_price
@@ -324,7 +324,7 @@ def _balance() -> ColumnElement[int]:
         else_=-transfers.c.amount_nanos,
     )
     return (
-        select(exact_sum(moved))
+        select(wide_sum(moved))
         .where(
             or_(transfers.c.from_account == accounts.c.id, transfers.c.to_account == accounts.c.id)
         )

@@ -13,10 +13,11 @@ from typing import Literal, TypeAlias
 from sqlalchemy import Connection, func, insert, select, update
 
 from gateway.database import exact_sum
+from gateway.entered import NAME_MAX, REASON_MAX, check_text
 from gateway.ledger.locks import lock_accounts
 from gateway.ledger.lots import open_lot
 from gateway.ledger.periods import Clock, booking_time, utc_now
-from gateway.ledger.transfers import Transfer, TransferConflict, find_transfer, move
+from gateway.ledger.transfers import KEY_MAX, Transfer, TransferConflict, find_transfer, move
 from gateway.pricing import format_usd
 from gateway.tables import SYSTEM_ACCOUNTS, budget_windows, keys, receipts, refunds, transfers
 from workers.contract.jobs import RequestId
@@ -54,6 +55,9 @@ def refund(
     Raise ``LookupError`` if there is no such receipt, ``NotRefundable`` if more than what is left
     would go back, ``TransferConflict`` if the key stands for another movement.
     """
+    check_text(key, "the reference", longest=KEY_MAX, required=True)
+    check_text(actor, "the actor", longest=NAME_MAX, required=True)
+    check_text(reason, "the reason", longest=REASON_MAX, required=True)
     now = booking_time(connection, clock)
     receipt = (
         connection.execute(select(receipts).where(receipts.c.request_id == request_id))

@@ -7,9 +7,10 @@ hold was accepted at and the measured usage, and it is never more than the hold.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -24,15 +25,16 @@ from gateway.ledger.lots import burn
 from gateway.ledger.prices import PriceCache, read_price
 from gateway.ledger.steps import Running, StepLine, charge_each, measure, write_steps
 from gateway.pricing import NANOS_MAX, UnpricedUsage, charge, clip, quote
+from gateway.requests.tables import webhook_deliveries
 from gateway.tables import (
     SYSTEM_ACCOUNTS,
     accounts,
     holds,
+    idempotency,
     keys,
     outputs,
     receipts,
     transfers,
-    webhook_deliveries,
 )
 from gateway.workflows.planned import plan_of
 from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
@@ -40,6 +42,16 @@ from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
 NOTHING: Final = Usage()
 UNTIMED: Final = Timings()
 BATCH_KEPT: Final = timedelta(days=1)
+
+_UNREADABLE: Final[Mapping[str, Any]] = {
+    "status": "failed",
+    "reason": "unreadable",
+    "billable": False,
+    "output": None,
+    "error": Problem("engine_error", "What is stored of the request cannot be read."),
+}
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,8 @@ class Settlement:
     timings: Timings = UNTIMED
     output: Output | None = None
     error: Problem | None = None
+    freed: str | None = None
+    """Idempotency key of an order that found its queue full: sent again it is a new attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +108,11 @@ _POST_TO_KEY: Final = (
         held_nanos=keys.c.held_nanos - bindparam("held"),
     )
 )
+_FREE: Final = delete(idempotency).where(
+    idempotency.c.account_id == bindparam("owner"),
+    idempotency.c.key == bindparam("name"),
+    idempotency.c.request_id == bindparam("request"),
+)
 _INSERT_RECEIPT: Final = insert(receipts)
 _INSERT_OUTPUT: Final = insert(outputs)
 _INSERT_TRANSFER: Final = insert(transfers).returning(transfers.c.id, sort_by_parameter_order=True)
@@ -123,6 +142,7 @@ def settle(
     }
     answers: list[Settled | None] = []
     ended: list[tuple[RowMapping, Settled]] = []
+    freed: list[dict[str, Any]] = []
     for settlement in settlements:
         row = taken.pop(settlement.request_id, None)
         if row is None:
@@ -131,9 +151,19 @@ def settle(
         settled = _close(connection, row, settlement, now=now, prices=prices, retention=retention)
         answers.append(settled)
         ended.append((row, settled))
+        if settlement.freed is not None:
+            freed.append(
+                {
+                    "owner": row["account_id"],
+                    "name": settlement.freed,
+                    "request": settlement.request_id,
+                }
+            )
     if ended:
         charges = _post(connection, ended, books, now=now)
         _write(connection, ended, charges, now=now)
+    if freed:
+        connection.execute(_FREE, freed)
     return answers
 
 
@@ -156,7 +186,10 @@ def _hold_for_overrun(
     }
     extensions = []
     for row in connection.execute(_JOBS, {"ids": list(over)}) if over else ():
-        limits = decode_job(row.job).limits
+        try:
+            limits = decode_job(row.job).limits
+        except msgspec.MsgspecError:
+            continue
         tokens = min(over[row.request_id], limits.output_tokens)
         covered = msgspec.structs.replace(limits, output_tokens=tokens)
         bill = quote(read_price(connection, row.price_id, prices), covered)
@@ -176,10 +209,21 @@ def _close(
     retention: timedelta,
 ) -> Settled:
     """Decide what a request costs; nothing that its price does not cover is given away unseen."""
-    job = decode_job(row["job"])
-    plan = plan_of(job)
-    steps = None if plan is None else measure(connection, row["request_id"], plan)
-    if steps is None:
+    readable = True
+    try:
+        job = decode_job(row["job"])
+        plan = plan_of(job)
+        steps = None if plan is None else measure(connection, row["request_id"], plan)
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as problem:
+        # Of another version, or damaged. Without its limits nothing can be charged, but the hold
+        # must not stay for good.
+        log.error("%s is closed unread: %s", row["request_id"], problem)
+        readable, job, plan, steps = False, _stand_in(row), None, None
+        if settlement.billable or settlement.status == "succeeded":
+            settlement = replace(settlement, **_UNREADABLE)
+    if not readable:
+        usage, timings, clipped = NOTHING, settlement.timings, False
+    elif steps is None:
         limits = job.limits
         if row["held_tokens"] is not None:
             limits = msgspec.structs.replace(limits, output_tokens=row["held_tokens"])
@@ -204,7 +248,7 @@ def _close(
             error = Problem("unpriced_usage", f"The usage could not be priced: {problem}.")
     if row["cut"] and status == "cancelled":
         reason = row["cut"]
-    output = settlement.output if status != "failed" else None
+    output = settlement.output if error is settlement.error else None
     total_us = int((now - row["accepted_at"]) / timedelta(microseconds=1))
     closed = Closed(
         request_id=settlement.request_id,
@@ -234,6 +278,11 @@ def _close(
         steps=lines,
         running=steps.running if steps else (),
     )
+
+
+def _stand_in(row: RowMapping) -> Job:
+    """The job of a request whose own cannot be read: it allows nothing."""
+    return Job(row["request_id"], str(row["account_id"]), row["model"], row["task"], {})
 
 
 def _post(
@@ -308,7 +357,7 @@ def _write(
     kept = [
         {
             "request_id": row["request_id"],
-            "body": msgspec.msgpack.encode(settled.closed.output),
+            "body": settled.closed.output.row() if settled.closed.output else b"",
             "expires_at": settled.closed.kept_until,
         }
         for row, settled in ended
@@ -322,6 +371,7 @@ def _write(
             "account_id": row["account_id"],
             "url": row["webhook"],
             "due_at": now,
+            "queued_at": now,
         }
         for row, _ in ended
         if row["webhook"]

@@ -13,14 +13,18 @@ from typing import Final, Literal, TypeAlias
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
-from gateway.database import exact_sum
+from gateway.database import wide_sum
+from gateway.entered import NAME_MAX, REASON_MAX, check_amount, check_moment, check_text
 from gateway.ledger.locks import lock_accounts
 from gateway.ledger.lots import LotKind, burn, open_lot
 from gateway.ledger.periods import Clock, booking_time, utc_now
+from gateway.pricing import NANOS_MAX, format_usd
 from gateway.tables import SYSTEM_ACCOUNTS, accounts, transfers
 
 CreditKind: TypeAlias = Literal["topup", "grant", "rebate", "correction", "refund"]
 TransferKind: TypeAlias = Literal[CreditKind, "charge", "expiry", "chargeback"]
+
+KEY_MAX: Final = 200
 
 _CREDITS: Final[Mapping[CreditKind, tuple[str, LotKind]]] = {
     # Where it comes from, and what kind of credit it is.
@@ -64,10 +68,13 @@ def add_credit(
     """Move money into an account, once per key, and open a lot of it.
 
     A top-up first pays what the account owes from a chargeback. Raise ``LookupError`` if there is
-    no such account, ``ValueError`` if the amount is not positive or has expired already,
-    ``TransferConflict`` if the key stands for another movement.
+    no such account, ``ValueError`` if the amount is not positive, has expired already or passes
+    what can be booked, ``TransferConflict`` if the key stands for another movement.
     """
-    _check_amount(amount_nanos)
+    check_amount(amount_nanos, "the amount", most=NANOS_MAX)
+    _check_texts(key, actor, reason)
+    if expires_at is not None:
+        expires_at = check_moment(expires_at, "the end of the credit")
     now = booking_time(connection, clock)
     if expires_at is not None and expires_at <= now:
         raise ValueError(f"it would have expired already, at {expires_at.isoformat()}")
@@ -112,7 +119,8 @@ def chargeback(
 
     The transfer given is the one from the account, or that of the debt where it had nothing.
     """
-    _check_amount(amount_nanos)
+    check_amount(amount_nanos, "the amount", most=NANOS_MAX)
+    _check_texts(key, actor, reason)
     now = booking_time(connection, clock)
     account = _lock(connection, account_id)
     cash = SYSTEM_ACCOUNTS["cash"]
@@ -152,14 +160,14 @@ def chargeback(
 def owed(connection: Connection, account_id: int) -> int:
     """Say what an account owes beyond its balance, from chargebacks of money it had spent."""
     receivable = connection.execute(
-        select(accounts.c.id).where(accounts.c.name == f"receivable:{account_id}")
+        select(accounts.c.id).where(
+            accounts.c.name == f"receivable:{account_id}", accounts.c.kind == "system"
+        )
     ).scalar()
     if receivable is None:
         return 0
-    given = select(exact_sum(transfers.c.amount_nanos)).where(
-        transfers.c.from_account == receivable
-    )
-    got = select(exact_sum(transfers.c.amount_nanos)).where(transfers.c.to_account == receivable)
+    given = select(wide_sum(transfers.c.amount_nanos)).where(transfers.c.from_account == receivable)
+    got = select(wide_sum(transfers.c.amount_nanos)).where(transfers.c.to_account == receivable)
     return connection.execute(given).scalar_one() - connection.execute(got).scalar_one()
 
 
@@ -180,6 +188,8 @@ def move(
     The caller keeps the lots in step. ``account`` is the row as it was locked.
     """
     posted_after = account["posted_nanos"] + amount_nanos
+    if abs(posted_after) > NANOS_MAX:
+        raise ValueError(f"the balance would be beyond ${format_usd(NANOS_MAX)}")
     connection.execute(
         update(accounts)
         .where(accounts.c.id == account["id"])
@@ -228,7 +238,9 @@ def _chargeback_of(
     if not known:
         return None
     owing = connection.execute(
-        select(accounts.c.id).where(accounts.c.name == f"receivable:{account_id}")
+        select(accounts.c.id).where(
+            accounts.c.name == f"receivable:{account_id}", accounts.c.kind == "system"
+        )
     ).scalar()
     sources = {row["from_account"] for row in known}
     if not sources <= {account_id, owing} or amount_nanos != sum(
@@ -255,7 +267,9 @@ def _repay(connection: Connection, account_id: int, *, key: str, actor: str, now
 def _receivable(connection: Connection, account_id: int, now: datetime) -> int:
     """Give the account of the system that stands for what a customer owes; open it if need be."""
     name = f"receivable:{account_id}"
-    id = connection.execute(select(accounts.c.id).where(accounts.c.name == name)).scalar()
+    id = connection.execute(
+        select(accounts.c.id).where(accounts.c.name == name, accounts.c.kind == "system")
+    ).scalar()
     if id is None:
         made = insert(accounts).values(name=name, kind="system", created_at=now)
         id = connection.execute(made.returning(accounts.c.id)).scalar_one()
@@ -308,6 +322,7 @@ def _lock(connection: Connection, account_id: int) -> RowMapping:
     return account
 
 
-def _check_amount(amount_nanos: int) -> None:
-    if amount_nanos <= 0:
-        raise ValueError("the amount must be positive")
+def _check_texts(key: str, actor: str, reason: str) -> None:
+    check_text(key, "the reference", longest=KEY_MAX, required=True)
+    check_text(actor, "the actor", longest=NAME_MAX, required=True)
+    check_text(reason, "the reason", longest=REASON_MAX, required=True)

@@ -1,0 +1,178 @@
+"""Types of the catalog's JSON, from which the OpenAPI document describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class PriceLineView(TypedDict):
+    """A part of a price, in USD as a decimal string."""
+
+    unit: str
+    amount: str
+    per: int
+    when: dict[str, Any] | None
+
+
+class BatchPriceView(TypedDict):
+    """The price of an entry in batches."""
+
+    discount: str
+    price: list[PriceLineView]
+    minimum: str | None
+
+
+class WorkflowInputView(TypedDict):
+    type: str
+    required: bool
+    default: Any
+    description: str
+
+
+class WorkflowStepView(TypedDict):
+    name: str
+    model: str
+    task: str | None
+    retries: int
+    when: Any
+
+
+class WorkflowView(TypedDict):
+    inputs: dict[str, WorkflowInputView]
+    steps: list[WorkflowStepView]
+    priced_by: Literal["workflow", "steps"]
+
+
+class EntryView(TypedDict):
+    """Everything about a model."""
+
+    name: str
+    object: Literal["catalog.entry"]
+    aliases: list[str]
+    task: str
+    also: Sequence[str]
+    available: bool
+    reason: str | None
+    reason_detail: NotRequired[str | None]
+    price: list[PriceLineView]
+    minimum: str | None
+    from_price: str | None
+    family: str | None
+    vendor: str | None
+    description: str
+    license: str | None
+    route: str
+    workflow: WorkflowView | None
+    context: int | None
+    limits: dict[str, Any]
+    default_parameters: dict[str, Any]
+    slo: dict[str, Any] | None
+    sizes: list[str]
+    qualities: dict[str, dict[str, Any]]
+    schedulers: Sequence[str]
+    resolutions: list[str]
+    voices: list[str]
+    languages: list[str]
+    good_for: list[str]
+
+
+class WhosePriceView(TypedDict):
+    """Whether the price is the account's own or that of the list."""
+
+    price_of: Literal["account", "list"]
+
+
+class BatchableView(TypedDict):
+    batch: BatchPriceView | None
+
+
+class OfferedEntryView(EntryView, BatchableView, WhosePriceView):
+    """Everything about a model, with its price in batches."""
+
+
+class ArchitectureView(TypedDict):
+    input_modalities: Sequence[str]
+    output_modalities: Sequence[str]
+    modality: str
+    tokenizer: str | None
+    instruct_type: str | None
+
+
+class TopProviderView(TypedDict):
+    context_length: int | None
+    max_completion_tokens: int | None
+    is_moderated: bool
+
+
+class ModelLinksView(TypedDict):
+    details: str
+
+
+class ModelView(TypedDict):
+    """A model in OpenAI's list, with OpenRouter's fields and our own."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    canonical_slug: str
+    aliases: list[str]
+    name: str
+    description: str
+    context_length: int | None
+    architecture: ArchitectureView
+    pricing: Mapping[str, str]
+    top_provider: TopProviderView
+    per_request_limits: None
+    links: ModelLinksView
+    supported_parameters: list[str]
+    supported_voices: list[str] | None
+    default_parameters: dict[str, Any]
+    task: str
+    available: bool
+    reason: str | None
+    price: list[PriceLineView]
+
+
+class OfferedModelView(ModelView, WhosePriceView):
+    """A model with the account's price; ``alias_of`` if it was asked for by an alias."""
+
+    alias_of: NotRequired[str]
+
+
+class NextView(TypedDict):
+    next: str | None
+
+
+class ModelsView(TypedDict):
+    object: Literal["list"]
+    data: list[OfferedModelView]
+    total_count: int
+    links: NextView
+
+
+class ProviderView(TypedDict):
+    """The provider of a model, as OpenRouter shows one."""
+
+    name: str
+    provider_name: str
+    tag: str
+    context_length: int | None
+    max_completion_tokens: int | None
+    max_prompt_tokens: int | None
+    pricing: Mapping[str, str]
+    quantization: str | None
+    status: int
+    supported_parameters: list[str]
+    supports_implicit_caching: bool
+    uptime_last_30m: float | None
+
+
+class ProvidersView(TypedDict):
+    id: str
+    name: str
+    created: int
+    description: str
+    architecture: ArchitectureView
+    endpoints: list[ProviderView]
