@@ -8,6 +8,7 @@ cannot be deleted, and outlives its own time until the batch has ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -30,10 +31,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from gateway.batches.tables import batches, files
+from gateway.batches.room import Room
+from gateway.batches.tables import batches, file_reservations, files
 from gateway.database import Database
 from gateway.errors import Conflict, NotFound
 from gateway.ledger.ids import is_id, new_id
+from gateway.outages import OUTAGE
 from workers.contract.blobs import BlobError, Blobs, blob_key
 from workers.contract.jobs import BlobRef
 
@@ -72,9 +75,10 @@ class FilePage:
 
 
 class Files:
-    def __init__(self, database: Database, blobs: Blobs) -> None:
+    def __init__(self, database: Database, blobs: Blobs, room: Room | None = None) -> None:
         self._database = database
         self._blobs = blobs
+        self._room = room
 
     async def create(
         self,
@@ -86,14 +90,27 @@ class Files:
         kept_for: timedelta,
         content_type: str = "application/jsonl",
         file_id: str | None = None,
+        size_max: int = 0,
     ) -> File:
-        """Store a file of an account. Raise ``BlobError``.
+        """Store a file of an account, of up to ``size_max`` bytes. Raise ``BlobError``, or
+        ``TollgateError`` if the account has no room for it.
 
         One that was given its id before comes once: sent again it is the same file, and another one
         in its place is a ``Conflict``.
         """
         file_id = file_id or new_id("file-")
-        blob = await self.write(account_id, file_id, chunks, content_type=content_type)
+        if self._room is not None:
+            await self._room.reserve(account_id, file_id, size=size_max)
+        try:
+            blob = await self.write(
+                account_id, file_id, chunks, content_type=content_type, size_max=size_max
+            )
+        except BaseException:
+            # What it had is given back in time if this cannot be done now.
+            if self._room is not None:
+                with contextlib.suppress(*OUTAGE):
+                    await self._room.release(file_id)
+            raise
         now = datetime.now(UTC)
         made = File(
             id=file_id,
@@ -108,6 +125,8 @@ class Files:
             await self._database.write(lambda connection: add_file(connection, made))
         except IntegrityError:
             await self._blobs.delete([blob.key])
+            if self._room is not None:
+                await self._room.release(file_id)
             found = await self.find(account_id, file_id)
             if found.blob.sha256 != blob.sha256:
                 raise Conflict(
@@ -117,11 +136,22 @@ class Files:
         return made
 
     async def write(
-        self, account_id: int, file_id: str, chunks: AsyncIterator[bytes], *, content_type: str
+        self,
+        account_id: int,
+        file_id: str,
+        chunks: AsyncIterator[bytes],
+        *,
+        content_type: str,
+        size_max: int = 0,
     ) -> BlobRef:
-        """Store the bytes of a file that has no row yet. Raise ``BlobError``."""
+        """Store the bytes of a file that has no row yet. Raise ``BlobError``, or ``Unavailable``
+        if the disk has no room for them."""
         key = blob_key(str(account_id), file_id, secrets.token_hex(8), 0)
-        return await self._blobs.put_stream(key, chunks, content_type=content_type)
+        with contextlib.ExitStack() as stack:
+            if self._room is not None:
+                await self._room.check_disk(size_max)
+                stack.enter_context(self._room.arriving(size_max))
+            return await self._blobs.put_stream(key, chunks, content_type=content_type)
 
     async def forget_bytes(self, account_id: int, file_id: str) -> None:
         """Delete whatever was stored under the id of a file. Raise ``BlobError``."""
@@ -157,7 +187,7 @@ class Files:
             rows = connection.execute(query.limit(limit + 1)).mappings().all()
             return FilePage([_file(row) for row in rows[:limit]], len(rows) > limit)
 
-        return await self._database.read(read)
+        return await self._database.report(read, account_id=account_id)
 
     def content(self, file: File) -> AsyncIterator[bytes]:
         """Read a file in pieces. They raise ``BlobError``."""
@@ -195,6 +225,8 @@ class Files:
 
 
 def add_file(connection: Connection, file: File) -> None:
+    """Insert a file's row in the place of the room that was reserved for it."""
+    connection.execute(delete(file_reservations).where(file_reservations.c.file_id == file.id))
     connection.execute(
         insert(files).values(
             id=file.id,

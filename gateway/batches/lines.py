@@ -15,9 +15,10 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.batches.endpoint import Endpoint, Entries
+from gateway.decoding import decode_json
 from gateway.errors import InvalidRequest, RequestFailed, TollgateError, TooLarge, render_openai
 from gateway.ledger.closed import Closed
-from gateway.requests.inputs import invalid_field
+from gateway.requests.mistakes import invalid_field
 from gateway.requests.order import Order
 from gateway.requests.ticket import raise_unless_succeeded
 from workers.contract.jobs import RequestId
@@ -99,8 +100,8 @@ def read_line(line: Line, endpoint: Endpoint, entries: Entries, *, bytes_max: in
     if line.text is None:
         raise TooLarge("line_too_long", f"The line is longer than {bytes_max} bytes.")
     try:
-        value = msgspec.json.decode(_without_mark(line))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        value = decode_json(_without_mark(line))
+    except msgspec.DecodeError:
         value = None
     if not isinstance(value, dict):
         raise InvalidRequest("invalid_json_line", "The line is no JSON object.")

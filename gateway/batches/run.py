@@ -18,9 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any, Final, TypeVar
 
-from redis.exceptions import RedisError
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
 from gateway.accounts.keys import KeyInfo
@@ -51,6 +49,7 @@ from gateway.failpoints import reach
 from gateway.ledger.closed import Closed
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.settle import BATCH_KEPT
+from gateway.outages import OUTAGE
 from gateway.requests.call import Call
 from gateway.requests.lifecycle import Requests
 from gateway.requests.order import Order
@@ -71,10 +70,7 @@ SMALL_BYTES: Final = 64 * 1024
 """A longer line is read in a thread, for it takes its time."""
 PAGE: Final = 500
 """Results read at a time."""
-NOT_ENTERED: Final = ("queue_full", "account_full")
-"""Why a request ends that was held for and then found the queue full; it is placed again."""
 
-_OUTAGE: Final = (DBAPIError, RedisError, OSError, TimeoutError)
 _STOPS: Final = {
     "cancelling": RequestFailed(
         "batch_cancelled", "This request was not run: the batch was cancelled before."
@@ -236,9 +232,9 @@ class Run:
         for pause_s in itertools.chain(PAUSES_S, itertools.repeat(PAUSES_S[-1])):
             try:
                 ticket = await self._ticket(line, attempt, earlier)
-            except (TooManyRequests, Unavailable, *_OUTAGE) as error:
+            except (TooManyRequests, Unavailable, *OUTAGE) as error:
                 log.debug("line %d of %s waits: %s", line.number, batch.id, type(error).__name__)
-                in_doubt = in_doubt or isinstance(error, _OUTAGE)
+                in_doubt = in_doubt or isinstance(error, OUTAGE)
             except TollgateError as error:
                 # What was in doubt may have been accepted before it came to be refused.
                 earlier = (await self._placed()).get(line.number) if in_doubt else None
@@ -248,8 +244,7 @@ class Run:
                 continue
             else:
                 closed = await self._ended(ticket)
-                entered = closed.status != "cancelled" or closed.reason not in NOT_ENTERED
-                if entered or self._stop is not None:
+                if closed.entered or self._stop is not None:
                     return await self._judge(line, closed)
                 attempt = (earlier.attempt if earlier else attempt) + 1
                 earlier = None
@@ -382,7 +377,7 @@ class Run:
                     )
                 )
                 renewed = time.monotonic()
-            except _OUTAGE as error:
+            except OUTAGE as error:
                 if time.monotonic() - renewed > lease_s:
                     raise LeaseLost(self._batch.id) from None
                 log.warning("%s is not renewed: %s", self._batch.id, type(error).__name__)
@@ -403,7 +398,7 @@ class Run:
 
     async def _stop_running(self) -> None:
         for request_id in tuple(self._in_flight):
-            with contextlib.suppress(*_OUTAGE):
+            with contextlib.suppress(*OUTAGE):
                 await self._requests.cancel(self._batch.account_id, request_id)
 
     async def _persist(self, do: Callable[[], Awaitable[T]]) -> T:
@@ -411,7 +406,7 @@ class Run:
         while True:
             try:
                 return await do()
-            except _OUTAGE as error:
+            except OUTAGE as error:
                 log.warning("%s waits: %s", self._batch.id, type(error).__name__)
                 await asyncio.sleep(BEAT_S)
 

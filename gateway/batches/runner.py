@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from redis.exceptions import RedisError
-from sqlalchemy.exc import DBAPIError
-
 from gateway.accounts.keys import key_by_id
+from gateway.aside import Aside
 from gateway.batches import store
 from gateway.batches.endpoint import Endpoint
 from gateway.batches.files import Files
@@ -21,8 +19,10 @@ from gateway.batches.store import Batch, LeaseLost
 from gateway.batches.stored import Stored
 from gateway.database import Database
 from gateway.errors import TollgateError
+from gateway.outages import OUTAGE
 from gateway.requests.lifecycle import Requests
 from gateway.settings import Settings
+from gateway.supervision import Beat, unheard
 from workers.contract.blobs import BlobError
 
 log = logging.getLogger(__name__)
@@ -47,24 +47,35 @@ class Runner:
         self._endpoints = endpoints
         self._stored = stored
         self._settings = settings
-        self._running: set[str] = set()
+        self._aside = Aside(database)
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
 
     def wake(self) -> None:
         """Look at once: there is something to run."""
         self._news.set()
 
-    async def run(self) -> None:
-        """Take what nobody runs, as much as one gateway may, for ever."""
-        async with asyncio.TaskGroup() as group:
+    async def run(self, beat: Beat = unheard) -> None:
+        """Take what nobody runs, as much as one gateway may, until cancelled.
+
+        Should this loop fail, the batches that it began go on.
+        """
+        try:
             while True:
                 self._news.clear()
                 for batch in await self._claim():
-                    self._running.add(batch.id)
-                    group.create_task(self._run(batch))
+                    task = asyncio.create_task(self._run(batch), name=batch.id)
+                    self._running[batch.id] = task
+                beat()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._news.wait()
+        except asyncio.CancelledError:
+            tasks = tuple(self._running.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     async def _claim(self) -> list[Batch]:
         free = self._settings.batches_running - len(self._running)
@@ -81,7 +92,7 @@ class Runner:
             return await self._database.write(
                 lambda connection: store.claim(connection, now=now, lease=lease, count=free)
             )
-        except (DBAPIError, OSError) as error:
+        except OUTAGE as error:
             log.warning("no batch is taken up: %s", type(error).__name__)
             return []
 
@@ -91,11 +102,11 @@ class Runner:
             await self._try(batch)
         except asyncio.CancelledError:
             # The gateway is stopping: another one, or the next, may have it at once.
-            with contextlib.suppress(DBAPIError, OSError):
+            with contextlib.suppress(*OUTAGE):
                 await self._database.write(lambda connection: store.give_up(connection, batch))
             raise
         finally:
-            self._running.discard(batch.id)
+            self._running.pop(batch.id, None)
             self._news.set()
 
     async def _try(self, batch: Batch) -> None:
@@ -114,8 +125,19 @@ class Runner:
             await run.run()
         except* LeaseLost:
             log.warning("%s is run by another gateway by now", batch.id)
-        except* (DBAPIError, RedisError, OSError, BlobError, TollgateError) as group:
+        except* (*OUTAGE, BlobError, TollgateError) as group:
             names = {type(error).__name__ for error in group.exceptions}
             log.warning("%s is put off: %s", batch.id, ", ".join(sorted(names)))
-        except* Exception:  # a boundary: one batch must not keep the others from running
+        except* Exception as group:  # a boundary: the other batches run on
             log.exception("%s failed, and is tried again", batch.id)
+            await self._put_off(batch, group.exceptions[0])
+
+    async def _put_off(self, batch: Batch, error: Exception) -> None:
+        """Set a batch aside whose run failed, and leave it alone for longer each time."""
+        with contextlib.suppress(*OUTAGE):
+            times = await self._aside.count("batch", batch.id, error)
+            pause = timedelta(seconds=self._settings.batch_lease_s * 2 ** min(times, 10))
+            until = datetime.now(UTC) + min(pause, store.PAUSE_MAX)
+            await self._database.write(
+                lambda connection: store.put_off(connection, batch, until=until)
+            )

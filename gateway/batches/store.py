@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
 
 from sqlalchemy import (
@@ -23,9 +23,11 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    text,
     update,
 )
 
+from gateway.aside import describe, put_aside
 from gateway.batches.files import File, add_file, find_file
 from gateway.batches.lines import Result
 from gateway.batches.tables import batch_results, batches
@@ -45,6 +47,8 @@ Status: TypeAlias = Literal[
     "cancelled",
 ]
 CANCELLABLE: Final = ("validating", "in_progress")
+PAUSE_MAX: Final = timedelta(minutes=10)
+"""Longest pause before a batch that fails again and again is run again."""
 
 
 class LeaseLost(Exception):
@@ -247,14 +251,50 @@ def claim(connection: Connection, *, now: datetime, lease: timedelta, count: int
     )
     taken = []
     for batch_id in connection.execute(free).scalars().all():
-        row = connection.execute(
-            update(batches)
-            .where(batches.c.id == batch_id)
-            .values(lease_token=secrets.token_hex(16), lease_until=now + lease)
-            .returning(batches)
-        )
-        taken.append(_batch(row.mappings().one()))
+        mine = update(batches).where(batches.c.id == batch_id)
+        connection.execute(mine.values(lease_token=secrets.token_hex(16), lease_until=now + lease))
+        try:
+            row = connection.execute(select(batches).where(batches.c.id == batch_id))
+            taken.append(_batch(row.mappings().one()))
+        except (LookupError, TypeError, ValueError) as error:
+            put_aside(connection, "batch", batch_id, describe(error))
+            connection.execute(mine.values(lease_token=None, lease_until=now + PAUSE_MAX))
     return taken
+
+
+def put_off(connection: Connection, batch: Batch, *, until: datetime) -> None:
+    """Leave a batch whose run failed alone for a while, if it is still ours."""
+    connection.execute(
+        update(batches)
+        .where(batches.c.id == batch.id, batches.c.lease_token == batch.lease_token)
+        .values(lease_token=None, lease_until=until)
+    )
+
+
+def retry_now(connection: Connection, batch_id: str) -> None:
+    """Have a batch that was put off run again immediately."""
+    connection.execute(
+        update(batches)
+        .where(batches.c.id == batch_id, batches.c.lease_token.is_(None))
+        .values(lease_until=None)
+    )
+
+
+def give_up_for_good(connection: Connection, batch_id: str, error: Mapping[str, Any]) -> bool:
+    """End a batch that cannot be run as failed; what its lines cost stays charged. Return whether
+    it was still open."""
+    moved = connection.execute(
+        update(batches)
+        .where(batches.c.id == batch_id, batches.c.ended_at.is_(None))
+        .values(
+            status="failed",
+            errors=[error],
+            ended_at=datetime.now(UTC),
+            lease_token=None,
+            lease_until=None,
+        )
+    )
+    return bool(moved.rowcount)
 
 
 def renew(connection: Connection, batch: Batch, *, until: datetime) -> Status:
@@ -363,8 +403,14 @@ def placed_requests(
 ) -> dict[str, tuple[RequestId, datetime]]:
     """Give the requests that were made under names with a prefix: name → id, when."""
     table = idempotency.c
+    exact = connection.dialect.name == "postgresql"
     query = select(table.key, table.request_id, table.created_at).where(
-        table.account_id == account_id, table.key.startswith(prefix, autoescape=True)
+        table.account_id == account_id,
+        # In these words the index of the lines' names has it.
+        text("key LIKE 'batch%'"),
+        # Byte by byte: languages have other ideas of an order, and PostgreSQL follows them.
+        table.key.op("~>=~" if exact else ">=")(prefix),
+        table.key.op("~<~" if exact else "<")(prefix[:-1] + chr(ord(prefix[-1]) + 1)),
     )
     return {
         row.key: (RequestId(row.request_id), row.created_at) for row in connection.execute(query)

@@ -46,6 +46,26 @@ files = Table(
     Column("expires_at", UtcDateTime, index=True),
     CheckConstraint("purpose IN ('batch', 'batch_output', 'vision', 'user_data')", name="purpose"),
     Index(None, "account_id", "id"),
+    Index("ix_files_account_id_bytes", "account_id", "bytes"),
+)
+
+storage_limits = Table(
+    "storage_limits",
+    metadata,
+    # Of accounts with bounds of their own; NULL: the installation's.
+    Column("account_id", RowId, ForeignKey("accounts.id"), primary_key=True, autoincrement=False),
+    Column("files_max", BigInteger),
+    Column("bytes_max", BigInteger),
+)
+
+file_reservations = Table(
+    "file_reservations",
+    metadata,
+    # Room of files that are announced or arriving; it ends with the file's row, or in time.
+    Column("file_id", FileKey, primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("bytes", BigInteger, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
 )
 
 batches = Table(

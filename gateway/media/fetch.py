@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -20,8 +21,10 @@ from urllib.parse import unquote_to_bytes, urljoin
 import httpx
 
 from gateway.batches.files import Files
+from gateway.batches.room import Room
 from gateway.errors import InvalidRequest, TollgateError, TooLarge, Unavailable
 from gateway.media.sources import Inline, Kept, Remote, Sent, Source, Stored, Uploaded
+from gateway.media.spool import SPOOL
 from gateway.media.store import BROUGHT
 from gateway.outside import check_url
 from workers.contract.addresses import PrivateAddress, pin
@@ -32,6 +35,10 @@ from workers.contract.media import MediumKind
 
 CHUNK_BYTES: Final = 1024 * 1024
 REDIRECTS_MAX: Final = 5
+FILE_BYTES: Final = 1024 * 1024
+"""Room that sources need at least; how large they are is not known yet."""
+STORING: Final = 4
+"""Large bodies whose files are stored at a time."""
 CONCURRENCY: Final = 64
 """Addresses read at a time by one gateway."""
 
@@ -47,12 +54,15 @@ class Fetcher:
         bytes_max: int,
         timeout_s: float,
         private_allowed: bool,
+        room: Room | None = None,
     ) -> None:
+        self._room = room
         self._blobs = blobs
         self._files = files
         self._bytes_max = bytes_max
         self._timeout_s = timeout_s
         self._private_allowed = private_allowed
+        self._storing = asyncio.Semaphore(STORING)
         self._free = asyncio.Semaphore(CONCURRENCY)
         self._client = httpx.AsyncClient(
             timeout=timeout_s,
@@ -77,14 +87,22 @@ class Fetcher:
         self, account_id: int, request_id: RequestId, sources: Sequence[Source]
     ) -> tuple[BlobRef, ...]:
         """Store a request's sources, in their order. Raise ``TollgateError``."""
+        if self._room is not None:
+            await self._room.check_disk(FILE_BYTES)
         nonce = f"{BROUGHT}{secrets.token_hex(8)}"
 
         async def bring(place: int, source: Source) -> BlobRef:
             key = blob_key(str(account_id), request_id, nonce, place)
             return await self._bring(account_id, key, source)
 
+        spool = SPOOL.get()
         try:
-            async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as group:
+            # What came in a large body waits for its turn outside the time for addresses.
+            async with (
+                self._storing if spool is not None else contextlib.nullcontext(),
+                asyncio.timeout(self._timeout_s),
+                asyncio.TaskGroup() as group,
+            ):
                 tasks = [
                     group.create_task(bring(place, source)) for place, source in enumerate(sources)
                 ]
@@ -96,6 +114,8 @@ class Fetcher:
             ) from None
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
+        if spool is not None:
+            spool.close()  # what came in the body is stored, and makes room for others
         return tuple(task.result() for task in tasks)
 
     async def _bring(self, account_id: int, key: str, source: Source) -> BlobRef:
@@ -105,7 +125,7 @@ class Fetcher:
         try:
             if isinstance(source.given, Remote):
                 async with self._free:
-                    return await self._store(key, self._download(source), source)
+                    return await self._store(key, self._download(account_id, source), source)
             chunks = await self._open(account_id, source)
             return await self._store(key, chunks, source)
         except BlobMissing:
@@ -120,6 +140,10 @@ class Fetcher:
     async def _open(self, account_id: int, source: Source) -> AsyncIterator[bytes]:
         param = source.param
         match source.given:
+            case Inline(uri) if (spool := SPOOL.get()) and (part := spool.find(uri)):
+                if not part.valid:
+                    raise _not_base64(param)
+                return spool.read(part)
             case Inline(uri):
                 return _pieces(await asyncio.to_thread(decode, uri, param, self._most(source)))
             case Uploaded(file_id):
@@ -139,13 +163,13 @@ class Fetcher:
         content_type, whole = await identified(bounded, source.kind, source.param)
         return await self._blobs.put_stream(key, whole, content_type=content_type)
 
-    async def _download(self, source: Source) -> AsyncIterator[bytes]:
+    async def _download(self, account_id: int, source: Source) -> AsyncIterator[bytes]:
         assert isinstance(source.given, Remote)
         url, param = source.given.url, source.param
         try:
             for _ in range(REDIRECTS_MAX + 1):
                 check_url(url, param=param, private_allowed=self._private_allowed)
-                to = await pin(url, private_allowed=self._private_allowed)
+                to = await pin(url, private_allowed=self._private_allowed, owner=str(account_id))
                 async with self._client.stream(
                     "GET", to.url, headers=to.headers, extensions=to.extensions
                 ) as answer:
@@ -157,12 +181,11 @@ class Fetcher:
                     async for chunk in answer.aiter_raw(CHUNK_BYTES):
                         yield chunk
                     return
-        except PrivateAddress:
-            raise InvalidRequest(
-                "invalid_value", f"{param} points to an address that is not public.", param=param
+        except (PrivateAddress, httpx.HTTPError, httpx.InvalidURL, OSError):
+            # One message for all: it must not reveal which names and ports exist inside.
+            raise _unreachable(
+                param, "its address is not public, or its server does not answer"
             ) from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError):
-            raise _unreachable(param, "its server does not answer") from None
         raise _unreachable(param, f"it leads on more than {REDIRECTS_MAX} times")
 
 
@@ -182,9 +205,7 @@ def decode(uri: str, param: str, bytes_max: int) -> bytes:
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidRequest(
-            "invalid_value", f"{param} is a data URI whose base64 cannot be read.", param=param
-        ) from None
+        raise _not_base64(param) from None
 
 
 async def identified(
@@ -231,6 +252,12 @@ async def _resumed(head: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
 async def _pieces(data: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(data), CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES]
+
+
+def _not_base64(param: str) -> TollgateError:
+    return InvalidRequest(
+        "invalid_value", f"{param} is a data URI whose base64 cannot be read.", param=param
+    )
 
 
 def _too_large(param: str, bytes_max: int) -> TollgateError:

@@ -68,13 +68,15 @@ class Slots:
     def make(cls, pepper: bytes) -> Slots:
         return cls(hmac.digest(pepper, b"uploads", hashlib.sha256))
 
-    def open(self, account_id: int, file_type: str, *, base: str) -> tuple[str, str]:
+    def open(
+        self, account_id: int, file_type: str, *, base: str, file_id: str | None = None
+    ) -> tuple[str, str]:
         """Make an address to send a file to, and the one under which requests name it.
 
         Raise ``KeyError`` for a type that is not taken.
         """
         assert CONTENT_TYPES[file_type]
-        address = f"{base.rstrip('/')}{PATH}/{new_id('file-')}.{file_type}"
+        address = f"{base.rstrip('/')}{PATH}/{file_id or new_id('file-')}.{file_type}"
         expires_at = int(time.time()) + VALID_S
         name = address.rpartition("/")[2]
         signature = self._sign(name, str(account_id), expires_at)

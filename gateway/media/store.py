@@ -17,22 +17,27 @@ from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.database import Database
 from gateway.ledger.ids import is_request_id
 from gateway.media.tables import media
 from gateway.tables import holds, outputs, receipts
-from workers.contract.blobs import BlobError, Blobs
-from workers.contract.jobs import BlobRef, RequestId
+from workers.contract.blobs import BlobError, Blobs, blob_key
+from workers.contract.jobs import BlobRef, Job, RequestId
 
 log = logging.getLogger(__name__)
 
 BROUGHT: Final = "in-"
 """What the nonce of sources begins with, which is given by the gateway."""
+STORED: Final = "stored"
+"""Stands for the task of a request of which only a large input or output is in the store."""
 UNDECIDED: Final = timedelta(minutes=15)
 """A request that is neither held nor closed after this long was never accepted."""
 GRACE: Final = timedelta(minutes=1)
 """Beyond its deadline a request has this long to be closed."""
+AGAIN: Final = timedelta(minutes=10)
+"""Pause before blobs that could not be deleted are tried again."""
 CHUNK: Final = 100
 
 
@@ -56,7 +61,7 @@ class Record:
 class MediaStore:
     def __init__(self, database: Database, blobs: Blobs, *, retention: timedelta) -> None:
         self._database = database
-        self._blobs = blobs
+        self._blobs = self.blobs = blobs
         self._retention = retention
 
     async def register(
@@ -73,6 +78,40 @@ class MediaStore:
         await self._database.write(
             lambda connection: connection.execute(insert(media).values(values))
         )
+
+    async def answer_for(self, stored: Sequence[BlobRef]) -> None:
+        """Answer for outputs that workers stored, before the requests that refer to them close."""
+        if not stored:
+            return
+        rows = []
+        for blob in stored:
+            account_id, request_id, *_ = blob.key.split("/")
+            rows.append(
+                {
+                    "request_id": request_id,
+                    "account_id": int(account_id),
+                    "task": STORED,
+                    "clear_at": datetime.now(UTC) + UNDECIDED,
+                }
+            )
+
+        def write(connection: Connection) -> None:
+            insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+            connection.execute(insert(media).on_conflict_do_nothing(), rows)
+
+        await self._database.write(write)
+
+    async def store_input(self, job: Job, data: bytes) -> BlobRef:
+        """Store an input that is too large for the queue. Raise ``BlobError``."""
+        await self.register(int(job.account_id), job.request_id, STORED, None)
+        return await self._blobs.put(input_key(job.account_id, job.request_id), data)
+
+    async def clear_input(self, account_id: int, request_id: str) -> None:
+        """Delete the stored input of an ended request; what fails goes with the rest of it."""
+        try:
+            await self._blobs.delete([input_key(str(account_id), request_id)])
+        except BlobError as error:
+            log.warning("the input of %s is left: %s", request_id, type(error).__name__)
 
     async def describe(self, request_id: RequestId, asked: Asked) -> None:
         change = update(media).where(media.c.request_id == request_id)
@@ -121,8 +160,8 @@ class MediaStore:
         if after is not None:
             query = query.where(id > after if oldest_first else id < after)
         query = query.order_by(id if oldest_first else id.desc()).limit(limit)
-        rows = await self._database.read(
-            lambda connection: connection.execute(query).mappings().all()
+        rows = await self._database.report(
+            lambda connection: connection.execute(query).mappings().all(), account_id=account_id
         )
         return [_record(row) for row in rows]
 
@@ -152,11 +191,13 @@ class MediaStore:
     ) -> None:
         """Clear away what attempts at an ended request left that died, where these blobs are of the
         one that counts; what fails goes with the rest of the request."""
-        spare = {BROUGHT, *(f"{blob.key.split('/')[2]}/" for blob in counts)}
         try:
+            spare = {BROUGHT, *(f"{blob.key.split('/')[2]}/" for blob in counts)}
             await self._blobs.delete_request(str(account_id), request_id, spare=spare)
         except BlobError as error:
             log.warning("attempts at %s are left: %s", request_id, type(error).__name__)
+        except Exception:  # a task that nobody awaits
+            log.exception("attempts at %s are left", request_id)
 
     async def clear_ended(self) -> None:
         """Clear away whatever is not to be kept any longer."""
@@ -166,14 +207,20 @@ class MediaStore:
             due = await self._database.write(
                 functools.partial(_due, now=now, retention=self._retention)
             )
+            await asyncio.gather(*(self.clear_input(*row) for row in due.ended))
             done = await asyncio.gather(*(self._clear(*row) for row in due.over))
-            cleared = due.seen if all(done) else 0
+            # A store that deletes nothing at all is left alone until the next time.
+            cleared = 0 if due.over and not any(done) else due.seen
 
     async def _clear(self, account_id: int, request_id: str) -> bool:
         try:
             await self._blobs.delete_request(str(account_id), request_id)
-        except BlobError as error:
+        except (BlobError, OSError, ValueError) as error:
             log.warning("%s is cleared away later: %s", request_id, type(error).__name__)
+            # Behind the others, which it must not keep waiting.
+            later = update(media).where(media.c.request_id == request_id)
+            again = later.values(clear_at=datetime.now(UTC) + AGAIN)
+            await self._database.write(lambda connection: connection.execute(again))
             return False
         gone = delete(media).where(media.c.request_id == request_id)
         await self._database.write(lambda connection: connection.execute(gone))
@@ -182,10 +229,12 @@ class MediaStore:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """How many rows were looked at, and account and request of those whose time is over."""
+    """Number of rows that were looked at, and account and request of those whose time is over, or
+    that have ended with an input still stored."""
 
     seen: int
     over: Sequence[tuple[int, str]]
+    ended: Sequence[tuple[int, str]]
 
 
 def _due(connection: Connection, *, now: datetime, retention: timedelta) -> _Due:
@@ -194,6 +243,7 @@ def _due(connection: Connection, *, now: datetime, retention: timedelta) -> _Due
         select(
             media.c.request_id,
             media.c.account_id,
+            media.c.task,
             media.c.forgotten,
             holds.c.deadline_at,
             receipts.c.settled_at,
@@ -206,7 +256,7 @@ def _due(connection: Connection, *, now: datetime, retention: timedelta) -> _Due
         .order_by(media.c.clear_at)
         .limit(CHUNK)
     ).all()
-    over = []
+    over, ended = [], []
     for row in rows:
         kept_until = row.expires_at
         if row.deadline_at is not None:
@@ -218,12 +268,19 @@ def _due(connection: Connection, *, now: datetime, retention: timedelta) -> _Due
         if kept_until is None or kept_until <= now:
             over.append((row.account_id, row.request_id))
         else:
+            if row.task == STORED and row.settled_at is not None:
+                ended.append((row.account_id, row.request_id))
             connection.execute(
                 update(media)
                 .where(media.c.request_id == row.request_id)
                 .values(clear_at=kept_until)
             )
-    return _Due(len(rows), over)
+    return _Due(len(rows), over, ended)
+
+
+def input_key(account: str, request_id: str) -> str:
+    """Key of an input that is too large for the queue; there is one of a request."""
+    return blob_key(account, request_id, f"{BROUGHT}job", 0)
 
 
 def _encode(asked: Asked | None) -> bytes | None:

@@ -6,60 +6,52 @@ inside the hold's transaction, where it is exact for any number of requests and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.accounts.budgets import Budget
+from gateway.accounts.cancelled import Cancelled
 from gateway.accounts.rates import Rates, refuse_overrun, refuse_oversized, wanted
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
+from gateway.database import DatabaseTimeout
 from gateway.errors import (
-    Conflict,
-    Forbidden,
     InvalidRequest,
     NotFound,
-    PaymentRequired,
     TollgateError,
     TooLarge,
-    TooManyRequests,
-    Unauthorized,
 )
 from gateway.failpoints import reach
-from gateway.ledger.bounds import BudgetExceeded, TooManyConcurrent
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.holds import (
-    AccountSuspended,
-    CreditInUse,
     Held,
     HoldAnswer,
     HoldRequest,
-    IdempotencyConflict,
-    InsufficientCredit,
-    KeyExpired,
-    KeyRevoked,
-    KeySpendLimit,
     Replayed,
 )
-from gateway.media.intake import Intake
+from gateway.ledger.prices import LIST
+from gateway.media.intake import PLAIN_BYTES_MAX, QUEUED_BYTES_MAX, Intake, may_be_stored
+from gateway.outages import OUTAGE
 from gateway.pricing import (
     Bill,
     Price,
     ServiceClass,
     UnpricedUsage,
-    format_usd,
     is_known_ahead,
     quote,
 )
 from gateway.requests.call import Call
-from gateway.requests.dispatch import BATCH_PRIORITY
+from gateway.requests.dispatch import BATCH_PRIORITY, flow_of
+from gateway.requests.doubt import Doubts
 from gateway.requests.inputs import chosen_task, parse, prepare
 from gateway.requests.order import Order
 from gateway.requests.prepared import Prepared
+from gateway.requests.refusals import refusal
 from gateway.requests.slices import Slices
 from gateway.requests.watch import Watch
 from gateway.settings import Settings
@@ -69,8 +61,12 @@ from gateway.workflows.ordered import WorkflowOrder
 from gateway.workflows.plan import Market, Planned, of_fields, plan
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 
+T = TypeVar("T")
+
 ORDERED_AS: Final = "ordered_as"
 """Attribute of a usage: the alias by which its model was ordered."""
+HOLD_PATIENCE_S: Final = 4.0
+"""Time for which a client waits for its hold before it hears that the database is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +90,11 @@ class Quoted:
             return self.prepared.input
         plan: dict[str, Any] = msgspec.to_builtins(self.workflow.plan)
         return plan
+
+    @property
+    def input_may_be_stored(self) -> bool:
+        """Whether a large input goes by the blob store. A plan stays: every gateway reads it."""
+        return self.workflow is None and may_be_stored(self.task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +122,20 @@ class Admission:
         watch: Watch,
         holds: GroupCommit[HoldRequest, HoldAnswer],
         rates: Rates,
+        doubts: Doubts,
+        cancelled: Cancelled,
         intake: Intake,
         voices: Voices,
         settings: Settings,
     ) -> None:
+        self._doubts = doubts
         self._intake = intake
         self._voices = voices
         self._live = live
         self._watch = watch
         self._holds = holds
         self._rates = rates
+        self._cancelled = cancelled
         self._settings = settings
 
     def read_input(self, model: str, value: Mapping[str, Any], task: Task | None = None) -> Any:
@@ -206,7 +211,7 @@ class Admission:
     def check(self, order: Order, now: datetime, account_id: int) -> Quoted:
         """Say that an order could be accepted but for money and limits, or raise why not."""
         quoted = self.quote(order, now, account_id)
-        self._refuse_large(msgspec.msgpack.encode(quoted.input))
+        self._refuse_large(len(_packed(msgspec.msgpack.encode, quoted.input)), quoted)
         return quoted
 
     async def admit(self, call: Call, order: Order, request_id: RequestId) -> Admitted:
@@ -223,8 +228,10 @@ class Admission:
         # A batch has time: it adds nothing to a queue that is as long as who waits may find it.
         soon = order.waits or order.service_class == "batch"
         wait_max_s = settings.wait_max_s if soon else settings.async_wait_max_s
+        account = flow_of(str(call.key.account_id), batch=order.service_class == "batch")
         for entry in self._run_by(quoted):
-            self._watch.check(entry, waits=order.waits, wait_max_s=wait_max_s)
+            self._watch.check(entry, account=account, waits=order.waits, wait_max_s=wait_max_s)
+        await self._cancelled.check(call.key.account_id, call.key.limits)
         await self._take(call, quoted)
         try:
             attachments = await self._intake.take_in(
@@ -308,11 +315,14 @@ class Admission:
             gateway_note=call.taken.note,
             priority=BATCH_PRIORITY if order.service_class == "batch" else 0,
         )
-        payload = encode(job)
-        self._refuse_large(payload)
+        payload = _packed(encode, job)
+        self._refuse_large(len(payload), quoted)
+        if len(payload) > QUEUED_BYTES_MAX and quoted.input_may_be_stored:
+            job = await self._intake.shorten(job)
+            payload = encode(job)
         slices = self._slices(order, quoted)
         hold_nanos = slices.hold_nanos if slices else quoted.bill.total_nanos
-        answer = await self._holds.submit(
+        answer = await self._hold(
             HoldRequest(
                 request_id=request_id,
                 account_id=key.account_id,
@@ -332,6 +342,8 @@ class Admission:
                 service_class=order.service_class,
             )
         )
+        if not isinstance(answer, Held):
+            await self._intake.discard_input(job)
         if not isinstance(answer, (Held, Replayed)):
             raise refusal(answer, hold_nanos)
         if isinstance(answer, Held):
@@ -348,12 +360,28 @@ class Admission:
             slices=slices,
         )
 
-    def _refuse_large(self, payload: bytes) -> None:
-        if len(payload) > self._settings.input_bytes_max:
+    async def _hold(self, request: HoldRequest) -> HoldAnswer:
+        """Hold for a request, or raise an outage; what may be held all the same is taken back."""
+        try:
+            async with asyncio.timeout(HOLD_PATIENCE_S) as patience:
+                return await self._holds.submit(request)
+        except OUTAGE as error:
+            if request.idempotency_key is None:
+                self._doubts.note(request.model, request.request_id)
+            if patience.expired():
+                raise DatabaseTimeout(
+                    f"no hold was written within {HOLD_PATIENCE_S:g} s"
+                ) from error
+            raise
+
+    def _refuse_large(self, size: int, quoted: Quoted) -> None:
+        most = self._settings.input_bytes_max
+        if not quoted.input_may_be_stored:
+            most = min(most, PLAIN_BYTES_MAX)
+        if size > most:
             raise TooLarge(
                 "input_too_large",
-                f"The input is {len(payload)} bytes long; at most "
-                f"{self._settings.input_bytes_max} are accepted.",
+                f"The input is {size} bytes long; at most {most} are accepted.",
             )
 
     def _slices(self, order: Order, quoted: Quoted) -> Slices | None:
@@ -366,9 +394,9 @@ class Admission:
             return None
         return Slices(quoted.price, quoted.prepared.limits, slice_tokens)
 
-    def entry(self, model: str) -> Entry:
-        """Raise ``NotFound`` if there is no such model."""
-        entry = self._live.entry(self._live.resolve(model))
+    def entry(self, model: str, account_id: int = LIST) -> Entry:
+        """An entry at an account's price. Raise ``NotFound`` if there is no such model."""
+        entry = self._live.entry(self._live.resolve(model), account_id)
         if entry is None:
             raise NotFound(
                 "model_not_found",
@@ -388,69 +416,13 @@ def _noting_alias(prepared: Prepared, order: Order) -> Prepared:
     return replace(prepared, limits=limits)
 
 
-def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
-    """Say why the ledger would not hold, in words that name both amounts."""
-    most = f"${format_usd(quote_nanos)}"
-    match answer:
-        case InsufficientCredit(available_nanos=available):
-            return PaymentRequired(
-                "insufficient_credit",
-                f"This request can cost up to {most}, but the account has "
-                f"${format_usd(available)}. Add credit, or ask for less (for text: a smaller "
-                "max_tokens).",
-            )
-        case CreditInUse(available_nanos=available):
-            return TooManyRequests(
-                "credit_in_use",
-                f"This request can cost up to {most}. The account could cover that, but requests "
-                f"that are still running hold its credit down to ${format_usd(available)}.",
-                retry_after_s=1,
-            )
-        case KeySpendLimit(remaining_nanos=remaining):
-            return PaymentRequired(
-                "key_spend_limit",
-                f"This request can cost up to {most}, but this key may spend only "
-                f"${format_usd(remaining)} more.",
-            )
-        case BudgetExceeded(budget=budget, remaining_nanos=remaining, in_use=True):
-            return TooManyRequests(
-                "budget_in_use",
-                f"This request can cost up to {most}. That would fit {_named(budget)}, but "
-                f"requests that are still running hold it down to ${format_usd(remaining)}.",
-                retry_after_s=1,
-            )
-        case BudgetExceeded(budget=budget, remaining_nanos=remaining, resets_at=resets_at):
-            end = resets_at.strftime("%Y-%m-%dT%H:%M:%SZ") if resets_at else None
-            return PaymentRequired(
-                "budget_exceeded",
-                f"This request can cost up to {most}, but {_named(budget)} has only "
-                f"${format_usd(remaining)} left" + (f", until {end}." if end else "."),
-                details={"budget_id": budget.id, "resets_at": end},
-            )
-        case TooManyConcurrent(what=what, limit=limit):
-            return TooManyRequests(
-                "too_many_concurrent",
-                f"At most {limit} requests of this {what} may be queued or running at once, and so "
-                "many are; wait for one to end.",
-                retry_after_s=1,
-                details={"limit": limit, "unit": "concurrent"},
-            )
-        case IdempotencyConflict():
-            return Conflict(
-                "idempotency_conflict",
-                "This Idempotency-Key was used before with another body.",
-                param="Idempotency-Key",
-            )
-        case KeyRevoked():
-            return Unauthorized("key_revoked", "This API key has been revoked.")
-        case KeyExpired():
-            return Unauthorized("key_expired", "This API key has expired.")
-        case AccountSuspended():
-            return Forbidden("account_suspended", "This account is suspended.")
-    raise AssertionError(f"a hold was answered by {answer!r}")
-
-
-def _named(budget: Budget) -> str:
-    name = f" {budget.name!r}" if budget.name else ""
-    span = "in all" if budget.window == "total" else f"per {budget.window}"
-    return f"the budget{name} of ${format_usd(budget.limit_nanos)} {span}"
+def _packed(encode: Callable[[T], bytes], value: T) -> bytes:
+    """Encode an input for the queue. Raise ``InvalidRequest`` if it holds what the queue cannot."""
+    try:
+        return encode(value)
+    except OverflowError:
+        raise InvalidRequest(
+            "invalid_value", "A number in the input is beyond 64 bits; send a smaller one."
+        ) from None
+    except RecursionError:
+        raise InvalidRequest("invalid_value", "The input is nested too deeply.") from None

@@ -25,11 +25,25 @@ BATCH_PRIORITY: Final = -1
 Status: TypeAlias = Literal["ok", "duplicate", "queue_full", "account_full"]
 
 
+_BATCHES: Final = ":batch"
+
+
+def flow_of(account_id: str, *, batch: bool) -> str:
+    """The name of an account in the queue of a model; its batches are a flow of their own."""
+    return f"{account_id}{_BATCHES}" if batch else account_id
+
+
+def weights(settings: Settings) -> Callable[[str], float]:
+    """The share of each flow in the queue of a model, by its name."""
+    return lambda flow: settings.batch_weight if flow.endswith(_BATCHES) else 1.0
+
+
 class Dispatch:
     def __init__(self, redis: Redis, mailbox: str, *, settings: Settings) -> None:
         self._redis = redis
         self._mailbox = mailbox
         self._settings = settings
+        self._weight = weights(settings)
         self._queues: dict[str, Queue] = {}
         self._groups: dict[str, GroupCommit[Entry, Enqueued]] = {}
 
@@ -63,11 +77,11 @@ class Dispatch:
 
         Jobs of batches are a flow of their own beside their account's, of a small share.
         """
-        batch = job.priority <= BATCH_PRIORITY
+        account = flow_of(job.account_id, batch=job.priority <= BATCH_PRIORITY)
         return Entry(
             id=job.request_id,
-            account=f"{job.account_id}:batch" if batch else job.account_id,
-            weight=self._settings.batch_weight if batch else 1.0,
+            account=account,
+            weight=self._weight(account),
             payload=payload,
             cost=estimate_cost_s(job.limits),
             deadline_ms=job.deadline_ms,

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from gateway.ledger.closed import Closed
-from gateway.requests.order import Open
+from gateway.outages import QUEUE_OUTAGE
 from gateway.requests.wait import Waiter
-from workers.contract.jobs import SentEvent, Settled, decode_frame
+from workers.contract.jobs import Progress, SentEvent, Settled, decode_frame
 from workers.contract.streams import EventLog
 
-POLL_S: Final = 1.0
+POLL_S: Final = 10.0
+"""Time without news after which the request is looked up in SQL: its wake-up may be lost."""
+TICK_S: Final = 1.0
+TICK_QUIET_S: Final = 4.0
+"""Intervals at which the log is read where no live event came: while there is news, and after
+``POLL_S`` without any."""
+PROGRESS_ENTRIES: Final = 4
+"""Of an event log, from its end: so far back progress is looked for."""
+PROGRESS_PATIENCE_S: Final = 1.0
 LOG_LAG_S: Final = 0.5
 """Workers write what they say into the log a little later than they say it."""
 
@@ -33,7 +41,7 @@ async def follow(
     *,
     request_id: str,
     after: str | None,
-    look: Callable[[], Awaitable[Open | Closed]],
+    look: Callable[[], Awaitable[Closed | None]],
     keep_alive_s: float,
 ) -> AsyncIterator[Followed]:
     """Yield the events of a request after a cursor, and last the closed request itself.
@@ -42,7 +50,7 @@ async def follow(
     where another process receives them.
     """
     seen = _place(after)
-    spoke = time.monotonic()
+    spoke = heard = looked = time.monotonic()
     live: list[SentEvent] = []
     while True:
         if not live or _gap(seen, live[0]):
@@ -55,20 +63,26 @@ async def follow(
         for event in live:
             if (event.attempt, event.seq) > seen and not isinstance(event.event, Settled):
                 seen = (event.attempt, event.seq)
-                spoke = time.monotonic()
+                spoke = heard = time.monotonic()
                 yield f"{event.attempt}-{event.seq}", *_named(event)
         if waiter.settled:
             found = waiter.closed or await look()
-            if isinstance(found, Closed):
+            if found is not None and found.output and not found.output.is_loaded:
+                found = await look()
+            if found is not None:
                 for event in await logged(log, request_id, seen):
                     if (event.attempt, event.seq) > seen:
                         seen = (event.attempt, event.seq)
                         yield f"{event.attempt}-{event.seq}", *_named(event)
                 yield None, found.status, found
                 return
-        live = await waiter.next(POLL_S)
-        if not live and not waiter.settled and isinstance(await look(), Closed):
-            waiter.settle(None)
+        quiet = time.monotonic() - heard >= POLL_S
+        live = await waiter.next(TICK_QUIET_S if quiet else TICK_S)
+        if not live and not waiter.settled and time.monotonic() - max(heard, looked) >= POLL_S:
+            looked = time.monotonic()
+            ended = await look()
+            if ended is not None:
+                waiter.settle(ended)
         if not live and time.monotonic() - spoke >= keep_alive_s:
             spoke = time.monotonic()
             yield None, "", {}
@@ -100,3 +114,26 @@ def _named(event: SentEvent) -> tuple[str, Mapping[str, Any]]:
     data = msgspec.to_builtins(event.event)
     name = data.pop("type")
     return name, {"attempt": event.attempt, **data}
+
+
+async def logged_soon(log: EventLog, request_id: str, seen: tuple[int, int]) -> Sequence[SentEvent]:
+    """``logged``, or nothing if the queue server does not answer soon."""
+    try:
+        async with asyncio.timeout(PROGRESS_PATIENCE_S):
+            return await logged(log, request_id, seen)
+    except QUEUE_OUTAGE:
+        return ()
+
+
+async def latest_progress(log: EventLog, request_id: str) -> Progress | None:
+    """The newest progress that a job has reported; None if there is none, or no answer soon."""
+    try:
+        async with asyncio.timeout(PROGRESS_PATIENCE_S):
+            entries = await log.latest(request_id, count=PROGRESS_ENTRIES)
+    except QUEUE_OUTAGE:
+        return None
+    for entry in entries:
+        for sent in reversed(decode_frame(entry.data)):
+            if isinstance(sent.event, Progress):
+                return sent.event
+    return None

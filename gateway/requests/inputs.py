@@ -6,17 +6,17 @@ are what the hold covers, so they must never be too low; too high only reserves 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.catalog.schema import SECONDS_MAX, Entry
 from gateway.catalog.tasks import TASKS, Task
-from gateway.errors import InvalidRequest
 from gateway.media.sources import Remote, Source, read_given
 from gateway.requests.embedding import TextEmbedding, prepare_embedding
 from gateway.requests.media import ImageTask, VideoTask, prepare_image, prepare_video, task_of
+from gateway.requests.mistakes import invalid_field
 from gateway.requests.prepared import Prepared, gpu_us_max, over
 from gateway.requests.speech import (
     MusicTask,
@@ -94,27 +94,6 @@ def _schema(task: Task, value: Mapping[str, Any]) -> type[Input]:
         case "text-to-music", _:
             return MusicTask
     return SpeechTask
-
-
-def invalid_field(errors: Sequence[Mapping[str, Any]], *, prefix: str = "") -> InvalidRequest:
-    """Say in one sentence which field was wrong, its value, and what would have been accepted.
-
-    ``errors`` are pydantic's; the first one that is not about an alternative of a union is told.
-    """
-    first = errors[0]
-    place = ".".join(str(part) for part in (*([prefix] if prefix else []), *first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return InvalidRequest("unknown_parameter", f"Unknown parameter: {place}.", param=place)
-    if first["type"] == "missing":
-        return InvalidRequest(
-            "missing_required_parameter", f"Missing required parameter: {place}.", param=place
-        )
-    shown = repr(first["input"])
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    said = first["msg"].removeprefix("Value error, ")
-    return InvalidRequest(
-        "invalid_value", f"Invalid value for {place}: {said} (got {shown}).", param=place
-    )
 
 
 def chosen_task(entry: Entry, value: Input) -> Task:

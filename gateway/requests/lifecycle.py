@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
-from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
+from gateway.accounts.cancelled import Cancelled
 from gateway.accounts.rates import Rates
+from gateway.aside import Aside
+from gateway.catalog.availability import availability
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.database import Database
-from gateway.errors import InvalidRequest, NotFound, TollgateError, TooManyRequests
+from gateway.errors import InvalidRequest, NotFound, TollgateError
 from gateway.failpoints import reach
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import NOT_ENTERED, Closed
 from gateway.ledger.extend import (
     Ended,
     ExtendAnswer,
@@ -38,38 +40,40 @@ from gateway.ledger.extend import (
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.holds import HoldAnswer, HoldRequest, forget_output, hold
 from gateway.ledger.ids import new_request_id
+from gateway.ledger.prices import LIST
 from gateway.ledger.receipts import Receipt, read_receipt
 from gateway.ledger.settle import Settlement
 from gateway.media.fetch import Fetcher
 from gateway.media.intake import Intake
 from gateway.media.store import MediaStore
+from gateway.outages import OUTAGE, QUEUE_OUTAGE, SQL_OUTAGE, outage_name
 from gateway.outside import check_url
 from gateway.requests.admit import Admission, Admitted, Quoted
 from gateway.requests.call import Call
-from gateway.requests.dispatch import Dispatch
-from gateway.requests.follow import Followed, follow, logged
+from gateway.requests.dispatch import Dispatch, weights
+from gateway.requests.doubt import Doubts
+from gateway.requests.follow import Followed, follow, latest_progress, logged_soon
 from gateway.requests.inputs import OtherTask
 from gateway.requests.lookup import Choice, Lookup, Page, Summary
 from gateway.requests.order import Idempotency, Open, Order
+from gateway.requests.outputs import loaded
+from gateway.requests.released import released
 from gateway.requests.retries import Retries
 from gateway.requests.settle import Settler
 from gateway.requests.slices import Slices
 from gateway.requests.sweep import Sweeper
-from gateway.requests.ticket import Ticket
+from gateway.requests.ticket import Ticket, not_entered
 from gateway.requests.wait import Waiters, read_mailbox
 from gateway.requests.watch import Watch
 from gateway.requests.webhooks import Webhooks
 from gateway.settings import Settings
+from gateway.supervision import Supervisor
 from gateway.voices.store import Voices
 from gateway.workflows.flows import Flows
-from workers.contract.jobs import Progress, RequestId, SentEvent, decode_frame
+from workers.contract.jobs import Progress, RequestId, SentEvent
 from workers.contract.streams import EventLog, Mailbox, check_cursor
 
 log = logging.getLogger(__name__)
-
-PROGRESS_ENTRIES: Final = 4
-"""Of an event log, from its end: so far back progress is looked for."""
-PROGRESS_PATIENCE_S: Final = 1.0
 
 
 class Requests:
@@ -99,7 +103,7 @@ class Requests:
         self._live = live
         self._mailbox = Mailbox(redis, gateway, namespace=namespace)
         self.waiters = Waiters()
-        self.watch = Watch(redis, namespace=namespace)
+        self.watch = Watch(redis, namespace=namespace, weight=weights(settings))
 
         async def write(batch: Sequence[HoldRequest]) -> list[HoldAnswer]:
             return await database.write(lambda connection: hold(connection, batch))
@@ -109,12 +113,18 @@ class Requests:
 
         self._holds = GroupCommit(write)
         self._extensions = GroupCommit(write_more)
+        self._aside = Aside(database)
         self._dispatch = Dispatch(redis, self._mailbox.name, settings=settings)
+        self._doubts = Doubts(self._cancel)
+        limit_s = settings.cancelled_seconds_per_hour
+        cancelled = Cancelled(redis, namespace=namespace, default_s=limit_s)
         self._admission = Admission(
+            doubts=self._doubts,
             live=live,
             watch=self.watch,
             holds=self._holds,
             rates=rates,
+            cancelled=cancelled,
             intake=Intake(media, fetcher),
             voices=voices,
             settings=settings,
@@ -126,7 +136,9 @@ class Requests:
             live=live,
             dispatch=self._dispatch,
             waiters=self.waiters,
+            aside=self._aside,
             namespace=namespace,
+            blobs=media.blobs,
             close=self._close,
         )
         self.waiters.hear_step = self._flows.hear
@@ -135,24 +147,28 @@ class Requests:
             redis=redis,
             live=live,
             rates=rates,
+            cancelled=cancelled,
             waiters=self.waiters,
             gateway=gateway,
             namespace=namespace,
             retention_hours=settings.output_retention_hours,
             flows=self._flows,
             media=media,
+            aside=self._aside,
         )
-        self._lookup = Lookup(database, redis, namespace=namespace)
+        self._lookup = Lookup(database, redis, media.blobs, namespace=namespace)
         self._sweeper = Sweeper(
             database=database,
+            redis=redis,
             dispatch=self._dispatch,
             settler=self._settler,
             flows=self._flows,
+            aside=self._aside,
             settings=settings,
         )
         self._webhooks = Webhooks(
             database=database,
-            find=self._lookup.find,
+            find=functools.partial(self._lookup.find, whole=False),
             view=view,
             pepper=pepper,
             private_allowed=settings.webhook_private_addresses,
@@ -161,29 +177,26 @@ class Requests:
         self._stopping = asyncio.Event()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Run the background tasks; an unexpected end of one of them ends the process."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(loop, name=name)
-                for name, loop in (
-                    ("watch", self.watch.run()),
-                    ("mailbox", read_mailbox(self._redis, self._mailbox, self.waiters)),
-                    ("settler", self._settler.run()),
-                    ("workflows", self._flows.run()),
-                    ("sweeper", self._sweeper.run()),
-                    ("webhooks", self._webhooks.run()),
-                    ("prices", self._live.keep_fresh()),
-                )
-            ]
-            try:
-                yield
-            finally:
-                self._stopping.set()
-                if self._leaving:
-                    await asyncio.wait(self._leaving, timeout=2.0)
-                for task in tasks:
-                    task.cancel()
+    async def running(self, supervisor: Supervisor) -> AsyncIterator[None]:
+        """Run the background loops; on leaving, let the clients that have just gone be noted."""
+        mailbox = functools.partial(read_mailbox, self._redis, self._mailbox, self.waiters)
+        for name, loop in (
+            ("watch", self.watch.run),
+            ("mailbox", mailbox),
+            ("settler", self._settler.run),
+            ("sweeper", self._sweeper.run),
+            ("webhooks", self._webhooks.run),
+            ("prices", self._live.keep_fresh),
+            ("doubts", self._doubts.run),
+        ):
+            supervisor.start(name, loop)
+        self._flows.start(supervisor)
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            if self._leaving:
+                await asyncio.wait(self._leaving, timeout=2.0)
 
     def order(
         self,
@@ -211,9 +224,14 @@ class Requests:
             idempotency=idempotency,
         )
 
-    def entry(self, model: str) -> Entry:
-        """Raise ``NotFound`` if there is no such model."""
-        return self._admission.entry(model)
+    def entry(self, model: str, account_id: int = LIST) -> Entry:
+        """An entry at an account's price. Raise ``NotFound`` if there is no such model."""
+        return self._admission.entry(model, account_id)
+
+    def is_served(self, model: str) -> bool | None:
+        """Whether a worker serves a model now; None if there is no such model."""
+        entry = self._live.entry(self._live.resolve(model))
+        return None if entry is None else availability(entry, self.watch.announcements) is None
 
     def quote(self, order: Order, account_id: int) -> Quoted:
         resolved = self._admission.resolve(order)
@@ -248,7 +266,7 @@ class Requests:
             metrics.ACCEPTED.labels(order.model).inc()
             metrics.SOFT_BUDGETS_PASSED.labels(order.model).inc(len(call.passed))
             reach("after_hold")
-            await self._enqueue(call, ticket, admitted)
+            await self._enqueue(call, ticket, admitted, order)
             reach("after_enqueue")
         return ticket
 
@@ -270,7 +288,7 @@ class Requests:
         if earlier is None:
             return False
         try:
-            found = await self.find(account_id, earlier)
+            found = await self._lookup.find(account_id, earlier, whole=False)
         except NotFound:
             return False
         if isinstance(found, Closed) and (found.status != "succeeded" or found.output is None):
@@ -279,8 +297,8 @@ class Requests:
         metrics.REJOINED.labels(order.model).inc()
         return True
 
-    async def _enqueue(self, call: Call, ticket: Ticket, admitted: Admitted) -> None:
-        """Queue an accepted job. A full queue gives its hold back; the sweeper has the rest."""
+    async def _enqueue(self, call: Call, ticket: Ticket, admitted: Admitted, order: Order) -> None:
+        """Queue an accepted job. A full queue frees hold and name; the sweeper has the rest."""
         if admitted.job.workflow:
             self._flows.wake(admitted.request_id, "")
             return
@@ -289,20 +307,22 @@ class Requests:
                 admitted.job, admitted.payload, batch_key=admitted.batch_key
             )
             status = await self._dispatch.enqueue(admitted.job.model, entry)
-        except (RedisError, OSError, TimeoutError) as error:
+        except QUEUE_OUTAGE as error:
             log.warning("%s is left to the sweeper: %s", admitted.request_id, type(error).__name__)
             return
-        if status in ("queue_full", "account_full"):
+        if status in NOT_ENTERED:
             ticket.close()
             call.given_back = True
-            await self._settler.release(admitted.request_id, status="cancelled", reason=status)
-            await self.media.forget(ticket.account_id, admitted.request_id)
-            raise TooManyRequests(
-                status,
-                "Too many requests are queued for this model"
-                + (" by this account." if status == "account_full" else "."),
-                retry_after_s=5,
+            # A batch gives each attempt a name of its own, and looks the earlier ones up.
+            name = order.idempotency if order.service_class != "batch" else None
+            await self._settler.release(
+                admitted.request_id,
+                status="cancelled",
+                reason=status,
+                freed=name.key if name else None,
             )
+            await self.media.forget(ticket.account_id, admitted.request_id)
+            raise not_entered(status)
 
     async def _close(self, settlement: Settlement, reply: str) -> None:
         await self._settler.close(settlement, reply)
@@ -325,9 +345,18 @@ class Requests:
         """Look a request of the account up, open or closed. Raise ``NotFound``."""
         return await self._lookup.find(account_id, request_id)
 
+    async def end_of(self, account_id: int, request_id: RequestId) -> Closed | None:
+        """Look up whether a request of the account has ended, and how."""
+        return await self._lookup.closed(account_id, request_id)
+
+    async def whole(self, closed: Closed) -> Closed:
+        """Load the output of a closed request, if it is too large for SQL. Raise
+        ``RequestFailed``."""
+        return await loaded(self.media.blobs, closed)
+
     async def receipt(self, account_id: int, request_id: str) -> Receipt:
         """Find a closed request, with all that its receipt says. Raise ``NotFound``."""
-        found = await self._lookup.find(account_id, request_id)
+        found = await self._lookup.find(account_id, request_id, whole=False)
         if isinstance(found, Open):
             raise NotFound(
                 "receipt_not_ready",
@@ -361,8 +390,13 @@ class Requests:
                 if not known:
                     await self._flows.move(found.request_id)
 
-            async def look() -> Open | Closed:
-                return await self._lookup.find(found.account_id, found.request_id)
+            async def look() -> Closed | None:
+                try:
+                    return await self._lookup.closed(found.account_id, found.request_id)
+                except SQL_OUTAGE as error:
+                    # Whoever follows goes on; the end is found when the database is back.
+                    log.debug("%s was not looked up: %s", found.request_id, outage_name(error))
+                    return None
 
             async for event in follow(
                 waiter,
@@ -378,24 +412,11 @@ class Requests:
         self, request_id: RequestId, after: tuple[int, int] | None
     ) -> Sequence[SentEvent]:
         """What a request has said after an event, by attempt and number, as far as it is kept."""
-        try:
-            async with asyncio.timeout(PROGRESS_PATIENCE_S):
-                return await logged(self._log, request_id, after or (0, 0))
-        except (RedisError, OSError, TimeoutError):
-            return ()
+        return await logged_soon(self._log, request_id, after or (0, 0))
 
     async def progress(self, request_id: RequestId) -> Progress | None:
         """How far a running request has said that it is; None where that is not known."""
-        try:
-            async with asyncio.timeout(PROGRESS_PATIENCE_S):
-                entries = await self._log.latest(request_id, count=PROGRESS_ENTRIES)
-        except (RedisError, OSError, TimeoutError):
-            return None
-        for entry in entries:
-            for sent in reversed(decode_frame(entry.data)):
-                if isinstance(sent.event, Progress):
-                    return sent.event
-        return None
+        return await latest_progress(self._log, request_id)
 
     async def list(
         self, choice: Choice, *, limit: int, cursor: str | None, oldest_first: bool = False
@@ -407,14 +428,18 @@ class Requests:
     async def cursor_at(self, choice: Choice, offset: int) -> str | None:
         return await self._lookup.cursor_at(choice, offset)
 
-    async def summarize(self, choice: Choice) -> Summary:
-        return await self._lookup.summarize(choice)
+    async def summarize(self, choice: Choice, *, cursor: str | None = None) -> Summary:
+        return await self._lookup.summarize(choice, cursor=cursor)
 
     async def cancel(self, account_id: int, request_id: str) -> None:
         """Stop a request if it still runs; a closed one stays as it is. Raise ``NotFound``."""
-        found = await self._lookup.find(account_id, request_id)
+        found = await self._lookup.find(account_id, request_id, whole=False)
         if isinstance(found, Open):
             await self._cancel(found.model, found.request_id)
+
+    async def release(self, request_id: str) -> None:
+        """Close a request that the operator gave up, for nothing."""
+        await self._settler.close(released(RequestId(request_id)), "")
 
     async def forget(self, account_id: int, request_id: str) -> None:
         """Drop what a closed request gave before its time; the receipt stays."""
@@ -427,7 +452,7 @@ class Requests:
         answer = await self._dispatch.cancel(model, request_id)
         if answer == "unknown":
             # The queue does not know it (any more): nothing runs, so the hold ends here.
-            await self._settler.release(request_id, status="cancelled", reason="client")
+            await self._settler.give_up(request_id, status="cancelled", reason="client")
 
     def leave(self, account_id: int, order: Order, request_id: RequestId) -> None:
         """Cancel in the background a request whose last client has gone, unless it comes back."""
@@ -442,7 +467,7 @@ class Requests:
                     account_id, request_id, order.fingerprint
                 ):
                     await self._cancel(order.model, request_id)
-            except (RedisError, OSError, DBAPIError) as error:
+            except OUTAGE as error:
                 log.warning("%s could not be cancelled: %s", request_id, type(error).__name__)
 
         task = asyncio.create_task(cancel())
@@ -456,7 +481,9 @@ class Requests:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.retry_grace_s):
                 await self._stopping.wait()
-        if self._stopping.is_set() or isinstance(await self.find(account_id, request_id), Closed):
+        if self._stopping.is_set():
+            return False
+        if isinstance(await self._lookup.find(account_id, request_id, whole=False), Closed):
             return False
         return await self.retries.give_up(name)
 

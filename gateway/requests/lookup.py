@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any, Final
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -18,6 +17,7 @@ from sqlalchemy import (
     Table,
     desc,
     func,
+    literal_column,
     select,
     union,
 )
@@ -25,14 +25,21 @@ from sqlalchemy import (
 from gateway.database import Database, exact_sum
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.closed import Closed, read_closed
+from gateway.ledger.group import GroupCommit
 from gateway.ledger.ids import first_request_id, is_request_id
+from gateway.outages import QUEUE_OUTAGE
 from gateway.requests.order import Open
+from gateway.requests.outputs import loaded
 from gateway.tables import holds, outputs, receipts
-from gateway.workflows.store import attempts_of
+from gateway.workflows.store import attempts_at
+from workers.contract.blobs import Blobs
 from workers.contract.jobs import RequestId
-from workers.contract.queue import Queue
+from workers.contract.queue import JobState, states
 
 PATIENCE_S: Final = 2.0
+LOOKED_AT_MAX: Final = 50_000
+"""Receipts that one page or summary looks at, whatever it finds among them; it then says where it
+stopped."""
 OPEN_STATES: Final = ("queued", "running")
 
 _CLOSED: Final = select(
@@ -52,7 +59,8 @@ _OPEN: Final = select(
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Requests, newest first, and the cursor of the page after this one if there is one."""
+    """Requests, newest first, and the cursor of the page after this one if there is one. A page
+    that found little among ``LOOKED_AT_MAX`` receipts is short, and has a cursor."""
 
     items: Sequence[Open | Closed]
     next_cursor: str | None
@@ -82,22 +90,44 @@ class Choice:
     def closed(self) -> bool:
         return self.status not in OPEN_STATES
 
+    @property
+    def searched(self) -> bool:
+        """Whether receipts must be looked at that are not shown: no index has just these."""
+        unlike = (self.model, self.task, self.key_id, self.outcome)
+        return (
+            any(value is not None for value in unlike)
+            or bool(self.tasks)
+            or bool(self.tags)
+            or self.status == "succeeded"
+            or (self.account_id is None and self.status is not None)
+        )
+
     def conditions(self, table: Table) -> list[ColumnElement[bool]]:
         """The same of holds and of receipts, but for what only receipts have."""
-        found = []
-        for name in ("account_id", "model", "task", "key_id", "status", "outcome"):
+        found = self.places(table)
+        for name in ("model", "task", "key_id", "status", "outcome"):
             value = getattr(self, name)
             if value is not None and name in table.c:
                 found.append(table.c[name] == value)
+        if table is receipts and self.status not in (None, "succeeded"):
+            # In these words the index of those that did not succeed has it.
+            found.append(table.c.status != literal_column("'succeeded'"))
         if self.tasks:
             found.append(table.c.task.in_(self.tasks))
+        for tag, value in self.tags.items():
+            found.append(table.c["metadata"][tag].as_string() == value)
+        return found
+
+    def places(self, table: Table) -> list[ColumnElement[bool]]:
+        """Conditions that an index has in the order of the list: whose, and from when to when."""
+        found = []
+        if self.account_id is not None:
+            found.append(table.c.account_id == self.account_id)
         # By the time in the id, which the order of the list is too.
         if self.starts_at is not None:
             found.append(table.c.request_id >= first_request_id(self.starts_at))
         if self.ends_at is not None:
             found.append(table.c.request_id < first_request_id(self.ends_at))
-        for tag, value in self.tags.items():
-            found.append(table.c["metadata"][tag].as_string() == value)
         return found
 
 
@@ -108,16 +138,29 @@ class Summary:
     running: int
     ended: Mapping[str, int]
     cost_nanos: int
+    next_cursor: str | None = None
+    """Where it stopped, of more than ``LOOKED_AT_MAX`` receipts."""
+
+    @property
+    def requests(self) -> int:
+        return self.running + sum(self.ended.values())
 
 
 class Lookup:
-    def __init__(self, database: Database, redis: Redis, *, namespace: str) -> None:
+    def __init__(self, database: Database, redis: Redis, blobs: Blobs, *, namespace: str) -> None:
+        self._blobs = blobs
         self._database = database
         self._redis = redis
         self._namespace = namespace
 
-    async def find(self, account_id: int, request_id: str) -> Open | Closed:
-        """Raise ``NotFound`` if the account has no such request."""
+        async def read(asked: Sequence[tuple[int, RequestId]]) -> list[Closed | None]:
+            return await database.read(lambda connection: _ends(connection, asked))
+
+        self._ends = GroupCommit(read)
+
+    async def find(self, account_id: int, request_id: str, *, whole: bool = True) -> Open | Closed:
+        """Raise ``NotFound`` if the account has no such request. ``whole``: with an output that is
+        too large for SQL, for which ``RequestFailed`` is raised if it cannot be read now."""
         found = None
         if is_request_id(request_id):
             found = await self._database.read(
@@ -127,7 +170,15 @@ class Lookup:
             raise NotFound(
                 "request_not_found", f"There is no request {request_id!r}.", param="request_id"
             )
-        return await self._with_state(found) if isinstance(found, Open) else found
+        if isinstance(found, Open):
+            return (await self._with_states([found]))[0]
+        return await loaded(self._blobs, found) if whole else found
+
+    async def closed(self, account_id: int, request_id: RequestId) -> Closed | None:
+        """The end of a request, together with whatever is asked for in the same instant; its
+        output as ``find`` reads it."""
+        found = await self._ends.submit((account_id, request_id))
+        return None if found is None else await loaded(self._blobs, found)
 
     async def list(
         self, choice: Choice, *, limit: int, cursor: str | None, oldest_first: bool = False
@@ -135,70 +186,87 @@ class Lookup:
         """Ids of requests are ordered by time and never change, so a page goes on beyond the last
         id of the one before; none is left out or repeated, whatever is accepted or settled
         meanwhile. Open and closed requests are merged."""
-        if cursor is not None and not is_request_id(cursor):
-            raise InvalidRequest(
-                "invalid_value", f"cursor is {cursor!r}; send a next_cursor.", param="cursor"
-            )
-        found = await self._database.read(
+        _check_cursor(cursor)
+        found, border = await self._database.report(
             lambda connection: _list(
                 connection, choice, limit=limit + 1, cursor=cursor, oldest_first=oldest_first
-            )
+            ),
+            account_id=choice.account_id,
         )
-        items = [
-            await self._with_state(item) if isinstance(item, Open) else item
-            for item in found[:limit]
-        ]
+        items = found[:limit]
+        with_states = iter(await self._with_states([one for one in items if isinstance(one, Open)]))
+        items = [next(with_states) if isinstance(item, Open) else item for item in items]
         if choice.status in OPEN_STATES:
             items = [item for item in items if item.status == choice.status]
-        return Page(items, found[limit - 1].request_id if len(found) > limit else None)
+        return Page(items, found[limit - 1].request_id if len(found) > limit else border)
 
     async def cursor_at(self, choice: Choice, offset: int) -> str | None:
         """The cursor of the page that leaves out the newest ``offset`` requests of a list; None if
         there are no more than these."""
         ids = [
-            select(table.c.request_id).where(*choice.conditions(table))
+            select(
+                select(table.c.request_id)
+                .where(*choice.conditions(table))
+                .order_by(table.c.request_id.desc())
+                .limit(offset)
+                .subquery()
+            )
             for table, wanted in ((holds, choice.open), (receipts, choice.closed))
             if wanted
         ]
         # In both for a moment, while it is settled.
         query = union(*ids).order_by(desc("request_id")).offset(offset - 1).limit(1)
-        return await self._database.read(lambda connection: connection.execute(query).scalar())
+        return await self._database.report(
+            lambda connection: connection.execute(query).scalar(), account_id=choice.account_id
+        )
 
-    async def summarize(self, choice: Choice) -> Summary:
-        """Count what a list would show, and sum what it cost."""
-        return await self._database.read(lambda connection: _summarize(connection, choice))
+    async def summarize(self, choice: Choice, *, cursor: str | None = None) -> Summary:
+        """Count what a list would show, and sum what it cost; from a cursor on, what has ended."""
+        _check_cursor(cursor)
+        return await self._database.report(
+            lambda connection: _summarize(connection, choice, cursor), account_id=choice.account_id
+        )
 
-    async def _with_state(self, found: Open) -> Open:
+    async def _with_states(self, found: Sequence[Open]) -> Sequence[Open]:
         """Add what the queue knows; without it an open request counts as queued."""
-        queue = Queue(self._redis, found.model, namespace=self._namespace)
+        known = await self._states([(one.model, one.request_id) for one in found])
+        if known is None:
+            return found
+        # What the queue does not know is a workflow, known by its steps, or queued again soon.
+        by_steps = [one.request_id for one, state in zip(found, known, strict=True) if not state]
+        running = await self._running(by_steps) if by_steps else frozenset()
+        answers = []
+        for one, state in zip(found, known, strict=True):
+            if state is None:
+                begun = one.request_id in running
+                answers.append(replace(one, status="running") if begun else one)
+            elif state.state in ("queued", "delayed"):
+                answers.append(replace(one, position=state.position or None))
+            else:
+                # One that ended without having been started, as by a cancel, never ran.
+                answers.append(replace(one, status="running") if state.started_ms else one)
+        return answers
+
+    async def _running(self, request_ids: Sequence[RequestId]) -> frozenset[RequestId]:
+        """Find those of these workflows of which a step has begun."""
+        attempts = await self._database.read(
+            lambda connection: attempts_at(connection, request_ids)
+        )
+        begun = {one.id.request_id for one in attempts if one.ended}
+        waiting = [one for one in attempts if one.id.request_id not in begun]
+        known = await self._states([(one.model, str(one.id)) for one in waiting])
+        for one, state in zip(waiting, known or (), strict=False):
+            if state is not None and state.state not in ("queued", "delayed"):
+                begun.add(one.id.request_id)
+        return frozenset(begun)
+
+    async def _states(self, jobs: Sequence[tuple[str, str]]) -> Sequence[JobState | None] | None:
+        """Ask the queue for jobs, each a model and an id; None if it does not answer."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                state = await queue.state(found.request_id)
-        except (RedisError, OSError, TimeoutError):
-            return found
-        if state is None:
-            return await self._with_steps(found)
-        if state.state in ("queued", "delayed"):
-            return replace(found, position=state.position or None)
-        return replace(found, status="running")
-
-    async def _with_steps(self, found: Open) -> Open:
-        """The queue does not know it: a workflow is known by its steps, anything else is queued."""
-        attempts = await self._database.read(
-            lambda connection: attempts_of(connection, found.request_id)
-        )
-        if any(one.status is not None for one in attempts):
-            return replace(found, status="running")
-        for one in attempts:
-            queue = Queue(self._redis, one.model, namespace=self._namespace)
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    state = await queue.state(str(one.id))
-            except (RedisError, OSError, TimeoutError):
-                return found
-            if state is not None and state.state not in ("queued", "delayed"):
-                return replace(found, status="running")
-        return found
+                return await states(self._redis, jobs, namespace=self._namespace)
+        except QUEUE_OUTAGE:
+            return None
 
 
 def _find(connection: Connection, account_id: int, request_id: str) -> Open | Closed | None:
@@ -213,6 +281,14 @@ def _find(connection: Connection, account_id: int, request_id: str) -> Open | Cl
     return None
 
 
+def _ends(connection: Connection, asked: Sequence[tuple[int, RequestId]]) -> list[Closed | None]:
+    """Read those of these requests, each with its account, that have ended."""
+    ids = [request_id for _, request_id in asked]
+    rows = connection.execute(_CLOSED.where(receipts.c.request_id.in_(ids))).mappings()
+    found = {(row["account_id"], row["request_id"]): read_closed(row) for row in rows}
+    return [found.get(one) for one in asked]
+
+
 def _list(
     connection: Connection,
     choice: Choice,
@@ -220,11 +296,18 @@ def _list(
     limit: int,
     cursor: str | None,
     oldest_first: bool,
-) -> list[Open | Closed]:
+) -> tuple[list[Open | Closed], str | None]:
+    """Read a page, and the id of the last receipt that was looked at if there are more."""
+    border = None
+    if choice.closed and choice.searched:
+        border = _border(connection, choice, cursor, oldest_first=oldest_first)
+
     def ordered(query: Select[Any], table: Table) -> Select[Any]:
         id = table.c.request_id
         if cursor is not None:
             query = query.where(id > cursor if oldest_first else id < cursor)
+        if border is not None:
+            query = query.where(id <= border if oldest_first else id >= border)
         return query.order_by(id if oldest_first else id.desc()).limit(limit)
 
     items: list[Open | Closed] = []
@@ -235,22 +318,47 @@ def _list(
         query = ordered(_CLOSED.where(*choice.conditions(receipts)), receipts)
         items += [read_closed(row) for row in connection.execute(query).mappings()]
     items.sort(key=lambda item: item.request_id, reverse=not oldest_first)
-    return items[:limit]
+    return items[:limit], border
 
 
-def _summarize(connection: Connection, choice: Choice) -> Summary:
+def _border(
+    connection: Connection, choice: Choice, cursor: str | None, *, oldest_first: bool
+) -> str | None:
+    """The last receipt that is looked at, by an index alone; None if all of them are."""
+    id = receipts.c.request_id
+    query = select(id).where(*choice.places(receipts))
+    if cursor is not None:
+        query = query.where(id > cursor if oldest_first else id < cursor)
+    query = query.order_by(id if oldest_first else id.desc()).offset(LOOKED_AT_MAX - 1).limit(1)
+    found: str | None = connection.execute(query).scalar()
+    return found
+
+
+def _check_cursor(cursor: str | None) -> None:
+    if cursor is not None and not is_request_id(cursor):
+        raise InvalidRequest(
+            "invalid_value", f"cursor is {cursor!r}; send a next_cursor.", param="cursor"
+        )
+
+
+def _summarize(connection: Connection, choice: Choice, cursor: str | None) -> Summary:
     running = 0
-    if choice.open:
+    if choice.open and cursor is None:
         counted = select(func.count()).where(*choice.conditions(holds))
         running = connection.execute(counted.select_from(holds)).scalar_one()
     if not choice.closed:
         return Summary(running, {}, 0)
-    rows = connection.execute(
-        select(receipts.c.status, func.count(), exact_sum(receipts.c.charge_nanos))
-        .where(*choice.conditions(receipts))
-        .group_by(receipts.c.status)
-    ).all()
-    return Summary(running, {row[0]: row[1] for row in rows}, sum(row[2] for row in rows))
+    border = _border(connection, choice, cursor, oldest_first=False)
+    query = select(receipts.c.status, func.count(), exact_sum(receipts.c.charge_nanos)).where(
+        *choice.conditions(receipts)
+    )
+    if cursor is not None:
+        query = query.where(receipts.c.request_id < cursor)
+    if border is not None:
+        query = query.where(receipts.c.request_id >= border)
+    rows = connection.execute(query.group_by(receipts.c.status)).all()
+    ended = {row[0]: row[1] for row in rows}
+    return Summary(running, ended, sum(row[2] for row in rows), border)
 
 
 def _open(row: RowMapping | Any) -> Open:

@@ -16,13 +16,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
 import msgspec
 from sqlalchemy import Connection, select
@@ -95,9 +96,89 @@ def real_time_factor(timings: Timings, audio_ms: int) -> float | None:
     return round(busy_us / (audio_ms * 1000), 3) if audio_ms and busy_us > 0 else None
 
 
+class SpeculationView(TypedDict):
+    """Draft tokens of the request and how many the model accepted."""
+
+    drafted: int
+    accepted: int
+    rate: float
+
+
+class PerformanceView(TypedDict, total=False):
+    """Speed of one request; the fields depend on its task, and null is what it did not have."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    queue_ms: float
+    first_audio_ms: float | None
+    longest_gap_ms: float | None
+    real_time_factor: float | None
+    forward_ms: float | None
+    step_ms: float | None
+    total_ms: float | None
+    tokens_per_second: float | None
+    slo: dict[str, Any] | None
+    speculation: SpeculationView | None
+
+
+class Percentiles(TypedDict):
+    """Milliseconds, by nearest rank."""
+
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+class GoodputView(TypedDict):
+    share: float | None
+    requests_per_second: float
+
+
+class _Speeds(TypedDict, total=False):
+    ttft_ms: Percentiles | None
+    tpot_ms: Percentiles | None
+    longest_gap_ms: Percentiles | None
+    output_tokens_per_second: float
+    cached_share: float | None
+    acceptance_rate: float | None
+    step_ms: Percentiles | None
+    steps: int
+    images: int
+    images_per_request: float | None
+    images_per_second: float
+    video_seconds: float
+    video_seconds_per_second: float
+    first_audio_ms: Percentiles | None
+    real_time_factor: Percentiles | None
+    audio_seconds: float
+    audio_seconds_per_second: float
+    characters: int
+    characters_per_second: float
+    queue_ms: Percentiles | None
+    forward_ms: Percentiles | None
+    total_ms: Percentiles | None
+    not_succeeded: dict[str, float | None]
+    goodput: GoodputView | None
+
+
+class SpeedView(_Speeds):
+    """Speed of a model over a time; with fewer successes than a few, only their count."""
+
+    requests: int
+    capped: bool
+    slo: dict[str, Any] | None
+
+
+class StatsView(SpeedView):
+    object: Literal["model.stats"]
+    model: str
+    window: str
+
+
 def performance_view(
     timings: Timings, slo: Slo | None, *, succeeded: bool, task: str, usage: Usage
-) -> dict[str, Any]:
+) -> PerformanceView:
     """The part of a receipt about speed; what a request did not have is null."""
     match manner_of(task):
         case "draws":
@@ -116,7 +197,7 @@ def performance_view(
     return view
 
 
-def _of_steps(timings: Timings, drawn: Usage) -> dict[str, Any]:
+def _of_steps(timings: Timings, drawn: Usage) -> PerformanceView:
     return {
         "queue_ms": timings.queue_us / 1000,
         "forward_ms": _ms(timings.forward_us),
@@ -126,7 +207,7 @@ def _of_steps(timings: Timings, drawn: Usage) -> dict[str, Any]:
     }
 
 
-def _of_sound(timings: Timings, made: Usage) -> dict[str, Any]:
+def _of_sound(timings: Timings, made: Usage) -> PerformanceView:
     return {
         "queue_ms": timings.queue_us / 1000,
         "first_audio_ms": _ms(timings.first_token_us),
@@ -138,9 +219,9 @@ def _of_sound(timings: Timings, made: Usage) -> dict[str, Any]:
     }
 
 
-def _of_tokens(timings: Timings) -> dict[str, Any]:
+def _of_tokens(timings: Timings) -> PerformanceView:
     per_token_us = timings.per_token_us
-    view: dict[str, Any] = {
+    view: PerformanceView = {
         "ttft_ms": _ms(timings.first_token_us),
         "tpot_ms": _ms(per_token_us),
         "longest_gap_ms": _ms(timings.gap_us),
@@ -162,20 +243,35 @@ class Performance:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._kept: dict[tuple[str, Window], tuple[float, dict[str, Any]]] = {}
+        self._kept: dict[tuple[str, Window], tuple[float, StatsView]] = {}
+        self._reading: dict[tuple[str, Window], asyncio.Lock] = {}
 
     async def stats(
         self, model: str, slo: Slo | None, window: Window, *, manner: Manner
-    ) -> dict[str, Any]:
+    ) -> StatsView:
+        # Of many who ask at the same moment one reads, and the others have its answer.
+        async with self._reading.setdefault((model, window), asyncio.Lock()):
+            return await self._stats(model, slo, window, manner=manner)
+
+    async def _stats(
+        self, model: str, slo: Slo | None, window: Window, *, manner: Manner
+    ) -> StatsView:
         kept = self._kept.get((model, window))
         if kept is not None and time.monotonic() - kept[0] < KEPT_S:
             return kept[1]
         since = datetime.now(UTC) - WINDOWS[window]
-        seen = await self._database.read(lambda connection: read_seen(connection, model, since))
+        seen = await self._database.report(
+            lambda connection: read_seen(connection, model, since), account_id=None
+        )
         if len(seen) >= NEWEST:
             since = seen[-1].settled_at
-        view = {"object": "model.stats", "model": model, "window": window}
-        view |= summarize(seen, slo, (datetime.now(UTC) - since).total_seconds(), manner=manner)
+        seconds = (datetime.now(UTC) - since).total_seconds()
+        view: StatsView = {
+            "object": "model.stats",
+            "model": model,
+            "window": window,
+            **summarize(seen, slo, seconds, manner=manner),
+        }
         self._kept[model, window] = time.monotonic(), view
         return view
 
@@ -214,11 +310,11 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]
 
 def summarize(
     seen: Sequence[Seen], slo: Slo | None, seconds: float, *, manner: Manner
-) -> dict[str, Any]:
+) -> SpeedView:
     """Aggregate receipts of a span of so many seconds."""
     done = [one for one in seen if one.status == "succeeded"]
     timings = [one.timings for one in done]
-    view: dict[str, Any] = {
+    view: SpeedView = {
         "requests": len(seen),
         "capped": len(seen) >= NEWEST,
         "slo": slo.model_dump(exclude_none=True) if slo else None,
@@ -226,7 +322,7 @@ def summarize(
     if len(done) < ENOUGH:
         return view
     ends = Counter(one.reason for one in seen if one.status != "succeeded")
-    view |= _SUMMARIES[manner](done, seconds)
+    view.update(cast("SpeedView", _SUMMARIES[manner](done, seconds)))
     view |= {
         "queue_ms": _percentiles([timing.queue_us for timing in timings], zeros=True),
         "forward_ms": _percentiles([timing.forward_us for timing in timings]),
@@ -243,7 +339,7 @@ def summarize(
     return view
 
 
-def _writing(done: Sequence[Seen], seconds: float) -> dict[str, Any]:
+def _writing(done: Sequence[Seen], seconds: float) -> _Speeds:
     timings = [one.timings for one in done]
     read = sum(one.input_tokens + one.cached_input_tokens for one in done)
     drafted = sum(timing.drafted for timing in timings)
@@ -257,7 +353,7 @@ def _writing(done: Sequence[Seen], seconds: float) -> dict[str, Any]:
     }
 
 
-def _drawing(done: Sequence[Seen], seconds: float) -> dict[str, Any]:
+def _drawing(done: Sequence[Seen], seconds: float) -> _Speeds:
     images = sum(one.images for one in done)
     video_s = sum(one.video_ms for one in done) / 1000
     return {
@@ -271,7 +367,7 @@ def _drawing(done: Sequence[Seen], seconds: float) -> dict[str, Any]:
     }
 
 
-def _sounding(done: Sequence[Seen], seconds: float) -> dict[str, Any]:
+def _sounding(done: Sequence[Seen], seconds: float) -> _Speeds:
     factors = [real_time_factor(one.timings, one.audio_ms) or 0 for one in done]
     audio_s = sum(one.audio_ms for one in done) / 1000
     characters = sum(one.characters for one in done)
@@ -287,7 +383,7 @@ def _sounding(done: Sequence[Seen], seconds: float) -> dict[str, Any]:
     }
 
 
-_SUMMARIES: Final[Mapping[Manner, Callable[[Sequence[Seen], float], dict[str, Any]]]] = {
+_SUMMARIES: Final[Mapping[Manner, Callable[[Sequence[Seen], float], _Speeds]]] = {
     "writes": _writing,
     "draws": _drawing,
     "sounds": _sounding,
@@ -298,15 +394,16 @@ def _step_us(timings: Timings, steps: int) -> int:
     return round(timings.forward_us / steps) if steps else 0
 
 
-def _percentiles(values_us: Sequence[int], *, zeros: bool = False) -> dict[str, float] | None:
+def _percentiles(values_us: Sequence[int], *, zeros: bool = False) -> Percentiles | None:
     """By nearest rank, of those that have the quantity at all; None if fewer than a few do."""
     ordered = sorted(value for value in values_us if value or zeros)
     if len(ordered) < ENOUGH:
         return None
-    return {
+    found = {
         f"p{percent}": ordered[math.ceil(percent / 100 * len(ordered)) - 1] / 1000
         for percent in PERCENTILES
     }
+    return cast("Percentiles", found)
 
 
 def _share(part: int, whole: int) -> float | None:

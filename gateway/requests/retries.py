@@ -12,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Final
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from gateway.ledger.group import GroupCommit
+from gateway.outages import QUEUE_OUTAGE
 from workers.contract.jobs import RequestId
 
 BATCH_MAX: Final = 64
@@ -45,7 +46,7 @@ class Retries:
         self._window_ms = int(window_s * 1000)
         self._running: dict[str, tuple[RequestId, float]] = {}
         # Known here at once, while the other gateways are being told.
-        self._lost: dict[str, RequestId] = {}
+        self._lost: dict[str, tuple[RequestId, float]] = {}
         self._taking: GroupCommit[str, RequestId | None] = GroupCommit(
             self._take, batch_max=BATCH_MAX
         )
@@ -61,8 +62,8 @@ class Retries:
                 return request_id
             if time.monotonic() - since > PATIENCE_S:
                 await asyncio.sleep(NOTICE_S)
-        here = self._lost.pop(name, None)
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
+        here = self._take_lost(name)
+        with contextlib.suppress(*QUEUE_OUTAGE):
             async with asyncio.timeout(LOOK_S):
                 return await self._taking.submit(name) or here
         return here
@@ -78,13 +79,22 @@ class Retries:
 
     def lose(self, name: str, request_id: RequestId) -> None:
         """Its connection broke before the answer."""
-        self._lost[name] = request_id
+        self._lost.pop(name, None)
+        self._lost[name] = (request_id, time.monotonic())
+        # In the order of time; what could not be announced is not kept for ever.
+        for old, (_, since) in tuple(itertools.islice(self._lost.items(), 2)):
+            if time.monotonic() - since > self._window_ms / 1000:
+                del self._lost[old]
+
+    def _take_lost(self, name: str) -> RequestId | None:
+        request_id, since = self._lost.pop(name, (None, 0.0))
+        return request_id if time.monotonic() - since <= self._window_ms / 1000 else None
 
     async def announce(self, name: str) -> None:
         """Let every gateway know what was lost here, unless it has come again already."""
-        request_id = self._lost.get(name)
-        if request_id is not None:
-            await self._redis.set(self._prefix + name, request_id, px=self._window_ms)
+        lost = self._lost.get(name)
+        if lost is not None:
+            await self._redis.set(self._prefix + name, lost[0], px=self._window_ms)
             if self._lost.pop(name, None) is None:
                 await self._redis.delete(self._prefix + name)
 

@@ -9,32 +9,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
-from sqlalchemy.exc import DBAPIError
 
 from gateway import metrics
+from gateway.accounts.cancelled import Cancelled as CancelledTime
 from gateway.accounts.rates import Rates, Unused
+from gateway.aside import Aside
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
+from gateway.errors import Unavailable
 from gateway.failpoints import reach
 from gateway.ledger.closed import Closed, Output, Problem, Status
 from gateway.ledger.group import GroupCommit
 from gateway.ledger.periods import booking_time
 from gateway.ledger.settle import Settled as Closing
 from gateway.ledger.settle import Settlement, settle
-from gateway.media.intake import KEPT_TASKS
 from gateway.media.store import MediaStore
+from gateway.outages import OUTAGE, QUEUE_OUTAGE
+from gateway.requests.follow import logged
+from gateway.requests.notes import keep_notes
+from gateway.requests.streamed import NOT_STREAMED, Streamed, either, read_streamed
 from gateway.requests.wait import Waiters
+from gateway.supervision import Beat, unheard
 from gateway.workflows.flows import Flows
 from gateway.workflows.planned import StepId, read_step_id
 from gateway.workflows.store import StepEnd
 from workers.contract.jobs import (
+    BlobRef,
     Cancelled,
     Completed,
     Failed,
@@ -44,15 +52,19 @@ from workers.contract.jobs import (
     decode_outcome,
     encode,
 )
-from workers.contract.streams import Delivery, Outcomes, publish
+from workers.contract.streams import Delivery, EventLog, Outcomes, publish
 
 log = logging.getLogger(__name__)
 
 BATCH_MAX: Final = 128
 BLOCK_MS: Final = 1000
+DELIVERIES_MAX: Final = 3
+"""Deliveries of an outcome that cannot be booked after which its request ends as failed."""
+_LATER: Final = (Unavailable, asyncio.CancelledError, *OUTAGE)
+"""Why settling did not happen this time, and can the next time."""
 
 _WITHOUT_OUTCOME: Final[Mapping[str, tuple[Status, str, str | None]]] = {
-    # Ends that the queue itself wrote: nothing ran to an end, so nothing is charged.
+    # Ends that the queue itself wrote. What was delivered before is known from the event log.
     "cancelled": ("cancelled", "client", None),
     "expired": ("expired", "deadline", None),
     "dead": (
@@ -71,19 +83,24 @@ class Settler:
         redis: Redis,
         live: LiveCatalog,
         rates: Rates,
+        cancelled: CancelledTime,
         waiters: Waiters,
         gateway: str,
         namespace: str,
         retention_hours: float,
         flows: Flows,
         media: MediaStore,
+        aside: Aside,
     ) -> None:
+        self._aside = aside
         self._flows = flows
         self._media = media
         self._live = live
         self._rates = rates
+        self._cancelled = cancelled
         self._waiters = waiters
         self._outcomes = Outcomes(redis, live.names_ever(), namespace=namespace)
+        self._log = EventLog(redis, namespace=namespace)
         self._redis = redis
         self._gateway = gateway
         self._namespace = namespace
@@ -101,13 +118,11 @@ class Settler:
             )
 
         self._commit = GroupCommit(write, batch_max=BATCH_MAX)
+        self._write = database.write
+        self._clearing: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> None:
-        """Settle what workers report, for ever; an outcome that cannot be booked stays queued."""
-        async with asyncio.TaskGroup() as self._clearing:
-            await self._run()
-
-    async def _run(self) -> None:
+    async def run(self, beat: Beat = unheard) -> None:
+        """Settle what workers report until cancelled; during an outage outcomes stay queued."""
         while True:
             try:
                 self._outcomes.models = self._live.names_ever()
@@ -116,13 +131,23 @@ class Settler:
                 )
                 if deliveries:
                     await self._settle(deliveries)
-            except (RedisError, OSError, DBAPIError) as error:
+            except OUTAGE as error:
                 log.warning("outcomes wait, trying again: %s", type(error).__name__)
                 await asyncio.sleep(0.5)
+            beat()
 
-    async def release(self, request_id: RequestId, *, status: Status, reason: str) -> None:
-        """Close a request that will not run (any more), for nothing."""
-        await self.close(Settlement(request_id, status, reason, billable=False), "")
+    async def release(
+        self, request_id: RequestId, *, status: Status, reason: str, freed: str | None = None
+    ) -> None:
+        """Close a request that never ran, for nothing; ``freed`` is its idempotency
+        key, if the same order may be placed anew."""
+        await self.close(Settlement(request_id, status, reason, billable=False, freed=freed), "")
+
+    async def give_up(self, request_id: RequestId, *, status: Status, reason: str) -> None:
+        """Close a request of which no outcome is expected (any more): what its event log shows to
+        have been delivered is charged. Raise ``RedisError`` if the log cannot be read."""
+        streamed = await self._streamed(request_id)
+        await self.close(judge_end(request_id, status, reason, None, streamed), "")
 
     async def close(self, settlement: Settlement, reply: str) -> None:
         """Close a request that has ended without an outcome of its own; ``reply`` is the mailbox of
@@ -134,9 +159,20 @@ class Settler:
             await self._flows.stop(closing.running)
 
     async def _settle(self, deliveries: Sequence[Delivery]) -> None:
+        notes = [each for each in deliveries if each.status == "note"]
+        if notes:
+            kept = {each.request_id: each.outcome.decode(errors="replace") for each in notes}
+            try:
+                await self._write(lambda connection: keep_notes(connection, kept))
+            except OUTAGE:
+                raise
+            except Exception:  # a boundary: outcomes behind them are settled
+                log.exception("notes of %d requests are not kept", len(kept))
+            await self._outcomes.acknowledge(notes)
+            deliveries = [each for each in deliveries if each.status != "note"]
         steps = [(id, each) for each in deliveries if (id := read_step_id(each.request_id))]
         if steps:
-            await self._flows.record([_step_end(id, read_delivery(each)) for id, each in steps])
+            await self._record(steps)
             await self._outcomes.acknowledge([each for _, each in steps])
             for id, each in steps:
                 self._flows.wake(id.request_id, each.reply)
@@ -144,35 +180,126 @@ class Settler:
         if deliveries:
             await self._close(deliveries)
 
+    async def _record(self, steps: Sequence[tuple[StepId, Delivery]]) -> None:
+        """Write down how steps ended; one end that SQL does not take is set aside as a failure."""
+        ends = [_step_end(id, read_delivery(each)) for id, each in steps]
+        try:
+            await self._media.answer_for(_stored_outputs(ends))
+            await self._flows.record(ends)
+            return
+        except OUTAGE:
+            raise
+        except Exception:
+            log.exception("steps are recorded one by one")
+        for end in ends:
+            try:
+                await self._flows.record([end])
+            except OUTAGE:
+                raise
+            except Exception as error:
+                await self._aside.count("outcome", str(end.id), error)
+                await self._flows.record([_step_end(end.id, unbooked(end.id.request_id))])
+
     async def _close(self, deliveries: Sequence[Delivery]) -> None:
-        settlements = [read_delivery(delivery) for delivery in deliveries]
+        """Settle outcomes; those that cannot be for now stay, and are delivered again."""
         reach("before_settle")
-        answers = await asyncio.gather(*(self._commit.submit(item) for item in settlements))
-        closed = []
-        for delivery, closing in zip(deliveries, answers, strict=True):
-            if closing is None:
+        answers = await asyncio.gather(
+            *(self._book(each) for each in deliveries), return_exceptions=True
+        )
+        closed: list[tuple[Closing, str]] = []
+        done: list[Delivery] = []
+        outage: BaseException | None = None
+        for delivery, answer in zip(deliveries, answers, strict=True):
+            if isinstance(answer, _LATER):
+                outage = answer
+                continue
+            if isinstance(answer, BaseException):
+                gave_up, answer = await self._set_aside(delivery, answer)
+                if not gave_up:
+                    continue
+            done.append(delivery)
+            if answer is None:
                 metrics.LATE_OUTCOMES.inc()
             else:
-                closed.append((closing, delivery.reply))
+                closed.append((answer, delivery.reply))
                 if delivery.attempt > 1:
-                    self._clear_attempts(closing.closed)
+                    self._clear_attempts(answer.closed)
         reach("after_settle")
         await self._tell(closed)
-        await self._outcomes.acknowledge(deliveries)
+        await self._outcomes.acknowledge(done)
+        if outage is not None:
+            log.warning("outcomes wait, trying again: %s", type(outage).__name__)
+            await asyncio.sleep(0.5)
+
+    async def _set_aside(
+        self, delivery: Delivery, error: BaseException
+    ) -> tuple[bool, Closing | None]:
+        """Note an outcome that cannot be booked; return whether it was given up.
+
+        It is delivered again some times, for another gateway may be of another version. Then its
+        request ends as failed, for nothing; if not even that can be booked its hold stays, and the
+        sweeper releases it after its deadline.
+        """
+        id = RequestId(delivery.request_id)
+        log.error("the outcome of %s cannot be booked", id, exc_info=error)
+        times = await self._aside.count("outcome", id, error)
+        if times < DELIVERIES_MAX:
+            return False, None
+        try:
+            return True, await self._commit.submit(unbooked(id))
+        except _LATER:
+            return False, None
+        except Exception as problem:
+            await self._aside.note("request", id, problem)
+            return True, None
+
+    async def _book(self, delivery: Delivery) -> Closing | None:
+        settlement = await self._read(delivery)
+        if stored := _stored_outputs([settlement]):
+            await self._media.answer_for(stored)
+        return await self._commit.submit(settlement)
+
+    async def _read(self, delivery: Delivery) -> Settlement:
+        """Judge how a request ended. Its event log is asked only where the outcome may not know
+        all that was delivered."""
+        settlement = read_delivery(delivery)
+        lost = delivery.attempt > (1 if delivery.outcome else 0)
+        partial = settlement.status == "failed" and settlement.billable
+        if settlement.status == "succeeded" or not (lost or partial):
+            return settlement
+        return read_delivery(delivery, await self._streamed(settlement.request_id))
+
+    async def _streamed(self, request_id: RequestId) -> Streamed:
+        return read_streamed(await logged(self._log, request_id, (0, 0)))
 
     def _clear_attempts(self, closed: Closed) -> None:
         """Delete what workers that died had stored of a request; nobody waits for that."""
-        if closed.task in KEPT_TASKS:
-            counts = closed.output.blobs if closed.output is not None else ()
-            self._clearing.create_task(
-                self._media.clear_attempts(closed.account_id, closed.request_id, counts)
-            )
+        output = closed.output or Output()
+        counts = output.blobs if output.stored is None else (*output.blobs, output.stored)
+        self._clear(self._media.clear_attempts(closed.account_id, closed.request_id, counts))
+
+    def _clear_input(self, closing: Closing) -> None:
+        """Delete an input that was stored, now that nobody will run it any more."""
+        closed = closing.closed
+        if closing.job.stored_input is not None:
+            keeps = closed.output is not None and closed.output.stored is not None
+            clear = self._media.clear_input if keeps else self._media.discard
+            self._clear(clear(closed.account_id, closed.request_id))
+
+    def _clear(self, clearing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(clearing)
+        self._clearing.add(task)
+        task.add_done_callback(self._clearing.discard)
 
     async def _tell(self, closed: Sequence[tuple[Closing, str]]) -> None:
         """Wake whoever waits: here directly, in another process by a note in its mailbox."""
         notes: dict[str, list[SentEvent]] = {}
         for closing, reply in closed:
-            self._count(closing)
+            try:
+                self._count(closing)
+                self._clear_input(closing)
+            except Exception:  # a boundary: figures must not keep anybody waiting
+                log.exception("%s is not counted", closing.closed.request_id)
             request_id = closing.closed.request_id
             woken = self._waiters.settle(request_id, closing.closed)
             if reply and reply != self._gateway and not woken:
@@ -181,10 +308,12 @@ class Settler:
             frames = {mailbox: encode(tuple(events)) for mailbox, events in notes.items()}
             try:
                 await publish(self._redis, frames, namespace=self._namespace)
-            except (RedisError, OSError) as error:
+            except QUEUE_OUTAGE as error:
                 # Only a wake-up: whoever waits looks the request up by itself before long.
                 log.warning("settled requests not announced: %s", type(error).__name__)
         await self._rates.give_back_unused([_unused(closing) for closing, _ in closed])
+        if cancelled := _cancelled_us([closing.closed for closing, _ in closed]):
+            await self._cancelled.count(cancelled)
 
     def _count(self, closing: Closing) -> None:
         closed = closing.closed
@@ -204,23 +333,39 @@ class Settler:
             metrics.count_speed(closed, entry.slo if entry else None)
 
 
-def read_delivery(delivery: Delivery) -> Settlement:
-    """Say how a request ended; an outcome that cannot be read fails it, at no charge."""
+def read_delivery(delivery: Delivery, streamed: Streamed = NOT_STREAMED) -> Settlement:
+    """Return how a request ended; an outcome that cannot be read fails it. ``streamed`` is what its
+    event log shows, where that was read."""
     request_id = RequestId(delivery.request_id)
     if not delivery.outcome:
         status, reason, message = _WITHOUT_OUTCOME.get(
             delivery.status, ("failed", "engine_error", "The job ended without an outcome.")
         )
         problem = Problem(reason, message) if message else None
-        return Settlement(
-            request_id, status, delivery.reason or reason, billable=False, error=problem
-        )
+        if status != "failed":
+            reason = delivery.reason or reason
+        return judge_end(request_id, status, reason, problem, streamed)
     try:
-        return judge(request_id, decode_outcome(delivery.outcome))
+        return judge(request_id, decode_outcome(delivery.outcome), streamed)
     except msgspec.DecodeError:
         log.error("the outcome of %s cannot be decoded", request_id)
         problem = Problem("engine_error", "The worker's answer could not be read.")
-        return Settlement(request_id, "failed", "engine_error", billable=False, error=problem)
+        return judge_end(request_id, "failed", "engine_error", problem, streamed)
+
+
+def unbooked(request_id: RequestId) -> Settlement:
+    """The end of a request whose own outcome cannot be booked: it failed, and is free."""
+    problem = Problem("engine_error", "The outcome of the request could not be booked.")
+    return Settlement(request_id, "failed", "unbooked", billable=False, error=problem)
+
+
+def _stored_outputs(ends: Iterable[Settlement | StepEnd]) -> list[BlobRef]:
+    """Outputs that workers stored for their size."""
+    return [
+        end.output.stored
+        for end in ends
+        if end.output is not None and end.output.stored is not None
+    ]
 
 
 def _step_end(id: StepId, settlement: Settlement) -> StepEnd:
@@ -234,9 +379,17 @@ def _step_end(id: StepId, settlement: Settlement) -> StepEnd:
     )
 
 
-def judge(request_id: RequestId, outcome: Completed | Failed | Cancelled) -> Settlement:
-    """Decide what an outcome means for money: what was delivered is charged, all else is free."""
-    usage, timings = outcome.usage, outcome.timings
+def judge(
+    request_id: RequestId,
+    outcome: Completed | Failed | Cancelled,
+    streamed: Streamed = NOT_STREAMED,
+) -> Settlement:
+    """Decide what an outcome means for money: what was delivered is charged, all else is free.
+
+    The way in which a request ended plays no part in it. ``streamed`` is what the request's event
+    log shows that the outcome may not know: what earlier attempts delivered.
+    """
+    timings = outcome.timings
     match outcome:
         case Completed():
             return Settlement(
@@ -244,31 +397,56 @@ def judge(request_id: RequestId, outcome: Completed | Failed | Cancelled) -> Set
                 "succeeded",
                 "completed",
                 billable=True,
-                usage=usage,
+                usage=outcome.usage,
                 timings=timings,
-                output=Output(outcome.output, outcome.blobs),
+                output=Output(outcome.output, outcome.blobs, outcome.stored),
             )
         case Failed():
-            return Settlement(
-                request_id,
-                "failed",
-                outcome.code,
-                billable=False,
-                usage=usage,
-                timings=timings,
-                error=Problem(outcome.code, outcome.message, outcome.param),
-            )
+            status: Status = "failed"
+            reason: str = outcome.code
+            problem: Problem | None = Problem(outcome.code, outcome.message, outcome.param)
         case Cancelled():
-            in_time = outcome.reason != "deadline"
-            return Settlement(
-                request_id,
-                "cancelled" if in_time else "expired",
-                outcome.reason,
-                billable=outcome.delivered and in_time,
-                usage=usage,
-                timings=timings,
-                output=Output(outcome.output) if outcome.delivered else None,
-            )
+            status = "expired" if outcome.reason == "deadline" else "cancelled"
+            reason, problem = outcome.reason, None
+    own = NOT_STREAMED
+    if outcome.delivered:
+        given = Output(outcome.output, outcome.blobs, outcome.stored)
+        own = Streamed(outcome.usage, given if given != Output() else None)
+    settlement = judge_end(request_id, status, reason, problem, either(own, streamed))
+    usage = settlement.usage if settlement.billable else outcome.usage
+    measured = {"steps": outcome.usage.steps, "gpu_us": outcome.usage.gpu_us}
+    attributes = {**outcome.usage.attributes, **usage.attributes}
+    usage = msgspec.structs.replace(usage, **measured, attributes=attributes)
+    return replace(settlement, usage=usage, timings=timings)
+
+
+def judge_end(
+    request_id: RequestId,
+    status: Status,
+    reason: str,
+    problem: Problem | None,
+    streamed: Streamed,
+) -> Settlement:
+    """Charge a request that did not complete for what was delivered, and for nothing else."""
+    return Settlement(
+        request_id,
+        status,
+        reason,
+        billable=bool(streamed.usage.requests),
+        usage=streamed.usage,
+        output=streamed.output,
+        error=problem,
+    )
+
+
+def _cancelled_us(closed: Iterable[Closed]) -> Mapping[int, int]:
+    """Device time that accounts have cancelled for nothing, by account."""
+    found: Counter[int] = Counter()
+    for one in closed:
+        free = one.outcome == "released" and one.usage.gpu_us
+        if free and (one.status, one.reason) == ("cancelled", "client"):
+            found[one.account_id] += one.usage.gpu_us
+    return found
 
 
 def _unused(closing: Closing) -> Unused:

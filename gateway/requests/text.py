@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, StringC
 
 from gateway.catalog.schema import Entry, Limits
 from gateway.errors import InvalidRequest
+from gateway.requests.logprobs import refuse_many_logprobs
 from gateway.requests.prepared import Prepared, gpu_us_max, over
 from workers.contract.jobs import ChatInput, ChatMessage, Prompt, Tool, ToolCall, Usage
 
@@ -27,9 +28,15 @@ TOKENS_PER_TOOLS: Final = 512
 """Bound on what a chat template says once about how functions are called."""
 TOKENS_PER_TOOL: Final = 64
 """Bound on what it adds to each function, or to each call of one."""
+MESSAGES_MAX: Final = 2048
 SCHEMA_BYTES_MAX: Final = 64 * 1024
 SCHEMA_DEPTH_MAX: Final = 32
 
+TOKEN_MAX: Final = 2**31 - 1
+"""Largest number of a token; no vocabulary comes near it."""
+
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=TOKEN_MAX)]
+Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
 FunctionName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
@@ -40,11 +47,38 @@ class Strict(BaseModel):
 class TextPart(Strict):
     type: Literal["text"]
     text: str
+    cache_control: Any | None = None
+    """Hint to another vendor's prompt cache; ours needs none."""
+
+
+class RefusalPart(Strict):
+    """A refusal among the parts of an assistant's earlier answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class MediaPart(BaseModel):
+    """A part that is not text: read only to be refused by name."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["image_url", "input_audio", "video_url", "file"]
+
+    @property
+    def text(self) -> str:
+        return ""
 
 
 class FunctionCall(Strict):
     name: FunctionName
     arguments: str
+    parsed_arguments: Any | None = None
+    """Added by the parsing helpers of OpenAI's clients; ``arguments`` counts."""
 
 
 class CalledTool(Strict):
@@ -53,26 +87,36 @@ class CalledTool(Strict):
     id: Annotated[str, Field(min_length=1, max_length=200)]
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = None
+    """Left by clients that put streamed calls together; the order of the list counts."""
 
 
 class Message(Strict):
     """One turn of a conversation; content is text, or a list of text parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | RefusalPart | MediaPart] | None = None
     name: Annotated[str, StringConstraints(max_length=64)] | None = None
     tool_calls: Annotated[list[CalledTool], Field(max_length=128)] | None = None
     tool_call_id: Annotated[str, StringConstraints(max_length=200)] | None = None
     # Part of what is sent as an answer, and so of what comes back as history.
-    refusal: None = None
+    refusal: str | None = None
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+    # Added to an answer by the helpers of clients and by other servers, and sent back with it.
+    parsed: Any | None = None
+    reasoning: Any | None = None
+    reasoning_content: Any | None = None
+    reasoning_details: Any | None = None
+    thinking_blocks: Any | None = None
+    provider_specific_fields: Any | None = None
+    cache_control: Any | None = None
 
     @property
     def text(self) -> str:
         if self.content is None:
-            return ""
+            return self.refusal or ""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
@@ -88,6 +132,7 @@ class Function(Strict):
 class FunctionTool(Strict):
     type: Literal["function"]
     function: Function
+    cache_control: Any | None = None
 
 
 class NamedFunction(Strict):
@@ -126,9 +171,7 @@ class Sampling(Strict):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    logit_bias: (
-        Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=300)] | None
-    ) = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=300)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
@@ -137,7 +180,7 @@ class Sampling(Strict):
 class TextGeneration(Sampling):
     """A conversation to be answered, named as in OpenAI's chat completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -147,8 +190,9 @@ class TextGeneration(Sampling):
     parallel_tool_calls: bool | None = None
 
 
-_Token: TypeAlias = Annotated[StrictInt, Field(ge=0)]
-_Tokens: TypeAlias = Annotated[list[_Token], Field(min_length=1)]
+_Tokens: TypeAlias = Annotated[
+    list[Annotated[StrictInt, Field(ge=0, le=TOKEN_MAX)]], Field(min_length=1)
+]
 Texts: TypeAlias = (
     StrictStr
     | Annotated[list[StrictStr], Field(min_length=1, max_length=2048)]
@@ -186,7 +230,7 @@ def prepare_text(entry: Entry, value: TextGeneration | TextCompletion, *, prefix
     output_max = limits.output_tokens or 1
     given = _sampling(entry, value, asked or output_max, prefix)
     if isinstance(value, TextGeneration):
-        chat = msgspec.structs.replace(given, **_conversation(value, prefix))
+        chat = msgspec.structs.replace(given, **_conversation(entry, value, prefix))
     else:
         if value.echo and value.logprobs is not None:
             raise InvalidRequest(
@@ -207,6 +251,7 @@ def prepare_text(entry: Entry, value: TextGeneration | TextCompletion, *, prefix
         raise InvalidRequest(
             "invalid_value", f"{what} is {chat.choices}, but {most}.", param=f"{prefix}n"
         )
+    refuse_many_logprobs(chat, prefix)
     return Prepared(
         input=msgspec.to_builtins(chat),
         limits=Usage(
@@ -265,7 +310,7 @@ _DEFAULTED: Final = {
 }
 
 
-def _conversation(value: TextGeneration, prefix: str) -> dict[str, Any]:
+def _conversation(entry: Entry, value: TextGeneration, prefix: str) -> dict[str, Any]:
     if value.top_logprobs and not value.logprobs:
         raise InvalidRequest(
             "invalid_value", "top_logprobs needs logprobs: true.", param=f"{prefix}top_logprobs"
@@ -280,7 +325,7 @@ def _conversation(value: TextGeneration, prefix: str) -> dict[str, Any]:
             param=f"{prefix}tool_choice",
         )
     return {
-        "messages": tuple(_messages(value.messages, prefix)),
+        "messages": tuple(_messages(entry, value.messages, prefix)),
         "logprobs": bool(value.logprobs),
         "top_logprobs": value.top_logprobs or 0,
         "response_format": format,
@@ -291,11 +336,33 @@ def _conversation(value: TextGeneration, prefix: str) -> dict[str, Any]:
     }
 
 
-def _messages(messages: Sequence[Message], prefix: str) -> Iterator[ChatMessage]:
+_READS: Final = {
+    "image_url": "pictures",
+    "input_audio": "sound",
+    "video_url": "videos",
+    "file": "files",
+}
+
+
+def _refuse_media(entry: Entry, message: Message, place: str) -> None:
+    if not isinstance(message.content, list):
+        return
+    for number, part in enumerate(message.content):
+        if isinstance(part, MediaPart):
+            raise InvalidRequest(
+                "unsupported_content",
+                f"{entry.name} reads no {_READS[part.type]}; {place}.content.{number} is of type "
+                f"{part.type}.",
+                param=f"{place}.content.{number}",
+            )
+
+
+def _messages(entry: Entry, messages: Sequence[Message], prefix: str) -> Iterator[ChatMessage]:
     """Check that functions and what they gave belong together, in the order of the conversation."""
     open_calls: set[str] = set()
     for number, message in enumerate(messages):
         place = f"{prefix}messages.{number}"
+        _refuse_media(entry, message, place)
         calls = message.tool_calls or []
         if calls and message.role != "assistant":
             raise InvalidRequest(
@@ -319,7 +386,7 @@ def _messages(messages: Sequence[Message], prefix: str) -> Iterator[ChatMessage]
                 f"{place}.tool_call_id belongs to messages of the role tool only.",
                 param=f"{place}.tool_call_id",
             )
-        if message.content is None and not calls:
+        if message.content is None and not calls and message.refusal is None:
             raise InvalidRequest(
                 "invalid_value",
                 f"{place}.content is missing.",

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from litestar import Request
-from redis.exceptions import RedisError
-from sqlalchemy.exc import DBAPIError
 
-from gateway.errors import RequestFailed
+from gateway.errors import RequestFailed, TooManyRequests
 from gateway.ledger.closed import Closed
+from gateway.outages import OUTAGE, SQL_OUTAGE, outage_name
+from gateway.pricing import format_usd
 from gateway.requests.admit import Admitted
 from gateway.requests.order import Order
 from gateway.requests.slices import Slices
@@ -28,8 +28,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-POLL_S = 2.0
-"""How often a waiting client's request is looked up in SQL, should its wake-up have been lost."""
+TICK_S = 2.0
+"""Interval at which a waiting client is given a sign of life, or found to have gone."""
+POLL_S = 10.0
+"""Time without any news of a request after which it is looked up: its wake-up may be lost."""
+POLL_REPLAYED_S = 2.0
+"""The same for an order that was placed before: its wake-up may go to another gateway."""
+LOOK_AGAIN_S = 0.5
+"""Pause after a lookup that failed."""
+HOLD_MORE_S = 2.0
+"""Time for which a stream waits while more is held for it."""
+HOLD_AGAIN_S = 5.0
+"""Pause after a database that was away; the stream goes on meanwhile."""
 
 
 class Ticket:
@@ -51,6 +61,7 @@ class Ticket:
         self.accepted_at = datetime.now(UTC)
         self.replayed = False
         self._slices: Slices | None = None
+        self._hold_again = 0.0
         self._closed: Closed | None = None
         self._gone: asyncio.Task[None] | None = None
         self._cost_nanos: int | None = None
@@ -117,14 +128,14 @@ class Ticket:
 
     async def ended(self) -> Closed:
         """Wait for the end, however long it takes."""
-        async for _ in self._news(POLL_S):
+        async for _ in self._news():
             pass
         return self.result
 
     async def events(self, keep_alive_s: float) -> AsyncIterator[SentEvent | None]:
         """Give events as they come, None when nothing did for a while; end when closed."""
         spoke = time.monotonic()
-        async for events in self._news(POLL_S):
+        async for events in self._news():
             await self._hold_more(events)
             for event in events:
                 yield event
@@ -135,16 +146,19 @@ class Ticket:
                 spoke = now
                 yield None
 
-    async def _news(self, poll_s: float) -> AsyncIterator[list[SentEvent]]:
+    async def _news(self) -> AsyncIterator[list[SentEvent]]:
         """Give batches of events, empty ones at intervals; end once the request is closed.
 
-        The wake-up of a request that another process settled may be lost, so SQL is asked now and
-        then; a replayed order is asked for at once, since it may have been closed long ago.
+        The wake-up of a request that another process settled may be lost, so SQL is asked when
+        nothing was heard for a while; a replayed order is asked for immediately, since it may have
+        been closed long ago.
         """
         if self.replayed:
             await self._look()
+        poll_s = POLL_REPLAYED_S if self.replayed else POLL_S
+        heard = time.monotonic()
         while self._closed is None:
-            events = await self._waiter.next(poll_s)
+            events = await self._waiter.next(TICK_S)
             if self._gone is not None and self._gone.done() and self._waiter.closed is None:
                 raise RequestFailed(
                     "client_closed_request",
@@ -152,9 +166,12 @@ class Ticket:
                     request_id=self.request_id,
                 )
             if self._waiter.closed is not None:
-                self._closed = self._waiter.closed
-            elif self._waiter.settled or not events:
+                self._closed = await self._requests.whole(self._waiter.closed)
+            elif self._waiter.settled or time.monotonic() - heard >= poll_s:
                 await self._look()
+                heard = time.monotonic()
+            if events:
+                heard = time.monotonic()
             yield events
 
     async def _hold_more(self, events: Sequence[SentEvent]) -> None:
@@ -165,20 +182,28 @@ class Ticket:
             return
         for event in events:
             slices.count(event)
+        if time.monotonic() < self._hold_again:
+            return
         extension = slices.next(self.request_id)
         try:
             if extension is not None:
-                await self._requests.hold_more(slices, extension)
+                async with asyncio.timeout(HOLD_MORE_S):
+                    await self._requests.hold_more(slices, extension)
             if slices.used_up:
                 self._slices = None
                 await self._requests.cut(self.model, self.request_id, slices.shortage or "")
-        except (DBAPIError, RedisError, OSError) as error:
-            log.warning("%s was not held for further: %s", self.request_id, type(error).__name__)
+        except OUTAGE as error:
+            # The stream is not stopped again by a database that is away.
+            self._hold_again = time.monotonic() + HOLD_AGAIN_S
+            log.warning("%s was not held for further: %s", self.request_id, outage_name(error))
 
     async def _look(self) -> None:
-        found = await self._requests.find(self.account_id, self.request_id)
-        if isinstance(found, Closed):
-            self._closed = found
+        try:
+            self._closed = await self._requests.end_of(self.account_id, self.request_id)
+        except SQL_OUTAGE as error:
+            # What runs goes on: the end is found when the database is back.
+            log.debug("%s was not looked up: %s", self.request_id, outage_name(error))
+            await asyncio.sleep(LOOK_AGAIN_S)
 
     def close(self) -> None:
         self._watching.close()
@@ -203,10 +228,20 @@ async def _disconnected(request: Request[Any, Any, Any]) -> None:
         pass
 
 
+def not_entered(reason: str) -> TooManyRequests:
+    """The error of an order that found its queue full; placed again, it is a new attempt."""
+    whose = " by this account" if reason == "account_full" else ""
+    return TooManyRequests(
+        reason, f"Too many requests are queued for this model{whose}.", retry_after_s=5
+    )
+
+
 def raise_unless_succeeded(closed: Closed) -> None:
     """Turn an unsuccessful end into the error that the client sees."""
     if closed.status == "succeeded":
         return
+    if not closed.entered:
+        raise not_entered(closed.reason)
     raise RequestFailed(
         closed.error.code if closed.error else closed.status,
         closed.error.message
@@ -214,4 +249,5 @@ def raise_unless_succeeded(closed: Closed) -> None:
         else f"The request ended as {closed.status} ({closed.reason}).",
         param=closed.error.param if closed.error else None,
         request_id=closed.request_id,
+        details={"cost": format_usd(closed.cost_nanos)} if closed.cost_nanos else None,
     )

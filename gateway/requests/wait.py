@@ -16,9 +16,10 @@ from typing import Final
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from gateway.ledger.closed import Closed
+from gateway.outages import QUEUE_OUTAGE
+from gateway.supervision import Beat, unheard
 from workers.contract.jobs import RequestId, SentEvent, Settled, decode_frame
 from workers.contract.streams import Mailbox
 
@@ -108,8 +109,10 @@ class Waiters:
         return bool(waiters)
 
 
-async def read_mailbox(redis: Redis, mailbox: Mailbox, waiters: Waiters) -> None:
-    """Hand out what arrives in this process's mailbox, for ever."""
+async def read_mailbox(
+    redis: Redis, mailbox: Mailbox, waiters: Waiters, beat: Beat = unheard
+) -> None:
+    """Hand out what arrives in this process's mailbox, until cancelled."""
     while True:
         try:
             for frame in filter(None, await mailbox.read(block_ms=1000)):
@@ -117,6 +120,7 @@ async def read_mailbox(redis: Redis, mailbox: Mailbox, waiters: Waiters) -> None
                     waiters.hear(decode_frame(frame))
                 except msgspec.DecodeError:
                     log.warning("a mailbox frame could not be decoded and was dropped")
-        except (RedisError, OSError) as error:
+        except QUEUE_OUTAGE as error:
             log.warning("mailbox unreadable, trying again: %s", type(error).__name__)
             await asyncio.sleep(0.5)
+        beat()

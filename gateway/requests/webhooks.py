@@ -1,47 +1,52 @@
-"""Tells clients that their requests have ended, by signed webhooks (Standard Webhooks 1.0).
+"""Sends signed webhooks when requests have ended (Standard Webhooks 1.0).
 
-A delivery is written in the transaction that closes its request, so none is forgotten; any gateway
-may send it, and a receiver may hear of a request twice. Private addresses are never called on a
-client's word, and redirects are not followed.
+A delivery is written in the transaction that settles its request, so none is lost; any gateway
+sends it, and a receiver can get it twice. URLs of clients never lead to private addresses, and
+redirects are not followed. One account's receivers delay no other account's (``lanes``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import logging
-import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final
 
 import httpx
 import msgspec
-from sqlalchemy import Connection, RowMapping, delete, select, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection
 from standardwebhooks import Webhook
 
 from gateway import metrics
 from gateway.database import Database
 from gateway.errors import NotFound
 from gateway.ledger.closed import Closed
+from gateway.outages import SQL_OUTAGE
+from gateway.requests.deliveries import Claim, Claimed, Result, claim, record
+from gateway.requests.lanes import POOL, Lanes
 from gateway.requests.order import Open
-from gateway.tables import webhook_deliveries
-from workers.contract.addresses import PrivateAddress, pin
+from gateway.supervision import Beat, unheard
+from workers.contract.addresses import InvalidUrl, PrivateAddress, pin
 
 log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 
-SCHEDULE_S: Final = (0, 5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
-"""Pauses before each try, as Standard Webhooks recommends: about three days in all."""
+SILENCE: Final = ("timeout", "connect", "tls", "protocol", "name_resolution")
+"""Classes of errors of receivers that do not answer: they open a circuit."""
 TIMEOUT_S: Final = 15.0
-CONCURRENCY: Final = 16
-POLL_S: Final = 2.0
-CLAIM_S: Final = 60
-"""A delivery taken up is left alone by other gateways for this long."""
+"""Time of one attempt in all: name resolution, connection, TLS and the head of the answer."""
+POLL_S: Final = 1.0
+BETWEEN_S: Final = 0.05
+"""Pause between looks at the accounts when there are more than one claim looks at."""
 
 
 def signing_secret(pepper: bytes, account_id: int) -> str:
@@ -67,49 +72,101 @@ class Webhooks:
         self._view = view
         self._pepper = pepper
         self._private_allowed = private_allowed
+        self._lanes = Lanes()
+        self._results: list[Result] = []
+        self._ended = asyncio.Event()
+        self._after = 0
 
-    async def run(self) -> None:
-        async with httpx.AsyncClient(
-            timeout=TIMEOUT_S,
-            follow_redirects=False,
-            trust_env=False,
-            headers={"User-Agent": "Tollgate-Webhooks"},
-        ) as client:
+    async def run(self, beat: Beat = unheard) -> None:
+        """Send what is due until cancelled; a place in the pool is filled when it becomes free."""
+        self._lanes = Lanes()
+        async with (
+            httpx.AsyncClient(
+                timeout=TIMEOUT_S,
+                follow_redirects=False,
+                trust_env=False,
+                # Connections are not shared: one was proven for the name of one receiver alone.
+                limits=httpx.Limits(max_connections=POOL, max_keepalive_connections=0),
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+                headers={"User-Agent": "Tollgate-Webhooks"},
+            ) as client,
+            asyncio.TaskGroup() as group,
+        ):
             while True:
-                try:
-                    due = await self._database.write(lambda connection: claim(connection, _now()))
-                    await asyncio.gather(*(self._deliver(client, row) for row in due))
-                except DBAPIError as error:
-                    log.warning("webhooks wait, trying again: %s", type(error).__name__)
-                    due = []
-                if not due:
-                    await asyncio.sleep(POLL_S)
+                claimed = await self._turn()
+                beat()
+                for one in claimed.taken:
+                    group.create_task(self._deliver(client, one))
+                busy = self._lanes.room_in_all == 0
+                pause_s = POLL_S if busy or not claimed.more else BETWEEN_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._ended.wait()
 
-    async def _deliver(self, client: httpx.AsyncClient, row: RowMapping) -> None:
-        """Try one delivery once, and write down how it went."""
+    async def _turn(self) -> Claim:
+        """Record what has ended and claim what is due, in one transaction."""
+        self._ended.clear()
+        results, lanes = list(self._results), self._lanes.copy()
+
+        def turn(connection: Connection) -> Claim:
+            record(connection, results, _now())
+            return claim(connection, lanes, _now(), after=self._after)
+
         try:
-            status = await self._post(client, row)
-        except NotFound:
-            status = 410
-        except (httpx.HTTPError, PrivateAddress, OSError) as error:
-            log.info("webhook of %s not delivered: %s", row["request_id"], type(error).__name__)
-            status = 0
-        if 200 <= status < 300 or status == 410:
-            metrics.WEBHOOKS.labels("delivered" if status != 410 else "gone").inc()
-            await self._database.write(lambda connection: finish(connection, row["request_id"]))
-            return
-        if row["attempts"] >= len(SCHEDULE_S):
-            metrics.WEBHOOKS.labels("given_up").inc()
-            await self._database.write(lambda connection: finish(connection, row["request_id"]))
-            return
-        pause_s = SCHEDULE_S[row["attempts"]] * random.uniform(0.9, 1.1)
-        due_at = _now() + timedelta(seconds=pause_s)
-        await self._database.write(
-            lambda connection: postpone(connection, row["request_id"], due_at)
-        )
+            claimed = await self._database.write(turn)
+        except SQL_OUTAGE as error:
+            log.warning("webhooks wait, trying again: %s", type(error).__name__)
+            await asyncio.sleep(POLL_S)
+            return Claim((), 0, self._after, more=False)
+        except Exception:
+            # What cannot be recorded must not stop the loop again: those are due again soon.
+            del self._results[: len(results)]
+            raise
+        del self._results[: len(results)]
+        self._after = claimed.after
+        for one in claimed.taken:
+            self._lanes.start(one.account_id, one.host)
+            metrics.WEBHOOK_DELAY_SECONDS.observe(max(0.0, (_now() - one.due_at).total_seconds()))
+        ends = [result.outcome for result in results]
+        for outcome, number in (
+            ("delivered", ends.count("delivered")),
+            ("gone", ends.count("gone")),
+            ("given_up", ends.count("failed") + claimed.given_up),
+        ):
+            metrics.WEBHOOKS.labels(outcome).inc(number)
+        metrics.WEBHOOKS_IN_FLIGHT.set(self._lanes.in_flight)
+        metrics.WEBHOOK_CIRCUITS.set(self._lanes.open_circuits)
+        return claimed
 
-    async def _post(self, client: httpx.AsyncClient, row: RowMapping) -> int:
-        found = await self._find(row["account_id"], row["request_id"])
+    async def _deliver(self, client: httpx.AsyncClient, one: Claimed) -> None:
+        """Make one attempt and keep its result for the next turn; raise nothing."""
+        started_at, started = _now(), time.monotonic()
+        code, error, final = None, None, False
+        try:
+            code = await self._post(client, one)
+        except NotFound:
+            error, final = "request_gone", True
+        except SQL_OUTAGE as outage:
+            log.info("webhook of %s not sent: %s", one.request_id, type(outage).__name__)
+        except Exception as failure:  # a boundary: a delivery must not end the others
+            error = error_class(failure)
+            final = error == "invalid_url"
+            if error == "internal":
+                log.exception("webhook of %s not delivered", one.request_id)
+        finally:
+            self._lanes.end(one.account_id, one.host)
+        duration_s = time.monotonic() - started
+        if code is not None:
+            self._lanes.answered(one.account_id, one.host)
+            error = None if 200 <= code < 300 or code == 410 else "status"
+        elif error in SILENCE:
+            self._lanes.failed(one.account_id, one.host, _now())
+        metrics.WEBHOOK_SECONDS.labels(error or "none").observe(duration_s)
+        self._results.append(Result(one, started_at, int(duration_s * 1000), code, error, final))
+        self._ended.set()
+
+    async def _post(self, client: httpx.AsyncClient, one: Claimed) -> int:
+        found = await self._find(one.account_id, one.request_id)
         now = _now()
         body = _encode(
             {
@@ -118,55 +175,51 @@ class Webhooks:
                 "data": self._view(found),
             }
         )
-        secret = signing_secret(self._pepper, row["account_id"])
-        signature = Webhook(secret).sign(row["request_id"], now, body.decode())
-        to = await pin(row["url"], private_allowed=self._private_allowed)
-        async with client.stream(
-            "POST",
-            to.url,
-            content=body,
-            headers={
-                **to.headers,
-                "Content-Type": "application/json",
-                "webhook-id": row["request_id"],
-                "webhook-timestamp": str(int(now.timestamp())),
-                "webhook-signature": signature,
-            },
-            extensions=to.extensions,
-        ) as response:
-            return response.status_code
+        secret = signing_secret(self._pepper, one.account_id)
+        signature = Webhook(secret).sign(one.request_id, now, body.decode())
+        async with asyncio.timeout(TIMEOUT_S):
+            to = await pin(
+                one.url, private_allowed=self._private_allowed, owner=str(one.account_id)
+            )
+            # The body of the answer is not read: what a receiver says beyond its code is unused.
+            async with client.stream(
+                "POST",
+                to.url,
+                content=body,
+                headers={
+                    **to.headers,
+                    "Content-Type": "application/json",
+                    "webhook-id": one.request_id,
+                    "webhook-timestamp": str(int(now.timestamp())),
+                    "webhook-signature": signature,
+                },
+                extensions=to.extensions,
+            ) as response:
+                return response.status_code
 
 
-def claim(connection: Connection, now: datetime) -> Sequence[RowMapping]:
-    """Take up deliveries that are due; each counts as an attempt from here on."""
-    table = webhook_deliveries
-    due = (
-        select(table.c.request_id)
-        .where(table.c.due_at <= now)
-        .order_by(table.c.due_at)
-        .limit(CONCURRENCY)
-        .with_for_update(skip_locked=True)
-    )
-    ids = connection.execute(due).scalars().all()
-    if not ids:
-        return []
-    taken = (
-        update(table)
-        .where(table.c.request_id.in_(ids))
-        .values(attempts=table.c.attempts + 1, due_at=now + timedelta(seconds=CLAIM_S))
-        .returning(table)
-    )
-    return connection.execute(taken).mappings().all()
+def error_class(failure: BaseException) -> str:
+    """Classify why an attempt had no answer; the class is stored and shown."""
+    if isinstance(failure, InvalidUrl):
+        return "invalid_url"
+    if isinstance(failure, PrivateAddress):
+        return "private_address"
+    if isinstance(failure, (TimeoutError, httpx.TimeoutException)):
+        return "timeout"
+    if isinstance(failure, httpx.ConnectError):
+        return "tls" if _is_tls(failure) else "connect"
+    if isinstance(failure, httpx.HTTPError):
+        return "protocol"
+    return "name_resolution" if isinstance(failure, OSError) else "internal"
 
 
-def postpone(connection: Connection, request_id: str, due_at: datetime) -> None:
-    table = webhook_deliveries
-    connection.execute(update(table).where(table.c.request_id == request_id).values(due_at=due_at))
-
-
-def finish(connection: Connection, request_id: str) -> None:
-    table = webhook_deliveries
-    connection.execute(delete(table).where(table.c.request_id == request_id))
+def _is_tls(failure: BaseException) -> bool:
+    cause: BaseException | None = failure
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _now() -> datetime:

@@ -156,7 +156,7 @@ class Voices:
             rows = connection.execute(_newest(query).limit(limit + 1)).mappings().all()
             return RecordingPage([_recording(row) for row in rows[:limit]], len(rows) > limit)
 
-        return await self._database.read(read)
+        return await self._database.report(read, account_id=account_id)
 
     async def rename_consent(self, account_id: int, id: str, name: str) -> Recording:
         """Raise ``NotFound``."""

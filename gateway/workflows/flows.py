@@ -11,26 +11,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
-from sqlalchemy.exc import DBAPIError
 
+from gateway.aside import Aside
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.errors import NotFound, TollgateError
 from gateway.failpoints import reach
 from gateway.ledger.settle import Settlement
 from gateway.ledger.steps import Running
+from gateway.outages import OUTAGE, QUEUE_OUTAGE
 from gateway.requests.dispatch import Dispatch
+from gateway.requests.outputs import load
 from gateway.requests.wait import Waiters
+from gateway.supervision import Beat, Supervisor, next_of
 from gateway.workflows import store
 from gateway.workflows.advance import Ended, advance, done_of, job_of, refused
 from gateway.workflows.planned import PlannedStep, StepId, read_step_id
 from gateway.workflows.store import Attempt, Flow, NewStep, StepEnd
+from workers.contract.blobs import BlobError, Blobs
 from workers.contract.jobs import (
     Event,
     Preview,
@@ -52,8 +55,10 @@ KNOWN_MAX: Final = 4096
 UNHEARD_MAX: Final = 10_000
 """Events that wait to be published; what comes beyond is left out."""
 LEFT_OVER: Final = 500
-
-_OUTAGE: Final = (DBAPIError, RedisError, OSError, TimeoutError)
+UNTOUCHED: Final = timedelta(seconds=10)
+"""A workflow of which a step began or ended later than this is in good hands."""
+SWEPT: Final = 200
+"""Workflows swept at a time."""
 
 
 @dataclass(slots=True)
@@ -76,7 +81,9 @@ class Flows:
         live: LiveCatalog,
         dispatch: Dispatch,
         waiters: Waiters,
+        aside: Aside,
         namespace: str,
+        blobs: Blobs,
         close: Callable[[Settlement, str], Awaitable[None]],
     ) -> None:
         """``close`` settles a request that has ended and tells the mailbox that waits for it."""
@@ -86,17 +93,18 @@ class Flows:
         self._dispatch = dispatch
         self._waiters = waiters
         self._namespace = namespace
+        self._blobs = blobs
         self._close = close
+        self._aside = aside
+        self._swept: RequestId = RequestId("")
         self._woken: asyncio.Queue[tuple[RequestId, str]] = asyncio.Queue()
         self._events: asyncio.Queue[SentEvent] = asyncio.Queue(UNHEARD_MAX)
         self._known: dict[RequestId, _Known] = {}
 
-    async def run(self) -> None:
-        """Take further whatever has news, and say how far it is, for ever."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._publish())
-            for _ in range(AT_ONCE):
-                group.create_task(self._advance_woken())
+    def start(self, supervisor: Supervisor) -> None:
+        """Advance whatever has news, and publish its progress."""
+        supervisor.start("workflow events", self._publish)
+        supervisor.start("workflows", self._advance_woken, copies=AT_ONCE)
 
     def wake(self, request_id: RequestId, reply: str) -> None:
         """Have a request taken further soon; its events go to the mailbox ``reply``."""
@@ -113,6 +121,7 @@ class Flows:
         flow = await self._database.read(lambda connection: store.read_flow(connection, request_id))
         if flow is None:
             return
+        flow = await self._whole(flow)
         self._learn(flow)
         now = datetime.now(UTC)
         found = advance(flow.plan, flow.attempts, now=now)
@@ -133,20 +142,43 @@ class Flows:
             wait_s = (found.due - now).total_seconds()
             asyncio.get_running_loop().call_later(wait_s, self.wake, request_id, reply)
 
-    async def sweep(self, request_ids: Iterable[RequestId]) -> int:
-        """Take open workflows further that nobody may be left to take, and queue again what the
-        queue has lost of them; return how much that was."""
-        lost = 0
-        for request_id in request_ids:
-            await self.advance(request_id, "")
-            attempts = await self._database.read(
-                lambda connection, id=request_id: store.attempts_of(connection, id)  # type: ignore[misc]  # bound now
+    async def sweep_untouched(self) -> int:
+        """Sweep some of the workflows of which no step began or ended for a while, by turns."""
+        before = datetime.now(UTC) - UNTOUCHED
+        found = await self._database.read(
+            lambda connection: store.untouched(
+                connection, before=before, after=self._swept, limit=SWEPT
             )
-            for one in attempts:
+        )
+        self._swept = found[-1] if len(found) == SWEPT else RequestId("")
+        return await self.sweep(found)
+
+    async def sweep(self, request_ids: Sequence[RequestId]) -> int:
+        """Advance open workflows whose gateway may have died, and queue again what the queue has
+        lost of them; return how much that was. One that cannot be read is set aside."""
+        lost = 0
+        for start in range(0, len(request_ids), AT_ONCE):
+            some = request_ids[start : start + AT_ONCE]
+            lost += sum(await asyncio.gather(*map(self._sweep_one, some)))
+        return lost
+
+    async def _sweep_one(self, request_id: RequestId) -> int:
+        lost = 0
+        try:
+            await self.advance(request_id, "")
+            for one in await self._database.read(
+                lambda connection: store.attempts_of(connection, request_id)
+            ):
                 if one.status is None and await self._dispatch.missing(
                     one.model, [RequestId(str(one.id))]
                 ):
                     lost += await self._enqueue(one, "")
+        except OUTAGE:
+            raise
+        except Exception as error:  # a boundary: one workflow must not keep the others from running
+            await self._aside.note("request", request_id, error)
+        else:
+            await self._aside.forget("request", request_id)
         return lost
 
     async def stop(self, running: Iterable[Running]) -> None:
@@ -193,20 +225,40 @@ class Flows:
                 eta_ms=event.eta_ms,
             )
             self._say(id.request_id, Progress(known.done, known.steps, stage=stage))
-        elif isinstance(event, Preview) and id.name == known.output:
+        elif isinstance(event, Preview) and id.name == known.output and not event.full:
+            # A picture at full size would be a delivery, and a workflow delivers at its end.
             self._say(id.request_id, event)
 
     # --- Taking it further ------------------------------------------------------------------------
 
-    async def _advance_woken(self) -> None:
+    async def _advance_woken(self, beat: Beat) -> None:
         while True:
-            request_id, reply = await self._woken.get()
+            request_id, reply = await next_of(self._woken, beat)
             try:
                 await self.advance(request_id, reply)
-            except _OUTAGE as error:
+            except OUTAGE as error:
                 log.warning("%s is left to the sweeper: %s", request_id, type(error).__name__)
-            except Exception:  # a boundary: one workflow must not keep the others from running
-                log.exception("%s is left to the sweeper", request_id)
+            except Exception as error:  # a boundary: the others run on
+                await self._set_aside(request_id, error)
+            beat()
+
+    async def _set_aside(self, request_id: RequestId, error: Exception) -> None:
+        try:
+            await self._aside.note("request", request_id, error)
+        except OUTAGE:
+            log.exception("%s is left to the sweeper", request_id)
+
+    async def _whole(self, flow: Flow) -> Flow:
+        """Load outputs of steps that are too large for SQL. Raise ``OSError`` if that fails now."""
+        attempts = []
+        for one in flow.attempts:
+            if one.output is not None and not one.output.is_loaded:
+                try:
+                    one = replace(one, output=await load(self._blobs, one.output))
+                except BlobError as error:
+                    raise OSError(f"an output of {one.id} cannot be read") from error
+            attempts.append(one)
+        return replace(flow, attempts=tuple(attempts))
 
     def _entry(self, step: PlannedStep) -> Any:
         entry = self._live.entry(step.model)
@@ -280,12 +332,13 @@ class Flows:
         except asyncio.QueueFull:
             log.warning("an event of %s is left out", request_id)
 
-    async def _publish(self) -> None:
+    async def _publish(self, beat: Beat) -> None:
         while True:
-            sent = await self._events.get()
+            sent = await next_of(self._events, beat)
             entry = LogEntry(sent.request_id, sent.attempt, sent.seq, encode((sent,)))
             try:
                 await publish(self._redis, {}, [entry], namespace=self._namespace)
-            except (RedisError, OSError) as error:
+            except QUEUE_OUTAGE as error:
                 log.warning("an event is not logged: %s", type(error).__name__)
             self._waiters.hear((sent,))
+            beat()

@@ -12,9 +12,20 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, and_, delete, exists, select, update
+from sqlalchemy import (
+    Connection,
+    RowMapping,
+    and_,
+    delete,
+    exists,
+    func,
+    literal,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
+from gateway.database import UtcDateTime
 from gateway.ledger.closed import Output, Problem, Status
 from gateway.tables import holds
 from gateway.workflows.planned import Plan, StepId, plan_of
@@ -89,6 +100,30 @@ def attempts_of(connection: Connection, request_id: str) -> list[Attempt]:
     return [_attempt(row) for row in connection.execute(query).mappings()]
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """An attempt at a step, without what went in and came out."""
+
+    id: StepId
+    model: str
+    ended: bool
+
+
+def attempts_at(connection: Connection, request_ids: Sequence[str]) -> list[Tried]:
+    """Read which attempts there were at the steps of requests."""
+    query = select(
+        steps.c.request_id, steps.c.name, steps.c.attempt, steps.c.model, steps.c.status
+    ).where(steps.c.request_id.in_(request_ids))
+    return [
+        Tried(
+            StepId(RequestId(row.request_id), row.name, row.attempt),
+            row.model,
+            row.status is not None,
+        )
+        for row in connection.execute(query)
+    ]
+
+
 def place(
     connection: Connection, request_id: str, wanted: Sequence[NewStep], *, now: datetime
 ) -> list[Attempt]:
@@ -131,9 +166,25 @@ def record(connection: Connection, ends: Iterable[StepEnd], *, now: datetime) ->
                 error=msgspec.to_builtins(end.error) if end.error else None,
                 usage=msgspec.to_builtins(end.usage),
                 timings=msgspec.to_builtins(end.timings),
-                output=msgspec.msgpack.encode(end.output) if end.output else None,
+                output=end.output.row() if end.output else None,
             )
         )
+
+
+def untouched(
+    connection: Connection, *, before: datetime, after: str, limit: int
+) -> list[RequestId]:
+    """Read requests of which no step was placed or has ended since a moment, by their ids."""
+    touched = func.max(func.coalesce(steps.c.ended_at, steps.c.placed_at, type_=UtcDateTime()))
+    query = (
+        select(steps.c.request_id)
+        .where(steps.c.request_id > after)
+        .group_by(steps.c.request_id)
+        .having(touched < literal(before, UtcDateTime()))
+        .order_by(steps.c.request_id)
+        .limit(limit)
+    )
+    return [RequestId(request_id) for request_id in connection.execute(query).scalars()]
 
 
 def left_over(connection: Connection, *, limit: int) -> list[tuple[StepId, str]]:
