@@ -18,6 +18,7 @@ from gateway.accounts.accounts import (
 )
 from gateway.catalog.loader import CatalogError
 from gateway.commands.accounts import account, key
+from gateway.commands.aside import aside
 from gateway.commands.catalog import catalog
 from gateway.commands.credit import credit
 from gateway.commands.limits import budget, limit
@@ -35,6 +36,7 @@ from gateway.commands.terminal import (
     read_settings,
     refuse,
 )
+from gateway.commands.webhooks import webhook
 from gateway.database import migrate
 from gateway.embedded import CannotStart
 from gateway.errors import TollgateError
@@ -65,6 +67,7 @@ def serve() -> None:
     import uvicorn  # the other commands need no web server
 
     from gateway.app import create_app
+    from gateway.protocol import bounded_by
 
     settings = read_settings()
     settings.queue_url  # noqa: B018  # says at once if it is missing
@@ -75,6 +78,13 @@ def serve() -> None:
     )
     # Addresses that clients name can be secrets in themselves.
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    if settings.host in ("0.0.0.0", "::") and settings.public_url is None:
+        logging.getLogger(__name__).warning(
+            "TOLLGATE_PUBLIC_URL is not set: links in webhooks and batch files begin with "
+            "http://%s:%d, and others with whatever host a caller named",
+            settings.host,
+            settings.port,
+        )
     # A committed transaction wakes its waiters sooner; the default lets a busy loop keep 5 ms.
     sys.setswitchinterval(0.0005)
     uvicorn.run(
@@ -85,6 +95,8 @@ def serve() -> None:
         server_header=False,
         log_config=None,
         timeout_graceful_shutdown=int(settings.shutdown_grace_s),
+        http=bounded_by(settings),
+        ws="none",
     )
 
 
@@ -93,7 +105,7 @@ def migrate_command() -> None:
     """Bring the database to the schema of this version."""
     settings = read_settings()
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    migrate(settings.sql_url)
+    migrate(settings.sql_url, prepare=settings.database_prepare)
     click.echo("the database is up to date")
 
 
@@ -112,6 +124,8 @@ for command in (
     export_command,
     ledger_command,
     reconcile_command,
+    webhook,
+    aside,
 ):
     cli.add_command(command)
 
@@ -134,6 +148,8 @@ def main() -> None:
         refuse(error.message)
     except CatalogError as error:
         refuse(str(error))
+    except OverflowError:
+        refuse("a number or a moment is out of range")
     except DBAPIError as error:
         refuse(f"the database failed: {error.orig}")
     except OSError as error:

@@ -8,22 +8,20 @@ import functools
 import logging
 import signal
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
-from typing import Any
 
 from litestar import Litestar, Router
+from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import ScalarRenderPlugin, SwaggerRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Tag
-from sqlalchemy.exc import DBAPIError
 
 from gateway.accounts.pepper import read_pepper
 from gateway.accounts.rates import Rates
 from gateway.api.access import Access, require_key
 from gateway.api.accounts import AccountController
 from gateway.api.admin import AdminController
+from gateway.api.aside import SetAsideController
 from gateway.api.batches import ENDPOINTS, BatchesController
 from gateway.api.blobs import BlobsController
 from gateway.api.bodies import EXCEPTION_HANDLERS
@@ -31,19 +29,24 @@ from gateway.api.catalog import CatalogController
 from gateway.api.chat import ChatController
 from gateway.api.completions import CompletionsController
 from gateway.api.credit import CreditController
+from gateway.api.document import DocumentConfig
+from gateway.api.documentation import DocumentationPlugin
+from gateway.api.door import CheckedRequest, check_address
 from gateway.api.elevenlabs import ElevenLabsController
 from gateway.api.elevenlabs_voices import ElevenLabsVoicesController
 from gateway.api.embeddings import EmbeddingsController
 from gateway.api.exports import ExportsController
 from gateway.api.files import FilesController
+from gateway.api.front import FrontPageController
 from gateway.api.gmi import GmiController
-from gateway.api.headers import add_limit_headers
+from gateway.api.headers import READABLE_HEADERS, add_limit_headers, allowed_methods
 from gateway.api.health import HealthController
 from gateway.api.images import ImagesController
+from gateway.api.large_bodies import Bodies
 from gateway.api.ledger import LedgerController
 from gateway.api.limits import AdminLimitsController, LimitsController
 from gateway.api.lists import ListsController
-from gateway.api.openrouter import OpenRouterAliasController, OpenRouterController
+from gateway.api.openrouter import OpenRouterController
 from gateway.api.organization import OrganizationController
 from gateway.api.payments import PaymentsController, ProviderEventsController
 from gateway.api.prices import PricesController
@@ -51,12 +54,15 @@ from gateway.api.requests import RequestsController
 from gateway.api.responses import ResponsesController
 from gateway.api.speech import SpeechController
 from gateway.api.statements import AdminPeriodsController, StatementsController
+from gateway.api.storage import StorageController
 from gateway.api.uploads import UploadsController
 from gateway.api.usage import UsageController
 from gateway.api.videos import VideosController
 from gateway.api.views import request_view
 from gateway.api.voices import VoiceConsentsController, VoicesController
+from gateway.api.webhooks import WebhooksController
 from gateway.batches.files import Files
+from gateway.batches.room import Limits, Room
 from gateway.batches.runner import Runner
 from gateway.batches.stored import Stored
 from gateway.billing.chores import (
@@ -64,21 +70,28 @@ from gateway.billing.chores import (
     audit_chores,
     close_chores,
     credit_chores,
+    erasure_chores,
     file_chores,
     media_chores,
+    sweep_chores,
     usage_chores,
     voice_chores,
+    webhook_chores,
 )
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
+from gateway.disk import written_paths
 from gateway.media.fetch import Fetcher
 from gateway.media.links import Links
 from gateway.media.slots import Slots
 from gateway.media.store import MediaStore
+from gateway.outages import SQL_OUTAGE, outage_name
 from gateway.payments.provider import PaymentProvider
+from gateway.readiness import Readiness
 from gateway.requests.lifecycle import Requests
 from gateway.requests.performance import Performance
 from gateway.settings import Settings
+from gateway.supervision import Supervisor, exit_now
 from gateway.voices.store import Voices
 from workers.contract.blobs import Blobs
 from workers.contract.redis import connect
@@ -96,7 +109,7 @@ def create_app(settings: Settings) -> Litestar:
     @contextlib.asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
-            database = Database(settings.sql_url)
+            database = Database(settings.sql_url, prepare=settings.database_prepare)
             stack.push_async_callback(database.close)
             redis = connect(settings.queue_url)
             stack.push_async_callback(redis.aclose)
@@ -104,7 +117,13 @@ def create_app(settings: Settings) -> Litestar:
             pepper = read_pepper(settings)
             rates = Rates(redis, namespace=settings.namespace)
             blobs = Blobs(settings.blobs, bytes_max=2**40)
-            files = Files(database, blobs)
+            room = Room(
+                database,
+                Limits(settings.account_files_max, settings.account_file_bytes_max),
+                paths=written_paths(settings),
+                disk_reserve=settings.disk_reserve_bytes,
+            )
+            files = Files(database, blobs, room)
             media = MediaStore(
                 database, blobs, retention=timedelta(hours=settings.output_retention_hours)
             )
@@ -114,8 +133,21 @@ def create_app(settings: Settings) -> Litestar:
                 bytes_max=settings.media_bytes_max,
                 timeout_s=settings.fetch_timeout_s,
                 private_allowed=settings.fetch_private_addresses,
+                room=room,
             )
             stack.push_async_callback(fetcher.close)
+            spool_directory = settings.home / "spool"
+            spool_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            bodies = Bodies(
+                database,
+                room,
+                directory=spool_directory,
+                bytes_max=settings.bodies_bytes_max,
+                account_bytes_max=settings.account_bodies_bytes_max,
+                memory_max=settings.bodies_memory_bytes_max,
+                kept_max=settings.body_bytes_max,
+            )
+            stack.callback(bodies.close)
             voices = Voices(
                 database,
                 blobs,
@@ -127,6 +159,11 @@ def create_app(settings: Settings) -> Litestar:
                 pepper,
                 valid_s=settings.media_url_minutes * 60,
                 base=settings.public_url or f"http://{settings.host}:{settings.port}",
+            )
+            supervisor = Supervisor(
+                failures_max=settings.loop_failures_max,
+                silence_max_s=settings.loop_silence_max_s,
+                grace_s=settings.shutdown_grace_s,
             )
             requests = Requests(
                 settings=settings,
@@ -155,8 +192,12 @@ def create_app(settings: Settings) -> Litestar:
                     "database": database,
                     "live": live,
                     "requests": requests,
+                    "supervisor": supervisor,
+                    "readiness": Readiness(database, requests.watch, settings),
                     "blobs": blobs,
                     "files": files,
+                    "room": room,
+                    "bodies": bodies,
                     "media": media,
                     "links": links,
                     "slots": Slots.make(pepper),
@@ -174,20 +215,57 @@ def create_app(settings: Settings) -> Litestar:
                 [
                     *credit_chores(database),
                     *usage_chores(database),
+                    *erasure_chores(database),
                     *file_chores(files),
                     *media_chores(media),
                     *voice_chores(voices),
+                    *webhook_chores(database, days=settings.webhook_retention_days),
+                    *sweep_chores(
+                        database, keys_kept=timedelta(days=settings.idempotency_retention_days)
+                    ),
                     *audit_chores(database, app.state.payment_provider),
                     *(close_chores(database) if settings.close_months else ()),
                 ],
             )
-            await stack.enter_async_context(requests.running())
-            await stack.enter_async_context(in_background(chores.run()))
-            await stack.enter_async_context(in_background(batches.run()))
+            await stack.enter_async_context(supervisor.running())
+            await stack.enter_async_context(requests.running(supervisor))
+            supervisor.start("chores", chores.run)
+            supervisor.start("batches", batches.run)
             with reload_on_hangup(live):
                 yield
+        if supervisor.failed:
+            exit_now()
 
-    return Litestar(
+    document = DocumentConfig(
+        title="Tollgate",
+        version=VERSION,
+        description=(
+            "One request is quoted, held, executed, itemised and charged. Amounts are decimal "
+            "strings of USD. Errors have OpenAI's body, those of other dialects theirs."
+        ),
+        path="/schema",
+        components=Components(
+            security_schemes={
+                "key": SecurityScheme(type="http", scheme="bearer"),
+                "header": SecurityScheme(
+                    type="apiKey", name="xi-api-key", security_scheme_in="header"
+                ),
+            }
+        ),
+        security=[{"key": []}],
+        tags=[
+            Tag("OpenAI", "What unmodified OpenAI clients call."),
+            Tag("OpenRouter", "What clients of OpenRouter ask about money."),
+            Tag("ElevenLabs", "What its clients call for speech, music and voices."),
+            Tag("GMI Cloud", "What code written for its request queue calls."),
+            Tag("Requests", "Every task of every model, asynchronously."),
+            Tag("Catalog", "Models, prices, availability."),
+            Tag("Account", "Balance, usage, keys."),
+            Tag("Operation", "Health, metrics, administration."),
+        ],
+        render_plugins=[DocumentationPlugin()],
+    )
+    app = Litestar(
         route_handlers=[
             ChatController,
             Router(
@@ -219,6 +297,8 @@ def create_app(settings: Settings) -> Litestar:
             CatalogController,
             AccountController,
             StatementsController,
+            StorageController,
+            WebhooksController,
             AdminPeriodsController,
             UsageController,
             ExportsController,
@@ -227,58 +307,55 @@ def create_app(settings: Settings) -> Litestar:
             PaymentsController,
             ProviderEventsController,
             OpenRouterController,
-            OpenRouterAliasController,
+            # OpenRouter's clients have one base address, /api/v1.
+            Router(
+                "/api",
+                route_handlers=[
+                    CatalogController,
+                    ChatController,
+                    EmbeddingsController,
+                    OpenRouterController,
+                ],
+                include_in_schema=False,
+            ),
             OrganizationController,
             AdminController,
+            SetAsideController,
             PricesController,
             CreditController,
             LimitsController,
             AdminLimitsController,
+            FrontPageController,
             HealthController,
         ],
-        guards=[require_key],
+        guards=[require_key, check_address],
+        request_class=CheckedRequest,
         before_send=[add_limit_headers],
+        cors_config=cors_of(settings),
         lifespan=[lifespan],
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=settings.body_bytes_max,
         state=State({}),
         logging_config=None,
-        openapi_config=OpenAPIConfig(
-            title="Tollgate",
-            version=VERSION,
-            description=(
-                "One request is quoted, held, executed, itemised and charged. Amounts are decimal "
-                "strings of USD; errors have OpenAI's body."
-            ),
-            path="/schema",
-            components=Components(
-                security_schemes={"key": SecurityScheme(type="http", scheme="bearer")}
-            ),
-            security=[{"key": []}],
-            tags=[
-                Tag("OpenAI", "What unmodified OpenAI clients call."),
-                Tag("OpenRouter", "What clients of OpenRouter ask about money."),
-                Tag("ElevenLabs", "What its clients call for speech, music and voices."),
-                Tag("GMI Cloud", "What code written for its request queue calls."),
-                Tag("Requests", "Every task of every model, asynchronously."),
-                Tag("Catalog", "Models, prices, availability."),
-                Tag("Account", "Balance, usage, keys."),
-                Tag("Operation", "Health, metrics, administration."),
-            ],
-            render_plugins=[ScalarRenderPlugin(), SwaggerRenderPlugin(path="/swagger")],
-        ),
+        openapi_config=document,
     )
+    document.routes = app.routes
+    app.state.methods = allowed_methods(app.routes)
+    return app
 
 
-@contextlib.asynccontextmanager
-async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do work beside the application, and end it with it."""
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(work)
-        try:
-            yield
-        finally:
-            task.cancel()
+def cors_of(settings: Settings) -> CORSConfig | None:
+    """Let pages of the named origins call the gateway; none without the setting.
+
+    Cookies are never allowed: a page sends its user's API key, as every other client does.
+    """
+    if not settings.allowed_origins:
+        return None
+    return CORSConfig(
+        allow_origins=list(settings.allowed_origins),
+        expose_headers=list(READABLE_HEADERS),
+        max_age=3600,
+    )
 
 
 def payment_provider(settings: Settings) -> PaymentProvider | None:
@@ -309,8 +386,8 @@ def reload_on_hangup(live: LiveCatalog) -> Iterator[None]:
     async def reload() -> None:
         try:
             problems = await live.reload()
-        except DBAPIError as error:
-            log.error("catalog not reloaded: the database failed: %s", type(error.orig).__name__)
+        except SQL_OUTAGE as error:
+            log.error("catalog not reloaded: the database failed: %s", outage_name(error))
             return
         for problem in problems:
             log.error("catalog not reloaded: %s", problem)

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -23,6 +25,8 @@ from typing import IO, Final
 import click
 import httpx
 
+from gateway import environment
+from gateway import home as state
 from gateway.accounts.accounts import create_account, list_accounts
 from gateway.accounts.keys import create_key
 from gateway.accounts.pepper import read_pepper
@@ -43,9 +47,16 @@ from gateway.settings import Settings
 STARTING_CREDIT: Final = "5"
 KEYS_FILE: Final = "first-keys.env"
 LOG_BYTES_MAX: Final = 10_000_000
+"""Size at which a log is moved aside; the one before it is then dropped."""
+LOOK_AT_LOGS_S: Final = 10.0
 READY_S: Final = 120.0
 STOP_S: Final = 15.0
 """What has not ended so long after it was asked to is killed."""
+LIVE_EVERY_S: Final = 2.0
+LIVE_PATIENCE_S: Final = 5.0
+"""Time limit of one look at ``/health/live``."""
+LIVE_FAILURES_MAX: Final = 5
+"""Looks in a row that find the gateway not live after which it is started again."""
 RESTART_PAUSES_S: Final = (0.2, 1.0, 5.0, 15.0)
 STABLE_S: Final = 60.0
 
@@ -68,8 +79,6 @@ class Child:
     stopping: bool = field(default=False)
 
     async def start(self) -> asyncio.subprocess.Process:
-        if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
-            self.log.replace(self.log.with_suffix(".log.1"))
         with open(self.log, "ab") as log:  # noqa: ASYNC230  # opened once, for the child to write
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
@@ -100,11 +109,23 @@ class Child:
             if not self._stopped():
                 await self.start()
 
+    async def keep_log_small(self) -> None:
+        """Move the log aside whenever it has grown too large, while the child writes on."""
+        while not self.stopping:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(rotate, self.log)
+            await asyncio.sleep(LOOK_AT_LOGS_S)
+
     def _stopped(self) -> bool:
         return self.stopping
 
-    async def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+    async def stop(self) -> None:
+        """End the process for good."""
         self.stopping = True
+        await self.end()
+
+    async def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """End the process, by force after ``STOP_S``; ``keep_running`` may start it again."""
         process = self.process
         if process is None or process.returncode is not None:
             return
@@ -119,14 +140,22 @@ class Child:
             await process.wait()
 
 
+def rotate(log: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
+    """Copy a log that is too large and empty it. Its writer appends, so it continues at the start;
+    lines written between the two steps are lost."""
+    if not log.exists() or log.stat().st_size <= bytes_max:
+        return
+    shutil.copyfile(log, log.with_suffix(".log.1"))
+    os.truncate(log, 0)
+
+
 async def up(settings: Settings) -> None:
     """Run everything until a signal comes. Raise ``CannotStart`` with the reason if that fails."""
     home = settings.home.resolve()
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (home / "logs").mkdir(mode=0o700, exist_ok=True)
+    state.secure(home)
     with _lock(home):
         _check_port(settings)
-        load_catalog(settings.catalog)
+        state.remove_queue_files(home)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -140,7 +169,8 @@ async def up(settings: Settings) -> None:
 
 
 async def _run(settings: Settings, home: Path, children: list[Child], stop: asyncio.Event) -> None:
-    environment = {
+    credentials = environment.credentials(load_catalog(settings.catalog).models)
+    environ = {
         **os.environ,
         "DATABASE_URL": settings.sql_url,
         "BLOB_URL": settings.blobs,
@@ -150,32 +180,38 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
         "TOLLGATE_PORT": str(settings.port),
         "PYTHONUNBUFFERED": "1",
     }
-    redis_url = settings.redis_url
-    if redis_url is None:
-        path = socket_path(home)
-        server = Child(
-            "queue server",
-            arguments(find_server(), home=home, socket=path),
-            environment,
-            home / "logs" / "queue.log",
-        )
-        children.append(server)
-        await wait_until_up(path, await server.start())
-        redis_url = f"unix://{path}"
-    environment["REDIS_URL"] = redis_url
 
-    def child(name: str, module: str, *rest: str) -> Child:
-        command = (sys.executable, "-m", module, *rest)
-        made = Child(name, command, environment, home / "logs" / f"{name}.log")
+    def child(name: str, command: Sequence[str], environ: Mapping[str, str]) -> Child:
+        made = Child(name, command, environ, home / "logs" / f"{name.partition(' ')[0]}.log")
         children.append(made)
         return made
 
+    redis_url = settings.redis_url
+    if redis_url is None:
+        path = socket_path(home)
+        command = arguments(find_server(), home=home, socket=path)
+        server = child("queue server", command, environment.of_queue_server(environ))
+        await wait_until_up(path, await server.start())
+        redis_url = f"unix://{path}"
+    environ["REDIS_URL"] = redis_url
+
+    gateway = child(
+        "gateway",
+        (sys.executable, "-m", "gateway", "serve"),
+        environment.of_gateway(environ, credentials=credentials),
+    )
+    worker = child(
+        "worker",
+        (sys.executable, "-m", "workers"),
+        environment.of_worker(environ, credentials=credentials, more=settings.worker_variables),
+    )
     # The worker comes first because it has most to load, and goes first because it must drain.
-    gateway, worker = child("gateway", "gateway", "serve"), child("worker", "workers")
     await worker.start()
     await asyncio.to_thread(_prepare, settings)
     await gateway.start()
     tasks = [asyncio.create_task(item.keep_running()) for item in children]
+    tasks += [asyncio.create_task(item.keep_log_small()) for item in children]
+    tasks.append(asyncio.create_task(_keep_live(settings, gateway)))
     try:
         ready = asyncio.create_task(_wait_until_ready(settings, children))
         stopped = asyncio.create_task(stop.wait())
@@ -195,9 +231,9 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
 
 def _prepare(settings: Settings) -> None:
     """Bring the database up to date; make the first account and its keys if there is none."""
-    migrate(settings.sql_url)
+    migrate(settings.sql_url, prepare=settings.database_prepare)
     pepper = read_pepper(settings)
-    database = Database(settings.sql_url)
+    database = Database(settings.sql_url, prepare=settings.database_prepare)
     try:
         with database.transaction() as connection:
             if list_accounts(connection):
@@ -226,7 +262,7 @@ def _prepare(settings: Settings) -> None:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(f"TOLLGATE_API_KEY={secret}\nTOLLGATE_ADMIN_KEY={admin}\n")
     finally:
-        database.engine.dispose()
+        database.dispose()
 
 
 async def _wait_until_ready(settings: Settings, children: list[Child]) -> None:
@@ -248,19 +284,53 @@ async def _wait_until_ready(settings: Settings, children: list[Child]) -> None:
             await asyncio.sleep(0.05)
 
 
+async def _keep_live(settings: Settings, gateway: Child) -> None:
+    """End a gateway that runs but is not live, or does not answer; it is then started again.
+
+    One that has just been started gets ``READY_S`` until its first sign of life.
+    """
+    url = f"http://{settings.host}:{settings.port}/health/live"
+    seen, failures = None, 0
+    async with httpx.AsyncClient(trust_env=False, timeout=LIVE_PATIENCE_S) as client:
+        while True:
+            await asyncio.sleep(LIVE_EVERY_S)
+            process = gateway.process
+            answer = None
+            with contextlib.suppress(httpx.HTTPError):
+                answer = await client.get(url)
+            if answer is not None and answer.is_success:
+                seen, failures = process, 0
+                continue
+            failures += 1
+            patient = seen is not process and time.monotonic() - gateway.started < READY_S
+            if failures < LIVE_FAILURES_MAX or patient or process is None:
+                continue
+            if process.returncode is None:
+                why = "does not answer" if answer is None else f"is not live: {answer.text}"
+                say(f"{gateway.name} {why}; starting it again (see {gateway.log})")
+                await gateway.end()
+            failures = 0
+
+
 def _greet(settings: Settings, home: Path) -> None:
+    """Print the addresses and a first call. The key itself goes to a terminal only: any other
+    output is kept in somebody's journal."""
     url = f"http://{settings.host}:{settings.port}"
-    key = "$TOLLGATE_API_KEY"
-    with contextlib.suppress(OSError):
-        for line in (home / KEYS_FILE).read_text().splitlines():
-            name, _, value = line.partition("=")
-            if name == "TOLLGATE_API_KEY":
-                key = value
-    say(f"API key   {key}   (also in {home / KEYS_FILE})")
+    path = home / KEYS_FILE
+    key = f"$(sed -n s/^TOLLGATE_API_KEY=//p {shlex.quote(str(path))})"
+    if sys.stdout.isatty():
+        with contextlib.suppress(OSError):
+            for line in path.read_text().splitlines():
+                name, _, value = line.partition("=")
+                if name == "TOLLGATE_API_KEY":
+                    key = value
+        say(f"API key   {key}   (also in {path})")
+    else:
+        say(f"API key   in {path}")
     say(f"API docs  {url}/schema")
     say(f"ready {url}")
     say(
-        f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' "
+        f'curl {url}/v1/chat/completions -H "Authorization: Bearer {key}" '
         "-H 'Content-Type: application/json' -d "
         """'{"model": "pocket-chat", "messages": """
         """[{"role": "user", "content": "What is a hold?"}]}'"""

@@ -23,7 +23,7 @@ those by themselves, and a retry would be another order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NotRequired, TypedDict, cast
 
 from workers.contract.jobs import Failed
 
@@ -156,14 +156,21 @@ FAILURE_STATUS: Final[dict[str, int]] = {
 
 
 class RequestFailed(TollgateError):
-    """An accepted request that ended without an answer; nothing was charged for it."""
+    """An accepted request that ended without a whole answer. ``details`` has its ``cost`` if a part
+    was delivered before, and so charged."""
 
     should_retry = False
 
     def __init__(
-        self, code: str, message: str, *, param: str | None = None, request_id: str | None = None
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        request_id: str | None = None,
+        details: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(code, message, param=param, request_id=request_id)
+        super().__init__(code, message, param=param, request_id=request_id, details=details)
         self._status = FAILURE_STATUS.get(code, 424)
 
     @property
@@ -185,12 +192,50 @@ def rename(error: TollgateError, names: Mapping[str, str]) -> None:
         error.param = f"{theirs}{dot}{place}"
 
 
-def render_openai(error: TollgateError) -> dict[str, Any]:
+class ErrorView(TypedDict):
+    """What went wrong; ``details`` of some errors stand beside these fields."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+    request_id: NotRequired[str]
+
+
+class OpenAIError(TypedDict):
+    """The error body that OpenAI's clients read."""
+
+    error: ErrorView
+
+
+class QueueError(TypedDict):
+    """The error body of request queues: a sentence."""
+
+    error: str
+
+
+class DetailView(TypedDict):
+    """What went wrong; ``code`` is ours."""
+
+    status: str
+    message: str
+    code: str
+    param: NotRequired[str]
+    request_id: NotRequired[str]
+
+
+class ElevenLabsError(TypedDict):
+    """The error body that ElevenLabs' clients read."""
+
+    detail: DetailView
+
+
+def render_openai(error: TollgateError) -> OpenAIError:
     """The error body that OpenAI's clients read; extra fields are ours and harmless to them."""
     kind = error.type
     if isinstance(error, RequestFailed) and error.http_status == 400:
         kind = InvalidRequest.type
-    body: dict[str, Any] = {
+    body: ErrorView = {
         "message": error.message,
         "type": kind,
         "param": error.param,
@@ -198,11 +243,11 @@ def render_openai(error: TollgateError) -> dict[str, Any]:
     }
     if error.request_id is not None:
         body["request_id"] = error.request_id
-    body.update(error.details)
+    body.update(cast("ErrorView", error.details))
     return {"error": body}
 
 
-def render_text(error: TollgateError) -> dict[str, Any]:
+def render_text(error: TollgateError) -> QueueError:
     """The error body of request queues: a sentence and nothing else."""
     return {"error": error.message}
 
@@ -219,7 +264,7 @@ _STATUSES: Final[dict[str, str]] = {
 """What ElevenLabs calls some of our codes; the others keep their name."""
 
 
-def render_detail(error: TollgateError) -> dict[str, Any]:
+def render_detail(error: TollgateError) -> ElevenLabsError:
     """The error body that ElevenLabs' clients read; ``code`` is ours."""
     detail = {
         "status": _STATUSES.get(error.code, error.code),
@@ -228,4 +273,5 @@ def render_detail(error: TollgateError) -> dict[str, Any]:
         "param": error.param,
         "request_id": error.request_id,
     }
-    return {"detail": {name: said for name, said in detail.items() if said is not None}}
+    shown = {name: value for name, value in detail.items() if value is not None}
+    return {"detail": cast("DetailView", shown)}

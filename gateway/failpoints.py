@@ -1,6 +1,8 @@
-"""Places at which tests kill the process, as power failures do: ``TOLLGATE_FAILPOINT=after_hold``.
+"""Places at which tests break the process, by the variable ``TOLLGATE_FAILPOINT``.
 
-Without that variable ``reach`` does nothing.
+``after_hold`` kills it there, as a power failure does. ``falter:settler:2`` makes the first two
+beats of a background loop raise (all of them without the number); ``hang:settler`` makes the loop
+wait for nothing. Without the variable nothing here does anything.
 """
 
 from __future__ import annotations
@@ -32,7 +34,25 @@ Failpoint: TypeAlias = Literal[
 _ARMED: Final = os.environ.get("TOLLGATE_FAILPOINT")
 
 
+_KIND, _, _REST = (_ARMED or "").partition(":")
+_LOOP, _, _TIMES = _REST.partition(":")
+_faltered = 0
+
+
 def reach(point: Failpoint) -> None:
     """Die here if a test asked for it."""
     if point == _ARMED:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def falter(loop: str) -> None:
+    """Raise here if a test asked for the failure of this loop."""
+    global _faltered
+    if _KIND == "falter" and loop == _LOOP and (not _TIMES or _faltered < int(_TIMES)):
+        _faltered += 1
+        raise RuntimeError(f"a test broke the loop {loop}")
+
+
+def hangs(loop: str) -> bool:
+    """Say whether a test asked for this loop to hang."""
+    return _KIND == "hang" and loop == _LOOP

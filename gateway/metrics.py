@@ -59,6 +59,29 @@ LATE_OUTCOMES = Counter(
 REQUEUED = Counter(
     "tollgate_requests_requeued", "Open requests that the queue had lost.", registry=REGISTRY
 )
+UNREADABLE_PRICES = Counter(
+    "tollgate_prices_unreadable",
+    "Stored prices and discounts that could not be read and were set aside.",
+    ["model"],
+    registry=REGISTRY,
+)
+SET_ASIDE = Gauge(
+    "tollgate_set_aside",
+    "Stored rows that could not be worked on and wait for the operator.",
+    ["kind"],
+    registry=REGISTRY,
+)
+CLOCK_SKEW_SECONDS = Gauge(
+    "tollgate_clock_skew_seconds",
+    "Clock of the database minus this gateway's, at the last check of readiness.",
+    registry=REGISTRY,
+)
+LOOP_FAILURES = Counter(
+    "tollgate_loop_failures",
+    "Failures of background loops, each of which was started again.",
+    ["loop"],
+    registry=REGISTRY,
+)
 PHASE_SECONDS = Histogram(
     "tollgate_phase_seconds",
     "Where the time of charged requests went.",
@@ -77,6 +100,27 @@ BATCH_LINES = Counter(
 )
 WEBHOOKS = Counter(
     "tollgate_webhooks", "Webhooks, by what became of them.", ["outcome"], registry=REGISTRY
+)
+WEBHOOK_SECONDS = Histogram(
+    "tollgate_webhook_seconds",
+    "Durations of attempts to deliver a webhook, by the class of their error.",
+    ["error"],
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15),
+    registry=REGISTRY,
+)
+WEBHOOK_DELAY_SECONDS = Histogram(
+    "tollgate_webhook_delay_seconds",
+    "Time from when an attempt was due to its start.",
+    buckets=(0.5, 1, 2, 5, 15, 60, 300, 3600),
+    registry=REGISTRY,
+)
+WEBHOOKS_IN_FLIGHT = Gauge(
+    "tollgate_webhooks_in_flight", "Webhooks that this process is sending.", registry=REGISTRY
+)
+WEBHOOK_CIRCUITS = Gauge(
+    "tollgate_webhook_circuits_open",
+    "Receivers that do not answer, which this process probes one delivery at a time.",
+    registry=REGISTRY,
 )
 PAYMENTS = Counter(
     "tollgate_payments", "What payment providers told.", ["provider", "event"], registry=REGISTRY

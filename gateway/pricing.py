@@ -131,10 +131,11 @@ def charge(price: Price, usage: Usage) -> Bill:
 
 
 def quote(price: Price, limits: Usage) -> Bill:
-    """Give the most that any usage within the limits can cost.
+    """Return the most that any usage within the limits can cost.
 
-    Where attributes are left open, the dearest component counts; an input token may turn out to be
-    cached or not, so it counts at the dearer of the two.
+    With every attribute given that a condition names, each unit counts at the component that
+    ``charge`` chooses. Where attributes are left open, the dearest one that it can come to choose
+    counts; an input token may turn out to be cached or not, so it counts at the dearer of the two.
     """
     chosen: list[tuple[Component, Fraction]] = []
     for unit in UNITS:
@@ -162,6 +163,8 @@ def discounted(price: Price, discount: Fraction) -> Price:
     Nothing is lost by rounding: where an amount would have a fraction, ``per`` grows instead. The
     minimum is rounded up. Raise ``Unbookable`` if an amount comes to be too large.
     """
+    if not 0 < discount < 1:
+        raise ValueError(f"a discount is {discount}; it must be between 0 and 1")
     left = 1 - discount
     components = []
     for component in price.components:
@@ -258,13 +261,22 @@ def _component(price: Price, unit: Unit, attributes: Mapping[str, str]) -> Compo
 
 
 def _open_components(price: Price, unit: Unit, attributes: Mapping[str, str]) -> list[Component]:
-    """Components of a unit that can come to apply, given what is already known."""
-    return [
+    """Components of a unit that a bill can come to choose, given what is already known.
+
+    One is sure to match: the bill's own choice by the given attributes. Beside it only those can be
+    chosen that depend on an attribute that is still open, and are no less specific.
+    """
+    sure = _component(price, unit, attributes)
+    least = 0 if sure is None else len(sure.when)
+    found = [
         component
         for component in price.components
         if component.unit == unit
+        and len(component.when) >= least
+        and not component.when.keys() <= attributes.keys()
         and all(attributes.get(name, value) == value for name, value in component.when.items())
     ]
+    return found if sure is None else [sure, *found]
 
 
 def _bill(chosen: Iterable[tuple[Component, Fraction]], minimum_nanos: int) -> Bill:

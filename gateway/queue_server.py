@@ -1,6 +1,6 @@
 """Finds and starts the queue server of ``tollgate up`` where none is given.
 
-A private Unix socket, an append-only file, and a life that ends with its parent's. Any server that
+It has a private Unix socket, writes nothing to disk, and ends with its parent. Any server that
 speaks Redis 6.2 will do; Valkey from the package index is the last resort and always there.
 """
 
@@ -56,12 +56,15 @@ def socket_path(home: Path) -> Path:
 
 
 def arguments(server: str, *, home: Path, socket: Path) -> list[str]:
-    """The command line of the embedded server."""
+    """Return the command line of the embedded server.
+
+    Nothing is persisted: jobs contain prompts, and the ledger refills an empty queue.
+    """
     return [
         server,
         *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
-        *("--dir", str(home.resolve()), "--save", "", "--appendonly", "yes"),
-        *("--appendfsync", "everysec", "--maxmemory-policy", "noeviction"),
+        *("--dir", str(home.resolve()), "--save", "", "--appendonly", "no"),
+        *("--maxmemory-policy", "noeviction"),
         *("--daemonize", "no", "--loglevel", "notice"),
     ]
 

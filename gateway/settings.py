@@ -5,13 +5,16 @@ Every setting is listed with its default in ``docs/settings.md``; a test keeps t
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Self
+from typing import Final, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.pricing import parse_usd
+
+_ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:\d+)?")
 
 
 class Settings(BaseSettings):
@@ -26,11 +29,17 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
     catalog: Path = Path("catalog.yaml")
+    cors_origins: str = ""
+    """Origins whose pages may call the gateway, separated by commas, such as
+    `https://chat.example.com`; `*` is every page. Without it, browsers refuse all pages."""
 
     database_url: str | None = Field(
         default=None, validation_alias=AliasChoices("database_url", "DATABASE_URL")
     )
     """``sqlite:///…`` or ``postgresql://…``; without it a SQLite file in the home."""
+    database_prepare: bool = True
+    """Whether PostgreSQL may keep prepared statements and settings on a connection; off behind
+    PgBouncer in transaction mode."""
     redis_url: str | None = Field(
         default=None, validation_alias=AliasChoices("redis_url", "REDIS_URL")
     )
@@ -39,6 +48,10 @@ class Settings(BaseSettings):
         default=None, validation_alias=AliasChoices("blob_url", "BLOB_URL")
     )
     """``file:///…`` or ``s3://…``; without it a directory in the home."""
+
+    disk_reserve_bytes: int | None = Field(default=None, ge=0)
+    """Free disk space below which nothing is stored for clients and the gateway is not ready;
+    without it 512 MiB, but at most 5 % of the disk."""
 
     stripe_api_key: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("stripe_api_key", "STRIPE_API_KEY")
@@ -64,6 +77,14 @@ class Settings(BaseSettings):
     issuer_note: str = ""
     """What else statements must say, such as a tax number."""
 
+    metrics: Literal["key", "open", "off"] = "key"
+    """Access to `/metrics`: with a key of the scope `admin` or the token below; `open` for every
+    caller; or not at all."""
+    metrics_token: SecretStr | None = None
+    """Bearer token for scrapers of `/metrics`; it opens nothing else."""
+    worker_environment: str = ""
+    """Names, separated by commas, of further variables that `up` hands to its worker."""
+
     namespace: str = "gq"
     """Prefix of every Redis key, so that several installations can share one server."""
     pepper: SecretStr | None = None
@@ -73,9 +94,21 @@ class Settings(BaseSettings):
     """What a device costs you in an hour, such as `2.50`; administrators then see margins."""
     hold_slice_tokens: int = Field(default=2048, ge=1)
     """Output tokens held for at a time, of each answer of a stream that names no length."""
-    body_bytes_max: int = 4 * 1024 * 1024
+    connections_max: int = Field(default=10_000, ge=1)
+    """Open connections of one gateway; one more is closed. Each needs a file descriptor."""
+    header_timeout_s: float = Field(default=15.0, gt=0)
+    """Time in which a new connection must begin a request, and twice that for its headers."""
+    body_bytes_per_s_min: float = Field(default=1024.0, ge=0)
+    """Rate below which a body counts as stalled, measured over the time for headers."""
+    body_bytes_max: int = 16 * 1024 * 1024
     media_body_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1)
     """Of a body that may bring pictures, videos or sound along."""
+    bodies_bytes_max: int = Field(default=2 * 1024**3, ge=1)
+    """Bytes of large bodies (above 256 KiB) in flight in one gateway; a single one always fits."""
+    account_bodies_bytes_max: int = Field(default=512 * 1024 * 1024, ge=1)
+    """The same for one account."""
+    bodies_memory_bytes_max: int = Field(default=128 * 1024 * 1024, ge=1)
+    """The same for bodies without files, which stay in memory while their request runs."""
     media_bytes_max: int = Field(default=50 * 1024 * 1024, ge=1)
     """Of one picture, video or sound that is sent along, in whichever way."""
     fetch_timeout_s: float = Field(default=30.0, gt=0)
@@ -92,8 +125,10 @@ class Settings(BaseSettings):
     """Voices that one account keeps, and as many consents."""
     voice_bytes_max: int = Field(default=10 * 1024 * 1024, ge=1)
     """Of the recording of a voice that is kept, or of a consent."""
-    input_bytes_max: int = 48 * 1024
-    """Of one request's checked input; it travels through the queue."""
+    input_bytes_max: int = Field(default=8 * 1024 * 1024, ge=1, le=128 * 1024 * 1024)
+    """Of one request's checked input of text; a large one is stored until the request ends."""
+    cancelled_seconds_per_hour: int | None = Field(default=None, ge=1)
+    """Device seconds that an account may cancel per hour for nothing, if it has no limit itself."""
     queue_max: int = 10_000
     """Queued requests of one model."""
     account_queue_max: int = 1_000
@@ -115,6 +150,11 @@ class Settings(BaseSettings):
     idempotency_retention_days: float = 7.0
     file_bytes_max: int = Field(default=200 * 1024 * 1024, ge=1)
     """Of an uploaded file."""
+    account_files_max: int = Field(default=10_000, ge=0)
+    """Files that one account keeps, batches' included; an administrator can set another number
+    for an account."""
+    account_file_bytes_max: int = Field(default=20 * 1024**3, ge=0)
+    """The same in bytes, recordings of voices included."""
     file_retention_days: float = Field(default=30.0, gt=0)
     """How long files are kept whose owner does not say."""
     batch_lines_max: int = Field(default=50_000, ge=1)
@@ -132,8 +172,14 @@ class Settings(BaseSettings):
     batch_lease_s: float = Field(default=15.0, ge=1)
     """How long after a gateway was lost another one goes on with its batches."""
     sweep_interval_s: float = 5.0
+    loop_failures_max: int = Field(default=8, ge=1)
+    """Failures in a row of one background loop (about 90 s) after which the gateway ends itself."""
+    loop_silence_max_s: float = Field(default=60.0, ge=5)
+    """Time without a completed round of one background loop after which the gateway is not live."""
     webhook_private_addresses: bool = False
     """Whether webhooks may go to private networks and without TLS; for tests and laptops."""
+    webhook_retention_days: float = Field(default=30.0, gt=0)
+    """Retention of webhook deliveries and their attempts after they have ended."""
     shutdown_grace_s: float = 10.0
     """How long a stopping gateway waits for open connections."""
     log_level: str = "INFO"
@@ -165,6 +211,25 @@ class Settings(BaseSettings):
             parse_usd(value)
         return value
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str) -> str:
+        for origin in _split(value):
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"TOLLGATE_CORS_ORIGINS names {origin!r}; an origin is a scheme and a host, "
+                    "without a path: https://chat.example.com"
+                )
+        return value
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        return tuple(_split(self.cors_origins))
+
+    @property
+    def worker_variables(self) -> tuple[str, ...]:
+        return tuple(_split(self.worker_environment))
+
     @property
     def queue_url(self) -> str:
         """Raise ``ValueError`` where no queue server is named; only ``up`` brings its own."""
@@ -179,3 +244,7 @@ class Settings(BaseSettings):
     @property
     def blobs(self) -> str:
         return self.blob_url or f"file://{self.home.resolve() / 'blobs'}"
+
+
+def _split(value: str) -> list[str]:
+    return [item for part in value.split(",") if (item := part.strip())]

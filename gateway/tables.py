@@ -192,6 +192,14 @@ transfers = Table(
     ),
     Index(None, "from_account", "id"),
     Index(None, "to_account", "id"),
+    # Movements of a rare kind, beside any number of charges.
+    Index(
+        "ix_transfers_not_charges",
+        "from_account",
+        "id",
+        sqlite_where=text("kind <> 'charge'"),
+        postgresql_where=text("kind <> 'charge'"),
+    ),
 )
 
 receipts = Table(
@@ -232,6 +240,16 @@ receipts = Table(
     Index(None, "key_id", "settled_at", "request_id"),
     Index(None, "transfer_id"),
     Index(None, "settled_at", postgresql_using="brin"),
+    Index(None, "model", "settled_at"),
+    # Requests that failed, beside any number that succeeded.
+    Index(
+        "ix_receipts_not_succeeded",
+        "account_id",
+        "status",
+        "request_id",
+        sqlite_where=text("status <> 'succeeded'"),
+        postgresql_where=text("status <> 'succeeded'"),
+    ),
 )
 
 refunds = Table(
@@ -321,6 +339,8 @@ rate_limits = Table(
     Column("requests_per_minute", Integer),
     Column("tokens_per_minute", Integer),
     Column("concurrent_max", Integer),
+    # Of a whole account: device time of cancelled work that was not charged.
+    Column("cancelled_seconds_per_hour", Integer),
 )
 
 outputs = Table(
@@ -340,23 +360,22 @@ idempotency = Table(
     Column("request_id", RequestKey, nullable=False),
     Column("body_sha256", LargeBinary(32), nullable=False),
     Column("created_at", UtcDateTime, nullable=False, index=True),
-)
-
-webhook_deliveries = Table(
-    "webhook_deliveries",
-    metadata,
-    Column("request_id", RequestKey, ForeignKey("receipts.request_id"), primary_key=True),
-    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
-    Column("url", String(2000), nullable=False),
-    Column("attempts", Integer, nullable=False, server_default="0"),
-    Column("due_at", UtcDateTime, nullable=False, index=True),
+    # The lines of a batch, by what their names begin with. The primary key is in the order of a
+    # language, which may ignore the line breaks in these names.
+    Index(
+        "ix_idempotency_lines",
+        "account_id",
+        "key",
+        sqlite_where=text("key LIKE 'batch%'"),
+        postgresql_where=text("key LIKE 'batch%'"),
+        postgresql_ops={"key": "varchar_pattern_ops"},
+    ),
 )
 
 periods = Table(
     "periods",
     metadata,
-    # Months (UTC) of the books. Whoever books holds the row of the month FOR SHARE; closing takes
-    # it FOR UPDATE, so that nothing is booked into a month that is closed.
+    # Months (UTC) of the books. Booking locks its month's row FOR SHARE, closing FOR UPDATE.
     Column("month", String(7), primary_key=True),
     Column("state", String(8), nullable=False, server_default="open"),
     Column("closed_at", UtcDateTime),
@@ -365,13 +384,15 @@ periods = Table(
     Column("transfers", BigInteger),
     Column("sha256", String(64)),
     CheckConstraint("state IN ('open', 'closing', 'closed')", name="state"),
+    CheckConstraint(
+        "month LIKE '20__-__' AND substr(month, 6) BETWEEN '01' AND '12'", name="month"
+    ),
 )
 
 rebates = Table(
     "rebates",
     metadata,
-    # Of what an account spends in a month beyond ``from_nanos``, this part is given back at close.
-    # Account 0 is everybody that has no tiers of its own.
+    # Part of a month's spending beyond ``from_nanos`` that is given back; account 0: the default.
     Column("account_id", RowId, primary_key=True, autoincrement=False),
     Column("from_nanos", BigInteger, primary_key=True, autoincrement=False),
     Column("basis_points", Integer, nullable=False),
@@ -382,8 +403,7 @@ rebates = Table(
 invoices = Table(
     "invoices",
     metadata,
-    # Final from the start: a mistake is mended by a credit note. ``carried_in`` + the sum of the
-    # lines = the total in cents + ``carried_out``, so that nothing is lost by rounding to cents.
+    # Final; credit notes correct it. ``carried_in`` + lines = total in cents + ``carried_out``.
     Column("id", RowId, primary_key=True),
     Column("number", String(40), nullable=False, unique=True),
     Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
@@ -450,37 +470,6 @@ usage_hourly = Table(
     *(Column(quantity, BigInteger, nullable=False) for quantity in QUANTITIES),
     Index(None, "hour", "model"),
     Index(None, "key_id", "hour"),
-)
-
-payments = Table(
-    "payments",
-    metadata,
-    # Money that a payment provider was asked for; booked once, by a transfer, when it has come.
-    Column("id", String(40), primary_key=True),
-    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
-    Column("provider", String(20), nullable=False),
-    Column("reference", String(255), nullable=False),
-    Column("intent", String(255)),
-    Column("amount_nanos", BigInteger, nullable=False),
-    Column("returned_nanos", BigInteger, nullable=False, server_default="0"),
-    Column("status", String(16), nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("transfer_id", RowId, ForeignKey("transfers.id")),
-    UniqueConstraint("provider", "reference"),
-    Index(None, "provider", "intent"),
-    CheckConstraint("amount_nanos > 0", name="amount"),
-    CheckConstraint(
-        "status IN ('open', 'paid', 'expired', 'failed', 'refunded', 'disputed')", name="status"
-    ),
-)
-
-payment_events = Table(
-    "payment_events",
-    metadata,
-    Column("provider", String(20), primary_key=True),
-    Column("event_id", String(255), primary_key=True),
-    Column("kind", String(80), nullable=False),
-    Column("received_at", UtcDateTime, nullable=False),
 )
 
 reconciliations = Table(

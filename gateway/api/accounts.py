@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from litestar import Controller, Request, Response, get
 from litestar.params import FromQuery
@@ -11,12 +11,38 @@ from sqlalchemy import Connection
 from gateway.accounts.accounts import Account
 from gateway.api.access import caller, find_asked
 from gateway.api.answers import json_response
-from gateway.api.views import key_view, timestamp
+from gateway.api.views import KeyView, key_view, timestamp
 from gateway.database import Database
 from gateway.ledger.lots import Lot, open_lots
 from gateway.ledger.transfers import owed
 from gateway.pricing import format_usd
 from gateway.requests.webhooks import signing_secret
+
+
+class LotView(TypedDict):
+    """Credit of one kind with one expiry."""
+
+    kind: str
+    amount: str
+    remaining: str
+    expires_at: str | None
+
+
+class BalanceView(TypedDict):
+    currency: Literal["USD"]
+    posted: str
+    held: str
+    available: str
+    credit_limit: str
+    allowance: str
+    owed: str
+    status: str
+    lots: list[LotView]
+
+
+class WebhookSecretView(TypedDict):
+    object: Literal["webhook.secret"]
+    secret: str
 
 
 class AccountController(Controller):
@@ -27,7 +53,7 @@ class AccountController(Controller):
     @get("/balance", operation_id="GetBalance", summary="What the account has, and what is held")
     async def balance(
         self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
-    ) -> Response[bytes]:
+    ) -> Response[BalanceView]:
         database: Database = request.app.state.database
 
         def read(connection: Connection) -> tuple[Account, list[Lot], int]:
@@ -62,10 +88,10 @@ class AccountController(Controller):
         operation_id="GetWebhookSecret",
         summary="The secret that signs this account's webhooks (Standard Webhooks)",
     )
-    async def webhook_secret(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def webhook_secret(self, request: Request[Any, Any, Any]) -> Response[WebhookSecretView]:
         secret = signing_secret(request.app.state.pepper, caller(request).account_id)
         return json_response({"object": "webhook.secret", "secret": secret})
 
     @get("/keys/self", operation_id="GetOwnKey", summary="The key that makes this call")
-    async def own_key(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def own_key(self, request: Request[Any, Any, Any]) -> Response[KeyView]:
         return json_response(key_view(caller(request)))

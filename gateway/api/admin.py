@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from litestar import Controller, Request, Response, get, post
 
+from gateway.api.access import caller
 from gateway.api.answers import json_response
 from gateway.api.views import timestamp
 from gateway.billing.audit import Reconciliation, audit_and_keep, last_audit
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound
+from gateway.ledger.reconcile import Finding
+
+
+class ReloadedView(TypedDict):
+    object: Literal["catalog"]
+    models: int
+
+
+class ReconciliationView(TypedDict):
+    """Result of a proof of the books."""
+
+    object: Literal["reconciliation"]
+    agrees: bool
+    findings: list[Finding]
+    started_at: str
+    finished_at: str
 
 
 class AdminController(Controller):
@@ -26,7 +42,7 @@ class AdminController(Controller):
         operation_id="ReloadCatalog",
         summary="Read catalog.yaml again; a changed price is a new price version",
     )
-    async def reload(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def reload(self, request: Request[Any, Any, Any]) -> Response[ReloadedView]:
         live: LiveCatalog = request.app.state.live
         problems = await live.reload()
         if problems:
@@ -44,7 +60,7 @@ class AdminController(Controller):
         operation_id="Reconcile",
         summary="Prove now that the books agree, or say what differs",
     )
-    async def reconcile(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def reconcile(self, request: Request[Any, Any, Any]) -> Response[ReconciliationView]:
         state = request.app.state
         return json_response(_view(await audit_and_keep(state.database, state.payment_provider)))
 
@@ -53,19 +69,19 @@ class AdminController(Controller):
         operation_id="GetReconciliation",
         summary="What the last proof found, by whichever gateway",
     )
-    async def last(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def last(self, request: Request[Any, Any, Any]) -> Response[ReconciliationView]:
         database: Database = request.app.state.database
-        found = await database.read(last_audit)
+        found = await database.report(last_audit, account_id=caller(request).account_id)
         if found is None:
             raise NotFound("not_reconciled", "The books have not been reconciled yet.")
         return json_response(_view(found))
 
 
-def _view(found: Reconciliation) -> dict[str, Any]:
+def _view(found: Reconciliation) -> ReconciliationView:
     return {
         "object": "reconciliation",
         "agrees": not found.findings,
-        "findings": [asdict(finding) for finding in found.findings],
+        "findings": list(found.findings),
         "started_at": timestamp(found.started_at),
         "finished_at": timestamp(found.finished_at),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from litestar import Request, Response
 from litestar.response import Stream
@@ -19,6 +19,8 @@ from gateway.requests.inputs import Input
 from gateway.requests.lifecycle import Requests
 from gateway.requests.order import Order
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
+
+View = TypeVar("View")
 
 
 class StreamOptions(BaseModel):
@@ -65,9 +67,9 @@ async def order_of(
 async def answer(
     request: Request[Any, Any, Any],
     order: Order,
-    view: Callable[[Closed], Mapping[str, Any]],
+    view: Callable[[Closed], View],
     stream: Callable[[Ticket], AsyncIterator[bytes]] | None = None,
-) -> Response[bytes] | Stream:
+) -> Response[View] | Stream:
     """Place an order and answer it, as a stream if it is one and there is a way to."""
     requests: Requests = request.app.state.requests
     ticket = await requests.submit(call_of(request), order)

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NotRequired,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    cast,
+)
 
 import msgspec
 from litestar import Response
@@ -12,6 +22,53 @@ from litestar.response import Stream
 from gateway.ledger.closed import Closed
 from gateway.pricing import format_usd
 from workers.contract.jobs import RequestId, Usage
+
+Body = TypeVar("Body")
+Item = TypeVar("Item")
+
+ExactUsd: TypeAlias = Annotated[
+    msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "number", "description": "USD, exact"})
+]
+"""A JSON number that is written with the exact digits of an amount."""
+
+
+class ListView(TypedDict, Generic[Item]):
+    """Everything there is."""
+
+    object: Literal["list"]
+    data: Sequence[Item]
+
+
+class PageView(ListView[Item]):
+    """A part of a list; ``next_cursor`` is sent as ``cursor`` for the part that follows."""
+
+    has_more: bool
+    next_cursor: str | None
+
+
+class DataView(TypedDict, Generic[Item]):
+    data: Item
+
+
+class DeletedView(TypedDict):
+    id: str
+    object: str
+    deleted: Literal[True]
+
+
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
+
+
+class UsageView(TypedDict):
+    """OpenAI's usage, where cached tokens are a part of the prompt's, with OpenRouter's cost."""
+
+    prompt_tokens: int
+    completion_tokens: NotRequired[int]
+    total_tokens: int
+    prompt_tokens_details: NotRequired[PromptTokensDetails]
+    cost: ExactUsd
+
 
 encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
@@ -22,14 +79,16 @@ def exact_number(nanos: int) -> msgspec.Raw:
 
 
 def json_response(
-    body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response[bytes]:
-    return Response(
+    body: Body, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response[Body]:
+    """Answer with a body of a declared type, from which the OpenAPI document is made."""
+    encoded = Response(
         encode_json(body),
         status_code=status,
         media_type="application/json",
         headers=dict(headers or {}),
     )
+    return cast("Response[Body]", encoded)
 
 
 def event_stream(
@@ -57,7 +116,7 @@ def request_headers(request_id: RequestId, closed: Closed | None = None) -> dict
     return headers
 
 
-def openai_usage(usage: Usage, cost_nanos: int) -> dict[str, Any]:
+def openai_usage(usage: Usage, cost_nanos: int) -> UsageView:
     """OpenAI's usage, where cached tokens are a part of the prompt's, with OpenRouter's cost."""
     prompt = usage.input_tokens + usage.cached_input_tokens
     return {

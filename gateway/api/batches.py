@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -14,7 +14,9 @@ from gateway.api import chat, completions, embeddings, images, responses, videos
 from gateway.api.access import caller
 from gateway.api.answers import exact_number, json_response
 from gateway.api.bodies import is_retry
-from gateway.api.files import KeptSeconds, list_view
+from gateway.api.files import KeptSeconds, OpenAIListView, list_view
+from gateway.api.response_views import ResponseUsageView
+from gateway.api.storing import may_store
 from gateway.batches import store
 from gateway.batches.endpoint import Endpoint
 from gateway.batches.runner import Runner
@@ -75,6 +77,49 @@ class BatchBody(BaseModel):
     output_expires_after: ExpiresAfter | None = None
 
 
+class BatchErrorView(TypedDict):
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchErrorsView(TypedDict):
+    object: Literal["list"]
+    data: list[BatchErrorView]
+
+
+class CountsView(TypedDict):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchView(TypedDict):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchErrorsView | None
+    input_file_id: str
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    cancelling_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelled_at: int | None
+    request_counts: CountsView
+    usage: ResponseUsageView | None
+    metadata: Mapping[str, str] | None
+
+
 class BatchesController(Controller):
     path = "/v1/batches"
     tags = ["OpenAI"]
@@ -82,12 +127,13 @@ class BatchesController(Controller):
     @post(
         status_code=200,
         opt={"scope": "inference"},
+        guards=[may_store],
         operation_id="CreateBatch",
         summary="Run a file of requests within a day, at the batch price",
     )
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[BatchBody]
-    ) -> Response[bytes]:
+    ) -> Response[BatchView]:
         if data.endpoint not in ENDPOINTS:
             accepted = ", ".join(sorted(ENDPOINTS))
             raise InvalidRequest(
@@ -133,15 +179,16 @@ class BatchesController(Controller):
         request: Request[Any, Any, Any],
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
-    ) -> Response[bytes]:
+    ) -> Response[OpenAIListView[BatchView]]:
         if not 1 <= limit <= PAGE_MAX:
             raise InvalidRequest(
                 "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
             )
         database: Database = request.app.state.database
         account_id = caller(request).account_id
-        found, more = await database.read(
-            lambda connection: store.page(connection, account_id, limit=limit, after=after)
+        found, more = await database.report(
+            lambda connection: store.page(connection, account_id, limit=limit, after=after),
+            account_id=account_id,
         )
         return json_response(list_view([batch_view(batch) for batch in found], more=more))
 
@@ -153,7 +200,7 @@ class BatchesController(Controller):
     )
     async def show(
         self, request: Request[Any, Any, Any], batch_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[BatchView]:
         database: Database = request.app.state.database
         account_id = caller(request).account_id
         found = await database.read(lambda connection: store.find(connection, account_id, batch_id))
@@ -168,7 +215,7 @@ class BatchesController(Controller):
     )
     async def cancel(
         self, request: Request[Any, Any, Any], batch_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[BatchView]:
         database: Database = request.app.state.database
         runner: Runner = request.app.state.batches
         account_id, now = caller(request).account_id, datetime.now(UTC)
@@ -179,7 +226,7 @@ class BatchesController(Controller):
         return json_response(batch_view(found))
 
 
-def batch_view(batch: Batch) -> dict[str, Any]:
+def batch_view(batch: Batch) -> BatchView:
     """OpenAI's batch. Its files are named once they are there."""
     ended = batch.ended_at is not None
     return {
@@ -187,7 +234,9 @@ def batch_view(batch: Batch) -> dict[str, Any]:
         "object": "batch",
         "endpoint": batch.endpoint,
         "model": batch.model,
-        "errors": {"object": "list", "data": list(batch.errors)} if batch.errors else None,
+        "errors": {"object": "list", "data": [_error(each) for each in batch.errors]}
+        if batch.errors
+        else None,
         "input_file_id": batch.input_file_id,
         "completion_window": batch.completion_window,
         "status": batch.status,
@@ -198,10 +247,10 @@ def batch_view(batch: Batch) -> dict[str, Any]:
         "expires_at": int(batch.expires_at.timestamp()),
         "finalizing_at": _seconds(batch.finalizing_at),
         "cancelling_at": _seconds(batch.cancelling_at),
-        **{
-            f"{status}_at": _seconds(batch.ended_at) if batch.status == status else None
-            for status in ("completed", "failed", "expired", "cancelled")
-        },
+        "completed_at": _ended_as(batch, "completed"),
+        "failed_at": _ended_as(batch, "failed"),
+        "expired_at": _ended_as(batch, "expired"),
+        "cancelled_at": _ended_as(batch, "cancelled"),
         "request_counts": {
             "total": batch.total,
             "completed": batch.completed,
@@ -212,7 +261,7 @@ def batch_view(batch: Batch) -> dict[str, Any]:
     }
 
 
-def _usage(batch: Batch) -> dict[str, Any]:
+def _usage(batch: Batch) -> ResponseUsageView:
     read = batch.input_tokens + batch.cached_input_tokens
     return {
         "input_tokens": read,
@@ -222,6 +271,19 @@ def _usage(batch: Batch) -> dict[str, Any]:
         "total_tokens": read + batch.output_tokens,
         "cost": exact_number(batch.cost_nanos),
     }
+
+
+def _error(mistake: Mapping[str, Any]) -> BatchErrorView:
+    return {
+        "code": mistake["code"],
+        "line": mistake["line"],
+        "message": mistake["message"],
+        "param": mistake["param"],
+    }
+
+
+def _ended_as(batch: Batch, status: str) -> int | None:
+    return _seconds(batch.ended_at) if batch.status == status else None
 
 
 def _seconds(moment: datetime | None) -> int | None:

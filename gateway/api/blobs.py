@@ -12,6 +12,7 @@ from litestar.params import FromPath, FromQuery
 from litestar.response import Stream
 
 from gateway.api.answers import json_response
+from gateway.api.declared import MEDIA
 from gateway.api.media_views import unreadable
 from gateway.errors import Gone, InvalidRequest, render_openai
 from gateway.media.links import PATH, Links, Place
@@ -30,6 +31,7 @@ class BlobsController(Controller):
 
     @get(
         "/{name:path}",
+        opt={"media": MEDIA, "answers": [206], "errors": [403, 404, 410, 416, 503]},
         operation_id="GetBlob",
         summary="An output under its signed address, whole or in part; no key is needed",
     )
@@ -39,10 +41,15 @@ class BlobsController(Controller):
         name: FromPath[str],
         expires: FromQuery[str | None] = None,
         signature: FromQuery[str | None] = None,
-    ) -> Response[bytes] | Stream:
+    ) -> Response[Any] | Stream:
         return await serve(request, await _signed(request, name, expires, signature))
 
-    @head("/{name:path}", operation_id="HeadBlob", summary="What an output has for headers")
+    @head(
+        "/{name:path}",
+        opt={"errors": [403, 404, 410, 503]},
+        operation_id="HeadBlob",
+        summary="What an output has for headers",
+    )
     async def describe(
         self,
         request: Request[Any, Any, Any],
@@ -89,7 +96,7 @@ class Served:
         return found
 
 
-async def serve(request: Request[Any, Any, Any], found: Served) -> Response[bytes] | Stream:
+async def serve(request: Request[Any, Any, Any], found: Served) -> Response[Any] | Stream:
     """Answer with a blob of the store, or with the part of it that was asked for."""
     blobs: Blobs = request.app.state.blobs
     try:

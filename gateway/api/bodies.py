@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from litestar import Request, Response
@@ -15,8 +16,9 @@ from litestar.exceptions import (
     ValidationException,
 )
 from litestar.types import ExceptionHandlersMap
-from pydantic import BaseModel, BeforeValidator, ValidationError, WithJsonSchema
-from sqlalchemy.exc import DBAPIError
+from pydantic import BaseModel, ValidationError
+from redis.exceptions import RedisError
+from sqlalchemy.exc import DataError, IntegrityError
 
 from gateway.api.access import caller
 from gateway.api.answers import json_response
@@ -30,27 +32,18 @@ from gateway.errors import (
     TooLarge,
     Unavailable,
 )
-from gateway.pricing import parse_usd
-from gateway.requests.inputs import invalid_field
+from gateway.outages import SQL_OUTAGE, outage_name
+from gateway.requests.mistakes import invalid_field
 from gateway.requests.order import Idempotency
 from gateway.requests.retries import fingerprint
 
 log = logging.getLogger(__name__)
 
 
-def _read_usd(value: Any) -> int:
-    if not isinstance(value, str):
-        raise ValueError('an amount is a string, such as "25.00"')
-    return parse_usd(value)
-
-
-UsdAmount = Annotated[
-    int,
-    BeforeValidator(_read_usd),
-    WithJsonSchema({"type": "string", "description": "USD, as a decimal", "examples": ["25.00"]}),
-]
-"""An amount in a body: sent as a decimal string, read as nano-dollars."""
-
+CLIENT_LEFT: Final = "client disconnected prematurely"
+"""How Litestar says it, as an internal error."""
+LARGE: Final = 256 * 1024
+"""Bytes from which a digest is worth a thread."""
 IDEMPOTENCY_KEY_MAX: Final = 255
 PAGE_MAX: Final = 1000
 
@@ -77,6 +70,8 @@ async def idempotency(
 async def unnamed(request: Request[Any, Any, Any], canonical: bytes | None = None) -> str:
     """Name an order by its bytes, for a client that sends them again after losing the answer."""
     body = await request.body() if canonical is None else canonical
+    if len(body) > LARGE:
+        return await asyncio.to_thread(fingerprint, caller(request).id, request.scope["path"], body)
     return fingerprint(caller(request).id, request.scope["path"], body)
 
 
@@ -110,12 +105,14 @@ def refuse_in_batch(data: BaseModel, *names: str) -> None:
             )
 
 
-def _render(request: Request[Any, Any, Any], error: TollgateError) -> Response[bytes]:
+def _render(request: Request[Any, Any, Any], error: TollgateError) -> Response[Mapping[str, Any]]:
     body = dialect_of(request.scope["path"]).render(error)
     return json_response(body, status=error.http_status, headers=error.headers)
 
 
-def _invalid(request: Request[Any, Any, Any], error: ValidationException) -> Response[bytes]:
+def _invalid(
+    request: Request[Any, Any, Any], error: ValidationException
+) -> Response[Mapping[str, Any]]:
     found = getattr(error.__cause__, "errors", None)
     if isinstance(found, list) and found:
         return _render(request, invalid_field(found))
@@ -133,7 +130,7 @@ def _invalid(request: Request[Any, Any, Any], error: ValidationException) -> Res
     )
 
 
-def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[Mapping[str, Any]]:
     path = request.scope["path"]
     method = request.scope["method"]
     if isinstance(error, NotFoundException):
@@ -141,20 +138,25 @@ def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[byt
             request, NotFound("not_found", f"There is nothing at {method} {path}; see /schema.")
         )
     if isinstance(error, MethodNotAllowedException):
-        return _render(
+        refused = _render(
             request, MethodNotAllowed("method_not_allowed", f"{path} does not take {method}.")
         )
+        refused.headers["Allow"] = (error.headers or {}).get("allow", "")
+        return refused
     if error.status_code == 413:
         return _render(
             request, TooLarge("body_too_large", "The body is larger than this server accepts.")
         )
     if error.status_code < 500:
         return _render(request, InvalidRequest("invalid_request", str(error.detail)))
+    if error.detail == CLIENT_LEFT:
+        log.info("the client left while it sent its body: %s %s", method, path)
+        return _render(request, InvalidRequest("incomplete_body", "The body ended early."))
     return _unexpected(request, error)
 
 
-def _database(request: Request[Any, Any, Any], error: DBAPIError) -> Response[bytes]:
-    log.error("the database failed: %s", type(error.orig).__name__)
+def _database(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+    log.error("the database failed: %s", outage_name(error))
     return _render(
         request,
         Unavailable(
@@ -165,7 +167,38 @@ def _database(request: Request[Any, Any, Any], error: DBAPIError) -> Response[by
     )
 
 
-def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def _queue(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+    log.error("the queue server failed: %s", outage_name(error))
+    return _render(
+        request,
+        Unavailable(
+            "queue_unavailable",
+            "The queue server does not answer; nothing was charged. Try again.",
+            retry_after_s=2,
+        ),
+    )
+
+
+UNFIT: Final = (DataError, IntegrityError, OverflowError, RecursionError, UnicodeDecodeError)
+"""A value got past the bounds of its field, but SQL or the queue cannot hold it."""
+
+
+def _unfit(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+    log.warning(
+        "a value was not caught at the door of %s %s: %s",
+        request.scope["method"],
+        request.scope["path"],
+        type(error).__name__,
+    )
+    return _render(
+        request,
+        InvalidRequest(
+            "invalid_value", "A value is too large, nested too deeply or malformed to be stored."
+        ),
+    )
+
+
+def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
     log.error(
         "unexpected error at %s %s", request.scope["method"], request.scope["path"], exc_info=error
     )
@@ -178,6 +211,8 @@ EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     TollgateError: _render,
     ValidationException: _invalid,
     HTTPException: _http,
-    DBAPIError: _database,
+    **dict.fromkeys(SQL_OUTAGE, _database),
+    **dict.fromkeys(UNFIT, _unfit),
+    RedisError: _queue,
     Exception: _unexpected,
 }

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from litestar import Controller, Request, Response, get
 from litestar.params import FromPath, FromQuery
 
 from gateway.api.access import caller
-from gateway.api.answers import json_response
+from gateway.api.answers import DataView, ListView, json_response
 from gateway.api.batches import ENDPOINTS
 from gateway.api.headers import ALIAS_HEADER
-from gateway.catalog.listing import Sort, batch_view, choose, entry_view, model_view
+from gateway.catalog.listing import (
+    Sort,
+    batch_view,
+    choose,
+    entry_view,
+    model_view,
+    providers_view,
+)
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
+from gateway.catalog.views import (
+    BatchableView,
+    EntryView,
+    ModelsView,
+    ModelView,
+    OfferedEntryView,
+    OfferedModelView,
+    ProvidersView,
+    WhosePriceView,
+)
 from gateway.errors import InvalidRequest, NotFound
 from gateway.requests.lifecycle import Requests
-from gateway.requests.performance import Performance, Window, manner_of
+from gateway.requests.performance import Performance, StatsView, Window, manner_of
 
 STATS: Final = "/stats"
+PROVIDERS: Final = "/endpoints"
+"""OpenRouter's question: which providers serve a model."""
 
 
 class CatalogController(Controller):
@@ -29,20 +48,24 @@ class CatalogController(Controller):
     opt = {"scope": "read"}
 
     @get("/models", operation_id="ListModels", summary="All models, in OpenAI's shape, with prices")
-    async def models(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def models(self, request: Request[Any, Any, Any]) -> Response[ModelsView]:
         live: LiveCatalog = request.app.state.live
         requests: Requests = request.app.state.requests
         announcements = requests.watch.announcements
+        models: list[OfferedModelView] = [
+            _offered(
+                model_view(entry, announcements, live.on_sale_since(entry.name)),
+                _whose_price(request, entry),
+            )
+            for entry in live.entries(caller(request).account_id)
+        ]
+        # The last two are OpenRouter's, whose client refuses a list without them.
         return json_response(
             {
                 "object": "list",
-                "data": [
-                    {
-                        **model_view(entry, announcements, live.on_sale_since(entry.name)),
-                        **_whose_price(request, entry),
-                    }
-                    for entry in live.entries(caller(request).account_id)
-                ],
+                "data": models,
+                "total_count": len(models),
+                "links": {"next": None},
             }
         )
 
@@ -60,7 +83,7 @@ class CatalogController(Controller):
         request: Request[Any, Any, Any],
         name: FromPath[str],
         window: FromQuery[Window] = "1h",
-    ) -> Response[bytes]:
+    ) -> Response[OfferedModelView] | Response[StatsView] | Response[DataView[ProvidersView]]:
         # A model's name may have slashes in it, so what follows it cannot be told by the router.
         live: LiveCatalog = request.app.state.live
         if name.endswith(STATS) and live.entry(live.resolve(name.strip("/"))) is None:
@@ -71,15 +94,22 @@ class CatalogController(Controller):
                 await performance.stats(entry.name, entry.slo, window, manner=manner)
             )
         requests: Requests = request.app.state.requests
+        if name.endswith(PROVIDERS) and live.entry(live.resolve(name.strip("/"))) is None:
+            entry = _find(request, name.removesuffix(PROVIDERS))
+            view = model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name))
+            providers: DataView[ProvidersView] = {"data": providers_view(view)}
+            return json_response(providers)
         entry = _find(request, name)
-        view = model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name))
-        view |= _whose_price(request, entry)
+        offered = _offered(
+            model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name)),
+            _whose_price(request, entry),
+        )
         asked = name.lstrip("/")
         if asked == entry.name:
-            return json_response(view)
+            return json_response(offered)
         # The id that was asked for, since clients look for it, and what it stands for.
-        view |= {"id": asked, "alias_of": entry.name}
-        return json_response(view, headers={ALIAS_HEADER: f"{asked} -> {entry.name}"})
+        offered["id"], offered["alias_of"] = asked, entry.name
+        return json_response(offered, headers={ALIAS_HEADER: f"{asked} -> {entry.name}"})
 
     @get(
         "/catalog",
@@ -94,10 +124,11 @@ class CatalogController(Controller):
         available: FromQuery[bool | None] = None,
         good_for: FromQuery[str | None] = None,
         sort: FromQuery[Sort] = "name",
-    ) -> Response[bytes]:
+    ) -> Response[ListView[OfferedEntryView]]:
         live: LiveCatalog = request.app.state.live
         requests: Requests = request.app.state.requests
         announcements = requests.watch.announcements
+        is_operator = "admin" in caller(request).scopes
         chosen = choose(
             live.entries(caller(request).account_id),
             announcements,
@@ -111,11 +142,9 @@ class CatalogController(Controller):
             {
                 "object": "list",
                 "data": [
-                    {
-                        **entry_view(entry, announcements),
-                        **_in_batches(entry),
-                        **_whose_price(request, entry),
-                    }
+                    _whole(
+                        request, entry_view(entry, announcements, for_operator=is_operator), entry
+                    )
                     for entry in chosen
                 ],
             }
@@ -124,21 +153,36 @@ class CatalogController(Controller):
     @get(
         "/catalog/{name:path}", operation_id="GetCatalogEntry", summary="Everything about one model"
     )
-    async def entry(self, request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    async def entry(
+        self, request: Request[Any, Any, Any], name: FromPath[str]
+    ) -> Response[OfferedEntryView]:
         requests: Requests = request.app.state.requests
         entry = _find(request, name)
-        view = entry_view(entry, requests.watch.announcements)
-        return json_response({**view, **_in_batches(entry), **_whose_price(request, entry)})
+        view = entry_view(
+            entry,
+            requests.watch.announcements,
+            for_operator="admin" in caller(request).scopes,
+        )
+        return json_response(_whole(request, view, entry))
 
 
-def _in_batches(entry: Entry) -> dict[str, Any]:
+def _offered(model: ModelView, whose: WhosePriceView) -> OfferedModelView:
+    return cast("OfferedModelView", {**model, **whose})
+
+
+def _whole(request: Request[Any, Any, Any], view: EntryView, entry: Entry) -> OfferedEntryView:
+    whole = {**view, **_in_batches(entry), **_whose_price(request, entry)}
+    return cast("OfferedEntryView", whole)
+
+
+def _in_batches(entry: Entry) -> BatchableView:
     """Say what a batch pays, where a batch can ask for what the entry does."""
     does = {entry.task, *entry.also}
     asked_for = any(endpoint.tasks & does for endpoint in ENDPOINTS.values())
     return {"batch": batch_view(entry) if asked_for else None}
 
 
-def _whose_price(request: Request[Any, Any, Any], entry: Entry) -> dict[str, str]:
+def _whose_price(request: Request[Any, Any, Any], entry: Entry) -> WhosePriceView:
     """Say whether the price shown is the caller's own or everybody's."""
     live: LiveCatalog = request.app.state.live
     own = live.has_own_price(entry.name, caller(request).account_id)

@@ -7,25 +7,31 @@ exact digits, so that reading it as a decimal gives the charge.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired, TypedDict
 
 from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
 from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
+from gateway.api.access import caller
 from gateway.api.answering import StreamOptions, answer, order_of, wants_usage
-from gateway.api.answers import (
-    encode_json,
-    event_data,
-    openai_usage,
-)
+from gateway.api.answers import UsageView, encode_json, event_data, openai_usage
 from gateway.api.bodies import read_body, refuse_in_batch
-from gateway.api.text_stream import Piece, TextStream, choices_of, logprob_view
+from gateway.api.declared import EVENTS
+from gateway.api.openrouter_bodies import OpenRouterOptions, first_served
+from gateway.api.text_stream import (
+    LogprobView,
+    Piece,
+    TextStream,
+    choices_of,
+    cut_of,
+    logprob_view,
+)
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
-from gateway.ledger.extend import CAUSES
+from gateway.requests.lifecycle import Requests
 from gateway.requests.order import Order
 from gateway.requests.text import TextGeneration
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
@@ -35,7 +41,7 @@ TASK: Final = "text-generation"
 KEEP_ALIVE_S: Final = 15.0
 
 
-class ChatCompletion(TextGeneration):
+class ChatCompletion(TextGeneration, OpenRouterOptions):
     """Body of ``POST /v1/chat/completions``."""
 
     model_config = ConfigDict(
@@ -51,7 +57,8 @@ class ChatCompletion(TextGeneration):
         },
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """May be left out beside ``models``, OpenRouter's list of fallbacks."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
@@ -62,6 +69,7 @@ class ChatCompletion(TextGeneration):
     prompt_cache_key: str | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
     # Known, and refused by name rather than ignored: the answer would not be what was asked for.
     functions: list[Any] | None = None
@@ -70,7 +78,6 @@ class ChatCompletion(TextGeneration):
     audio: Any | None = None
     prediction: Any | None = None
     reasoning_effort: str | None = None
-    verbosity: str | None = None
     web_search_options: Any | None = None
 
     REFUSED: ClassVar[tuple[str, ...]] = (
@@ -78,10 +85,18 @@ class ChatCompletion(TextGeneration):
         "function_call",
         "audio",
         "prediction",
-        "reasoning_effort",
-        "verbosity",
         "web_search_options",
     )
+
+    @property
+    def names(self) -> list[str]:
+        """The models to answer with, in the order of preference."""
+        named = [name for name in (self.model, *(self.models or ())) if name is not None]
+        if not named:
+            raise InvalidRequest(
+                "missing_required_parameter", "Missing required parameter: model.", param="model"
+            )
+        return named
 
     def generation(self) -> TextGeneration:
         """The part that the task itself understands."""
@@ -93,6 +108,14 @@ class ChatCompletion(TextGeneration):
                     f"{name} is not supported by the models served here{instead}",
                     param=name,
                 )
+        self.refuse_effective()
+        if self.reasoning_effort not in (None, "none"):
+            raise InvalidRequest(
+                "unsupported_parameter",
+                f"reasoning_effort is {self.reasoning_effort!r}; the models served here do not "
+                'reason apart from their answer, so only "none" is accepted.',
+                param="reasoning_effort",
+            )
         if self.modalities not in (None, ["text"]):
             raise InvalidRequest(
                 "unsupported_parameter",
@@ -102,24 +125,68 @@ class ChatCompletion(TextGeneration):
         return self
 
 
+class CalledFunctionView(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCallView(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionView
+
+
+class MessageView(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallView]]
+
+
+class LogprobsView(TypedDict):
+    content: list[LogprobView]
+    refusal: None
+
+
+class ChoiceView(TypedDict):
+    index: int
+    message: MessageView
+    finish_reason: str
+    logprobs: LogprobsView | None
+
+
+class ChatCompletionView(TypedDict):
+    """An answer to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: None
+    choices: list[ChoiceView]
+    usage: UsageView
+
+
 class ChatController(Controller):
     path = "/v1/chat"
     tags = ["OpenAI"]
-    opt = {"scope": "inference"}
+    opt = {"scope": "inference", "holds": True}
 
     @post(
         "/completions",
         status_code=200,
+        opt={"media": [EVENTS]},
         operation_id="CreateChatCompletion",
         summary="Answer a conversation, whole or as a stream",
     )
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[ChatCompletion]
-    ) -> Response[bytes] | Stream:
+    ) -> Response[ChatCompletionView] | Stream:
         include_usage = wants_usage(data.stream_options, stream=data.stream)
         order = await order_of(
             request,
-            model=data.model,
+            model=_chosen_model(request, data),
             task=TASK,
             input=data.generation(),
             stream=bool(data.stream),
@@ -137,15 +204,26 @@ def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
     """Check a body as the endpoint does; nobody is there to read a stream."""
     data = read_body(ChatCompletion, body)
     refuse_in_batch(data, "stream", "stream_options")
-    return Order(model=data.model, task=TASK, input=data.generation(), metadata=data.metadata)
+    return Order(model=data.names[0], task=TASK, input=data.generation(), metadata=data.metadata)
 
 
-def completion_view(closed: Closed) -> dict[str, Any]:
+def _chosen_model(request: Request[Any, Any, Any], data: ChatCompletion) -> str:
+    """The model to order, of several the first that is served; within what the client will pay."""
+    requests: Requests = request.app.state.requests
+    named = data.names
+    name = named[0] if len(named) == 1 else first_served(named, requests.is_served)
+    if data.provider is not None:
+        data.refuse_dear(requests.entry(name, caller(request).account_id))
+    return name
+
+
+def completion_view(closed: Closed) -> ChatCompletionView:
     return {
         "id": closed.request_id,
         "object": "chat.completion",
         "created": int(closed.accepted_at.timestamp()),
         "model": closed.model,
+        "system_fingerprint": None,
         "choices": [
             {
                 "index": choice.index,
@@ -167,19 +245,21 @@ BATCHES: Final = Endpoint(
 )
 
 
-def _message(choice: Choice) -> dict[str, Any]:
-    if not choice.tool_calls:
-        return {"role": "assistant", "content": choice.text, "refusal": None}
-    return {
+def _message(choice: Choice) -> MessageView:
+    message: MessageView = {
         "role": "assistant",
-        "content": choice.text or None,
+        "content": choice.text or (None if choice.tool_calls else ""),
         "refusal": None,
-        "tool_calls": [_call(call) for call in choice.tool_calls],
     }
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["tool_calls"] = [_call(call) for call in choice.tool_calls]
+    return message
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
+def _call(call: ToolCall) -> ToolCallView:
+    function: CalledFunctionView = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 
@@ -219,7 +299,7 @@ class ChunkWriter:
 
     def finish(self, closed: Closed) -> bytes:
         """Give what is left: missed text, finish reasons, usage. Raise what made it fail."""
-        cut = closed.reason if closed.reason in CAUSES else None
+        cut = cut_of(closed)
         if cut is None:
             raise_unless_succeeded(closed)
         usage = openai_usage(closed.usage, closed.cost_nanos)
@@ -241,6 +321,9 @@ class ChunkWriter:
         chunks = b""
         if piece.is_first:
             chunks += self._chunk([_delta(piece.index, {"role": "assistant", "content": ""})])
+        if piece.reasoning:
+            thought = {"reasoning_content": piece.reasoning}
+            chunks += self._chunk([_delta(piece.index, thought)])
         if piece.text:
             said = _delta(piece.index, {"content": piece.text}, logprobs=_logprobs(piece.logprobs))
             chunks += self._chunk([said])
@@ -275,7 +358,7 @@ def _delta(
     }
 
 
-def _logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+def _logprobs(tokens: Sequence[TokenLogprob] | None) -> LogprobsView | None:
     if tokens is None:
         return None
     return {"content": [logprob_view(token) for token in tokens], "refusal": None}

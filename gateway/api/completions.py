@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
@@ -12,18 +12,14 @@ from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
 from gateway.api.answering import StreamOptions, answer, order_of, wants_usage
-from gateway.api.answers import (
-    encode_json,
-    event_data,
-    openai_usage,
-)
+from gateway.api.answers import UsageView, encode_json, event_data, openai_usage
 from gateway.api.bodies import read_body, refuse_in_batch
 from gateway.api.chat import KEEP_ALIVE_S, TASK
-from gateway.api.text_stream import Piece, TextStream, choices_of
+from gateway.api.declared import EVENTS
+from gateway.api.text_stream import Piece, TextStream, choices_of, cut_of
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
-from gateway.ledger.extend import CAUSES
 from gateway.requests.order import Order
 from gateway.requests.text import TextCompletion
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
@@ -68,19 +64,45 @@ class Completion(TextCompletion):
         return self if self.max_tokens else self.model_copy(update={"max_tokens": LENGTH})
 
 
+class CompletionLogprobsView(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoiceView(TypedDict):
+    text: str
+    index: int
+    logprobs: CompletionLogprobsView | None
+    finish_reason: str | None
+
+
+class CompletionView(TypedDict):
+    """A text that was continued."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoiceView]
+    usage: UsageView
+
+
 class CompletionsController(Controller):
     path = "/v1/completions"
     tags = ["OpenAI"]
-    opt = {"scope": "inference"}
+    opt = {"scope": "inference", "holds": True}
 
     @post(
         status_code=200,
+        opt={"media": [EVENTS]},
         operation_id="CreateCompletion",
         summary="Continue a text as it stands, whole or as a stream",
     )
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[Completion]
-    ) -> Response[bytes] | Stream:
+    ) -> Response[CompletionView] | Stream:
         include_usage = wants_usage(data.stream_options, stream=data.stream)
         order = await order_of(
             request,
@@ -97,7 +119,7 @@ class CompletionsController(Controller):
         )
 
 
-def completion_view(closed: Closed) -> dict[str, Any]:
+def completion_view(closed: Closed) -> CompletionView:
     return {
         "id": closed.request_id,
         "object": "text_completion",
@@ -152,7 +174,7 @@ async def _stream(ticket: Ticket, *, include_usage: bool) -> AsyncIterator[bytes
                 elif (piece := stream.hear(sent)) is not None and (data := chunk(piece)):
                     yield data
             closed = ticket.result
-            cut = closed.reason if closed.reason in CAUSES else None
+            cut = cut_of(closed)
             if cut is None:
                 raise_unless_succeeded(closed)
             choices = choices_of(closed)
@@ -176,7 +198,7 @@ def _choice(
     logprobs: Sequence[TokenLogprob] | None,
     *,
     begin: int = 0,
-) -> dict[str, Any]:
+) -> CompletionChoiceView:
     return {
         "text": text,
         "index": index,
@@ -185,7 +207,7 @@ def _choice(
     }
 
 
-def _logprobs(tokens: Sequence[TokenLogprob], begin: int) -> Mapping[str, Any]:
+def _logprobs(tokens: Sequence[TokenLogprob], begin: int) -> CompletionLogprobsView:
     """The older shape: a list for each kind of thing, and where in the text each token begins."""
     texts = [token.text for token in tokens]
     offsets = list(accumulate((len(text) for text in texts), initial=begin))[: len(texts)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from datetime import UTC
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import (
@@ -21,17 +20,18 @@ from gateway.accounts.accounts import (
 )
 from gateway.accounts.keys import create_key, list_keys, revoke_key
 from gateway.api.access import caller, find_asked
-from gateway.api.answers import json_response
-from gateway.api.bodies import UsdAmount
-from gateway.api.views import key_view, timestamp
+from gateway.api.answers import ListView, json_response
+from gateway.api.fields import Moment, PerMinute, UsdAmount
+from gateway.api.views import KeyView, key_view, timestamp
 from gateway.billing.corrections import Correction, plan
 from gateway.billing.corrections import post as post_corrections
+from gateway.billing.credits import enter_chargeback, enter_credit
 from gateway.catalog.offers import BadOffer, read_offer
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.ledger.refunds import NotRefundable, refund
-from gateway.ledger.transfers import Transfer, TransferConflict, add_credit, chargeback
+from gateway.ledger.transfers import Transfer, TransferConflict
 from gateway.pricing import format_usd
 
 T = TypeVar("T")
@@ -55,6 +55,7 @@ class AccountChange(Strict):
     allowance: UsdAmount | None = None
     status: Literal["active", "suspended", "closed"] | None = None
     report_tz: str | None = None
+    name: Name | None = None
 
 
 class CreditBody(Strict):
@@ -63,7 +64,7 @@ class CreditBody(Strict):
     reference: Reference
     reason: Reason
     priority: Annotated[int, Field(ge=0, le=1000)] | None = None
-    expires_at: AwareDatetime | None = None
+    expires_at: Moment | None = None
 
 
 class ChargebackBody(Strict):
@@ -81,8 +82,8 @@ class RefundBody(Strict):
 class CorrectionBody(Strict):
     model: Name
     account: str | None = None
-    starts_at: Annotated[AwareDatetime, Field(alias="from")]
-    ends_at: Annotated[AwareDatetime, Field(alias="to")]
+    starts_at: Annotated[Moment, Field(alias="from")]
+    ends_at: Annotated[Moment, Field(alias="to")]
     price: list[dict[str, Any]]
     minimum: str | None = None
     reference: Reference
@@ -92,11 +93,64 @@ class CorrectionBody(Strict):
 
 class KeyBody(Strict):
     name: Annotated[str, Field(max_length=200)] = ""
-    scopes: tuple[Literal["inference", "read", "admin"], ...] = ("inference", "read")
-    expires_at: AwareDatetime | None = None
-    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
-    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    scopes: Annotated[tuple[Literal["inference", "read", "admin"], ...], Field(min_length=1)] = (
+        "inference",
+        "read",
+    )
+    expires_at: Moment | None = None
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None
     spend_limit: UsdAmount | None = None
+
+
+class AccountView(TypedDict):
+    object: Literal["account"]
+    id: int
+    name: str
+    status: str
+    posted: str
+    held: str
+    available: str
+    credit_limit: str
+    allowance: str
+    report_tz: str
+    created_at: str
+
+
+class TransferView(TypedDict):
+    """A booked movement; ``repeated`` if its reference had been booked before."""
+
+    object: Literal["transfer"]
+    id: int
+    amount: str
+    balance_after: str
+    booked_at: str
+    repeated: bool
+
+
+class CorrectionView(TypedDict):
+    request_id: str
+    account_id: int
+    paid: str
+    due: str
+    back: str
+
+
+class CorrectionsView(TypedDict):
+    """Charges that a price corrects; ``data`` has the first thousand."""
+
+    object: Literal["correction"]
+    dry_run: bool
+    requests: int
+    total: str
+    booked: str
+    data: list[CorrectionView]
+
+
+class NewKeyView(KeyView):
+    """A key with its secret, which is not shown again."""
+
+    secret: str
 
 
 class CreditController(Controller):
@@ -105,15 +159,21 @@ class CreditController(Controller):
     opt = {"scope": "admin"}
 
     @get("/accounts", operation_id="ListAccounts", summary="All accounts with their balances")
-    async def accounts(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def accounts(self, request: Request[Any, Any, Any]) -> Response[ListView[AccountView]]:
         database: Database = request.app.state.database
-        found = await database.read(list_accounts)
+        found = await database.report(list_accounts, account_id=caller(request).account_id)
         return json_response({"object": "list", "data": [account_view(each) for each in found]})
 
-    @post("/accounts", status_code=201, operation_id="CreateAccount", summary="Open an account")
+    @post(
+        "/accounts",
+        status_code=201,
+        opt={"errors": [409]},
+        operation_id="CreateAccount",
+        summary="Open an account",
+    )
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[AccountBody]
-    ) -> Response[bytes]:
+    ) -> Response[AccountView]:
         made = await _write(
             request,
             lambda connection: create_account(
@@ -125,14 +185,14 @@ class CreditController(Controller):
     @patch(
         "/accounts/{account:str}",
         operation_id="ChangeAccount",
-        summary="Change limit, allowance, status or time zone",
+        summary="Change name, limit, allowance, status or time zone",
     )
     async def change(
         self,
         request: Request[Any, Any, Any],
         account: FromPath[str],
         data: JSONBody[AccountChange],
-    ) -> Response[bytes]:
+    ) -> Response[AccountView]:
         changed = await _write(
             request,
             lambda connection: change_account(
@@ -142,6 +202,7 @@ class CreditController(Controller):
                 allowance_nanos=data.allowance,
                 status=data.status,
                 report_tz=data.report_tz,
+                name=data.name,
             ),
         )
         return json_response(account_view(changed))
@@ -149,20 +210,21 @@ class CreditController(Controller):
     @post(
         "/accounts/{account:str}/credit",
         status_code=201,
+        opt={"answers": [200], "errors": [409]},
         operation_id="AddCredit",
         summary="Book a top-up or a grant, once per reference",
     )
     async def credit(
         self, request: Request[Any, Any, Any], account: FromPath[str], data: JSONBody[CreditBody]
-    ) -> Response[bytes]:
+    ) -> Response[TransferView]:
         made = await _write(
             request,
-            lambda connection: add_credit(
+            lambda connection: enter_credit(
                 connection,
                 find_asked(request, connection, account).id,
                 data.amount,
                 kind=data.kind,
-                key=f"{data.kind}:{data.reference}",
+                reference=data.reference,
                 actor=caller(request).prefix,
                 reason=data.reason,
                 priority=data.priority,
@@ -174,6 +236,7 @@ class CreditController(Controller):
     @post(
         "/accounts/{account:str}/chargebacks",
         status_code=201,
+        opt={"answers": [200], "errors": [409]},
         operation_id="ChargeBack",
         summary="Take a payment back; what is spent already is owed",
     )
@@ -182,14 +245,14 @@ class CreditController(Controller):
         request: Request[Any, Any, Any],
         account: FromPath[str],
         data: JSONBody[ChargebackBody],
-    ) -> Response[bytes]:
+    ) -> Response[TransferView]:
         made = await _write(
             request,
-            lambda connection: chargeback(
+            lambda connection: enter_chargeback(
                 connection,
                 find_asked(request, connection, account).id,
                 data.amount,
-                key=f"chargeback:{data.reference}",
+                reference=data.reference,
                 actor=caller(request).prefix,
                 reason=data.reason,
             ),
@@ -199,6 +262,7 @@ class CreditController(Controller):
     @post(
         "/requests/{request_id:str}/refund",
         status_code=201,
+        opt={"answers": [200], "errors": [409]},
         operation_id="RefundRequest",
         summary="Give a charge back, in whole or in part",
     )
@@ -207,7 +271,7 @@ class CreditController(Controller):
         request: Request[Any, Any, Any],
         request_id: FromPath[str],
         data: JSONBody[RefundBody],
-    ) -> Response[bytes]:
+    ) -> Response[TransferView]:
         name = data.reference or secrets.token_hex(12)
         made = await _write(
             request,
@@ -225,12 +289,13 @@ class CreditController(Controller):
     @post(
         "/corrections",
         status_code=200,
+        opt={"errors": [409]},
         operation_id="CorrectPrice",
         summary="Give back what a wrong price took; a dry run unless told otherwise",
     )
     async def correct(
         self, request: Request[Any, Any, Any], data: JSONBody[CorrectionBody]
-    ) -> Response[bytes]:
+    ) -> Response[CorrectionsView]:
         live: LiveCatalog = request.app.state.live
         entry = live.entry(data.model)
         if entry is None:
@@ -263,7 +328,7 @@ class CreditController(Controller):
                 reason=data.reason,
             )
 
-        found, booked = await _write(request, work)
+        found, booked = await _write(request, work, slow=True)
         return json_response(
             {
                 "object": "correction",
@@ -278,14 +343,19 @@ class CreditController(Controller):
     @get("/keys", operation_id="ListKeys", summary="Keys, of one account or of all")
     async def keys(
         self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
-    ) -> Response[bytes]:
+    ) -> Response[ListView[KeyView]]:
         database: Database = request.app.state.database
 
-        def read(connection: Connection) -> list[dict[str, Any]]:
+        def read(connection: Connection) -> list[KeyView]:
             owner = find_asked(request, connection, account).id if account else None
             return [key_view(key) for key in list_keys(connection, owner)]
 
-        return json_response({"object": "list", "data": await database.read(read)})
+        return json_response(
+            {
+                "object": "list",
+                "data": await database.report(read, account_id=caller(request).account_id),
+            }
+        )
 
     @post(
         "/accounts/{account:str}/keys",
@@ -295,7 +365,7 @@ class CreditController(Controller):
     )
     async def create_key(
         self, request: Request[Any, Any, Any], account: FromPath[str], data: JSONBody[KeyBody]
-    ) -> Response[bytes]:
+    ) -> Response[NewKeyView]:
         secret, made = await _write(
             request,
             lambda connection: create_key(
@@ -304,7 +374,7 @@ class CreditController(Controller):
                 pepper=request.app.state.pepper,
                 name=data.name,
                 scopes=data.scopes,
-                expires_at=data.expires_at.astimezone(UTC) if data.expires_at else None,
+                expires_at=data.expires_at,
                 requests_per_minute=data.requests_per_minute,
                 tokens_per_minute=data.tokens_per_minute,
                 spend_limit_nanos=data.spend_limit,
@@ -318,17 +388,21 @@ class CreditController(Controller):
         operation_id="RevokeKey",
         summary="Revoke a key, at once and in every gateway",
     )
-    async def revoke(self, request: Request[Any, Any, Any], key: FromPath[str]) -> Response[bytes]:
+    async def revoke(
+        self, request: Request[Any, Any, Any], key: FromPath[str]
+    ) -> Response[KeyView]:
         return json_response(
             key_view(await _write(request, lambda connection: revoke_key(connection, key)))
         )
 
 
-async def _write(request: Request[Any, Any, Any], work: Callable[[Connection], T]) -> T:
+async def _write(
+    request: Request[Any, Any, Any], work: Callable[[Connection], T], *, slow: bool = False
+) -> T:
     """Run a transaction; turn what its caller can mend into an answer."""
     database: Database = request.app.state.database
     try:
-        return await database.write(work)
+        return await (database.slow_write(work) if slow else database.write(work))
     except AccountExists as error:
         raise Conflict("account_exists", f"{error}.", param="name") from None
     except TransferConflict as error:
@@ -341,7 +415,7 @@ async def _write(request: Request[Any, Any, Any], work: Callable[[Connection], T
         raise InvalidRequest("invalid_value", f"{error}.") from None
 
 
-def account_view(account: Account) -> dict[str, Any]:
+def account_view(account: Account) -> AccountView:
     return {
         "object": "account",
         "id": account.id,
@@ -357,7 +431,7 @@ def account_view(account: Account) -> dict[str, Any]:
     }
 
 
-def transfer_view(made: Transfer) -> dict[str, Any]:
+def transfer_view(made: Transfer) -> TransferView:
     return {
         "object": "transfer",
         "id": made.id,
@@ -368,7 +442,7 @@ def transfer_view(made: Transfer) -> dict[str, Any]:
     }
 
 
-def correction_view(each: Correction) -> dict[str, Any]:
+def correction_view(each: Correction) -> CorrectionView:
     return {
         "request_id": each.request_id,
         "account_id": each.account_id,

@@ -6,13 +6,13 @@ Also what never reached a handler (no key, no such path, too large a body) has a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from gateway.errors import TollgateError, render_detail, render_openai, render_text
 
-Renderer: TypeAlias = Callable[[TollgateError], dict[str, Any]]
+Renderer: TypeAlias = Callable[[TollgateError], Mapping[str, Any]]
 
 GMI: Final = "/api/v1/ie/requestqueue/apikey"
 """Below it lies GMI Cloud's request queue."""

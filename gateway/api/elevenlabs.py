@@ -18,10 +18,12 @@ from litestar.response import Stream
 from gateway.api.access import call_of, caller
 from gateway.api.answering import order_of
 from gateway.api.answers import json_response
+from gateway.api.declared import SOUNDS
 from gateway.api.dialects import ELEVENLABS
 from gateway.api.elevenlabs_bodies import ComposedBody, SpokenBody, read_format
 from gateway.api.elevenlabs_views import (
     COMPOSES,
+    SoundModelView,
     does,
     has_voice,
     is_elsewhere,
@@ -53,14 +55,14 @@ class ElevenLabsController(Controller):
         operation_id="ElevenLabsListModels",
         summary="The models of sound, with their exact prices",
     )
-    async def models(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def models(self, request: Request[Any, Any, Any]) -> Response[list[SoundModelView]]:
         requests: Requests = request.app.state.requests
         return json_response(models_view(_entries(request), requests.watch.announcements))
 
     @post(
         "/text-to-speech/{voice_id:str}",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True, "media": SOUNDS},
         operation_id="ElevenLabsSpeak",
         summary="Speak a text; the answer is the sound, with its cost in a header",
     )
@@ -78,7 +80,7 @@ class ElevenLabsController(Controller):
     @post(
         "/text-to-speech/{voice_id:str}/stream",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True, "media": SOUNDS},
         operation_id="ElevenLabsSpeakStream",
         summary="Speak a text; the answer comes while it is spoken",
     )
@@ -98,10 +100,10 @@ class ElevenLabsController(Controller):
             "/text-to-speech/{voice_id:str}/with-timestamps",
             "/text-to-speech/{voice_id:str}/stream/with-timestamps",
         ],
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True},
         include_in_schema=False,
     )
-    async def speak_timed(self, voice_id: FromPath[str]) -> Response[bytes]:
+    async def speak_timed(self, voice_id: FromPath[str]) -> Response[None]:
         raise InvalidRequest(
             "unsupported", "No model here says when it speaks each character; leave it out."
         )
@@ -109,7 +111,7 @@ class ElevenLabsController(Controller):
     @post(
         "/music",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True, "media": SOUNDS},
         operation_id="ElevenLabsCompose",
         summary="Make a piece of music; the answer is the sound, with its cost in a header",
     )
@@ -126,7 +128,7 @@ class ElevenLabsController(Controller):
     @post(
         "/music/stream",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True, "media": SOUNDS},
         operation_id="ElevenLabsComposeStream",
         summary="Make a piece of music; the answer comes while it is made",
     )

@@ -24,9 +24,10 @@ from pydantic import (
 )
 
 from gateway.catalog.schema import Entry
+from gateway.decoding import decode_json
 from gateway.errors import InvalidRequest, rename
 from gateway.media.sources import Sent
-from gateway.requests.inputs import invalid_field
+from gateway.requests.mistakes import invalid_field
 from gateway.requests.speech import MusicTask, SpeechTask
 from workers.contract.media import AudioFormat
 
@@ -86,7 +87,7 @@ def read_format(name: str | None) -> OutputFormat:
 def _labels(value: Any) -> Any:
     """The clients write them as JSON into a field of a form."""
     try:
-        return msgspec.json.decode(value) if isinstance(value, str) else value
+        return decode_json(value) if isinstance(value, str) else value
     except msgspec.DecodeError:
         return value
 

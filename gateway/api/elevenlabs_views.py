@@ -7,12 +7,13 @@ by its name, which several models may have; ``default`` is the voice of a model 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict, cast
 
 from gateway.catalog.availability import availability
 from gateway.catalog.listing import price_view
 from gateway.catalog.schema import Entry
 from gateway.catalog.tasks import TASKS, Task
+from gateway.catalog.views import PriceLineView
 from gateway.requests.speech import TEXT_MAX
 from gateway.voices.store import Recording
 from workers.contract.streams import Announcement
@@ -20,6 +21,50 @@ from workers.contract.streams import Announcement
 DEFAULT_VOICE: Final = "default"
 SPEAKS: Final[tuple[Task, ...]] = ("text-to-speech", "voice-clone")
 COMPOSES: Final[Task] = "text-to-music"
+
+
+class LanguageView(TypedDict):
+    language_id: str
+    name: str
+
+
+class SoundModelView(TypedDict):
+    """A model of sound."""
+
+    model_id: str
+    name: str
+    description: str
+    can_do_text_to_speech: bool
+    can_do_voice_conversion: bool
+    can_be_finetuned: bool
+    can_use_style: bool
+    can_use_speaker_boost: bool
+    serves_pro_voices: bool
+    requires_alpha_access: bool
+    max_characters_request_free_user: int
+    max_characters_request_subscribed_user: int
+    maximum_text_length_per_request: int
+    languages: list[LanguageView]
+    tasks: list[str]
+    pricing: list[PriceLineView]
+    available: bool
+
+
+class SoundVoiceView(TypedDict):
+    """A voice of a model, or one of the account."""
+
+    voice_id: str
+    name: str
+    category: str
+    samples: None
+    labels: dict[str, str]
+    description: str | None
+    preview_url: str | None
+    available_for_tiers: list[str]
+    settings: None
+    high_quality_base_model_ids: list[str]
+    is_owner: bool
+    created_at_unix: NotRequired[int]
 
 
 def does(entry: Entry, *tasks: Task) -> bool:
@@ -46,14 +91,14 @@ def voice_of(entry: Entry, voice_id: str) -> str | None:
 
 def models_view(
     entries: Iterable[Entry], announcements: Sequence[Announcement]
-) -> list[dict[str, Any]]:
+) -> list[SoundModelView]:
     """Every model of sound; whether it speaks is said by ``can_do_text_to_speech``."""
     return [
         _model_view(entry, announcements) for entry in entries if TASKS[entry.task].makes == "audio"
     ]
 
 
-def _model_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str, Any]:
+def _model_view(entry: Entry, announcements: Sequence[Announcement]) -> SoundModelView:
     longest = entry.limits.characters or TEXT_MAX
     missing = availability(entry, announcements)
     return {
@@ -77,7 +122,7 @@ def _model_view(entry: Entry, announcements: Sequence[Announcement]) -> dict[str
     }
 
 
-def premade_views(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+def premade_views(entries: Iterable[Entry]) -> list[SoundVoiceView]:
     """The voices that models have, each once, with the models that have it."""
     models: dict[str, list[str]] = {}
     for entry in entries:
@@ -90,7 +135,7 @@ def premade_views(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def kept_view(voice: Recording, entries: Iterable[Entry]) -> dict[str, Any]:
+def kept_view(voice: Recording, entries: Iterable[Entry]) -> SoundVoiceView:
     """A voice of the account, with the models that can speak in it."""
     return _voice_view(
         voice.id,
@@ -104,8 +149,8 @@ def kept_view(voice: Recording, entries: Iterable[Entry]) -> dict[str, Any]:
     )
 
 
-def _voice_view(id: str, name: str, category: str, **more: Any) -> dict[str, Any]:
-    return {
+def _voice_view(id: str, name: str, category: str, **more: Any) -> SoundVoiceView:
+    view = {
         "voice_id": id,
         "name": name,
         "category": category,
@@ -117,3 +162,4 @@ def _voice_view(id: str, name: str, category: str, **more: Any) -> dict[str, Any
         "settings": None,
         **more,
     }
+    return cast("SoundVoiceView", view)

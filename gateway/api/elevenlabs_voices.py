@@ -8,7 +8,7 @@ with the id of one that was given before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict
 
 from litestar import Controller, Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
@@ -17,8 +17,9 @@ from gateway.api.access import caller
 from gateway.api.answers import json_response
 from gateway.api.dialects import ELEVENLABS
 from gateway.api.elevenlabs_bodies import AddedBody
-from gateway.api.elevenlabs_views import kept_view, premade_views
+from gateway.api.elevenlabs_views import SoundVoiceView, kept_view, premade_views
 from gateway.api.forms import described, receive
+from gateway.api.storing import may_store
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import Conflict, InvalidRequest, NotFound, TollgateError
@@ -33,6 +34,25 @@ CAME_ALONG: Final = "Sent with its voice."
 """Of a consent that goes when its voice does."""
 
 
+class SoundVoicesView(TypedDict):
+    voices: list[SoundVoiceView]
+
+
+class FoundVoicesView(SoundVoicesView):
+    has_more: bool
+    total_count: int
+    next_page_token: str | None
+
+
+class AddedVoiceView(TypedDict):
+    voice_id: str
+    requires_verification: bool
+
+
+class DoneView(TypedDict):
+    status: Literal["ok"]
+
+
 class ElevenLabsVoicesController(Controller):
     path = ELEVENLABS
     tags = ["ElevenLabs"]
@@ -43,7 +63,7 @@ class ElevenLabsVoicesController(Controller):
         operation_id="ElevenLabsListVoices",
         summary="The voices that models have, and those of the account",
     )
-    async def index(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def index(self, request: Request[Any, Any, Any]) -> Response[SoundVoicesView]:
         return json_response({"voices": await _views(request)})
 
     @get(
@@ -59,7 +79,7 @@ class ElevenLabsVoicesController(Controller):
         category: FromQuery[str | None] = None,
         page_size: FromQuery[int] = 10,
         next_page_token: FromQuery[int] = 0,
-    ) -> Response[bytes]:
+    ) -> Response[FoundVoicesView]:
         if not 1 <= page_size <= PAGE_MAX:
             raise InvalidRequest(
                 "invalid_value",
@@ -84,14 +104,15 @@ class ElevenLabsVoicesController(Controller):
     @post(
         "/v1/voices/add",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "stores_body": True},
+        guards=[may_store],
         operation_id="ElevenLabsAddVoice",
         operation_class=described(AddedBody),
         summary="Keep a voice: a recording of it, and the consent of whose it is",
         description="`files` are the recording and another one, whose name begins with `consent`, "
         "in which the speaker consents; or `labels` has the id of a consent as `consent`.",
     )
-    async def add(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def add(self, request: Request[Any, Any, Any]) -> Response[AddedVoiceView]:
         received = await receive(request, repeated={"files": "files"})
         try:
             files = received.fields.get("files")
@@ -110,7 +131,7 @@ class ElevenLabsVoicesController(Controller):
     )
     async def show(
         self, request: Request[Any, Any, Any], voice_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[SoundVoiceView]:
         if is_voice_id(voice_id):
             account_id = caller(request).account_id
             voice = await _voices(request).find(account_id, "voice", voice_id)
@@ -129,7 +150,7 @@ class ElevenLabsVoicesController(Controller):
     )
     async def remove(
         self, request: Request[Any, Any, Any], voice_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[DoneView]:
         voices, account_id = _voices(request), caller(request).account_id
         voice = await voices.find(account_id, "voice", voice_id)
         assert voice.consent_id is not None
@@ -190,7 +211,7 @@ def _sorted(data: AddedBody) -> tuple[Sent, Sent | None]:
     return samples[0], consents[0] if consents else None
 
 
-async def _views(request: Request[Any, Any, Any]) -> list[dict[str, Any]]:
+async def _views(request: Request[Any, Any, Any]) -> list[SoundVoiceView]:
     voices, account_id = _voices(request), caller(request).account_id
     entries, kept, after = _entries(request), list[Recording](), None
     while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
@@ -13,7 +13,7 @@ from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
 from gateway.api.answering import answer, order_of
-from gateway.api.answers import encode_json, exact_number
+from gateway.api.answers import UsageView, encode_json, exact_number
 from gateway.api.bodies import read_body
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.ledger.closed import Closed
@@ -39,21 +39,36 @@ class Embedding(TextEmbedding):
     user: str | None = None
 
 
+class EmbeddingView(TypedDict):
+    """A vector, as numbers or as base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: str | tuple[float, ...]
+
+
+class EmbeddingsView(TypedDict):
+    object: Literal["list"]
+    data: list[EmbeddingView]
+    model: str
+    usage: UsageView
+
+
 class EmbeddingsController(Controller):
     path = "/v1/embeddings"
     tags = ["OpenAI"]
-    opt = {"scope": "inference"}
+    opt = {"scope": "inference", "holds": True}
 
     @post(status_code=200, operation_id="CreateEmbedding", summary="Make vectors of texts")
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[Embedding]
-    ) -> Response[bytes] | Stream:
+    ) -> Response[EmbeddingsView] | Stream:
         order = await order_of(request, model=data.model, task=TASK, input=data)
         encoding = data.encoding_format or "float"
         return await answer(request, order, lambda closed: embedding_view(closed, encoding))
 
 
-def embedding_view(closed: Closed, encoding: Encoding) -> dict[str, Any]:
+def embedding_view(closed: Closed, encoding: Encoding) -> EmbeddingsView:
     vectors = closed.output.value.get("vectors", ()) if closed.output else ()
     tokens = closed.usage.input_tokens
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Generic, Literal, TypedDict, TypeVar
 
 from litestar import Controller, Request, Response, delete, get, post
 from litestar.datastructures import UploadFile
@@ -14,8 +14,10 @@ from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import caller
-from gateway.api.answers import json_response
-from gateway.api.uploads import read_file, store_upload
+from gateway.api.answers import DeletedView, json_response
+from gateway.api.declared import BYTES
+from gateway.api.storing import may_store
+from gateway.api.uploads import read_file, size_of, store_upload
 from gateway.batches.files import File, Files, Order
 from gateway.errors import InternalError, InvalidRequest, TollgateError, TooLarge, Unavailable
 from gateway.settings import Settings
@@ -30,6 +32,35 @@ PURPOSES: Final = ("batch", "vision", "user_data")
 OTHER_PURPOSES: Final = ("assistants", "fine-tune", "evals")
 
 KeptSeconds = Annotated[int, Field(ge=KEPT_SECONDS[0], le=KEPT_SECONDS[1])]
+
+
+class Named(TypedDict):
+    id: str
+
+
+ItemView = TypeVar("ItemView", bound=Named)
+
+
+class OpenAIListView(TypedDict, Generic[ItemView]):
+    """OpenAI's list: the last id is the cursor of the next page."""
+
+    object: Literal["list"]
+    data: list[ItemView]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileView(TypedDict):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: str
+    status_details: str | None
 
 
 class Upload(BaseModel):
@@ -49,7 +80,8 @@ class FilesController(Controller):
 
     @post(
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "stores_body": True},
+        guards=[may_store],
         operation_id="CreateFile",
         summary="Upload a file of requests for a batch, or one that requests may name",
     )
@@ -57,10 +89,12 @@ class FilesController(Controller):
         self,
         request: Request[Any, Any, Any],
         data: Annotated[Upload, Body(media_type=RequestEncodingType.MULTI_PART)],
-    ) -> Response[bytes]:
+    ) -> Response[FileView]:
         settings: Settings = request.app.state.settings
         files: Files = request.app.state.files
         try:
+            # Litestar read the form past the door; what it read is checked by asking for it.
+            await request.form()
             _check_purpose(data.purpose)
             account_id, kept_for = caller(request).account_id, _kept_for(data, settings)
             if data.purpose == "batch":
@@ -70,6 +104,7 @@ class FilesController(Controller):
                     filename=data.file.filename,
                     chunks=_chunks(data.file, settings.file_bytes_max),
                     kept_for=kept_for,
+                    size_max=await size_of(data.file),
                 )
             else:
                 made = await store_upload(
@@ -80,6 +115,7 @@ class FilesController(Controller):
                     bytes_max=settings.media_bytes_max,
                     kept_for=kept_for,
                     purpose=data.purpose,
+                    size_max=await size_of(data.file),
                 )
         except BlobError as error:
             raise _unreadable(error) from None
@@ -95,7 +131,7 @@ class FilesController(Controller):
         limit: FromQuery[int] = PAGE_MAX,
         order: FromQuery[Order] = "desc",
         purpose: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
+    ) -> Response[OpenAIListView[FileView]]:
         if not 1 <= limit <= PAGE_MAX:
             raise InvalidRequest(
                 "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
@@ -114,13 +150,13 @@ class FilesController(Controller):
     )
     async def show(
         self, request: Request[Any, Any, Any], file_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[FileView]:
         files: Files = request.app.state.files
         return json_response(file_view(await files.find(caller(request).account_id, file_id)))
 
     @get(
         "/{file_id:str}/content",
-        opt={"scope": "read"},
+        opt={"scope": "read", "media": [BYTES]},
         operation_id="GetFileContent",
         summary="The bytes of a file",
     )
@@ -146,19 +182,19 @@ class FilesController(Controller):
     @delete(
         "/{file_id:str}",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "errors": [409]},
         operation_id="DeleteFile",
         summary="Delete a file that no running batch needs",
     )
     async def remove(
         self, request: Request[Any, Any, Any], file_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[DeletedView]:
         files: Files = request.app.state.files
         await files.delete(caller(request).account_id, file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-def file_view(file: File) -> dict[str, Any]:
+def file_view(file: File) -> FileView:
     return {
         "id": file.id,
         "object": "file",
@@ -172,8 +208,7 @@ def file_view(file: File) -> dict[str, Any]:
     }
 
 
-def list_view(items: list[dict[str, Any]], *, more: bool) -> dict[str, Any]:
-    """OpenAI's list: the last id is the cursor of the next page."""
+def list_view(items: list[ItemView], *, more: bool) -> OpenAIListView[ItemView]:
     return {
         "object": "list",
         "data": items,

@@ -19,6 +19,8 @@ from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Sche
 from pydantic import BaseModel
 
 from gateway.api.bodies import read_body
+from gateway.api.schemas import REF
+from gateway.decoding import decode_json
 from gateway.errors import InvalidRequest
 from gateway.media.fetch import CHUNK_BYTES
 from gateway.media.sources import Sent
@@ -52,7 +54,7 @@ async def receive(request: Request[Any, Any, Any], *, repeated: Mapping[str, str
         return await _form(request, repeated)
     body = await request.body()
     try:
-        fields = msgspec.json.decode(body)
+        fields = decode_json(body)
     except msgspec.DecodeError:
         fields = None
     if not isinstance(fields, dict):
@@ -107,7 +109,7 @@ def _put(fields: dict[str, Any], name: str, value: Any) -> None:
 def _scalar(value: Any) -> Any:
     """What a nested field meant before it became a text."""
     try:
-        found = msgspec.json.decode(value) if isinstance(value, str) else value
+        found = decode_json(value) if isinstance(value, str) else value
     except msgspec.DecodeError:
         return value
     return value if isinstance(found, dict | list) else found
@@ -133,7 +135,7 @@ async def _digest(file: UploadFile) -> str:
 def described(schema: type[BaseModel]) -> type[Operation]:
     """What the schema of the API says of a body that is read here."""
     # Written as it stands: pydantic has made it already.
-    fields = cast(Schema, schema.model_json_schema())
+    fields = cast(Schema, schema.model_json_schema(ref_template=REF + "{model}"))
 
     @dataclass
     class Described(Operation):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypedDict
 
 from litestar import Controller, Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -19,15 +19,18 @@ from gateway.api.access import call_of, caller
 from gateway.api.answers import json_response, request_headers
 from gateway.api.bodies import idempotency
 from gateway.api.dialects import GMI
-from gateway.api.gmi_models import TASKS_OF_QUEUE, check_in_queue, model_view
+from gateway.api.gmi_models import TASKS_OF_QUEUE, QueueModelView, check_in_queue, model_view
 from gateway.api.gmi_payloads import read_payload
-from gateway.api.gmi_views import accepted_view, request_view
+from gateway.api.gmi_views import AcceptedView, QueuedRequestView, accepted_view, request_view
 from gateway.api.media_views import links_of
+from gateway.api.storing import may_store
+from gateway.batches.room import Room
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.errors import InvalidRequest, NotFound, TollgateError
 from gateway.ledger.closed import Closed
+from gateway.ledger.ids import new_id
 from gateway.media.slots import CONTENT_TYPES, Slots
 from gateway.media.store import MediaStore
 from gateway.outside import check_url
@@ -39,7 +42,7 @@ from gateway.settings import Settings
 from workers.contract.jobs import Progress
 
 PAGE_MAX: Final = 100
-OFFSET_MAX: Final = 1_000_000
+OFFSET_MAX: Final = 50_000
 WAIT_MAX_S: Final = 60
 _WAIT: Final = re.compile(r"\s*wait\s*(?:=\s*\"?([0-9]{1,4})\"?)?\s*", re.IGNORECASE)
 
@@ -77,6 +80,20 @@ class UploadUrlBody(BaseModel):
     file_type: Annotated[str, Field(min_length=1, max_length=10)]
 
 
+class ModelIdsView(TypedDict):
+    model_ids: list[str]
+
+
+class QueuedRequestsView(TypedDict):
+    requests: list[QueuedRequestView]
+    total: int
+
+
+class UploadUrlView(TypedDict):
+    upload_url: str
+    public_url: str
+
+
 class GmiController(Controller):
     path = GMI
     tags = ["GMI Cloud"]
@@ -87,7 +104,7 @@ class GmiController(Controller):
         operation_id="ListQueueModels",
         summary="The names of all models that make pictures, videos or sound",
     )
-    async def models(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def models(self, request: Request[Any, Any, Any]) -> Response[ModelIdsView]:
         live: LiveCatalog = request.app.state.live
         entries = live.entries(caller(request).account_id)
         names = [entry.name for entry in entries if entry.task in TASKS_OF_QUEUE]
@@ -99,7 +116,9 @@ class GmiController(Controller):
         operation_id="GetQueueModel",
         summary="What a model's payload may have, and its exact price",
     )
-    async def model(self, request: Request[Any, Any, Any], name: FromPath[str]) -> Response[bytes]:
+    async def model(
+        self, request: Request[Any, Any, Any], name: FromPath[str]
+    ) -> Response[QueueModelView]:
         live: LiveCatalog = request.app.state.live
         requests: Requests = request.app.state.requests
         entry = _entry(request, name.lstrip("/"))
@@ -115,7 +134,7 @@ class GmiController(Controller):
     @post(
         "/requests",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True},
         operation_id="CreateQueuedRequest",
         summary="Order a picture, a video or a sound, to be asked after",
         description="With `Prefer: wait` (or `wait=30`, at most 60 seconds) the answer comes when "
@@ -123,7 +142,7 @@ class GmiController(Controller):
     )
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[QueuedBody]
-    ) -> Response[bytes]:
+    ) -> Response[QueuedRequestView] | Response[AcceptedView]:
         requests: Requests = request.app.state.requests
         waits_s = _waits_s(request)
         entry = _entry(request, data.model)
@@ -155,7 +174,9 @@ class GmiController(Controller):
                 await _wait(request, ticket, waits_s)
             found = await requests.find(ticket.account_id, ticket.request_id)
             if isinstance(found, Closed):
-                answer = await _answer(request, found)
+                answer: Response[QueuedRequestView] | Response[AcceptedView] = await _answer(
+                    request, found
+                )
             else:
                 answer = json_response(
                     accepted_view(found), headers=request_headers(found.request_id)
@@ -176,7 +197,7 @@ class GmiController(Controller):
         model_id: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
         offset: FromQuery[int] = 0,
-    ) -> Response[bytes]:
+    ) -> Response[QueuedRequestsView]:
         _check("limit", limit, 1, PAGE_MAX)
         _check("offset", offset, 0, OFFSET_MAX)
         requests: Requests = request.app.state.requests
@@ -186,11 +207,14 @@ class GmiController(Controller):
         choice = Choice(account_id, model, tasks=TASKS_OF_QUEUE)
         counted = await requests.summarize(choice)
         cursor = await requests.cursor_at(choice, offset) if offset else None
-        items: list[dict[str, Any]] = []
+        items: list[QueuedRequestView] = []
         if offset == 0 or cursor is not None:
             page = await requests.list(choice, limit=limit, cursor=cursor)
             items = [await _view(request, found) for found in page.items]
-        total = counted.running + sum(counted.ended.values())
+        total = counted.requests
+        if counted.next_cursor is not None:
+            # Not all of them were counted; a client that pages by the total goes on.
+            total = max(total, offset + len(items) + 1)
         return json_response({"requests": items, "total": total})
 
     @get(
@@ -201,7 +225,7 @@ class GmiController(Controller):
     )
     async def show(
         self, request: Request[Any, Any, Any], request_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[QueuedRequestView]:
         return await _answer(request, await _find(request, request_id))
 
     @delete(
@@ -213,7 +237,7 @@ class GmiController(Controller):
     )
     async def remove(
         self, request: Request[Any, Any, Any], request_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[QueuedRequestView]:
         return await _cancel(request, request_id)
 
     @post(
@@ -225,13 +249,14 @@ class GmiController(Controller):
     )
     async def cancel(
         self, request: Request[Any, Any, Any], request_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[QueuedRequestView]:
         return await _cancel(request, request_id)
 
     @post(
         "/upload-url",
         status_code=200,
         opt={"scope": "inference"},
+        guards=[may_store],
         operation_id="CreateUploadUrl",
         summary="Get an address to send a file to without a key, within a quarter of an hour",
         description="`PUT` the file to `upload_url` with exactly the content type of its "
@@ -240,7 +265,7 @@ class GmiController(Controller):
     )
     async def upload_url(
         self, request: Request[Any, Any, Any], data: JSONBody[UploadUrlBody]
-    ) -> Response[bytes]:
+    ) -> Response[UploadUrlView]:
         if data.file_type not in CONTENT_TYPES:
             raise InvalidRequest(
                 "invalid_value",
@@ -250,7 +275,11 @@ class GmiController(Controller):
         slots: Slots = request.app.state.slots
         settings: Settings = request.app.state.settings
         base = settings.public_url or str(request.base_url)
-        upload_url, public_url = slots.open(caller(request).account_id, data.file_type, base=base)
+        room: Room = request.app.state.room
+        account_id, file_id = caller(request).account_id, new_id("file-")
+        # It counts from now on: a key is needed for this address only, not for the file.
+        await room.reserve(account_id, file_id, size=settings.media_bytes_max)
+        upload_url, public_url = slots.open(account_id, data.file_type, base=base, file_id=file_id)
         return json_response({"upload_url": upload_url, "public_url": public_url})
 
 
@@ -274,7 +303,7 @@ async def _find(request: Request[Any, Any, Any], request_id: str) -> Open | Clos
     return found
 
 
-async def _view(request: Request[Any, Any, Any], found: Open | Closed) -> dict[str, Any]:
+async def _view(request: Request[Any, Any, Any], found: Open | Closed) -> QueuedRequestView:
     requests: Requests = request.app.state.requests
     media: MediaStore = request.app.state.media
     record = await media.find(found.account_id, found.request_id)
@@ -284,13 +313,15 @@ async def _view(request: Request[Any, Any, Any], found: Open | Closed) -> dict[s
     return request_view(found, record, progress, links_of(request))
 
 
-async def _answer(request: Request[Any, Any, Any], found: Open | Closed) -> Response[bytes]:
+async def _answer(
+    request: Request[Any, Any, Any], found: Open | Closed
+) -> Response[QueuedRequestView]:
     closed = found if isinstance(found, Closed) else None
     headers = request_headers(found.request_id, closed)
     return json_response(await _view(request, found), headers=headers)
 
 
-async def _cancel(request: Request[Any, Any, Any], request_id: str) -> Response[bytes]:
+async def _cancel(request: Request[Any, Any, Any], request_id: str) -> Response[QueuedRequestView]:
     requests: Requests = request.app.state.requests
     found = await _find(request, request_id)
     await requests.cancel(found.account_id, found.request_id)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from gateway.api.gmi_payloads import is_drawn, nearest
 from gateway.catalog.availability import availability
 from gateway.catalog.listing import decimal, from_price, modalities, price_view
 from gateway.catalog.schema import FPS_MAX, GUIDANCE_MAX, SCALE_MAX, SIDE_MAX, SOURCES_MAX, Entry
 from gateway.catalog.tasks import TASKS, Task
+from gateway.catalog.views import PriceLineView
 from gateway.errors import NotFound
 from gateway.pricing import format_usd
 from gateway.requests.media import PROMPT_MAX, SEED_MAX, STEPS_MAX
@@ -32,6 +33,47 @@ TASKS_OF_QUEUE: Final[tuple[Task, ...]] = tuple(
 _RATIOS: Final = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16), (21, 9), (9, 21))
 
 
+class QueueModalitiesView(TypedDict):
+    input: Sequence[str]
+    output: Sequence[str]
+
+
+class PriceInfoView(TypedDict):
+    """``price`` is the cheapest for one of ``pricing_type``, and ``lines`` is the whole price."""
+
+    price: str | None
+    pricing_type: str
+    unit: Literal["USD"]
+    minimum: str | None
+    lines: list[PriceLineView]
+
+
+class QueueModelView(TypedDict):
+    """A model as the queue describes it; times are Unix seconds."""
+
+    model: str
+    org_id: str
+    brief_description: str
+    detailed_description: str
+    model_type: str
+    tasks: list[str]
+    modalities: QueueModalitiesView
+    parameters: list[dict[str, Any]]
+    internal_parameters: dict[str, Any]
+    accepts_other_parameters: bool
+    price_info: PriceInfoView
+    tags: list[str]
+    aliases: list[str]
+    host_type: str
+    external_provider: str
+    icon_link: str
+    background_image_url: str
+    available: bool
+    reason: str | None
+    created_at: int
+    updated_at: int
+
+
 def check_in_queue(entry: Entry) -> Entry:
     """Raise ``NotFound`` for a model that is served elsewhere."""
     if entry.task not in TASKS_OF_QUEUE:
@@ -45,7 +87,7 @@ def check_in_queue(entry: Entry) -> Entry:
 
 def model_view(
     entry: Entry, announcements: Sequence[Announcement], *, created_at: int, updated_at: int
-) -> dict[str, Any]:
+) -> QueueModelView:
     """One model; ``price`` is the cheapest for one of ``pricing_type``, and ``lines`` is all."""
     missing = availability(entry, announcements)
     reads, makes = modalities(entry)

@@ -7,7 +7,7 @@ address.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from gateway.api.answers import exact_number
 from gateway.api.gmi_payloads import is_drawn
@@ -20,6 +20,33 @@ from gateway.requests.order import Open
 from workers.contract.jobs import BlobRef, Progress, Usage
 
 State: TypeAlias = Literal["queued", "dispatched", "processing", "success", "failed", "cancelled"]
+
+
+class AcceptedView(TypedDict):
+    """A request of the queue as it is accepted; times are Unix seconds."""
+
+    request_id: str
+    model: str
+    status: State
+    created_at: int
+    updated_at: int
+    queued_at: int
+
+
+class QueuedRequestView(AcceptedView):
+    """A request of the queue with its outcome and its cost."""
+
+    org_id: str
+    is_public: bool
+    qworker_id: str | None
+    payload: dict[str, Any]
+    outcome: dict[str, Any]
+    usage: dict[str, Any] | None
+    progress: NotRequired[int]
+    queue_position: NotRequired[int | None]
+    error: NotRequired[str]
+
+
 _ENDS: Final[Mapping[str, State]] = {
     "succeeded": "success",
     "failed": "failed",
@@ -32,7 +59,7 @@ _HEARD: Final = ("recording", "duration_ms")
 """Of an input, what a payload has in other words."""
 
 
-def accepted_view(found: Open | Closed, progress: Progress | None = None) -> dict[str, Any]:
+def accepted_view(found: Open | Closed, progress: Progress | None = None) -> AcceptedView:
     """What an order is answered with at once."""
     created_at = int(found.accepted_at.timestamp())
     ended_at = found.settled_at if isinstance(found, Closed) else found.accepted_at
@@ -48,9 +75,9 @@ def accepted_view(found: Open | Closed, progress: Progress | None = None) -> dic
 
 def request_view(
     found: Open | Closed, record: Record | None, progress: Progress | None, links: Links
-) -> dict[str, Any]:
-    view = {
-        **accepted_view(found, progress),
+) -> QueuedRequestView:
+    view: QueuedRequestView = {
+        **accepted_view(found, progress),  # type: ignore[typeddict-item]  # the optional ones come later
         "org_id": str(found.account_id),
         "is_public": False,
         "qworker_id": None,
@@ -122,7 +149,14 @@ def _duration(given: Mapping[str, Any]) -> dict[str, Any]:
 def _outcome(closed: Closed, links: Links) -> dict[str, Any]:
     if closed.status != "succeeded":
         said = closed.error.message if closed.error else f"The request was {closed.status}."
-        return {"error": said, "error_code": closed.error.code if closed.error else closed.status}
+        code = closed.error.code if closed.error else closed.status
+        ended: dict[str, Any] = {"error": said, "error_code": code}
+        delivered = [
+            {"id": str(medium.index), "url": links.link(blob).url}
+            for medium in media_of(closed)
+            if (blob := blob_of(closed, medium)) is not None
+        ]
+        return {**ended, "previews": delivered} if delivered else ended
     if closed.output is None:
         return {"media_urls": [], "error": "The output was kept for its time and is deleted."}
     outcome: dict[str, Any] = {"media_urls": []}

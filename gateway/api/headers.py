@@ -6,12 +6,13 @@ Where several limits cover a call, OpenAI's single numbers are those of the one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
 from litestar.connection import ASGIConnection
 from litestar.datastructures import MutableScopeHeaders
+from litestar.routes import BaseRoute, HTTPRoute
 from litestar.types import Message, Scope
 
 from gateway.accounts.rates import WINDOW_S, Rates, Reading, wanted
@@ -19,12 +20,36 @@ from gateway.errors import Unavailable
 from gateway.requests.call import Call
 
 ALIAS_HEADER: Final = "tollgate-model-alias"
+READABLE_HEADERS: Final = (
+    "Location",
+    "RateLimit",
+    "RateLimit-Policy",
+    "Retry-After",
+    ALIAS_HEADER,
+    "X-Budget-Exceeded",
+    "X-Request-Cost",
+    "X-Request-Id",
+    "X-Should-Retry",
+    *(
+        f"x-ratelimit-{what}-{unit}"
+        for what in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
+    ),
+)
+"""Headers of ours that a page in a browser may read, where it may call at all."""
 
 
 async def add_limit_headers(message: Message, scope: Scope) -> None:
     """Litestar hook: write what the call's limits are into the head of its answer, and which model
     answers in the place of another."""
     if message["type"] != "http.response.start":
+        return
+    if scope.get("method") == "OPTIONS":
+        # Litestar's own answer names only the methods that were registered first. A preflight is
+        # answered before its path is looked up.
+        methods: Mapping[str, str] = scope["litestar_app"].state.methods
+        if (allowed := methods.get(scope.get("path_template", ""))) is not None:
+            MutableScopeHeaders.from_message(message)["Allow"] = allowed
         return
     connection: ASGIConnection[Any, Any, Any, Any] = ASGIConnection(scope)
     call: Call | None = connection.state.get("call")
@@ -40,6 +65,15 @@ async def add_limit_headers(message: Message, scope: Scope) -> None:
         headers["X-Budget-Exceeded"] = ", ".join(
             quote(budget.name or f"budget {budget.id}", safe=" ") for budget in call.passed
         )
+
+
+def allowed_methods(routes: Iterable[BaseRoute]) -> Mapping[str, str]:
+    """List the methods of each path, as ``Allow`` names them."""
+    found: dict[str, set[str]] = {}
+    for route in routes:
+        if isinstance(route, HTTPRoute):
+            found.setdefault(route.path_format, set()).update(route.methods)
+    return {path: ", ".join(sorted(methods)) for path, methods in found.items()}
 
 
 def limit_headers(readings: Sequence[Reading]) -> Mapping[str, str]:

@@ -3,43 +3,69 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, NotRequired, TypedDict
 
 from litestar import Controller, Request, Response, get
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 
+from gateway.api.access import check_scraper
 from gateway.api.answers import json_response
 from gateway.billing.audit import last_audit
 from gateway.catalog.availability import availability
 from gateway.catalog.store import LiveCatalog
 from gateway.metrics import RECONCILE_FINDINGS, RECONCILED_AT, REGISTRY
+from gateway.outages import SQL_OUTAGE
+from gateway.readiness import Readiness
 from gateway.requests.lifecycle import Requests
+from gateway.supervision import Supervisor
+
+
+class LiveView(TypedDict):
+    status: Literal["live", "not live", "ending"]
+    late_loops: NotRequired[dict[str, float]]
+    reason: NotRequired[str]
+
+
+class ReadyView(TypedDict):
+    status: Literal["ready", "not ready"]
+    checks: Mapping[str, bool]
+    models_served: int
+    set_aside: int
 
 
 class HealthController(Controller):
     tags = ["Operation"]
 
-    @get("/health/live", operation_id="GetLiveness", summary="The process runs", security=[])
-    async def live(self) -> dict[str, str]:
-        return {"status": "live"}
+    @get(
+        "/health/live",
+        operation_id="GetLiveness",
+        summary="The process works: every background loop has beaten in time",
+        opt={"errors": [503]},
+        security=[],
+    )
+    async def live(self, request: Request[Any, Any, Any]) -> Response[LiveView]:
+        supervisor: Supervisor = request.app.state.supervisor
+        late = supervisor.late()
+        body: LiveView = {"status": "live"}
+        if late:
+            body = {"status": "not live", "late_loops": late}
+        if supervisor.failed is not None:
+            body = {"status": "ending", "reason": supervisor.failed, "late_loops": late}
+        return json_response(body, status=200 if body["status"] == "live" else 503)
 
     @get(
         "/health/ready",
+        opt={"errors": [503]},
         operation_id="GetReadiness",
-        summary="The gateway can take requests: database and queue answer",
+        summary="The gateway can take requests: SQL accepts a write, the queue answers, and the "
+        "disks have room",
         security=[],
     )
-    async def ready(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def ready(self, request: Request[Any, Any, Any]) -> Response[ReadyView]:
         requests: Requests = request.app.state.requests
-        checks = {"database": True, "queue": requests.watch.healthy}
-        try:
-            await request.app.state.database.read(
-                lambda connection: connection.execute(text("SELECT 1"))
-            )
-        except DBAPIError:
-            checks["database"] = False
+        readiness: Readiness = request.app.state.readiness
+        checks = await readiness.checks()
         ready = all(checks.values())
         live: LiveCatalog = request.app.state.live
         announced = requests.watch.announcements
@@ -49,15 +75,30 @@ class HealthController(Controller):
                 "status": "ready" if ready else "not ready",
                 "checks": checks,
                 "models_served": len(served),
+                "set_aside": sum(readiness.set_aside.values()),
             },
             status=200 if ready else 503,
         )
 
-    @get("/metrics", operation_id="GetMetrics", summary="Prometheus metrics", security=[])
+    @get(
+        "/metrics",
+        opt={
+            "media": ["text/plain"],
+            "errors": [401, 403, 404],
+            "security": [{}, {"key": []}],
+        },
+        operation_id="GetMetrics",
+        summary="Prometheus metrics",
+        description="With a key of the scope `admin` or the token of `TOLLGATE_METRICS_TOKEN`, "
+        "unless the operator opened them to every caller or turned them off.",
+    )
     async def metrics(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        await check_scraper(request, request.app.state.settings)
         requests: Requests = request.app.state.requests
         requests.observe()
-        with contextlib.suppress(DBAPIError):
+        readiness: Readiness = request.app.state.readiness
+        await readiness.checks()
+        with contextlib.suppress(*SQL_OUTAGE):
             found = await request.app.state.database.read(last_audit)
             if found is not None:
                 RECONCILED_AT.set(found.finished_at.timestamp())

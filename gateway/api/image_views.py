@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
-from gateway.api.answers import exact_number
+from gateway.api.answers import ExactUsd, exact_number
 from gateway.api.image_bodies import ImageBody
 from gateway.api.media_views import blob_of, media_of, read_base64
 from gateway.errors import RequestFailed, TollgateError
@@ -24,6 +24,55 @@ from workers.contract.jobs import BlobRef, Preview, SentEvent
 from workers.contract.media import Medium
 
 log = logging.getLogger(__name__)
+
+
+class ImageTokensView(TypedDict):
+    text_tokens: int
+    image_tokens: int
+
+
+class ImageUsageView(TypedDict):
+    """OpenAI's counts of tokens, and what was counted of pictures."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: ImageTokensView
+    output_tokens_details: ImageTokensView
+    images: int
+    steps: int
+    cost: ExactUsd
+
+
+class PictureView(TypedDict):
+    """A picture, by its address, its bytes or both."""
+
+    url: NotRequired[str]
+    b64_json: NotRequired[str]
+    seed: int
+
+
+class FailedPictureView(TypedDict):
+    index: int
+    message: str
+
+
+class DescribedView(TypedDict):
+    background: str
+    output_format: str
+    quality: str
+    size: str
+
+
+class ImagesView(DescribedView):
+    """The pictures of an order."""
+
+    id: str
+    created: int
+    model: str
+    data: list[PictureView]
+    failed: NotRequired[list[FailedPictureView]]
+    usage: ImageUsageView
 
 
 @dataclass(slots=True)
@@ -38,18 +87,18 @@ class ImageAnswer:
     said: tuple[int, int, int] = (0, 0, -1)
     """Attempt, picture and number of the preview that was shown last."""
 
-    async def body(self, closed: Closed) -> dict[str, Any]:
+    async def body(self, closed: Closed) -> ImagesView:
         """The whole answer. Raise ``RequestFailed`` if it was to be bytes and has none."""
         drawn = drawn_of(closed)
         texts = await self._texts(closed, [blob for _, blob in drawn])
-        data = []
+        data: list[PictureView] = []
         for (medium, blob), text in zip(drawn, texts, strict=True):
-            view: dict[str, Any] = {}
+            shown: dict[str, Any] = {}
             if self.asked.response_format != "b64_json":
-                view["url"] = self.links.link(blob).url
+                shown["url"] = self.links.link(blob).url
             if text is not None:
-                view["b64_json"] = text
-            data.append({**view, "seed": medium.seed})
+                shown["b64_json"] = text
+            data.append(cast("PictureView", {**shown, "seed": medium.seed}))
         return image_view(self.asked, closed, data)
 
     async def preview(self, sent: SentEvent) -> dict[str, Any] | None:
@@ -107,16 +156,14 @@ class ImageAnswer:
             raise RequestFailed(error.code, error.message, request_id=closed.request_id) from None
 
 
-def image_view(
-    asked: ImageBody, closed: Closed, pictures: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def image_view(asked: ImageBody, closed: Closed, pictures: list[PictureView]) -> ImagesView:
     """The whole answer, with what is to be shown of each picture that was drawn."""
-    failed = [
+    failed: list[FailedPictureView] = [
         {"index": medium.index, "message": medium.error}
         for medium in media_of(closed)
         if medium.error is not None
     ]
-    return {
+    view = {
         "id": closed.request_id,
         "created": int(closed.accepted_at.timestamp()),
         "model": closed.model,
@@ -125,11 +172,12 @@ def image_view(
         **_described(asked, [medium for medium, _ in drawn_of(closed)], closed),
         "usage": image_usage(closed),
     }
+    return cast("ImagesView", view)
 
 
-def image_usage(closed: Closed) -> dict[str, Any]:
+def image_usage(closed: Closed) -> ImageUsageView:
     """OpenAI's counts, which are of tokens and so nothing here, beside what was counted."""
-    none = {"text_tokens": 0, "image_tokens": 0}
+    none: ImageTokensView = {"text_tokens": 0, "image_tokens": 0}
     return {
         "input_tokens": closed.usage.input_tokens,
         "output_tokens": closed.usage.output_tokens,
@@ -152,7 +200,7 @@ def drawn_of(closed: Closed) -> list[tuple[Medium, BlobRef]]:
 
 def _described(
     asked: ImageBody, drawn: Sequence[Medium], closed: Closed | None = None
-) -> dict[str, Any]:
+) -> DescribedView:
     quality = closed.usage.attributes.get("quality") if closed is not None else None
     size = f"{drawn[0].width}x{drawn[0].height}" if drawn else asked.size or "auto"
     return {

@@ -7,7 +7,7 @@ Nothing is said of how pictures are made here that OpenAI's fields have no name 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from litestar import Controller, Request, Response, post
 from litestar.response import Stream
@@ -22,9 +22,10 @@ from gateway.api.answers import (
     request_headers,
 )
 from gateway.api.bodies import read_body, refuse_in_batch
+from gateway.api.declared import EVENTS
 from gateway.api.forms import Received, described, receive
 from gateway.api.image_bodies import ImageBody
-from gateway.api.image_views import ImageAnswer, drawn_of, image_view
+from gateway.api.image_views import ImageAnswer, ImagesView, PictureView, drawn_of, image_view
 from gateway.api.media_views import links_of
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.batches.stored import place
@@ -45,30 +46,32 @@ BODY: Final = described(ImageBody)
 class ImagesController(Controller):
     path = "/v1/images"
     tags = ["OpenAI"]
-    opt = {"scope": "inference"}
+    opt = {"scope": "inference", "holds": True}
 
     @post(
         "/generations",
         status_code=200,
+        opt={"media": [EVENTS]},
         operation_id="CreateImage",
         operation_class=BODY,
         summary="Draw pictures, whole or with previews as a stream",
         description="JSON with `model`, `prompt` and OpenAI's fields, or those of a request.",
     )
-    async def generate(self, request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
+    async def generate(self, request: Request[Any, Any, Any]) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
         return await _draw(request, received, "image_generation", prefer=())
 
     @post(
         "/edits",
         status_code=200,
+        opt={"media": [EVENTS]},
         operation_id="CreateImageEdit",
         operation_class=BODY,
         summary="Change pictures by instruction",
         description="A form with `image` or several `image[]`, and maybe `mask`; or JSON with "
         '`images: [{"image_url"}]`.',
     )
-    async def edit(self, request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
+    async def edit(self, request: Request[Any, Any, Any]) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
         _require_image(received)
         return await _draw(request, received, "image_edit", prefer=("image-edit",))
@@ -76,11 +79,12 @@ class ImagesController(Controller):
     @post(
         "/variations",
         status_code=200,
+        opt={"media": [EVENTS]},
         operation_id="CreateImageVariation",
         operation_class=BODY,
         summary="Draw pictures like another one",
     )
-    async def vary(self, request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
+    async def vary(self, request: Request[Any, Any, Any]) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
         _require_image(received)
         return await _draw(request, received, "image_edit", prefer=("image-to-image",))
@@ -88,7 +92,7 @@ class ImagesController(Controller):
 
 async def _draw(
     request: Request[Any, Any, Any], received: Received, event: str, *, prefer: Sequence[Task]
-) -> Response[bytes] | Stream:
+) -> Response[ImagesView] | Stream:
     """Place an order for pictures and answer it."""
     requests: Requests = request.app.state.requests
     try:
@@ -150,7 +154,7 @@ def _answer_later(closed: Closed, body: Mapping[str, Any]) -> bytes:
         {**place(blob, asked.response_format), "seed": medium.seed}
         for medium, blob in drawn_of(closed)
     ]
-    return encode_json(image_view(asked, closed, pictures))
+    return encode_json(image_view(asked, closed, cast("list[PictureView]", pictures)))
 
 
 BATCHES: Final = (

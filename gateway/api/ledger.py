@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from litestar import Controller, Request, Response, get
-from litestar.params import FromPath, FromQuery
+from litestar.params import FromQuery
 from sqlalchemy import Connection
 
-from gateway.api.access import find_asked
-from gateway.api.answers import json_response
+from gateway.api.access import caller, find_asked
+from gateway.api.answers import PageView, json_response
 from gateway.api.bodies import check_limit
+from gateway.api.fields import IdInPath
 from gateway.api.views import timestamp
 from gateway.billing.entries import Charged, Entry, entries, find_entry
 from gateway.database import Database
+from gateway.decoding import read_id
 from gateway.errors import InvalidRequest, NotFound
 from gateway.pricing import format_usd
+
+
+class LedgerEntryView(TypedDict):
+    """One movement of a balance; what came in is positive."""
+
+    object: Literal["ledger.entry"]
+    id: int
+    kind: str
+    amount: str
+    balance_after: str
+    requests: int
+    request_id: str | None
+    actor: str
+    reason: str
+    booked_at: str
+
+
+class ChargedView(TypedDict):
+    """A request's part of a charge."""
+
+    request_id: str
+    model: str
+    cost: str
+
+
+class LedgerEntryWithReceiptsView(LedgerEntryView):
+    receipts: list[ChargedView]
 
 
 class LedgerController(Controller):
@@ -35,20 +64,20 @@ class LedgerController(Controller):
         cursor: FromQuery[str | None] = None,
         kind: FromQuery[str | None] = None,
         account: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
+    ) -> Response[PageView[LedgerEntryView]]:
         database: Database = request.app.state.database
         check_limit(limit)
-        if cursor is not None and not (cursor.isdecimal() and len(cursor) <= 18):
+        below = None if cursor is None else read_id(cursor)
+        if cursor is not None and below is None:
             raise InvalidRequest(
                 "invalid_value", f"cursor is {cursor!r}; send a next_cursor.", param="cursor"
             )
-        below = None if cursor is None else int(cursor)
 
         def read(connection: Connection) -> list[Entry]:
             owner = find_asked(request, connection, account)
             return entries(connection, owner.id, limit=limit + 1, below=below, kind=kind)
 
-        found = await database.read(read)
+        found = await database.report(read, account_id=caller(request).account_id)
         page, more = found[:limit], len(found) > limit
         return json_response(
             {
@@ -68,9 +97,9 @@ class LedgerController(Controller):
     async def show(
         self,
         request: Request[Any, Any, Any],
-        entry_id: FromPath[int],
+        entry_id: IdInPath,
         account: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
+    ) -> Response[LedgerEntryWithReceiptsView]:
         database: Database = request.app.state.database
 
         def read(connection: Connection) -> tuple[Entry, list[Charged]]:
@@ -78,7 +107,7 @@ class LedgerController(Controller):
             return find_entry(connection, owner.id, entry_id)
 
         try:
-            entry, charged = await database.read(read)
+            entry, charged = await database.report(read, account_id=caller(request).account_id)
         except LookupError as error:
             raise NotFound("entry_not_found", f"{error.args[0]}.", param="entry_id") from None
         return json_response(
@@ -96,7 +125,7 @@ class LedgerController(Controller):
         )
 
 
-def entry_view(entry: Entry) -> dict[str, Any]:
+def entry_view(entry: Entry) -> LedgerEntryView:
     return {
         "object": "ledger.entry",
         "id": entry.id,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from litestar import Controller, Request, Response, delete, get, patch, post, put
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.params import FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
@@ -23,10 +23,10 @@ from gateway.accounts.budgets import (
     end_budget,
     list_budgets,
 )
-from gateway.accounts.limits import LIMIT_MAX, Limit, list_limits, remove_limit, set_limit
-from gateway.api.access import find_asked
-from gateway.api.answers import json_response
-from gateway.api.bodies import UsdAmount
+from gateway.accounts.limits import Limit, list_limits, remove_limit, set_limit
+from gateway.api.access import caller, find_asked
+from gateway.api.answers import ListView, json_response
+from gateway.api.fields import Id, IdInPath, IdInQuery, PerMinute, UsdAmount
 from gateway.api.views import timestamp
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
@@ -36,7 +36,7 @@ from gateway.pricing import format_usd
 Result = TypeVar("Result")
 
 Model = Annotated[str, Field(min_length=1, max_length=200)]
-Number = Annotated[int, Field(ge=1, le=LIMIT_MAX)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class BudgetBody(BaseModel):
@@ -49,11 +49,11 @@ class BudgetBody(BaseModel):
         },
     )
 
-    account: str | int
+    account: Name | Id
     limit: UsdAmount
     window: Window
     hard: bool = True
-    key: int | None = None
+    key: Id | None = None
     model: Model | None = None
     name: Annotated[str, Field(max_length=200)] = ""
     tz: Annotated[str, Field(max_length=64)] | None = None
@@ -78,12 +78,47 @@ class RateLimitBody(BaseModel):
         },
     )
 
-    account: str | int
-    key: int | None = None
+    account: Name | Id
+    key: Id | None = None
     model: Model | None = None
-    requests_per_minute: Number | None = None
-    tokens_per_minute: Number | None = None
-    concurrent: Number | None = None
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None
+    concurrent: PerMinute | None = None
+    cancelled_seconds_per_hour: PerMinute | None = None
+    """Device time of cancelled work that was not charged; without key and model."""
+
+
+class BudgetView(TypedDict):
+    """A budget and its window of now."""
+
+    object: Literal["budget"]
+    id: int
+    account: str
+    key: int | None
+    model: str | None
+    name: str
+    window: Window
+    tz: str
+    hard: bool
+    starts_at: str | None
+    ends_at: str | None
+    limit: str
+    spent: str
+    held: str
+    remaining: str
+    exceeded: bool
+    created_at: str
+
+
+class RateLimitView(TypedDict):
+    object: Literal["rate_limit"]
+    account: str
+    key: int | None
+    model: str | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent: int | None
+    cancelled_seconds_per_hour: int | None
 
 
 class LimitsController(Controller):
@@ -98,8 +133,8 @@ class LimitsController(Controller):
     )
     async def budgets(
         self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
-    ) -> Response[bytes]:
-        def read(connection: Connection) -> list[dict[str, Any]]:
+    ) -> Response[ListView[BudgetView]]:
+        def read(connection: Connection) -> list[BudgetView]:
             owner = find_asked(request, connection, account)
             return _budget_views(connection, [owner], list_budgets(connection, owner.id))
 
@@ -112,8 +147,8 @@ class LimitsController(Controller):
     )
     async def rate_limits(
         self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
-    ) -> Response[bytes]:
-        def read(connection: Connection) -> list[dict[str, Any]]:
+    ) -> Response[ListView[RateLimitView]]:
+        def read(connection: Connection) -> list[RateLimitView]:
             owner = find_asked(request, connection, account)
             return _limit_views([owner], list_limits(connection, owner.id))
 
@@ -132,8 +167,8 @@ class AdminLimitsController(Controller):
     )
     async def budgets(
         self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
-    ) -> Response[bytes]:
-        def read(connection: Connection) -> list[dict[str, Any]]:
+    ) -> Response[ListView[BudgetView]]:
+        def read(connection: Connection) -> list[BudgetView]:
             owner = find_account(connection, account).id if account is not None else None
             return _budget_views(
                 connection, list_accounts(connection), list_budgets(connection, owner)
@@ -149,10 +184,10 @@ class AdminLimitsController(Controller):
     )
     async def create_budget(
         self, request: Request[Any, Any, Any], data: JSONBody[BudgetBody]
-    ) -> Response[bytes]:
+    ) -> Response[BudgetView]:
         _check_model(request, data.model)
 
-        def write(connection: Connection) -> dict[str, Any]:
+        def write(connection: Connection) -> BudgetView:
             owner = find_account(connection, data.account)
             made = create_budget(
                 connection,
@@ -177,10 +212,10 @@ class AdminLimitsController(Controller):
     async def change_budget(
         self,
         request: Request[Any, Any, Any],
-        budget_id: FromPath[int],
+        budget_id: IdInPath,
         data: JSONBody[BudgetChange],
-    ) -> Response[bytes]:
-        def write(connection: Connection) -> dict[str, Any]:
+    ) -> Response[BudgetView]:
+        def write(connection: Connection) -> BudgetView:
             changed = change_budget(connection, budget_id, limit_nanos=data.limit, hard=data.hard)
             return _one_budget(connection, changed)
 
@@ -193,9 +228,9 @@ class AdminLimitsController(Controller):
         summary="Take a budget out of force",
     )
     async def end_budget(
-        self, request: Request[Any, Any, Any], budget_id: FromPath[int]
-    ) -> Response[bytes]:
-        def write(connection: Connection) -> dict[str, Any]:
+        self, request: Request[Any, Any, Any], budget_id: IdInPath
+    ) -> Response[BudgetView]:
+        def write(connection: Connection) -> BudgetView:
             return _one_budget(connection, end_budget(connection, budget_id))
 
         return json_response(await _write(request, write))
@@ -207,8 +242,8 @@ class AdminLimitsController(Controller):
     )
     async def rate_limits(
         self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
-    ) -> Response[bytes]:
-        def read(connection: Connection) -> list[dict[str, Any]]:
+    ) -> Response[ListView[RateLimitView]]:
+        def read(connection: Connection) -> list[RateLimitView]:
             owner = find_account(connection, account).id if account is not None else None
             return _limit_views(list_accounts(connection), list_limits(connection, owner))
 
@@ -221,10 +256,10 @@ class AdminLimitsController(Controller):
     )
     async def set_rate_limit(
         self, request: Request[Any, Any, Any], data: JSONBody[RateLimitBody]
-    ) -> Response[bytes]:
+    ) -> Response[RateLimitView]:
         _check_model(request, data.model)
 
-        def write(connection: Connection) -> dict[str, Any]:
+        def write(connection: Connection) -> RateLimitView:
             owner = find_account(connection, data.account)
             limit = Limit(
                 owner.id,
@@ -233,6 +268,7 @@ class AdminLimitsController(Controller):
                 requests_per_minute=data.requests_per_minute,
                 tokens_per_minute=data.tokens_per_minute,
                 concurrent_max=data.concurrent,
+                cancelled_seconds_per_hour=data.cancelled_seconds_per_hour,
             )
             return _limit_views([owner], [set_limit(connection, limit)])[0]
 
@@ -248,10 +284,10 @@ class AdminLimitsController(Controller):
         self,
         request: Request[Any, Any, Any],
         account: FromQuery[str],
-        key: FromQuery[int | None] = None,
+        key: IdInQuery = None,
         model: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
-        def write(connection: Connection) -> dict[str, Any]:
+    ) -> Response[RateLimitView]:
+        def write(connection: Connection) -> RateLimitView:
             owner = find_account(connection, account)
             removed = remove_limit(connection, owner.id, key_id=key, model=model)
             return _limit_views([owner], [removed])[0]
@@ -259,7 +295,7 @@ class AdminLimitsController(Controller):
         return json_response(await _write(request, write))
 
 
-def budget_view(state: BudgetState, *, account: str) -> dict[str, Any]:
+def budget_view(state: BudgetState, *, account: str) -> BudgetView:
     budget = state.budget
     return {
         "object": "budget",
@@ -282,7 +318,7 @@ def budget_view(state: BudgetState, *, account: str) -> dict[str, Any]:
     }
 
 
-def limit_view(limit: Limit, *, account: str) -> dict[str, Any]:
+def limit_view(limit: Limit, *, account: str) -> RateLimitView:
     return {
         "object": "rate_limit",
         "account": account,
@@ -291,23 +327,24 @@ def limit_view(limit: Limit, *, account: str) -> dict[str, Any]:
         "requests_per_minute": limit.requests_per_minute,
         "tokens_per_minute": limit.tokens_per_minute,
         "concurrent": limit.concurrent_max,
+        "cancelled_seconds_per_hour": limit.cancelled_seconds_per_hour,
     }
 
 
-def _one_budget(connection: Connection, budget: Budget) -> dict[str, Any]:
+def _one_budget(connection: Connection, budget: Budget) -> BudgetView:
     owner = find_account(connection, budget.account_id)
     return _budget_views(connection, [owner], [budget])[0]
 
 
 def _budget_views(
     connection: Connection, owners: Sequence[Account], found: Sequence[Budget]
-) -> list[dict[str, Any]]:
+) -> list[BudgetView]:
     names = {owner.id: owner.name for owner in owners}
     states = budget_states(connection, found, datetime.now(UTC))
     return [budget_view(state, account=names[state.budget.account_id]) for state in states]
 
 
-def _limit_views(owners: Sequence[Account], found: Sequence[Limit]) -> list[dict[str, Any]]:
+def _limit_views(owners: Sequence[Account], found: Sequence[Limit]) -> list[RateLimitView]:
     names = {owner.id: owner.name for owner in owners}
     return [limit_view(limit, account=names[limit.account_id]) for limit in found]
 
@@ -320,11 +357,16 @@ def _check_model(request: Request[Any, Any, Any], model: str | None) -> None:
 
 
 async def _read(
-    request: Request[Any, Any, Any], read: Callable[[Connection], list[dict[str, Any]]]
-) -> Response[bytes]:
+    request: Request[Any, Any, Any], read: Callable[[Connection], list[Result]]
+) -> Response[ListView[Result]]:
     database: Database = request.app.state.database
     with _refused():
-        return json_response({"object": "list", "data": await database.read(read)})
+        return json_response(
+            {
+                "object": "list",
+                "data": await database.report(read, account_id=caller(request).account_id),
+            }
+        )
 
 
 async def _write(request: Request[Any, Any, Any], write: Callable[[Connection], Result]) -> Result:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from litestar import Controller, Request, Response, get
 from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
-from gateway.api.access import find_asked
-from gateway.api.answers import json_response
+from gateway.api.access import caller, find_asked
+from gateway.api.answers import PageView, json_response
 from gateway.api.bodies import check_limit
 from gateway.api.media_views import links_of
 from gateway.api.usage import key_number, tag_filters
-from gateway.api.views import request_view
+from gateway.api.views import RequestView, request_view
 from gateway.billing.usage import read_span
 from gateway.database import Database
 from gateway.ledger.closed import Closed
@@ -23,10 +23,30 @@ from gateway.media.links import Links
 from gateway.pricing import format_usd
 from gateway.requests.lifecycle import Requests
 from gateway.requests.lookup import Choice, Page
+from gateway.requests.order import Open
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
 Outcome = Literal["charged", "released"]
 Direction = Literal["desc", "asc"]
+
+
+class RequestsSummaryView(TypedDict):
+    """Number and cost of the requests of a list."""
+
+    object: Literal["summary"]
+    requests: int
+    open: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    expired: int
+    cost: str
+    has_more: bool
+    next_cursor: str | None
+
+
+class RequestOfAllView(RequestView):
+    account_id: int
 
 
 class ListsController(Controller):
@@ -52,23 +72,26 @@ class ListsController(Controller):
         first: Annotated[str | None, QueryParameter(name="from")] = None,
         last: Annotated[str | None, QueryParameter(name="to")] = None,
         account: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
+        cursor: FromQuery[str | None] = None,
+    ) -> Response[RequestsSummaryView]:
         requests: Requests = request.app.state.requests
         choice = await read_choice(
             request, Choice(None, model, status, task, outcome=outcome),
             account=account, key=key, tz=tz, first=first, last=last,
         )  # fmt: skip
-        found = await requests.summarize(choice)
+        found = await requests.summarize(choice, cursor=cursor)
         return json_response(
             {
                 "object": "summary",
-                "requests": found.running + sum(found.ended.values()),
+                "requests": found.requests,
                 "open": found.running,
-                **{
-                    name: found.ended.get(name, 0)
-                    for name in ("succeeded", "failed", "cancelled", "expired")
-                },
+                "succeeded": found.ended.get("succeeded", 0),
+                "failed": found.ended.get("failed", 0),
+                "cancelled": found.ended.get("cancelled", 0),
+                "expired": found.ended.get("expired", 0),
                 "cost": format_usd(found.cost_nanos),
+                "has_more": found.next_cursor is not None,
+                "next_cursor": found.next_cursor,
             }
         )
 
@@ -88,7 +111,7 @@ class ListsController(Controller):
         status: FromQuery[Status | None] = None,
         task: FromQuery[str | None] = None,
         outcome: FromQuery[Outcome | None] = None,
-    ) -> Response[bytes]:
+    ) -> Response[PageView[RequestOfAllView]]:
         check_limit(limit)
         requests: Requests = request.app.state.requests
         page = await requests.list(
@@ -97,17 +120,24 @@ class ListsController(Controller):
             cursor=cursor,
             oldest_first=order == "asc",
         )
-        # An administrator sees what happened, not what was said.
-        bare = [
-            replace(item, output=None) if isinstance(item, Closed) else item for item in page.items
-        ]
-        view = page_view(Page(bare, page.next_cursor), links_of(request))
-        for item, shown in zip(bare, view["data"], strict=True):
-            shown["account_id"] = item.account_id
-        return json_response(view)
+        links = links_of(request)
+        return json_response(
+            {
+                "object": "list",
+                "data": [_without_output(found, links) for found in page.items],
+                "has_more": page.next_cursor is not None,
+                "next_cursor": page.next_cursor,
+            }
+        )
 
 
-def page_view(page: Page, links: Links) -> dict[str, Any]:
+def _without_output(found: Open | Closed, links: Links) -> RequestOfAllView:
+    """An administrator sees what happened, not what was said."""
+    bare = replace(found, output=None) if isinstance(found, Closed) else found
+    return {**request_view(bare, links), "account_id": found.account_id}
+
+
+def page_view(page: Page, links: Links) -> PageView[RequestView]:
     return {
         "object": "list",
         "data": [request_view(found, links) for found in page.items],
@@ -139,4 +169,4 @@ async def read_choice(
         span = read_span(first, last, tz or owner.report_tz, now=datetime.now(UTC))
         return replace(found, starts_at=span.starts_at, ends_at=span.ends_at)
 
-    return await database.read(read)
+    return await database.report(read, account_id=caller(request).account_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 import msgspec
 from litestar import Request
@@ -18,6 +18,35 @@ from gateway.settings import Settings
 from workers.contract.blobs import BlobError, BlobMissing, Blobs
 from workers.contract.jobs import BlobRef
 from workers.contract.media import Medium
+
+
+class LinkView(TypedDict):
+    """A signed address and when it expires."""
+
+    url: str
+    url_expires_at: str
+
+
+class MediumView(TypedDict):
+    """One output; one that failed has an ``error`` and no address. Fields that are 0 are absent."""
+
+    kind: str
+    index: int
+    role: str
+    content_type: NotRequired[str]
+    width: NotRequired[int]
+    height: NotRequired[int]
+    duration_ms: NotRequired[int]
+    fps: NotRequired[int]
+    sample_rate: NotRequired[int]
+    seed: NotRequired[int]
+    error: NotRequired[str]
+    cut: NotRequired[bool]
+    bytes: NotRequired[int]
+    sha256: NotRequired[str]
+    url: NotRequired[str]
+    url_expires_at: NotRequired[str]
+    b64_json: NotRequired[str]
 
 
 def links_of(request: Request[Any, Any, Any]) -> Links:
@@ -39,26 +68,30 @@ def blob_of(closed: Closed, medium: Medium) -> BlobRef | None:
     return closed.output.blobs[medium.blob]
 
 
-def media_views(closed: Closed, links: Links) -> list[dict[str, Any]]:
+def media_views(closed: Closed, links: Links) -> list[MediumView]:
     """Outputs in our own shape, each under a fresh address."""
     views = []
     for medium in media_of(closed):
         blob = blob_of(closed, medium)
-        view: dict[str, Any] = {
+        shown = {
             **msgspec.to_builtins(medium),
             "kind": medium.kind,
             "index": medium.index,
             "role": medium.role,
         }
-        view.pop("blob", None)
+        shown.pop("blob", None)
+        view = cast("MediumView", shown)
         if blob is not None:
-            view |= {"content_type": blob.content_type, "bytes": blob.bytes, "sha256": blob.sha256}
-            view |= link_view(blob, links)
+            view["content_type"] = blob.content_type
+            view["bytes"] = blob.bytes
+            view["sha256"] = blob.sha256
+            link = link_view(blob, links)
+            view["url"], view["url_expires_at"] = link["url"], link["url_expires_at"]
         views.append(view)
     return views
 
 
-def link_view(blob: BlobRef, links: Links) -> dict[str, Any]:
+def link_view(blob: BlobRef, links: Links) -> LinkView:
     link = links.link(blob)
     expires_at = datetime.fromtimestamp(link.expires_at, UTC).isoformat().replace("+00:00", "Z")
     return {"url": link.url, "url_expires_at": expires_at}

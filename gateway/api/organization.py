@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Generic, Literal, NotRequired, TypedDict, TypeVar, cast
 from zoneinfo import ZoneInfo
 
 from litestar import Controller, Request, Response, get
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from gateway.api.answers import exact_number, json_response
+from gateway.api.access import caller
+from gateway.api.answers import ExactUsd, exact_number, json_response
 from gateway.billing.usage import Filters, Group, Span, usage
 from gateway.catalog.tasks import TASKS
 from gateway.database import Database
+from gateway.decoding import YEARS, read_id
 from gateway.errors import InvalidRequest, NotFound
 
 Width = Literal["1m", "1h", "1d"]
@@ -85,6 +87,56 @@ KINDS: Final[Mapping[str, Kind]] = {
 }
 
 
+ResultView = TypeVar("ResultView")
+
+
+class CostAmountView(TypedDict):
+    value: ExactUsd
+    currency: Literal["usd"]
+
+
+class CostView(TypedDict):
+    object: Literal["organization.costs.result"]
+    amount: CostAmountView
+    line_item: str | None
+    project_id: str | None
+    api_key_id: str | None
+    quantity: float | None
+    quantity_unit: str | None
+
+
+class OrganizationUsageView(TypedDict):
+    """Counts of a group; which ones depends on the kind of the report."""
+
+    object: str
+    input_tokens: NotRequired[int]
+    input_cached_tokens: NotRequired[int]
+    output_tokens: NotRequired[int]
+    input_audio_tokens: NotRequired[int]
+    output_audio_tokens: NotRequired[int]
+    images: NotRequired[int]
+    characters: NotRequired[int]
+    num_model_requests: int
+    project_id: str | None
+    user_id: str | None
+    api_key_id: str | None
+    model: str | None
+
+
+class BucketView(TypedDict, Generic[ResultView]):
+    object: Literal["bucket"]
+    start_time: int
+    end_time: int
+    results: list[ResultView]
+
+
+class BucketsView(TypedDict, Generic[ResultView]):
+    object: Literal["page"]
+    data: list[BucketView[ResultView]]
+    has_more: bool
+    next_page: str | None
+
+
 class OrganizationController(Controller):
     path = "/v1/organization"
     tags = ["OpenAI"]
@@ -103,7 +155,7 @@ class OrganizationController(Controller):
         api_key_ids: Annotated[list[str] | None, QueryParameter(name="api_key_ids[]")] = None,
         project_ids: Annotated[list[str] | None, QueryParameter(name="project_ids[]")] = None,
         line_items: Annotated[list[str] | None, QueryParameter(name="line_items[]")] = None,
-    ) -> Response[bytes]:
+    ) -> Response[BucketsView[CostView]]:
         buckets = _buckets(start_time, end_time, bucket_width, limit, page)
         filters = Filters(
             account_ids=_numbers(project_ids, "project_ids"),
@@ -111,9 +163,9 @@ class OrganizationController(Controller):
             models=None if line_items is None else tuple(line_items),
         )
 
-        def result(group: Group, labels: dict[str, str]) -> dict[str, Any]:
+        def result(group: Group, labels: dict[str, str]) -> CostView:
             net = group.cost_nanos - group.refund_nanos
-            return {
+            view = {
                 "object": "organization.costs.result",
                 "amount": {"value": exact_number(net), "currency": "usd"},
                 "line_item": None,
@@ -123,6 +175,7 @@ class OrganizationController(Controller):
                 "quantity_unit": None,
                 **labels,
             }
+            return cast("CostView", view)
 
         return await _report(request, buckets, bucket_width, group_by or [], filters, result)
 
@@ -144,7 +197,7 @@ class OrganizationController(Controller):
         api_key_ids: Annotated[list[str] | None, QueryParameter(name="api_key_ids[]")] = None,
         project_ids: Annotated[list[str] | None, QueryParameter(name="project_ids[]")] = None,
         models: Annotated[list[str] | None, QueryParameter(name="models[]")] = None,
-    ) -> Response[bytes]:
+    ) -> Response[BucketsView[OrganizationUsageView]]:
         if kind not in KINDS:
             raise NotFound(
                 "not_found", f"There is no usage of {kind!r}; there are {', '.join(KINDS)}."
@@ -157,8 +210,8 @@ class OrganizationController(Controller):
             tasks=KINDS[kind].tasks,
         )
 
-        def result(group: Group, labels: dict[str, str]) -> dict[str, Any]:
-            return {
+        def result(group: Group, labels: dict[str, str]) -> OrganizationUsageView:
+            view = {
                 "object": f"organization.usage.{kind}.result",
                 **KINDS[kind].count(group),
                 "num_model_requests": group.charged,
@@ -168,6 +221,7 @@ class OrganizationController(Controller):
                 "model": None,
                 **labels,
             }
+            return cast("OrganizationUsageView", view)
 
         return await _report(request, buckets, bucket_width, group_by or [], filters, result)
 
@@ -187,8 +241,8 @@ async def _report(
     width: str,
     group_by: Sequence[str],
     filters: Filters,
-    result: Callable[[Group, dict[str, str]], dict[str, Any]],
-) -> Response[bytes]:
+    result: Callable[[Group, dict[str, str]], ResultView],
+) -> Response[BucketsView[ResultView]]:
     database: Database = request.app.state.database
     names = [name for part in group_by for name in part.split(",")]
     if unknown := set(names) - set(_DIMENSIONS):
@@ -201,8 +255,11 @@ async def _report(
     unit, length, *_ = _WIDTHS[width]
     span = Span(buckets.starts[0], buckets.ends_at, ZoneInfo("UTC"))
     by = (unit, *dict.fromkeys(told.values()))
-    groups = await database.read(lambda connection: usage(connection, span, by, filters))
-    found: dict[datetime, list[dict[str, Any]]] = {start: [] for start in buckets.starts}
+    groups = await database.report(
+        lambda connection: usage(connection, span, by, filters),
+        account_id=caller(request).account_id,
+    )
+    found: dict[datetime, list[ResultView]] = {start: [] for start in buckets.starts}
     for group in groups:
         at = datetime.fromisoformat(group.labels[unit])
         start = max(at.replace(tzinfo=UTC), buckets.starts[0])
@@ -239,7 +296,7 @@ def _buckets(
     first = _moment(start_time, "start_time")
     last = datetime.now(UTC) if end_time is None else _moment(end_time, "end_time")
     if page is not None:
-        if not page.removeprefix("page_").isdecimal():
+        if read_id(page.removeprefix("page_")) is None:
             raise InvalidRequest(
                 "invalid_value", f"page is {page!r}; send a next_page.", param="page"
             )
@@ -264,7 +321,10 @@ def _next(start: datetime, length: timedelta) -> datetime:
 
 def _moment(seconds: int, param: str) -> datetime:
     try:
-        return datetime.fromtimestamp(seconds, UTC)
+        moment = datetime.fromtimestamp(seconds, UTC)
+        if moment.year in YEARS:
+            return moment
+        raise ValueError(seconds)
     except (OverflowError, ValueError, OSError):
         raise InvalidRequest(
             "invalid_value", f"{param} is {seconds}; send Unix seconds.", param=param
@@ -275,7 +335,7 @@ def _numbers(texts: Sequence[str] | None, param: str) -> tuple[int, ...] | None:
     if texts is None:
         return None
     for text in texts:
-        if not (text.isdecimal() and len(text) <= 18):
+        if read_id(text) is None:
             raise InvalidRequest(
                 "invalid_value", f"{param} names {text!r}; send its number.", param=param
             )

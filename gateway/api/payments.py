@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypedDict
 
 from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import caller
-from gateway.api.answers import json_response
+from gateway.api.answers import ListView, json_response
 from gateway.api.views import timestamp
 from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound, Unavailable
@@ -55,6 +55,27 @@ class PaymentBody(BaseModel):
     cancel_url: Url
 
 
+class PaymentView(TypedDict):
+    object: Literal["payment"]
+    id: str
+    amount: str
+    returned: str
+    status: str
+    provider: str
+    created_at: str
+
+
+class PaymentWithPageView(PaymentView):
+    """A payment and the page where it is made."""
+
+    url: str
+
+
+class EventView(TypedDict):
+    received: bool
+    result: str
+
+
 class PaymentsController(Controller):
     path = "/v1/payments"
     tags = ["Account"]
@@ -67,7 +88,7 @@ class PaymentsController(Controller):
     )
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[PaymentBody]
-    ) -> Response[bytes]:
+    ) -> Response[PaymentWithPageView]:
         provider: PaymentProvider | None = request.app.state.payment_provider
         if provider is None:
             raise Unavailable(
@@ -102,10 +123,12 @@ class PaymentsController(Controller):
         return json_response({**_view(made), "url": page.url}, status=201)
 
     @get(opt={"scope": "read"}, operation_id="ListPayments", summary="Payments, newest first")
-    async def index(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def index(self, request: Request[Any, Any, Any]) -> Response[ListView[PaymentView]]:
         database: Database = request.app.state.database
         account_id = caller(request).account_id
-        found = await database.read(lambda connection: list_payments(connection, account_id))
+        found = await database.report(
+            lambda connection: list_payments(connection, account_id), account_id=account_id
+        )
         return json_response({"object": "list", "data": [_view(each) for each in found]})
 
     @get(
@@ -116,7 +139,7 @@ class PaymentsController(Controller):
     )
     async def show(
         self, request: Request[Any, Any, Any], payment_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[PaymentView]:
         database: Database = request.app.state.database
         account_id = caller(request).account_id
         found = await database.read(
@@ -135,11 +158,12 @@ class ProviderEventsController(Controller):
     @post(
         "/stripe",
         status_code=200,
+        opt={"errors": [404, 413, 503]},
         operation_id="TakeStripeEvent",
         summary="Where Stripe tells of payments; signed by its secret",
         security=[],
     )
-    async def stripe(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def stripe(self, request: Request[Any, Any, Any]) -> Response[EventView]:
         provider: PaymentProvider | None = request.app.state.payment_provider
         if provider is None or provider.name != "stripe":
             raise NotFound("not_found", "Stripe is not set up here.")
@@ -177,7 +201,7 @@ def _amount(text: str, settings: Settings) -> int:
     return amount
 
 
-def _view(payment: Payment) -> dict[str, Any]:
+def _view(payment: Payment) -> PaymentView:
     return {
         "object": "payment",
         "id": payment.id,

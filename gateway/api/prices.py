@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypedDict
 
 from litestar import Controller, Request, Response, get, post
 from litestar.params import FromQuery, JSONBody
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from gateway.api.access import caller, find_asked
-from gateway.api.answers import json_response
+from gateway.api.answers import ListView, json_response
 from gateway.api.views import timestamp
 from gateway.catalog.offers import BadOffer, read_offer, read_start
 from gateway.catalog.store import LiveCatalog
@@ -57,6 +57,30 @@ class PriceBody(BaseModel):
     reason: Annotated[str, Field(min_length=1, max_length=500)]
 
 
+class PricePartView(TypedDict):
+    unit: str
+    amount: str
+    per: int
+    when: dict[str, str] | None
+
+
+PriceView = TypedDict(
+    "PriceView",
+    {
+        "object": Literal["price"],
+        "model": str,
+        "account_id": int | None,
+        "from": str,
+        "price_id": int | None,
+        "price": list[PricePartView] | None,
+        "minimum": str | None,
+        "source": str,
+        "actor": str,
+        "reason": str,
+    },
+)
+
+
 class PricesController(Controller):
     path = "/v1/admin/prices"
     tags = ["Operation"]
@@ -68,11 +92,11 @@ class PricesController(Controller):
         request: Request[Any, Any, Any],
         model: FromQuery[str | None] = None,
         account: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
+    ) -> Response[ListView[PriceView]]:
         database: Database = request.app.state.database
         live: LiveCatalog = request.app.state.live
 
-        def read(connection: Connection) -> list[dict[str, Any]]:
+        def read(connection: Connection) -> list[PriceView]:
             account_id = None if account is None else find_asked(request, connection, account).id
             found = price_periods_of(connection, model=model, account_id=account_id)
             return [
@@ -85,16 +109,22 @@ class PricesController(Controller):
                 for period in found
             ]
 
-        return json_response({"object": "list", "data": await database.read(read)})
+        return json_response(
+            {
+                "object": "list",
+                "data": await database.report(read, account_id=caller(request).account_id),
+            }
+        )
 
     @post(
         status_code=201,
+        opt={"errors": [409]},
         operation_id="SetPrice",
         summary="Put a price in force, for everybody or for one account",
     )
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[PriceBody]
-    ) -> Response[bytes]:
+    ) -> Response[PriceView]:
         database: Database = request.app.state.database
         live: LiveCatalog = request.app.state.live
         entry = live.entry(data.model)
@@ -137,10 +167,14 @@ class PricesController(Controller):
             made = await database.write(write)
         except PriceConflict as error:
             raise Conflict("price_conflict", f"{error}.", param="from") from None
+        except LookupError as error:
+            raise NotFound("not_found", f"{error.args[0]}.") from None
+        except ValueError as error:
+            raise InvalidRequest("invalid_value", f"{error}.") from None
         return json_response(period_view(made, price), status=201)
 
 
-def period_view(period: PricePeriod, price: Price | None) -> dict[str, Any]:
+def period_view(period: PricePeriod, price: Price | None) -> PriceView:
     return {
         "object": "price",
         "model": period.model,

@@ -13,9 +13,10 @@ from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import call_of, caller, find_asked
-from gateway.api.answers import encode_json, event_stream, json_response, request_headers
+from gateway.api.answers import PageView, encode_json, event_stream, json_response, request_headers
 from gateway.api.bodies import check_limit, idempotency, read_body
 from gateway.api.chat import TASK, ChatCompletion
+from gateway.api.declared import EVENTS, SOUNDS
 from gateway.api.lists import Direction, Outcome, Status, page_view, read_choice
 from gateway.api.media_views import (
     blob_of,
@@ -26,7 +27,15 @@ from gateway.api.media_views import (
     read_base64,
 )
 from gateway.api.sound import begin, sound_response
-from gateway.api.views import margin_view, quote_view, receipt_view, request_view
+from gateway.api.views import (
+    QuoteView,
+    ReceiptView,
+    RequestView,
+    margin_view,
+    quote_view,
+    receipt_view,
+    request_view,
+)
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task, makes
 from gateway.database import Database
@@ -82,13 +91,13 @@ class RequestsController(Controller):
     @post(
         "/requests",
         status_code=202,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True},
         operation_id="CreateRequest",
         summary="Order anything that the catalog offers, to be fetched later",
     )
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[RequestBody]
-    ) -> Response[bytes]:
+    ) -> Response[RequestView]:
         requests: Requests = request.app.state.requests
         order = requests.order(
             data.model,
@@ -128,7 +137,7 @@ class RequestsController(Controller):
         first: Annotated[str | None, QueryParameter(name="from")] = None,
         last: Annotated[str | None, QueryParameter(name="to")] = None,
         account: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
+    ) -> Response[PageView[RequestView]]:
         check_limit(limit)
         requests: Requests = request.app.state.requests
         choice = await read_choice(
@@ -140,7 +149,7 @@ class RequestsController(Controller):
 
     @get(
         "/requests/{request_id:str}",
-        opt={"scope": "read"},
+        opt={"scope": "read", "errors": [410, 413]},
         operation_id="GetRequest",
         summary="Fetch a request and its output",
         description="`media=base64` gives pictures, videos and sound within the answer.",
@@ -150,7 +159,7 @@ class RequestsController(Controller):
         request: Request[Any, Any, Any],
         request_id: FromPath[str],
         media: FromQuery[MediaForm] = "url",
-    ) -> Response[bytes]:
+    ) -> Response[RequestView]:
         requests: Requests = request.app.state.requests
         found = await requests.find(caller(request).account_id, request_id)
         view = request_view(found, links_of(request))
@@ -170,7 +179,7 @@ class RequestsController(Controller):
         request: Request[Any, Any, Any],
         request_id: FromPath[str],
         account: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
+    ) -> Response[ReceiptView]:
         requests: Requests = request.app.state.requests
         database: Database = request.app.state.database
         owner = await database.read(lambda connection: find_asked(request, connection, account))
@@ -190,7 +199,7 @@ class RequestsController(Controller):
 
     @get(
         "/requests/{request_id:str}/events",
-        opt={"scope": "read"},
+        opt={"scope": "read", "media": [EVENTS]},
         operation_id="FollowRequest",
         summary="Follow a request as server-sent events; resumable by Last-Event-ID",
     )
@@ -205,7 +214,7 @@ class RequestsController(Controller):
 
     @get(
         "/requests/{request_id:str}/sound",
-        opt={"scope": "read"},
+        opt={"scope": "read", "media": SOUNDS, "errors": [402, 410, 424]},
         operation_id="HearRequest",
         summary="The sound of a request as bytes, from its start and while it is made",
     )
@@ -226,7 +235,7 @@ class RequestsController(Controller):
     )
     async def cancel(
         self, request: Request[Any, Any, Any], request_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[RequestView]:
         requests: Requests = request.app.state.requests
         account_id = caller(request).account_id
         await requests.cancel(account_id, request_id)
@@ -242,7 +251,7 @@ class RequestsController(Controller):
     )
     async def quote(
         self, request: Request[Any, Any, Any], data: JSONBody[dict[str, Any]]
-    ) -> Response[bytes]:
+    ) -> Response[QuoteView]:
         requests: Requests = request.app.state.requests
         account_id = caller(request).account_id
         return json_response(quote_view(requests.quote(_ordered(requests, data), account_id)))
@@ -271,14 +280,13 @@ def _shown(event: Mapping[str, Any], links: Links) -> Mapping[str, Any]:
     }
 
 
-async def _with_bytes(
-    request: Request[Any, Any, Any], closed: Closed, view: Mapping[str, Any]
-) -> None:
+async def _with_bytes(request: Request[Any, Any, Any], closed: Closed, view: RequestView) -> None:
     """Put the outputs themselves into a view of their request."""
     places = [(place, blob_of(closed, one)) for place, one in enumerate(media_of(closed))]
     found = [(place, blob) for place, blob in places if blob is not None]
     texts = await read_base64(request.app.state.blobs, [blob for _, blob in found])
     for (place, _), text in zip(found, texts, strict=True):
+        assert view["output"] is not None
         view["output"]["media"][place]["b64_json"] = text
 
 
@@ -299,6 +307,6 @@ def _ordered(requests: Requests, body: dict[str, Any]) -> Order:
 def _plainly_ordered(requests: Requests, body: dict[str, Any]) -> Order:
     if "messages" in body and "input" not in body:
         completion = read_body(ChatCompletion, body)
-        return Order(model=completion.model, task=TASK, input=completion.generation())
+        return Order(model=completion.names[0], task=TASK, input=completion.generation())
     native = read_body(RequestBody, body)
     return requests.order(native.model, native.input, task=native.task)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.api.openrouter_bodies import asks_for_reasoning
 from gateway.errors import InvalidRequest
 from gateway.requests.text import (
+    MESSAGES_MAX,
     CalledTool,
     FunctionName,
     FunctionTool,
@@ -20,11 +22,21 @@ from gateway.requests.text import (
     TextGeneration,
 )
 
+LOGPROBS: Final = "message.output_text.logprobs"
+Includable: TypeAlias = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 _WHY_NOT: Final = {
     "previous_response_id": "what was sent before is not kept here; send the whole conversation",
     "conversation": "what was sent before is not kept here; send the whole conversation",
     "prompt": "no prompt templates are kept here; send the text itself",
-    "reasoning": "the models served here do not reason apart from their answer",
     "max_tool_calls": "only functions of your own can be called here, and you see every call",
     "context_management": "nothing is left out of a conversation here",
 }
@@ -39,12 +51,36 @@ class Part(BaseModel):
     text: str
 
 
+class RefusalPart(BaseModel):
+    """A refusal in an earlier answer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class MediaPart(BaseModel):
+    """A part that is not text: read only to be refused by name."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["input_image", "input_file", "input_audio"]
+
+
+Content: TypeAlias = str | list[Part | RefusalPart | MediaPart]
+
+
 class MessageItem(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: Content
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -66,9 +102,25 @@ class ResultItem(BaseModel):
 
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(min_length=1, max_length=200)]
-    output: str | list[Part]
+    output: Content
     id: str | None = None
     status: str | None = None
+
+
+class ReasoningItem(BaseModel):
+    """Reasoning of an earlier answer, of whichever model: skipped, as no model here reads it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["reasoning"]
+
+
+class ReferenceItem(BaseModel):
+    """A reference to an item that a server keeps: read only to be refused by name."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["item_reference"]
 
 
 class FlatFunction(Strict):
@@ -98,7 +150,8 @@ class Format(BaseModel):
 
 class TextOptions(Strict):
     format: Format | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint, without effect on the models served here."""
 
 
 class StreamOptions(Strict):
@@ -118,7 +171,10 @@ class ResponseBody(Strict):
     model: Annotated[str, Field(min_length=1, max_length=200)]
     input: (
         str
-        | Annotated[list[MessageItem | CallItem | ResultItem], Field(min_length=1, max_length=2048)]
+        | Annotated[
+            list[MessageItem | CallItem | ResultItem | ReasoningItem | ReferenceItem],
+            Field(min_length=1, max_length=2048),
+        ]
     )
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -140,16 +196,16 @@ class ResponseBody(Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
-    truncation: Literal["disabled"] | None = None
-    include: (
-        Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=1)] | None
-    ) = None
+    truncation: Literal["disabled", "auto"] | None = None
+    """A conversation that is too long is refused either way; nothing is left out of it."""
+    include: Annotated[list[Includable], Field(max_length=len(get_args(Includable)))] | None = None
+    """Additions to the answer; of those listed, only log-probabilities exist here."""
+    reasoning: dict[str, Any] | None = None
 
     # Known, and refused by name rather than ignored.
     previous_response_id: Any | None = None
     conversation: Any | None = None
     prompt: Any | None = None
-    reasoning: Any | None = None
     max_tool_calls: Any | None = None
     context_management: Any | None = None
 
@@ -164,18 +220,33 @@ class ResponseBody(Strict):
                     f"{name} is not supported: {_WHY_NOT[name]}.",
                     param=name,
                 )
+        if asks_for_reasoning(self.reasoning):
+            raise InvalidRequest(
+                "unsupported_parameter",
+                "reasoning is not supported: the models served here do not reason apart from "
+                "their answer.",
+                param="reasoning",
+            )
         if self.background and self.store is False:
             raise InvalidRequest(
                 "invalid_value",
                 "A response in the background must be stored, or nobody could fetch it.",
                 param="store",
             )
+        messages = list(self._messages())
+        if not 1 <= len(messages) <= MESSAGES_MAX:
+            raise InvalidRequest(
+                "invalid_value",
+                f"input and instructions make {len(messages)} messages; 1 to {MESSAGES_MAX} are "
+                "accepted.",
+                param="input",
+            )
         return TextGeneration(
-            messages=list(self._messages()),
+            messages=messages,
             max_completion_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            logprobs=True if self.include or self.top_logprobs else None,
+            logprobs=True if LOGPROBS in (self.include or ()) or self.top_logprobs else None,
             top_logprobs=self.top_logprobs,
             tools=[_tool(tool) for tool in self.tools] if self.tools else None,
             tool_choice=_choice(self.tool_choice),
@@ -190,7 +261,17 @@ class ResponseBody(Strict):
             yield Message(role="user", content=self.input)
             return
         calls: list[CalledTool] = []
-        for item in self.input:
+        for number, item in enumerate(self.input):
+            place = f"input.{number}"
+            if isinstance(item, ReasoningItem):
+                continue
+            if isinstance(item, ReferenceItem):
+                raise InvalidRequest(
+                    "unsupported_content",
+                    f"{place} is an item_reference, but items are not kept here; send the item "
+                    "itself.",
+                    param=place,
+                )
             if isinstance(item, CallItem):
                 function = {"name": item.name, "arguments": item.arguments}
                 calls.append(CalledTool.model_validate({"id": item.call_id, "function": function}))
@@ -200,11 +281,28 @@ class ResponseBody(Strict):
                 yield Message(role="assistant", tool_calls=calls)
                 calls = []
             if isinstance(item, MessageItem):
-                yield Message(role=item.role, content=_text(item.content))
+                text = self._text(item.content, f"{place}.content")
+                yield Message(role=item.role, content=text)
             else:
-                yield Message(role="tool", content=_text(item.output), tool_call_id=item.call_id)
+                text = self._text(item.output, f"{place}.output")
+                yield Message(role="tool", content=text, tool_call_id=item.call_id)
         if calls:
             yield Message(role="assistant", tool_calls=calls)
+
+    def _text(self, content: Content, place: str) -> str:
+        """Join the text of a content. Raise ``InvalidRequest`` for parts that are not text."""
+        if isinstance(content, str):
+            return content
+        pieces = []
+        for number, part in enumerate(content):
+            if isinstance(part, MediaPart):
+                raise InvalidRequest(
+                    "unsupported_content",
+                    f"{self.model} reads text only; {place}.{number} is an {part.type}.",
+                    param=f"{place}.{number}",
+                )
+            pieces.append(part.text)
+        return "".join(pieces)
 
     def _format(self) -> ResponseFormat | None:
         format = self.text.format if self.text else None
@@ -219,10 +317,6 @@ class ResponseBody(Strict):
         return ResponseFormat(
             type="json_schema", json_schema=JsonSchema(name=format.name, schema_=format.schema_)
         )
-
-
-def _text(content: str | list[Part]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _tool(tool: FlatFunction) -> FunctionTool:

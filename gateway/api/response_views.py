@@ -3,15 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
-from gateway.api.answers import event_data, exact_number
+from gateway.api.answers import ExactUsd, event_data, exact_number
 from gateway.api.response_bodies import FlatChoice, ResponseBody
-from gateway.api.text_stream import Piece, TextStream, choices_of, logprob_view
+from gateway.api.text_stream import (
+    LogprobView,
+    Piece,
+    TextStream,
+    choices_of,
+    cut_of,
+    logprob_view,
+)
 from gateway.ledger.closed import Closed
-from gateway.ledger.extend import CAUSES
 from gateway.requests.order import Open
 from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
+
+
+class CachedTokensView(TypedDict):
+    cached_tokens: int
+
+
+class ReasoningTokensView(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsageView(TypedDict):
+    """OpenAI's usage of a response, with its cost."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokensView
+    output_tokens: int
+    output_tokens_details: ReasoningTokensView
+    total_tokens: int
+    cost: ExactUsd
+
+
+class OutputTextView(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[dict[str, Any]]
+    logprobs: list[LogprobView]
+
+
+class OutputMessageView(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: str
+    content: list[OutputTextView]
+
+
+class OutputCallView(TypedDict):
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    status: str
+
+
+class ResponseErrorView(TypedDict):
+    code: str
+    message: str
+
+
+class IncompleteView(TypedDict):
+    reason: str
+
+
+class ReasoningView(TypedDict):
+    effort: str | None
+    summary: str | None
+
+
+class AskedView(TypedDict):
+    """The part of a response that repeats its order."""
+
+    background: bool
+    instructions: Any
+    max_output_tokens: int | None
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ReasoningView
+    service_tier: str
+    store: bool
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float | None
+    truncation: str
+
+
+class ResponseView(AskedView):
+    """OpenAI's response."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: str
+    model: str
+    metadata: dict[str, str]
+    output: list[OutputMessageView | OutputCallView]
+    error: ResponseErrorView | None
+    incomplete_details: IncompleteView | None
+    usage: ResponseUsageView | None
+    completed_at: NotRequired[int]
+
 
 _STATUS: Final = {"queued": "queued", "running": "in_progress", "cancelled": "cancelled"}
 
@@ -27,22 +126,24 @@ def request_id_of(response_id: str) -> str:
 def status_of(found: Open | Closed) -> tuple[str, str | None]:
     """The status in this surface's words, and why it is incomplete if it is."""
     if isinstance(found, Closed):
-        if found.reason in CAUSES:
-            return "incomplete", found.reason
+        if (cut := cut_of(found)) is not None:
+            return "incomplete", "max_output_tokens" if cut == "length" else cut
         if found.status == "succeeded":
             reasons = {choice.finish_reason for choice in choices_of(found)}
+            if "content_filter" in reasons:
+                return "incomplete", "content_filter"
             return (
                 ("incomplete", "max_output_tokens") if "length" in reasons else ("completed", None)
             )
     return _STATUS.get(found.status, "failed"), None
 
 
-def response_view(found: Open | Closed, body: ResponseBody | None = None) -> dict[str, Any]:
+def response_view(found: Open | Closed, body: ResponseBody | None = None) -> ResponseView:
     """A response; what was asked for is shown to who asks, and is not kept for later."""
     status, incomplete = status_of(found)
     closed = found if isinstance(found, Closed) else None
-    view = _asked(body)
-    view |= {
+    view: ResponseView = {
+        **_asked(body),  # type: ignore[typeddict-item]  # the optional ones come later
         "id": response_id(found.request_id),
         "object": "response",
         "created_at": int(found.accepted_at.timestamp()),
@@ -68,7 +169,7 @@ def response_view(found: Open | Closed, body: ResponseBody | None = None) -> dic
     return view
 
 
-def _asked(body: ResponseBody | None) -> dict[str, Any]:
+def _asked(body: ResponseBody | None) -> AskedView:
     choice: Any = "auto"
     if body is not None and body.tool_choice is not None:
         choice = body.tool_choice
@@ -93,7 +194,7 @@ def _asked(body: ResponseBody | None) -> dict[str, Any]:
     }
 
 
-def _usage(closed: Closed) -> dict[str, Any]:
+def _usage(closed: Closed) -> ResponseUsageView:
     usage = closed.usage
     read = usage.input_tokens + usage.cached_input_tokens
     return {
@@ -106,7 +207,7 @@ def _usage(closed: Closed) -> dict[str, Any]:
     }
 
 
-def output_items(closed: Closed) -> list[dict[str, Any]]:
+def output_items(closed: Closed) -> list[OutputMessageView | OutputCallView]:
     status, _ = status_of(closed)
     done = "completed" if status == "completed" else "incomplete"
     return [
@@ -114,7 +215,9 @@ def output_items(closed: Closed) -> list[dict[str, Any]]:
     ]
 
 
-def _items(request_id: str, choice: Choice, status: str) -> Iterator[dict[str, Any]]:
+def _items(
+    request_id: str, choice: Choice, status: str
+) -> Iterator[OutputMessageView | OutputCallView]:
     if choice.text or not choice.tool_calls:
         part = _part(choice.text, choice.logprobs)
         yield _message(request_id, status, [part])
@@ -122,7 +225,7 @@ def _items(request_id: str, choice: Choice, status: str) -> Iterator[dict[str, A
         yield _call(call, call.arguments, status)
 
 
-def _message(request_id: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+def _message(request_id: str, status: str, content: list[OutputTextView]) -> OutputMessageView:
     return {
         "id": f"msg_{request_id.removeprefix('req_')}",
         "type": "message",
@@ -132,7 +235,7 @@ def _message(request_id: str, status: str, content: list[dict[str, Any]]) -> dic
     }
 
 
-def _part(text: str, logprobs: Sequence[TokenLogprob] | None = None) -> dict[str, Any]:
+def _part(text: str, logprobs: Sequence[TokenLogprob] | None = None) -> OutputTextView:
     return {
         "type": "output_text",
         "text": text,
@@ -141,7 +244,7 @@ def _part(text: str, logprobs: Sequence[TokenLogprob] | None = None) -> dict[str
     }
 
 
-def _call(call: ToolCall, arguments: str, status: str) -> dict[str, Any]:
+def _call(call: ToolCall, arguments: str, status: str) -> OutputCallView:
     return {
         "id": f"fc_{call.id.removeprefix('call_')}",
         "type": "function_call",

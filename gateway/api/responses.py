@@ -16,6 +16,7 @@ from litestar.response import Stream
 
 from gateway.api.access import call_of, caller
 from gateway.api.answers import (
+    DeletedView,
     encode_json,
     event_data,
     event_stream,
@@ -24,9 +25,11 @@ from gateway.api.answers import (
 )
 from gateway.api.bodies import idempotency, is_retry, read_body, refuse_in_batch, unnamed
 from gateway.api.chat import KEEP_ALIVE_S, TASK
+from gateway.api.declared import EVENTS
 from gateway.api.response_bodies import ResponseBody
 from gateway.api.response_views import (
     EventWriter,
+    ResponseView,
     request_id_of,
     response_id,
     response_view,
@@ -47,13 +50,13 @@ class ResponsesController(Controller):
 
     @post(
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True, "media": [EVENTS]},
         operation_id="CreateResponse",
         summary="Answer, whole, as a stream, or in the background",
     )
     async def create(
         self, request: Request[Any, Any, Any], data: JSONBody[ResponseBody]
-    ) -> Response[bytes] | Stream:
+    ) -> Response[ResponseView] | Stream:
         requests: Requests = request.app.state.requests
         background = bool(data.background)
         order = Order(
@@ -91,7 +94,7 @@ class ResponsesController(Controller):
 
     @get(
         "/{id:str}",
-        opt={"scope": "read"},
+        opt={"scope": "read", "media": [EVENTS]},
         operation_id="GetResponse",
         summary="Fetch a response, or follow it",
     )
@@ -101,7 +104,7 @@ class ResponsesController(Controller):
         id: FromPath[str],
         stream: FromQuery[bool] = False,
         starting_after: FromQuery[int] = -1,
-    ) -> Response[bytes] | Stream:
+    ) -> Response[ResponseView] | Stream:
         requests: Requests = request.app.state.requests
         found = await _find(request, id)
         if stream:
@@ -116,7 +119,9 @@ class ResponsesController(Controller):
         operation_id="CancelResponse",
         summary="Stop a response in the background",
     )
-    async def cancel(self, request: Request[Any, Any, Any], id: FromPath[str]) -> Response[bytes]:
+    async def cancel(
+        self, request: Request[Any, Any, Any], id: FromPath[str]
+    ) -> Response[ResponseView]:
         requests: Requests = request.app.state.requests
         found = await _find(request, id)
         await requests.cancel(found.account_id, found.request_id)
@@ -129,7 +134,9 @@ class ResponsesController(Controller):
         operation_id="DeleteResponse",
         summary="Forget what a response says; its receipt stays",
     )
-    async def forget(self, request: Request[Any, Any, Any], id: FromPath[str]) -> Response[bytes]:
+    async def forget(
+        self, request: Request[Any, Any, Any], id: FromPath[str]
+    ) -> Response[DeletedView]:
         requests: Requests = request.app.state.requests
         found = await _find(request, id)
         if isinstance(found, Open):

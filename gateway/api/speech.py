@@ -16,6 +16,7 @@ from litestar.response import Stream
 from gateway.api.access import call_of
 from gateway.api.answering import order_of
 from gateway.api.answers import event_data, event_stream, exact_number
+from gateway.api.declared import EVENTS, SOUNDS
 from gateway.api.forms import described, receive
 from gateway.api.sound import Begun, begin, sound_response
 from gateway.api.speech_bodies import NAMES, SpeechBody
@@ -28,11 +29,12 @@ from gateway.requests.speech import sounding_task
 class SpeechController(Controller):
     path = "/v1/audio"
     tags = ["OpenAI"]
-    opt = {"scope": "inference"}
+    opt = {"scope": "inference", "holds": True}
 
     @post(
         "/speech",
         status_code=200,
+        opt={"media": [EVENTS, *SOUNDS]},
         operation_id="CreateSpeech",
         operation_class=described(SpeechBody),
         summary="Speak a text, as bytes or as events while it is spoken",

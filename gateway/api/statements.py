@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -14,16 +14,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from gateway.api.access import caller, find_asked
-from gateway.api.answers import json_response
-from gateway.api.bodies import UsdAmount
+from gateway.api.answers import ListView, json_response
+from gateway.api.fields import UsdAmount
 from gateway.api.views import timestamp
 from gateway.billing.close import (
     CannotClose,
     Period,
+    Rehearsal,
     changed_since_close,
     close_month,
     credit_note,
     list_periods,
+    rehearse_close,
 )
 from gateway.billing.statements import Invoice, Statement, invoices_of, months_of, statement
 from gateway.database import Database
@@ -43,6 +45,95 @@ class CreditNoteBody(BaseModel):
     reason: Annotated[str, Field(min_length=1, max_length=400)]
 
 
+class InvoiceView(TypedDict):
+    """An invoice or a credit note."""
+
+    object: str
+    number: str
+    month: str
+    total: str
+    issued_at: str
+    corrects: str | None
+    reason: str | None
+
+
+class StatementLineView(TypedDict):
+    kind: str
+    model: str | None
+    unit: str | None
+    quantity: int | str | None
+    description: str | None
+    amount: str
+
+
+class MovementView(TypedDict):
+    booked_at: str
+    kind: str
+    amount: str
+    reason: str
+
+
+class StatementView(TypedDict):
+    """The statement of a month; a draft while the month is open."""
+
+    object: Literal["statement"]
+    account: str
+    month: str
+    draft: bool
+    invoice: InvoiceView | None
+    credit_notes: list[InvoiceView]
+    opening_balance: str
+    closing_balance: str
+    lines: list[StatementLineView]
+    sum: str
+    carried_in: str
+    carried_out: str
+    total: str
+    payments: list[MovementView]
+
+
+class PeriodView(TypedDict):
+    object: Literal["period"]
+    month: str
+    state: str
+    closed_at: str | None
+    receipts: int | None
+    charged: str | None
+    transfers: int | None
+    sha256: str | None
+
+
+class RehearsedInvoiceView(TypedDict):
+    account: str
+    total: str
+    rebate: str
+
+
+class RehearsalView(TypedDict):
+    """What closing a month would write, or the obstacle to it."""
+
+    object: Literal["period.rehearsal"]
+    month: str
+    obstacle: str | None
+    receipts: int | None
+    charged: str
+    transfers: int | None
+    invoices: list[RehearsedInvoiceView]
+
+
+class VerifiedView(TypedDict):
+    object: Literal["period"]
+    month: str
+    changed: bool
+
+
+class StatementSummaryView(TypedDict):
+    object: Literal["statement"]
+    month: str
+    draft: bool
+    invoices: list[InvoiceView]
+
+
 class StatementsController(Controller):
     path = "/v1"
     tags = ["Account"]
@@ -51,8 +142,8 @@ class StatementsController(Controller):
     @get("/statements", operation_id="ListStatements", summary="Months, invoices, credit notes")
     async def index(
         self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
-    ) -> Response[bytes]:
-        def read(connection: Connection) -> dict[str, Any]:
+    ) -> Response[ListView[StatementSummaryView]]:
+        def read(connection: Connection) -> ListView[StatementSummaryView]:
             owner = find_asked(request, connection, account)
             issued = invoices_of(connection, owner.id)
             return {
@@ -74,6 +165,7 @@ class StatementsController(Controller):
 
     @get(
         "/statements/{month:str}",
+        opt={"media": ["text/html", "application/pdf"]},
         operation_id="GetStatement",
         summary="One month: YYYY-MM, or YYYY-MM.html, or YYYY-MM.pdf; a draft while it is open",
     )
@@ -82,7 +174,7 @@ class StatementsController(Controller):
         request: Request[Any, Any, Any],
         month: FromPath[str],
         account: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
+    ) -> Response[StatementView] | Response[bytes]:
         found = _MONTH.fullmatch(month)
         if found is None:
             raise InvalidRequest(
@@ -114,25 +206,40 @@ class AdminPeriodsController(Controller):
     opt = {"scope": "admin"}
 
     @get("/periods", operation_id="ListPeriods", summary="Months of the books, and their seals")
-    async def index(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def index(self, request: Request[Any, Any, Any]) -> Response[ListView[PeriodView]]:
         found = await _read(request, list_periods)
         return json_response({"object": "list", "data": [period_view(each) for each in found]})
 
     @post(
         "/periods/{month:str}/close",
         status_code=200,
+        opt={"errors": [409]},
         operation_id="ClosePeriod",
-        summary="Close a month that has ended: seal, rebates, invoices",
+        summary="Close a month that has ended: seal, rebates, invoices; dry_run writes nothing",
     )
-    async def close(self, request: Request[Any, Any, Any], month: FromPath[str]) -> Response[bytes]:
-        if not _MONTH.fullmatch(month):
-            raise InvalidRequest("invalid_value", f"{month!r} is no month.", param="month")
+    async def close(
+        self,
+        request: Request[Any, Any, Any],
+        month: FromPath[str],
+        dry_run: FromQuery[bool] = False,
+    ) -> Response[PeriodView] | Response[RehearsalView]:
         database: Database = request.app.state.database
         actor = caller(request).prefix
         try:
+            if dry_run:
+                now = datetime.now(UTC)
+                return json_response(
+                    rehearsal_view(
+                        await database.slow(
+                            lambda connection: rehearse_close(connection, month, now=now)
+                        )
+                    )
+                )
             closed = await asyncio.to_thread(close_month, database, month, actor=actor)
         except CannotClose as error:
             raise Conflict("cannot_close", f"{error}.", param="month") from None
+        except ValueError as error:
+            raise InvalidRequest("invalid_value", f"{error}.", param="month") from None
         return json_response(period_view(closed))
 
     @get(
@@ -142,13 +249,14 @@ class AdminPeriodsController(Controller):
     )
     async def verify(
         self, request: Request[Any, Any, Any], month: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[VerifiedView]:
         changed = await _read(request, lambda connection: changed_since_close(connection, month))
         return json_response({"object": "period", "month": month, "changed": changed})
 
     @post(
         "/invoices/{number:str}/credit-notes",
         status_code=201,
+        opt={"errors": [409]},
         operation_id="CreateCreditNote",
         summary="Mend an invoice by giving a part of it back",
     )
@@ -157,7 +265,7 @@ class AdminPeriodsController(Controller):
         request: Request[Any, Any, Any],
         number: FromPath[str],
         data: JSONBody[CreditNoteBody],
-    ) -> Response[bytes]:
+    ) -> Response[InvoiceView]:
         database: Database = request.app.state.database
         actor = caller(request).prefix
         try:
@@ -174,9 +282,11 @@ class AdminPeriodsController(Controller):
 
 
 async def _read(request: Request[Any, Any, Any], function: Callable[[Connection], T]) -> T:
+    """Read a statement or what belongs to one: those of an open month are computed, which takes a
+    while."""
     database: Database = request.app.state.database
     try:
-        return await database.read(function)
+        return await database.long_report(function, account_id=caller(request).account_id)
     except LookupError as error:
         raise NotFound("not_found", f"{error.args[0]}.") from None
 
@@ -192,7 +302,7 @@ def _page(made: Statement, settings: Settings, form: str) -> bytes:
     return pdf(page, at=made.invoice.issued_at if made.invoice else datetime.now(UTC))
 
 
-def statement_view(made: Statement) -> dict[str, Any]:
+def statement_view(made: Statement) -> StatementView:
     return {
         "object": "statement",
         "account": made.account,
@@ -229,7 +339,7 @@ def statement_view(made: Statement) -> dict[str, Any]:
     }
 
 
-def invoice_view(invoice: Invoice) -> dict[str, Any]:
+def invoice_view(invoice: Invoice) -> InvoiceView:
     return {
         "object": invoice.kind,
         "number": invoice.number,
@@ -241,7 +351,7 @@ def invoice_view(invoice: Invoice) -> dict[str, Any]:
     }
 
 
-def period_view(period: Period) -> dict[str, Any]:
+def period_view(period: Period) -> PeriodView:
     return {
         "object": "period",
         "month": period.month,
@@ -251,4 +361,25 @@ def period_view(period: Period) -> dict[str, Any]:
         "charged": None if period.charge_nanos is None else format_usd(period.charge_nanos),
         "transfers": period.transfers,
         "sha256": period.sha256,
+    }
+
+
+def rehearsal_view(rehearsal: Rehearsal) -> RehearsalView:
+    """What closing a month would write."""
+    found = rehearsal.period
+    return {
+        "object": "period.rehearsal",
+        "month": found.month,
+        "obstacle": rehearsal.obstacle,
+        "receipts": found.receipts,
+        "charged": format_usd(found.charge_nanos or 0),
+        "transfers": found.transfers,
+        "invoices": [
+            {
+                "account": each.account,
+                "total": format_usd(each.total_cents * 10_000_000),
+                "rebate": format_usd(each.rebate_nanos),
+            }
+            for each in rehearsal.invoices
+        ],
     }

@@ -7,15 +7,26 @@ dialect; each of them writes the pieces in its own shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 
 from gateway.errors import RequestFailed
 from gateway.ledger.closed import Closed
+from gateway.ledger.extend import CAUSES
 from workers.contract.jobs import Choice, SentEvent, TokenLogprob, Tokens, ToolCall
+
+
+class TokenView(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class LogprobView(TokenView):
+    top_logprobs: list[TokenView]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,8 @@ class Piece:
     """The number of the first of these calls among all of the choice."""
     is_first: bool = False
     """Whether nothing was sent of this choice before."""
+    reasoning: str = ""
+    """New text of the reasoning that an upstream keeps apart from the answer."""
 
 
 class TextStream:
@@ -42,6 +55,8 @@ class TextStream:
         self._whole = True
         self._heard: dict[int, tuple[str, tuple[ToolCall, ...]]] = {}
         self._sent: dict[int, tuple[str, int]] = {}
+        self._thoughts: dict[int, str] = {}
+        self._thoughts_sent: dict[int, int] = {}
 
     def hear(self, sent: SentEvent) -> Piece | None:
         """Give what an event brings that was not sent yet."""
@@ -50,6 +65,7 @@ class TextStream:
         if sent.attempt > self._attempt:
             self._attempt, self._next_seq, self._whole = sent.attempt, 1, True
             self._heard.clear()
+            self._thoughts.clear()
         if sent.seq != self._next_seq:
             self._whole = False
         self._next_seq = sent.seq + 1
@@ -59,12 +75,18 @@ class TextStream:
         text, calls = self._heard.get(event.index, ("", ()))
         text, calls = text + event.text, (*calls, *event.tool_calls)
         self._heard[event.index] = text, calls
-        return self._advance(event.index, text, calls, event.logprobs)
+        thought = ""
+        if event.reasoning:
+            thought = self._thoughts.get(event.index, "") + event.reasoning
+            self._thoughts[event.index] = thought
+        return self._advance(event.index, text, calls, event.logprobs, thought)
 
     def rest(self, choices: Sequence[Choice]) -> Iterator[Piece]:
         """Give what was not sent yet of the final output."""
         for choice in choices:
-            piece = self._advance(choice.index, choice.text, choice.tool_calls, None)
+            piece = self._advance(
+                choice.index, choice.text, choice.tool_calls, None, choice.reasoning
+            )
             if piece is not None:
                 yield piece
 
@@ -74,6 +96,7 @@ class TextStream:
         text: str,
         calls: tuple[ToolCall, ...],
         logprobs: tuple[TokenLogprob, ...] | None,
+        thought: str,
     ) -> Piece | None:
         is_first = index not in self._sent
         sent, called = self._sent.get(index, ("", 0))
@@ -85,10 +108,26 @@ class TextStream:
                 request_id=self._request_id,
             )
         more, made = text[len(sent) :], calls[called:]
-        if not is_first and not more and not made:
+        # An upstream that is asked again thinks anew: what was sent of it is passed over by length.
+        thought = thought[self._thoughts_sent.get(index, 0) :]
+        if not is_first and not more and not made and not thought:
             return None
         self._sent[index] = sent + more, called + len(made)
-        return Piece(index, more, logprobs if more else None, made, called, is_first)
+        if thought:
+            self._thoughts_sent[index] = self._thoughts_sent.get(index, 0) + len(thought)
+        return Piece(index, more, logprobs if more else None, made, called, is_first, thought)
+
+
+def cut_of(closed: Closed) -> str | None:
+    """The finish reason of a text that ended early but properly; None of any other.
+
+    A deadline ends a text as a limit on its length does, so every client knows what to make of it;
+    the receipt gives ``deadline`` as the reason.
+    """
+    if closed.reason in CAUSES:
+        return closed.reason
+    delivered = closed.status == "expired" and closed.output is not None
+    return "length" if delivered else None
 
 
 def choices_of(closed: Closed) -> Sequence[Choice]:
@@ -98,7 +137,7 @@ def choices_of(closed: Closed) -> Sequence[Choice]:
     return msgspec.convert(closed.output.value.get("choices", ()), tuple[Choice, ...])
 
 
-def logprob_view(token: TokenLogprob) -> Mapping[str, Any]:
+def logprob_view(token: TokenLogprob) -> LogprobView:
     """OpenAI's shape of one token's log-probability."""
     return {
         **_token(token.text, token.logprob),
@@ -106,5 +145,5 @@ def logprob_view(token: TokenLogprob) -> Mapping[str, Any]:
     }
 
 
-def _token(text: str, logprob: float) -> dict[str, Any]:
+def _token(text: str, logprob: float) -> TokenView:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

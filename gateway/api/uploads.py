@@ -6,9 +6,11 @@ deleted there. It comes with a key, or to an address that was signed for it alon
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal, TypedDict
 
 from litestar import Controller, Request, Response, post, put
 from litestar.datastructures import UploadFile
@@ -16,6 +18,7 @@ from litestar.params import FromPath, FromQuery
 
 from gateway.api.access import caller
 from gateway.api.answers import json_response
+from gateway.api.storing import may_store
 from gateway.api.views import timestamp
 from gateway.batches.files import File, Files
 from gateway.errors import Forbidden, InvalidRequest, TooLarge, Unavailable
@@ -26,6 +29,16 @@ from workers.contract.blobs import BlobError
 from workers.contract.media import MediumKind
 
 
+class UploadView(TypedDict):
+    id: str
+    object: Literal["upload"]
+    bytes: int
+    content_type: str
+    sha256: str
+    created_at: str
+    expires_at: str | None
+
+
 class UploadsController(Controller):
     path = PATH
     tags = ["Requests"]
@@ -33,15 +46,17 @@ class UploadsController(Controller):
 
     @post(
         status_code=201,
+        opt={"stores_body": True},
+        guards=[may_store],
         operation_id="CreateUpload",
         summary="Send a picture, a video or a sound ahead",
         description="Either a form with one `file`, or the bytes themselves as the body. A request "
         'then names it as `{"upload": id}`.',
     )
-    async def create(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def create(self, request: Request[Any, Any, Any]) -> Response[UploadView]:
         settings: Settings = request.app.state.settings
         files: Files = request.app.state.files
-        filename, chunks = await _opened(request)
+        filename, chunks, size_max = await _opened(request, settings.media_bytes_max)
         made = await store_upload(
             files,
             caller(request).account_id,
@@ -49,13 +64,14 @@ class UploadsController(Controller):
             filename=filename,
             bytes_max=settings.media_bytes_max,
             kept_for=timedelta(hours=settings.upload_retention_hours),
+            size_max=size_max,
         )
         return json_response(upload_view(made), status=201)
 
     @put(
         "/{name:str}",
         status_code=200,
-        opt={"scope": None},
+        opt={"scope": None, "errors": [403, 404, 409, 410, 413, 429, 503]},
         security=[{}],
         operation_id="FillUpload",
         summary="Send a file to the address that was signed for it; no key is needed",
@@ -69,7 +85,7 @@ class UploadsController(Controller):
         account: FromQuery[str | None] = None,
         expires: FromQuery[str | None] = None,
         signature: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
+    ) -> Response[UploadView]:
         settings: Settings = request.app.state.settings
         slots: Slots = request.app.state.slots
         slot = slots.check(name, account=account, expires=expires, signature=signature)
@@ -89,6 +105,7 @@ class UploadsController(Controller):
             kept_for=timedelta(hours=settings.upload_retention_hours),
             kind=slot.kind,
             file_id=slot.file_id,
+            size_max=_announced(request, settings.media_bytes_max),
         )
         return json_response(upload_view(made))
 
@@ -104,6 +121,7 @@ async def store_upload(
     purpose: str = "user_data",
     kind: MediumKind | None = None,
     file_id: str | None = None,
+    size_max: int,
 ) -> File:
     """Store what a request may name, if it is a picture, a video or a sound, or of these the one
     that it is to be. Raise ``TollgateError``."""
@@ -117,6 +135,7 @@ async def store_upload(
             kept_for=kept_for,
             content_type=content_type,
             file_id=file_id,
+            size_max=min(size_max, bytes_max),
         )
     except BlobError:
         raise Unavailable(
@@ -124,7 +143,7 @@ async def store_upload(
         ) from None
 
 
-def upload_view(file: File) -> dict[str, Any]:
+def upload_view(file: File) -> UploadView:
     return {
         "id": file.id,
         "object": "upload",
@@ -144,10 +163,25 @@ async def read_file(file: UploadFile) -> AsyncIterator[bytes]:
 FORM: Final = "multipart/form-data"
 
 
-async def _opened(request: Request[Any, Any, Any]) -> tuple[str, AsyncIterator[bytes]]:
-    """The name and the bytes of what is sent, however it is."""
+async def size_of(file: UploadFile) -> int:
+    """Return the bytes of a file of a form, which has been received whole."""
+    found: int = await asyncio.to_thread(file.file.seek, 0, os.SEEK_END)
+    await file.seek(0)
+    return found
+
+
+def _announced(request: Request[Any, Any, Any], bytes_max: int) -> int:
+    """Return the bytes of a body that is the file itself, at most ``bytes_max``."""
+    length = request.content_length
+    return bytes_max if length is None else min(length, bytes_max)
+
+
+async def _opened(
+    request: Request[Any, Any, Any], bytes_max: int
+) -> tuple[str, AsyncIterator[bytes], int]:
+    """The name, the bytes and the size of what is sent, however it is."""
     if request.content_type[0] != FORM:
-        return "upload", request.stream()
+        return "upload", request.stream(), _announced(request, bytes_max)
     form = await request.form()
     file = form.get("file")
     if not isinstance(file, UploadFile) or len(list(form.multi_items())) != 1:
@@ -156,7 +190,7 @@ async def _opened(request: Request[Any, Any, Any]) -> tuple[str, AsyncIterator[b
             "Send a form with one file, called file, or the bytes themselves.",
             param="file",
         )
-    return file.filename, read_file(file)
+    return file.filename, read_file(file), await size_of(file)
 
 
 async def _bounded(chunks: AsyncIterator[bytes], bytes_max: int) -> AsyncIterator[bytes]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
 from litestar import Controller, Request, Response, get
 from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
 from gateway.accounts.keys import list_keys
-from gateway.api.access import find_asked
+from gateway.api.access import caller, find_asked
 from gateway.api.answers import json_response
+from gateway.api.fields import MomentInQuery, moment_in_query
 from gateway.api.views import timestamp
 from gateway.billing.usage import (
     TAG,
@@ -28,6 +29,45 @@ from gateway.billing.usage import (
 from gateway.database import Database
 from gateway.errors import InvalidRequest
 from gateway.pricing import format_usd
+
+
+class SumsView(TypedDict):
+    """Sums of a group; ``usage`` has the quantities that are not 0."""
+
+    requests: int
+    charged_requests: int
+    cost: str
+    refunded: str
+    net_cost: str
+    usage: dict[str, int]
+
+
+class GroupView(SumsView):
+    """A group with its labels; ``tag:<name>`` is a label, too."""
+
+    minute: NotRequired[str]
+    hour: NotRequired[str]
+    day: NotRequired[str]
+    month: NotRequired[str]
+    account: NotRequired[str]
+    key: NotRequired[str]
+    model: NotRequired[str]
+    task: NotRequired[str]
+
+
+UsageReportView = TypedDict(
+    "UsageReportView",
+    {
+        "object": Literal["list"],
+        "from": str,
+        "to": str,
+        "tz": str,
+        "as_of": str,
+        "group_by": list[str],
+        "data": list[GroupView],
+        "total": GroupView,
+    },
+)
 
 
 class UsageController(Controller):
@@ -51,9 +91,9 @@ class UsageController(Controller):
         model: FromQuery[str | None] = None,
         key: FromQuery[str | None] = None,
         task: FromQuery[str | None] = None,
-        as_of: FromQuery[datetime | None] = None,
+        as_of: MomentInQuery = None,
         account: FromQuery[str | None] = None,
-    ) -> Response[bytes]:
+    ) -> Response[UsageReportView]:
         def choose(connection: Connection) -> tuple[Filters, str]:
             owner = find_asked(request, connection, account)
             keys = None if key is None else (key_number(connection, owner.id, key),)
@@ -78,8 +118,8 @@ class UsageController(Controller):
         last: Annotated[str | None, QueryParameter(name="to")] = None,
         model: FromQuery[str | None] = None,
         task: FromQuery[str | None] = None,
-        as_of: FromQuery[datetime | None] = None,
-    ) -> Response[bytes]:
+        as_of: MomentInQuery = None,
+    ) -> Response[UsageReportView]:
         filters = Filters(models=_one(model), tasks=_one(task), tags=tag_filters(request))
         by = read_dimensions(group_by, accounts=True)
         return await _report(
@@ -113,13 +153,11 @@ async def _report(
     *,
     first: str | None,
     last: str | None,
-    as_of: datetime | None,
-) -> Response[bytes]:
+    as_of: str | None,
+) -> Response[UsageReportView]:
     database: Database = request.app.state.database
     now = datetime.now(UTC)
-    if as_of is not None and as_of.tzinfo is None:
-        raise InvalidRequest("invalid_value", "as_of needs an offset, such as Z.", param="as_of")
-    moment = min(as_of.astimezone(UTC), now) if as_of else now
+    moment = min(moment_in_query(as_of, "as_of") or now, now)
 
     def read(connection: Connection) -> tuple[Span, str, list[Group]]:
         filters, zone = choose(connection)
@@ -127,7 +165,7 @@ async def _report(
         seen = replace(span, ends_at=max(min(span.ends_at, moment), span.starts_at))
         return span, zone, usage(connection, seen, by, filters)
 
-    span, zone, groups = await database.read(read)
+    span, zone, groups = await database.report(read, account_id=caller(request).account_id)
     return json_response(
         {
             "object": "list",
@@ -146,9 +184,9 @@ def _one(value: str | None) -> tuple[str, ...] | None:
     return None if value is None else (value,)
 
 
-def group_view(group: Group) -> dict[str, Any]:
+def group_view(group: Group) -> GroupView:
     return {
-        **group.labels,
+        **cast("GroupView", group.labels),
         "requests": group.requests,
         "charged_requests": group.charged,
         "cost": format_usd(group.cost_nanos),

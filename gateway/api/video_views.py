@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from gateway.api.answers import exact_number
+from gateway.api.answers import ExactUsd, exact_number
 from gateway.api.media_views import media_of
 from gateway.ledger.closed import Closed
 from gateway.requests.order import Open
 from workers.contract.jobs import Progress, RequestId
+
+
+class VideoUsageView(TypedDict):
+    seconds: float
+    steps: int
+    cost: ExactUsd
+
+
+class VideoErrorView(TypedDict):
+    code: str
+    message: str
+    param: str | None
+
+
+class VideoView(TypedDict):
+    """A video and how far it is."""
+
+    id: str
+    object: Literal["video"]
+    model: str
+    status: str
+    progress: int
+    created_at: int
+    completed_at: int | None
+    expires_at: int | None
+    prompt: str
+    remixed_from_video_id: str | None
+    error: VideoErrorView | None
+    usage: VideoUsageView | None
+    seconds: str | None
+    size: str | None
 
 
 def video_view(
@@ -18,12 +49,12 @@ def video_view(
     *,
     origin: str | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> VideoView:
     """Show a request of which this was asked, made from another one or not."""
     width, height = asked.get("width"), asked.get("height")
     duration_ms = asked.get("duration_ms")
     status = video_status(found)
-    view: dict[str, Any] = {
+    view: VideoView = {
         "id": video_id_of(found.request_id),
         "object": "video",
         "model": found.model,
@@ -36,6 +67,8 @@ def video_view(
         "remixed_from_video_id": video_id_of(RequestId(origin)) if origin is not None else None,
         "error": None,
         "usage": None,
+        "seconds": None,
+        "size": None,
     }
     if status == "completed":
         view["progress"] = 100
@@ -72,7 +105,7 @@ def video_id_of(request_id: RequestId) -> str:
     return f"video_{request_id.removeprefix('req_')}"
 
 
-def _error(closed: Closed) -> dict[str, Any]:
+def _error(closed: Closed) -> VideoErrorView:
     if closed.error is not None:
         return {
             "code": closed.error.code,
@@ -81,6 +114,7 @@ def _error(closed: Closed) -> dict[str, Any]:
         }
     return {
         "code": closed.status,
-        "message": f"The video was {closed.status} ({closed.reason}); nothing was charged.",
+        "message": f"The video was {closed.status} ({closed.reason})"
+        + ("." if closed.cost_nanos else "; nothing was charged."),
         "param": None,
     }

@@ -14,14 +14,15 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 
 from gateway.api.access import call_of, caller
-from gateway.api.answers import encode_json, json_response, request_headers
+from gateway.api.answers import DeletedView, encode_json, json_response, request_headers
 from gateway.api.blobs import Served, serve
 from gateway.api.bodies import idempotency, read_body, refuse_in_batch
-from gateway.api.files import list_view
+from gateway.api.declared import MEDIA
+from gateway.api.files import OpenAIListView, list_view
 from gateway.api.forms import described, receive
 from gateway.api.media_views import blob_of, media_of
 from gateway.api.video_bodies import EditBody, RemixBody, VideoBody, remixed
-from gateway.api.video_views import video_id_of, video_status, video_view
+from gateway.api.video_views import VideoView, video_id_of, video_status, video_view
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.catalog.tasks import TASKS
 from gateway.errors import Gone, InvalidRequest, NotFound
@@ -48,14 +49,14 @@ class VideosController(Controller):
 
     @post(
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True},
         operation_id="CreateVideo",
         operation_class=described(VideoBody),
         summary="Order a video, to be polled until it is made",
         description="A form or JSON with `model`, `prompt` and OpenAI's fields, or those of a "
         "request; `input_reference` is the first picture.",
     )
-    async def create(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def create(self, request: Request[Any, Any, Any]) -> Response[VideoView]:
         received = await receive(request, repeated={})
         try:
             data = received.read(VideoBody)
@@ -80,7 +81,7 @@ class VideosController(Controller):
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
         order: FromQuery[Direction] = "desc",
-    ) -> Response[bytes]:
+    ) -> Response[OpenAIListView[VideoView]]:
         if not 1 <= limit <= PAGE_MAX:
             raise InvalidRequest(
                 "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
@@ -109,7 +110,7 @@ class VideosController(Controller):
     )
     async def show(
         self, request: Request[Any, Any, Any], video_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[VideoView]:
         record, found = await _find(request, video_id)
         return await _answer(request, record, found)
 
@@ -122,7 +123,7 @@ class VideosController(Controller):
     )
     async def remove(
         self, request: Request[Any, Any, Any], video_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[DeletedView]:
         requests: Requests = request.app.state.requests
         record, found = await _find(request, video_id)
         if isinstance(found, Open):
@@ -132,7 +133,7 @@ class VideosController(Controller):
 
     @get(
         "/{video_id:str}/content",
-        opt={"scope": "read"},
+        opt={"scope": "read", "media": MEDIA, "answers": [206], "errors": [410, 416]},
         operation_id="GetVideoContent",
         summary="The bytes of a finished video, or of a picture of it",
     )
@@ -162,24 +163,24 @@ class VideosController(Controller):
     @post(
         "/{video_id:str}/remix",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True},
         operation_id="RemixVideo",
         summary="Order a video again with another text: same seed, size and sources",
     )
     async def remix(
         self, request: Request[Any, Any, Any], video_id: FromPath[str], data: JSONBody[RemixBody]
-    ) -> Response[bytes]:
+    ) -> Response[VideoView]:
         return await _remix(request, video_id, data.prompt)
 
     @post(
         "/edits",
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "holds": True},
         operation_id="EditVideo",
         operation_class=described(EditBody),
         summary="The same as a remix, of the video that is named by its id",
     )
-    async def edit(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def edit(self, request: Request[Any, Any, Any]) -> Response[VideoView]:
         received = await receive(request, repeated={})
         try:
             if not isinstance(received.fields.get("video", {}), dict):
@@ -195,7 +196,7 @@ class VideosController(Controller):
         operation_id="ExtendVideo",
         summary="Refused: no model here goes on with a video",
     )
-    async def extend(self) -> Response[bytes]:
+    async def extend(self) -> Response[None]:
         raise _cannot("go on with a video; order one that starts from a picture")
 
     @post(
@@ -204,7 +205,7 @@ class VideosController(Controller):
         operation_id="CreateCharacter",
         summary="Refused: no model here learns a character",
     )
-    async def learn(self) -> Response[bytes]:
+    async def learn(self) -> Response[None]:
         raise _cannot("learn a character; order a video that starts from a picture of it")
 
     @get(
@@ -213,7 +214,7 @@ class VideosController(Controller):
         operation_id="GetCharacter",
         summary="Never found: no model here learns a character",
     )
-    async def character(self, character_id: FromPath[str]) -> Response[bytes]:
+    async def character(self, character_id: FromPath[str]) -> Response[None]:
         raise NotFound(
             "character_not_found", f"There is no character {character_id!r}.", param="character_id"
         )
@@ -221,7 +222,7 @@ class VideosController(Controller):
 
 async def _remix(
     request: Request[Any, Any, Any], video_id: str, prompt: str, canonical: bytes | None = None
-) -> Response[bytes]:
+) -> Response[VideoView]:
     record, found = await _find(request, video_id)
     if video_status(found) != "completed" or record.asked is None:
         raise InvalidRequest(
@@ -246,7 +247,7 @@ def _cannot(what: str) -> InvalidRequest:
     return InvalidRequest("task_not_supported", f"No model here can {what}.", param="video")
 
 
-async def _place(request: Request[Any, Any, Any], order: Order) -> Response[bytes]:
+async def _place(request: Request[Any, Any, Any], order: Order) -> Response[VideoView]:
     requests: Requests = request.app.state.requests
     with await requests.submit(call_of(request), order) as ticket:
         record, found = await _find(request, video_id_of(ticket.request_id))
@@ -255,7 +256,7 @@ async def _place(request: Request[Any, Any, Any], order: Order) -> Response[byte
 
 async def _answer(
     request: Request[Any, Any, Any], record: Record, found: Open | Closed
-) -> Response[bytes]:
+) -> Response[VideoView]:
     progress = await _progress(request, found)
     closed = found if isinstance(found, Closed) else None
     headers = request_headers(found.request_id, closed)
@@ -266,7 +267,7 @@ async def _answer(
     return json_response(_view(record, found, progress), headers=headers)
 
 
-async def _described(request: Request[Any, Any, Any], record: Record) -> dict[str, Any] | None:
+async def _described(request: Request[Any, Any, Any], record: Record) -> VideoView | None:
     requests: Requests = request.app.state.requests
     try:
         found = await requests.find(record.account_id, record.request_id)
@@ -295,7 +296,7 @@ async def _progress(request: Request[Any, Any, Any], found: Open | Closed) -> Pr
     return await requests.progress(found.request_id)
 
 
-def _view(record: Record, found: Open | Closed, progress: Progress | None) -> dict[str, Any]:
+def _view(record: Record, found: Open | Closed, progress: Progress | None) -> VideoView:
     asked = record.asked
     return video_view(
         found,

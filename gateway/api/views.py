@@ -4,26 +4,184 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
 from gateway.accounts.keys import KeyInfo
-from gateway.api.media_views import media_views
+from gateway.api.media_views import MediumView, media_views
 from gateway.catalog.schema import Slo
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import Closed, Problem
 from gateway.ledger.receipts import Receipt
 from gateway.ledger.steps import StepLine
 from gateway.media.links import Links
 from gateway.pricing import Line, device_cost, format_usd
 from gateway.requests.admit import ORDERED_AS, Quoted
 from gateway.requests.order import Open
-from gateway.requests.performance import performance_view
+from gateway.requests.performance import PerformanceView, performance_view
 from workers.contract.jobs import Timings, Usage
 
 
-def request_view(found: Open | Closed, links: Links) -> dict[str, Any]:
-    view: dict[str, Any] = {
+class OrderedAs(TypedDict, total=False):
+    """Present if the model was ordered by an alias."""
+
+    ordered_as: str
+
+
+class RequestView(OrderedAs):
+    """A request; which fields are null depends on its status."""
+
+    id: str
+    object: Literal["request"]
+    model: str
+    task: str
+    status: str
+    output: dict[str, Any] | None
+    error: Problem | None
+    usage: Usage | None
+    cost: str | None
+    hold: str
+    created_at: str
+    settled_at: str | None
+    metadata: dict[str, str]
+    queue_position: NotRequired[int | None]
+    expires_at: NotRequired[str]
+
+
+class LineView(TypedDict):
+    """A part of a price with the quantity that it was charged for."""
+
+    unit: str
+    quantity: int | str
+    price: str
+    per: int
+    amount: str
+
+
+class RefundView(TypedDict):
+    kind: str
+    amount: str
+    reason: str
+    booked_at: str
+
+
+class PhasesView(TypedDict):
+    """Durations in microseconds."""
+
+    queue_us: int
+    load_us: int
+    preprocess_us: int
+    transfer_us: int
+    forward_us: int
+    postprocess_us: int
+    first_token_us: int
+
+
+class TimingsView(PhasesView):
+    total_us: int
+    tokens: int
+
+
+class StepView(TypedDict):
+    """A step of a workflow; its cost is part of the receipt's, or 0 if the workflow has a price."""
+
+    name: str
+    model: str
+    task: str
+    status: str
+    attempts: int
+    price_id: int
+    cost: str
+    usage: Usage
+    timings: PhasesView
+    error: Problem | None
+    started_at: str | None
+    ended_at: str | None
+
+
+class MarginView(TypedDict):
+    """Cost to the operator; shown to administrators only."""
+
+    device_seconds: str
+    gpu_hour: str
+    cost: str
+    revenue: str
+    margin: str
+
+
+class ReceiptView(OrderedAs):
+    """The itemised record of one request."""
+
+    request_id: str
+    object: Literal["receipt"]
+    model: str
+    task: str
+    status: str
+    outcome: str
+    reason: str
+    service_class: str
+    price_id: int
+    lines: list[LineView]
+    cost: str
+    refunds: list[RefundView]
+    net_cost: str
+    hold: str
+    released: str
+    usage: Usage
+    timings: TimingsView
+    performance: PerformanceView
+    accepted_at: str
+    settled_at: str
+    steps: NotRequired[list[StepView]]
+    media: NotRequired[list[MediumView]]
+    operator: NotRequired[MarginView]
+
+
+class QuotedStepView(TypedDict):
+    name: str
+    model: str
+    task: str
+    price_id: int
+    max_cost: str
+    lines: list[LineView]
+
+
+class QuoteView(OrderedAs):
+    """The most that a request can cost."""
+
+    object: Literal["quote"]
+    model: str
+    task: str
+    service_class: str
+    price_id: int
+    max_cost: str
+    lines: list[LineView]
+    steps: NotRequired[list[QuotedStepView]]
+
+
+class KeyLimitsView(TypedDict):
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    spend: str | None
+
+
+class KeyView(TypedDict):
+    object: Literal["key"]
+    id: int
+    account: str
+    name: str
+    prefix: str
+    scopes: list[str]
+    created_at: str
+    expires_at: str | None
+    revoked_at: str | None
+    limits: KeyLimitsView
+    spent: str
+    held: str
+
+
+def request_view(found: Open | Closed, links: Links) -> RequestView:
+    view: RequestView = {
         "id": found.request_id,
         "object": "request",
         "model": found.model,
@@ -42,28 +200,33 @@ def request_view(found: Open | Closed, links: Links) -> dict[str, Any]:
         view["queue_position"] = found.position
         view["expires_at"] = timestamp(found.deadline_at)
         return view
-    if found.output is not None:
-        view["output"] = {**found.output.value}
+    if found.output is not None and found.output.stored and not found.output.is_loaded:
+        # In lists and webhooks, which would otherwise be as large as all of it together.
+        view["output"] = {"omitted": True, "bytes": found.output.stored.bytes}
+    elif found.output is not None:
+        output = {**found.output.value}
         if "media" in found.output.value:
-            view["output"]["media"] = media_views(found, links)
+            output["media"] = media_views(found, links)
+        view["output"] = output
     if found.error is not None:
         view["error"] = msgspec.to_builtins(found.error)
     view["usage"] = msgspec.to_builtins(found.usage)
-    view |= _ordered_as(found.usage)
+    if ORDERED_AS in found.usage.attributes:
+        view["ordered_as"] = found.usage.attributes[ORDERED_AS]
     view["cost"] = format_usd(found.cost_nanos)
     view["settled_at"] = timestamp(found.settled_at)
     return view
 
 
-def receipt_view(receipt: Receipt, slo: Slo | None = None) -> dict[str, Any]:
+def receipt_view(receipt: Receipt, slo: Slo | None = None) -> ReceiptView:
     """Itemise a request; of a workflow, with its steps."""
     closed, given = receipt.closed, receipt.given
     timings = closed.timings
-    view: dict[str, Any] = {
+    view: ReceiptView = {
         "request_id": closed.request_id,
         "object": "receipt",
         "model": closed.model,
-        **_ordered_as(closed.usage),
+        **_ordered_as(closed.usage),  # type: ignore[typeddict-item]  # the optional ones come later
         "task": closed.task,
         "status": closed.status,
         "outcome": closed.outcome,
@@ -102,7 +265,7 @@ def receipt_view(receipt: Receipt, slo: Slo | None = None) -> dict[str, Any]:
     return view
 
 
-def _step_view(line: StepLine) -> dict[str, Any]:
+def _step_view(line: StepLine) -> StepView:
     """One step of a workflow; its cost is part of the whole's, or 0 where that has its own."""
     return {
         "name": line.name,
@@ -120,7 +283,7 @@ def _step_view(line: StepLine) -> dict[str, Any]:
     }
 
 
-def _phases(timings: Timings) -> dict[str, int]:
+def _phases(timings: Timings) -> PhasesView:
     return {
         "queue_us": timings.queue_us,
         "load_us": timings.load_us,
@@ -132,7 +295,7 @@ def _phases(timings: Timings) -> dict[str, int]:
     }
 
 
-def margin_view(closed: Closed, returned_nanos: int, hour_nanos: int) -> dict[str, Any]:
+def margin_view(closed: Closed, returned_nanos: int, hour_nanos: int) -> MarginView:
     """What a request cost the operator and what is left of its charge; failed runs cost, too."""
     cost = device_cost(closed.usage.gpu_us, hour_nanos)
     kept = closed.cost_nanos - returned_nanos
@@ -145,11 +308,11 @@ def margin_view(closed: Closed, returned_nanos: int, hour_nanos: int) -> dict[st
     }
 
 
-def quote_view(quoted: Quoted) -> dict[str, Any]:
-    view: dict[str, Any] = {
+def quote_view(quoted: Quoted) -> QuoteView:
+    view: QuoteView = {
         "object": "quote",
         "model": quoted.entry.name,
-        **_ordered_as(quoted.prepared.limits),
+        **_ordered_as(quoted.prepared.limits),  # type: ignore[typeddict-item]  # the optional ones come later
         "task": quoted.task,
         "service_class": quoted.service_class,
         "price_id": quoted.price_id,
@@ -172,13 +335,13 @@ def quote_view(quoted: Quoted) -> dict[str, Any]:
     return view
 
 
-def _ordered_as(usage: Usage) -> dict[str, str]:
+def _ordered_as(usage: Usage) -> OrderedAs:
     """The name that was ordered by, where it was an alias of the model."""
     name = usage.attributes.get(ORDERED_AS)
-    return {ORDERED_AS: name} if name is not None else {}
+    return {"ordered_as": name} if name is not None else {}
 
 
-def line_views(lines: Iterable[Line]) -> list[dict[str, Any]]:
+def line_views(lines: Iterable[Line]) -> list[LineView]:
     return [
         {
             "unit": line.unit,
@@ -191,7 +354,7 @@ def line_views(lines: Iterable[Line]) -> list[dict[str, Any]]:
     ]
 
 
-def key_view(key: KeyInfo) -> dict[str, Any]:
+def key_view(key: KeyInfo) -> KeyView:
     """What a key's holder may know of it; the secret is known to nobody else."""
     limit = key.spend_limit_nanos
     return {

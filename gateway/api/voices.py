@@ -7,19 +7,20 @@ recording back.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 from litestar import Controller, Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.api.access import caller
-from gateway.api.answers import json_response
-from gateway.api.files import list_view
+from gateway.api.answers import DeletedView, json_response
+from gateway.api.files import OpenAIListView, list_view
 from gateway.api.forms import described, receive
+from gateway.api.storing import may_store
 from gateway.errors import InvalidRequest
 from gateway.media.sources import Source, SourceField
-from gateway.voices.store import NAME_MAX, Kind, New, Recording, Voices
+from gateway.voices.store import NAME_MAX, Kind, New, Recording, RecordingPage, Voices
 
 PAGE_MAX: Final = 100
 TRANSCRIPT_MAX: Final = 4096
@@ -61,18 +62,40 @@ class VoiceBody(BaseModel):
     description: Annotated[str, Field(max_length=TRANSCRIPT_MAX)] = ""
 
 
+class ConsentView(TypedDict):
+    """A recorded consent to the use of a voice."""
+
+    id: str
+    object: Literal["audio.voice_consent"]
+    created_at: int
+    language: str | None
+    name: str
+
+
+class VoiceView(TypedDict):
+    id: str
+    object: Literal["audio.voice"]
+    created_at: int
+    name: str
+    type: Literal["audio_sample"]
+    consent: str | None
+    transcript: str
+    description: str
+
+
 class VoiceConsentsController(Controller):
     path = "/v1/audio/voice_consents"
     tags = ["OpenAI"]
 
     @post(
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "stores_body": True},
+        guards=[may_store],
         operation_id="CreateVoiceConsent",
         operation_class=described(ConsentBody),
         summary="Keep a recording in which somebody consents to the use of their voice",
     )
-    async def create(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def create(self, request: Request[Any, Any, Any]) -> Response[ConsentView]:
         received = await receive(request, repeated={})
         try:
             data = received.read(ConsentBody)
@@ -92,8 +115,9 @@ class VoiceConsentsController(Controller):
         request: Request[Any, Any, Any],
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
-    ) -> Response[bytes]:
-        return await _list(request, "consent", after=after, limit=limit)
+    ) -> Response[OpenAIListView[ConsentView]]:
+        page = await _page(request, "consent", after=after, limit=limit)
+        return json_response(list_view([consent_view(each) for each in page.items], more=page.more))
 
     @get(
         "/{consent_id:str}",
@@ -103,7 +127,7 @@ class VoiceConsentsController(Controller):
     )
     async def show(
         self, request: Request[Any, Any, Any], consent_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[ConsentView]:
         account_id = caller(request).account_id
         return json_response(
             consent_view(await _voices(request).find(account_id, "consent", consent_id))
@@ -121,7 +145,7 @@ class VoiceConsentsController(Controller):
         request: Request[Any, Any, Any],
         consent_id: FromPath[str],
         data: JSONBody[ConsentChange],
-    ) -> Response[bytes]:
+    ) -> Response[ConsentView]:
         account_id = caller(request).account_id
         changed = await _voices(request).rename_consent(account_id, consent_id, data.name)
         return json_response(consent_view(changed))
@@ -135,7 +159,7 @@ class VoiceConsentsController(Controller):
     )
     async def remove(
         self, request: Request[Any, Any, Any], consent_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[DeletedView]:
         await _voices(request).delete(caller(request).account_id, "consent", consent_id)
         return json_response({"id": consent_id, "object": "audio.voice_consent", "deleted": True})
 
@@ -146,12 +170,13 @@ class VoicesController(Controller):
 
     @post(
         status_code=200,
-        opt={"scope": "inference"},
+        opt={"scope": "inference", "stores_body": True},
+        guards=[may_store],
         operation_id="CreateVoice",
         operation_class=described(VoiceBody),
         summary="Keep a voice: a recording of it, and the consent of whose it is",
     )
-    async def create(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+    async def create(self, request: Request[Any, Any, Any]) -> Response[VoiceView]:
         received = await receive(request, repeated={})
         try:
             _refuse_prompts(received.fields)
@@ -173,8 +198,9 @@ class VoicesController(Controller):
         request: Request[Any, Any, Any],
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
-    ) -> Response[bytes]:
-        return await _list(request, "voice", after=after, limit=limit)
+    ) -> Response[OpenAIListView[VoiceView]]:
+        page = await _page(request, "voice", after=after, limit=limit)
+        return json_response(list_view([voice_view(each) for each in page.items], more=page.more))
 
     @get(
         "/{voice_id:str}",
@@ -184,7 +210,7 @@ class VoicesController(Controller):
     )
     async def show(
         self, request: Request[Any, Any, Any], voice_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[VoiceView]:
         account_id = caller(request).account_id
         return json_response(voice_view(await _voices(request).find(account_id, "voice", voice_id)))
 
@@ -197,12 +223,12 @@ class VoicesController(Controller):
     )
     async def remove(
         self, request: Request[Any, Any, Any], voice_id: FromPath[str]
-    ) -> Response[bytes]:
+    ) -> Response[DeletedView]:
         await _voices(request).delete(caller(request).account_id, "voice", voice_id)
         return json_response({"id": voice_id, "object": "audio.voice.deleted", "deleted": True})
 
 
-def consent_view(consent: Recording) -> dict[str, Any]:
+def consent_view(consent: Recording) -> ConsentView:
     return {
         "id": consent.id,
         "object": "audio.voice_consent",
@@ -212,7 +238,7 @@ def consent_view(consent: Recording) -> dict[str, Any]:
     }
 
 
-def voice_view(voice: Recording) -> dict[str, Any]:
+def voice_view(voice: Recording) -> VoiceView:
     return {
         "id": voice.id,
         "object": "audio.voice",
@@ -229,17 +255,15 @@ async def _create(request: Request[Any, Any, Any], new: New, source: Source) -> 
     return await _voices(request).create(caller(request).account_id, new, source)
 
 
-async def _list(
+async def _page(
     request: Request[Any, Any, Any], kind: Kind, *, after: str | None, limit: int
-) -> Response[bytes]:
+) -> RecordingPage:
     if not 1 <= limit <= PAGE_MAX:
         raise InvalidRequest(
             "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
         )
     account_id = caller(request).account_id
-    page = await _voices(request).list(account_id, kind, limit=limit, after=after)
-    view = voice_view if kind == "voice" else consent_view
-    return json_response(list_view([view(each) for each in page.items], more=page.more))
+    return await _voices(request).list(account_id, kind, limit=limit, after=after)
 
 
 def _refuse_prompts(fields: dict[str, Any]) -> None:

@@ -1,0 +1,168 @@
+"""Stored rows that cannot be worked on: set aside with the reason, so that the others go on.
+
+A loop that reads a row which it cannot decode, settle or run puts a note here and continues with
+the next. The row itself stays where it is; what was set aside is shown to the operator, who can
+have it tried again or released. A note goes once what it is about has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, TypeAlias, get_args
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Integer,
+    String,
+    Table,
+    and_,
+    delete,
+    func,
+    or_,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.batches.tables import batches
+from gateway.database import Database, UtcDateTime
+from gateway.tables import holds, metadata
+
+log = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal["request", "outcome", "batch", "price"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+"""``request``: an open request whose job or steps cannot be read. ``outcome``: the end of a request
+that could not be booked. ``batch``: a batch whose run fails again and again. ``price``: a price row
+that cannot be read, so its model is not for sale."""
+NOTED_S: Final = 30.0
+"""Interval at which the note on one row is renewed, however often the row is met."""
+NOTED_MAX: Final = 10_000
+KEPT: Final = timedelta(days=30)
+"""Retention of notes on outcomes, which nothing else ends."""
+
+set_aside = Table(
+    "set_aside",
+    metadata,
+    Column("kind", String(16), primary_key=True),
+    Column("name", String(255), primary_key=True),
+    Column("reason", String(500), nullable=False),
+    Column("times", Integer, nullable=False, server_default="1"),
+    Column("first_at", UtcDateTime, nullable=False),
+    Column("last_at", UtcDateTime, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What was set aside, why, and how often it was met."""
+
+    kind: Kind
+    name: str
+    reason: str
+    times: int
+    first_at: datetime
+    last_at: datetime
+
+
+class Aside:
+    """Sets rows aside for the loops of one gateway."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._noted: dict[tuple[Kind, str], float] = {}
+
+    async def note(self, kind: Kind, name: str, error: BaseException | str) -> None:
+        """Set a row aside, or renew the note on it; logged the first time."""
+        now = time.monotonic()
+        if now - self._noted.get((kind, name), -NOTED_S) < NOTED_S:
+            return
+        if (kind, name) not in self._noted:
+            traceback = error if isinstance(error, BaseException) else None
+            log.error("set aside: %s %s: %s", kind, name, describe(error), exc_info=traceback)
+        if len(self._noted) >= NOTED_MAX:
+            self._noted.clear()
+        self._noted[kind, name] = now
+        await self.count(kind, name, error)
+
+    async def count(self, kind: Kind, name: str, error: BaseException | str) -> int:
+        """Set a row aside; return how often that was done by now."""
+        reason = describe(error)
+        return await self._database.write(
+            lambda connection: put_aside(connection, kind, name, reason)
+        )
+
+    async def forget(self, kind: Kind, name: str) -> None:
+        """Drop the note on a row that works again."""
+        if self._noted.pop((kind, name), None) is not None:
+            await self._database.write(lambda connection: drop(connection, kind, name))
+
+
+def describe(error: BaseException | str) -> str:
+    """Say in one line what is wrong, without the data itself."""
+    if isinstance(error, str):
+        return error[:500]
+    # SQLAlchemy's text has the statement and its parameters; the driver's own is enough.
+    cause = getattr(error, "orig", None) or error
+    return f"{type(cause).__name__}: {cause}".split("\n", 1)[0].replace("\0", "")[:500]
+
+
+def put_aside(connection: Connection, kind: Kind, name: str, reason: str) -> int:
+    """Make or renew a note; return how often that was done."""
+    now = datetime.now(UTC)
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    made = insert(set_aside).values(
+        kind=kind, name=name[:255], reason=reason, times=1, first_at=now, last_at=now
+    )
+    times = made.on_conflict_do_update(
+        index_elements=["kind", "name"],
+        set_={"reason": reason, "times": set_aside.c.times + 1, "last_at": now},
+    ).returning(set_aside.c.times)
+    return int(connection.execute(times).scalar_one())
+
+
+def drop(connection: Connection, kind: Kind, name: str) -> bool:
+    """Drop a note; return whether there was one."""
+    gone = delete(set_aside).where(set_aside.c.kind == kind, set_aside.c.name == name)
+    return bool(connection.execute(gone).rowcount)
+
+
+def notes(connection: Connection, *, limit: int) -> list[Note]:
+    """Read what is set aside, newest first."""
+    columns = (getattr(set_aside.c, name) for name in Note.__slots__)
+    query = select(*columns).order_by(set_aside.c.last_at.desc()).limit(limit)
+    return [Note(*row) for row in connection.execute(query).all()]
+
+
+def is_set_aside(connection: Connection, kind: Kind, name: str) -> bool:
+    query = select(set_aside.c.kind).where(set_aside.c.kind == kind, set_aside.c.name == name)
+    return connection.execute(query).first() is not None
+
+
+def count_aside(connection: Connection) -> dict[str, int]:
+    """Count what is set aside, by kind."""
+    query = select(set_aside.c.kind, func.count()).group_by(set_aside.c.kind)
+    return {row[0]: row[1] for row in connection.execute(query)}
+
+
+def tidy(connection: Connection, now: datetime) -> None:
+    """Drop notes on requests and batches that have ended, and old ones on outcomes."""
+    open_hold = select(holds.c.request_id).where(holds.c.request_id == set_aside.c.name)
+    running = select(batches.c.id).where(
+        batches.c.id == set_aside.c.name, batches.c.ended_at.is_(None)
+    )
+    over: Sequence[tuple[Kind, ColumnElement[bool]]] = (
+        ("request", ~open_hold.exists()),
+        ("batch", ~running.exists()),
+        ("outcome", set_aside.c.last_at < now - KEPT),
+    )
+    connection.execute(
+        delete(set_aside).where(
+            or_(*(and_(set_aside.c.kind == kind, ended) for kind, ended in over))
+        )
+    )

@@ -1,0 +1,103 @@
+"""Text and JSON from clients, decoded once, with what no part of the gateway can hold refused.
+
+U+0000 is refused because PostgreSQL cannot store it, numbers beyond 64 bits because neither SQL nor
+the queue can. The checks cost a search of the bytes; only a body that has the escape is walked.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import InvalidRequest
+
+ID_MAX: Final = 2**63 - 1
+"""Largest number of a row in SQL."""
+_ESCAPED: Final = b"\\u0000"
+_MOMENT: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+YEARS: Final = range(1900, 9999)
+"""Years whose days have a beginning and an end in every time zone."""
+
+
+def decode_json(body: bytes | str) -> Any:
+    """Decode JSON and check its strings.
+
+    Raise ``msgspec.DecodeError`` if it is not JSON, ``InvalidRequest`` if it cannot be accepted.
+    """
+    data = body.encode("utf-8", "replace") if isinstance(body, str) else body
+    try:
+        value = msgspec.json.decode(data)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise unreadable(error) from None
+    refuse_null(data, value)
+    return value
+
+
+def refuse_null(body: bytes, value: Any) -> None:
+    """Raise ``InvalidRequest`` if a string in the JSON ``body``, decoded as ``value``, has U+0000.
+
+    JSON can carry it only as an escape, so that a body without the escape is not walked.
+    """
+    if _ESCAPED not in body:
+        return
+    waiting: list[tuple[str, Any]] = [("", value)]
+    while waiting:
+        place, item = waiting.pop()
+        if isinstance(item, str):
+            check_text(item, place)
+        elif isinstance(item, dict):
+            for name, inner in item.items():
+                check_text(name, place)
+                waiting.append((f"{place}.{name}" if place else name, inner))
+        elif isinstance(item, list):
+            prefix = f"{place}." if place else ""
+            waiting += [(f"{prefix}{number}", inner) for number, inner in enumerate(item)]
+
+
+def check_text(text: str, param: str) -> None:
+    """Raise ``InvalidRequest`` if a text has U+0000."""
+    if "\0" in text:
+        where = f" in {param}" if param else ""
+        raise InvalidRequest(
+            "invalid_value",
+            f"The character U+0000{where} is not accepted; leave it out.",
+            param=param or None,
+        )
+
+
+def unreadable(error: Exception) -> InvalidRequest:
+    """Name the reason why a body could not be decoded."""
+    if isinstance(error, RecursionError):
+        return InvalidRequest("invalid_json", "The body is nested too deeply.")
+    return InvalidRequest("invalid_json", "The body is not valid UTF-8.")
+
+
+def read_id(text: str) -> int | None:
+    """Read the number of a row in SQL; None if the text is not one."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+        return None
+    number = int(text)
+    return number if number <= ID_MAX else None
+
+
+def read_day(text: str) -> date:
+    """Read a day as YYYY-MM-DD. Raise ``ValueError``."""
+    day = date.fromisoformat(text)
+    if day.year not in YEARS:
+        raise ValueError(f"years {YEARS.start} to {YEARS.stop - 1} are accepted")
+    return day
+
+
+def read_moment(text: object) -> datetime:
+    """Read a moment with its offset (RFC 3339), as UTC. Raise ``ValueError``."""
+    if not isinstance(text, str) or not _MOMENT.fullmatch(text):
+        raise ValueError("send a moment with its offset, such as 2026-03-01T10:00:00Z")
+    moment = datetime.fromisoformat(text.upper())
+    if moment.year not in YEARS:
+        raise ValueError(f"years {YEARS.start} to {YEARS.stop - 1} are accepted")
+    return moment.astimezone(UTC)

@@ -1,0 +1,61 @@
+"""The state directory of an installation: readable by its owner alone, whoever created it.
+
+``tollgate up`` closes it before anything else runs. The umask does the same for all files that its
+children create from then on, blobs, logs and the database included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Final
+
+UMASK: Final = 0o077
+DIRECTORY_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+
+_QUEUE_FILES: Final = ("appendonlydir", "appendonly.aof", "dump.rdb")
+"""What embedded queue servers of earlier versions wrote: it contains prompts, and nothing in it is
+needed, because the ledger refills an empty queue."""
+
+
+def secure(home: Path) -> None:
+    """Create the home directory or close an existing one, and everything in it."""
+    os.umask(UMASK)
+    home.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    (home / "logs").mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    # A large home takes a while to walk. Nobody else reaches into one that is closed already.
+    if stat.S_IMODE(home.stat().st_mode) & UMASK:
+        home.chmod(DIRECTORY_MODE)
+        for directory, _, names in os.walk(home):
+            _close(Path(directory), DIRECTORY_MODE)
+            for name in names:
+                _close(Path(directory, name), FILE_MODE)
+    for path in (home, home / "logs"):
+        for file in path.iterdir():
+            _close(file, DIRECTORY_MODE if file.is_dir() else FILE_MODE)
+
+
+def remove_queue_files(home: Path) -> None:
+    """Delete what an earlier version's queue server left on disk."""
+    for name in _QUEUE_FILES:
+        path = home / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _close(path: Path, mode: int) -> None:
+    """Take the rights of group and others from a file, but never follow a link out of the home."""
+    if path.is_symlink():
+        return
+    with contextlib.suppress(FileNotFoundError):
+        found = path.lstat()
+        if (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)) and (
+            stat.S_IMODE(found.st_mode) & UMASK
+        ):
+            path.chmod(mode)

@@ -1,0 +1,225 @@
+"""Lanes to the database: each has its own threads, connections and time limits.
+
+A request's path (``write`` and ``read``) shares nothing with lists and reports (``report``), nor
+with exports, closing and audits (``slow``). Every statement has a limit. On PostgreSQL the server
+enforces it, and the client gives a silent server up a moment later; on SQLite the statement is
+interrupted. Knows no tables.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import psycopg
+import sqlalchemy
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine import ExceptionContext, make_url
+from sqlalchemy.exc import OperationalError
+
+R = TypeVar("R")
+
+CONNECT_S: Final = 3
+SILENT_S: Final = 1.0
+"""Time beyond a statement's limit after which a server that has not answered counts as away."""
+POOL_WAIT_S: Final = 10.0
+STEPS: Final = 20_000
+"""Instructions of SQLite's virtual machine, about a millisecond, between looks at the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Bounds of one kind of work. ``threads`` is also the number of connections."""
+
+    name: str
+    threads: int
+    statement_s: float | None
+    lock_s: float
+    """Time to wait for a row's lock; on SQLite, for another process such as the command line."""
+    patience_s: float | None
+    """Time for which a caller waits, for its turn and its answer; None is without limit."""
+    reads: bool = False
+    """Whether its transactions only read, all of them on one snapshot."""
+    idle_s: float | None = 10.0
+    """Time after which PostgreSQL ends a transaction whose gateway has stopped in the middle."""
+    cache_kib: int = 16_384
+    """Page cache of each SQLite connection."""
+
+
+# Authentication (read) and a hold (write, with a patience of its own) follow one another, and a
+# client hears within ten seconds that the database is away.
+WRITE: Final = Lane("write", 4, statement_s=8, lock_s=5, patience_s=9, cache_kib=65_536)
+READ: Final = Lane("read", 4, statement_s=4, lock_s=4, patience_s=5, reads=True, cache_kib=65_536)
+REPORT: Final = Lane("report", 4, statement_s=8, lock_s=4, patience_s=9, reads=True)
+SLOW: Final = Lane("slow", 6, statement_s=1800, lock_s=10, patience_s=None, idle_s=None)
+MIGRATE: Final = Lane("migrate", 1, statement_s=None, lock_s=10, patience_s=None, idle_s=None)
+
+
+class SilentAwareConnection(psycopg.Connection[Any]):
+    """A connection that gives up a server which accepts statements and then says nothing.
+
+    ``statement_timeout`` is the server's own and TCP keepalives are answered by its kernel, so
+    neither notices a server that is stopped, nor a proxy that holds the connection open.
+    """
+
+    limit_s: float | None = None
+
+    def wait(
+        self,
+        gen: Generator[Any, Any, R],
+        interval: float = 0.1,
+        timeout: float | None = None,
+    ) -> R:
+        try:
+            answer: R = super().wait(gen, interval, self.limit_s if timeout is None else timeout)
+            return answer
+        except psycopg.OperationalError:
+            if self.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+                self.close()
+            raise
+
+
+def open_engine(
+    url: str, *, lane: Lane = SLOW, pool_size: int | None = None, prepare: bool = True
+) -> Engine:
+    """Make an engine for ``sqlite:///…`` or ``postgresql://…``; it connects when first used.
+
+    Without ``prepare`` nothing outlives a transaction on a connection, as PgBouncer demands when it
+    pools transactions: no prepared statements, and settings that come with each transaction.
+    """
+    parsed = make_url(url)
+    size = lane.threads if pool_size is None else pool_size
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite(parsed.database or "", lane, size)
+    if parsed.get_backend_name() != "postgresql":
+        raise ValueError(f"{parsed.get_backend_name()} is not supported; use SQLite or PostgreSQL")
+    return _postgresql(parsed, lane, size, prepare=prepare)
+
+
+def _postgresql(url: URL, lane: Lane, size: int, *, prepare: bool) -> Engine:
+    limits = {
+        "statement_timeout": lane.statement_s,
+        "lock_timeout": lane.lock_s,
+        "idle_in_transaction_session_timeout": lane.idle_s,
+    }
+    settings = {name: f"{(seconds or 0) * 1000:.0f}" for name, seconds in limits.items()}
+    settings["timezone"] = "UTC"
+    arguments: dict[str, Any] = {
+        "connect_timeout": CONNECT_S,
+        "application_name": f"tollgate {lane.name}",
+        "keepalives": 1,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 2,
+        "tcp_user_timeout": 9000,
+    }
+    isolation = "REPEATABLE READ" if lane.reads else "READ COMMITTED"
+    if prepare:
+        # Settings of the session: they cost a transaction nothing.
+        options = {
+            **settings,
+            "default_transaction_isolation": isolation.lower().replace(" ", "\\ "),
+        }
+        arguments["options"] = " ".join(f"-c {name}={value}" for name, value in options.items())
+    else:
+        arguments |= {"autocommit": True, "prepare_threshold": None}
+    engine = create_engine(
+        url.set(drivername="postgresql+psycopg"),
+        pool_size=size,
+        max_overflow=0,
+        pool_pre_ping=True,
+        pool_timeout=POOL_WAIT_S,
+        connect_args=arguments,
+    )
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_: Any, __: Any, places: Any, names: Any) -> SilentAwareConnection:
+        made: SilentAwareConnection = SilentAwareConnection.connect(*places, **names)
+        made.limit_s = None if lane.statement_s is None else lane.statement_s + SILENT_S
+        return made
+
+    if not prepare:
+        # One round trip, as BEGIN alone is; only a query without parameters may be several.
+        local = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
+
+        @event.listens_for(engine, "begin")
+        def begin(connection: Connection) -> None:
+            reads = connection.get_execution_options().get("reads", lane.reads)
+            level = "REPEATABLE READ" if reads else isolation
+            connection.exec_driver_sql(f"BEGIN ISOLATION LEVEL {level}; {local}")
+
+    return engine
+
+
+def _sqlite(path: str, lane: Lane, size: int) -> Engine:
+    if not path or path == ":memory:":
+        raise ValueError("SQLite needs a file: sqlite:////path/to/tollgate.db")
+    engine = create_engine(
+        f"sqlite:///{path}",
+        poolclass=sqlalchemy.QueuePool,
+        pool_size=size,
+        max_overflow=0,
+        pool_timeout=POOL_WAIT_S,
+        connect_args={
+            "isolation_level": None,
+            "check_same_thread": False,
+            "cached_statements": 512,
+        },
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, record: Any) -> None:
+        for pragma in (
+            "journal_mode=WAL",
+            # Nothing that was acknowledged may be lost with the power.
+            "synchronous=FULL",
+            f"busy_timeout={lane.lock_s * 1000:.0f}",
+            "foreign_keys=ON",
+            f"cache_size=-{lane.cache_kib}",
+            # A deleted job is overwritten: it contains what a client wrote.
+            "secure_delete=ON",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+        clock = record.info["clock"] = _Clock()
+        connection.set_progress_handler(clock.is_up, STEPS)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        limit_s = math.inf if lane.statement_s is None else lane.statement_s
+        connection.connection.info["clock"].ends_at = time.monotonic() + limit_s
+        # SELECT … FOR UPDATE compiles to nothing on SQLite: the write lock is taken here instead.
+        reads = connection.get_execution_options().get("reads", lane.reads)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    @event.listens_for(engine, "checkin")
+    def rest(_: Any, record: Any) -> None:
+        if "clock" in record.info:
+            record.info["clock"].ends_at = math.inf
+
+    @event.listens_for(engine, "handle_error")
+    def unreadable(context: ExceptionContext) -> None:
+        # A damaged file is of no narrower class; what is wrong is not the data of the caller.
+        error = context.original_exception
+        if type(error) is sqlite3.DatabaseError:
+            raise OperationalError(context.statement, context.parameters, error) from error
+
+    return engine
+
+
+class _Clock:
+    """Interrupts the transaction of one SQLite connection when its time is up."""
+
+    def __init__(self) -> None:
+        self.ends_at = math.inf
+
+    def is_up(self) -> int:
+        return time.monotonic() > self.ends_at
+
+
+def deadlocked(error: OperationalError) -> bool:
+    """Whether PostgreSQL ended a transaction because it and another waited for one another."""
+    return isinstance(error.orig, psycopg.errors.DeadlockDetected)

@@ -1,0 +1,120 @@
+"""Readiness: SQL accepts a write, the queue answers, and the disks have room.
+
+Probes come from several places at once and must not load what they ask about. All of them share
+one check, which is made at most once a second and whose answer they await for a bounded time; one
+that hangs is not started again beside itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway import metrics
+from gateway.aside import KINDS, count_aside
+from gateway.database import Database
+from gateway.disk import has_room, written_paths
+from gateway.requests.watch import Watch
+from gateway.settings import Settings
+from gateway.tables import chores
+
+log = logging.getLogger(__name__)
+
+KEPT_S: Final = 1.0
+PATIENCE_S: Final = 2.0
+MARK: Final = "readiness"
+"""Row of ``chores`` that the check writes; no chore has this name."""
+
+
+class Readiness:
+    def __init__(self, database: Database, watch: Watch, settings: Settings) -> None:
+        self._database = database
+        self._watch = watch
+        self._paths = written_paths(settings)
+        self._reserve_bytes = settings.disk_reserve_bytes
+        self._set_aside: Mapping[str, int] = {}
+        self._checks = {"database": _Check(self._writes), "disk": _Check(self._has_room)}
+
+    @property
+    def set_aside(self) -> Mapping[str, int]:
+        """How many stored rows could not be worked on at the last check, by kind."""
+        return self._set_aside
+
+    async def checks(self) -> Mapping[str, bool]:
+        """Say which parts can serve, within ``PATIENCE_S``."""
+        names = tuple(self._checks)
+        answers = await asyncio.gather(*(self._checks[name].answer() for name in names))
+        return {**dict(zip(names, answers, strict=True)), "queue": self._watch.healthy}
+
+    async def _writes(self) -> bool:
+        found = await self._database.write(_write)
+        self._set_aside = found.set_aside
+        for kind in KINDS:
+            metrics.SET_ASIDE.labels(kind).set(found.set_aside.get(kind, 0))
+        metrics.CLOCK_SKEW_SECONDS.set(found.skew_s)
+        return True
+
+    async def _has_room(self) -> bool:
+        return await asyncio.to_thread(
+            lambda: all(has_room(path, self._reserve_bytes) for path in self._paths)
+        )
+
+
+class _Check:
+    """One check that all probes share."""
+
+    def __init__(self, check: Callable[[], Awaitable[bool]]) -> None:
+        self._check = check
+        self._running: asyncio.Task[bool] | None = None
+        self._answer = False
+        self._until = 0.0
+
+    async def answer(self) -> bool:
+        if time.monotonic() < self._until:
+            return self._answer
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await asyncio.shield(self._running)
+        except TimeoutError:
+            return False
+
+    async def _run(self) -> bool:
+        try:
+            self._answer = await self._check()
+        except Exception as error:
+            log.warning("not ready: %s", type(error).__name__)
+            self._answer = False
+        finally:
+            self._until = time.monotonic() + KEPT_S
+            self._running = None
+        return self._answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    set_aside: Mapping[str, int]
+    skew_s: float
+
+
+def _write(connection: Connection) -> _Found:
+    """Write a row, and read what else is shown with the answer."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    now = datetime.now(UTC)
+    row = insert(chores).values(name=MARK, due_at=now)
+    connection.execute(row.on_conflict_do_update(index_elements=["name"], set_={"due_at": now}))
+    skew_s = 0.0
+    if connection.dialect.name == "postgresql":
+        # The clock of the server; SQLite has the clock of this process.
+        theirs = connection.execute(select(func.clock_timestamp())).scalar_one()
+        skew_s = (theirs - datetime.now(UTC)).total_seconds()
+    return _Found(count_aside(connection), skew_s)

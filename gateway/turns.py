@@ -1,0 +1,71 @@
+"""Turns by account: a few calls of each at a time, some more waiting, the rest turned away.
+
+Bounds what one account can take of something that all accounts share. Pure asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.errors import TooManyRequests
+
+WAIT_S: Final = 5.0
+"""Time that a call waits for its turn."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    free: asyncio.Semaphore
+    calls: int = field(default=0)
+
+
+class Turns:
+    """``at_once`` calls of one account run, and ``waiting_max`` wait for their turn."""
+
+    def __init__(self, at_once: int, *, waiting_max: int) -> None:
+        self._at_once = at_once
+        self._calls_max = at_once + waiting_max
+        self._queues: dict[int, _Queue] = {}
+
+    @contextlib.asynccontextmanager
+    async def of(self, account_id: int | None) -> AsyncIterator[None]:
+        """Wait for a turn of an account; None has one at once. Raise ``TooManyRequests``."""
+        if account_id is None:
+            yield
+            return
+        queue = self._queues.get(account_id)
+        if queue is None:
+            queue = self._queues[account_id] = _Queue(asyncio.Semaphore(self._at_once))
+        if queue.calls >= self._calls_max:
+            raise _too_many(queue)
+        queue.calls += 1
+        try:
+            await self._take(queue)
+            try:
+                yield
+            finally:
+                queue.free.release()
+        finally:
+            queue.calls -= 1
+            if not queue.calls:
+                del self._queues[account_id]
+
+    async def _take(self, queue: _Queue) -> None:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await queue.free.acquire()
+        except TimeoutError:
+            raise _too_many(queue) from None
+
+
+def _too_many(queue: _Queue) -> TooManyRequests:
+    return TooManyRequests(
+        "too_many_reports",
+        f"This account has {queue.calls} lists and reports running or waiting; try again when "
+        "some have ended.",
+        retry_after_s=1,
+    )
