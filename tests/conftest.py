@@ -40,7 +40,7 @@ def database_url(databases: Databases) -> str:
 def database(database_url: str) -> Iterator[Database]:
     made = Database(database_url)
     yield made
-    made.engine.dispose()
+    made.dispose()
 
 
 @pytest.fixture

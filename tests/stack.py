@@ -99,6 +99,7 @@ class Stack:
             "TOLLGATE_PORT": str(self.port),
             "TOLLGATE_PEPPER": PEPPER,
             "TOLLGATE_NAMESPACE": self.namespace,
+            "TOLLGATE_METRICS": "open",
             "TOLLGATE_GPU_HOUR_USD": "3.6",
             "TOLLGATE_HOLD_SLICE_TOKENS": "16",
             "TOLLGATE_RETRY_GRACE_S": "1.5",
@@ -109,6 +110,7 @@ class Stack:
             "TOLLGATE_BATCH_LEASE_S": "2",
             "TOLLGATE_SHUTDOWN_GRACE_S": "2",
             "TOLLGATE_WEBHOOK_PRIVATE_ADDRESSES": "true",
+            "TOLLGATE_CORS_ORIGINS": "https://chat.example.com",
         }
 
     def start_gateway(
@@ -117,7 +119,9 @@ class Stack:
         *,
         failpoint: str | None = None,
         environment: Mapping[str, str] | None = None,
+        wait: bool = True,
     ) -> None:
+        """``wait`` until it is ready; otherwise, until it is alive."""
         if not self.port:
             self.port = free_port()
         more = {**(environment or {})}
@@ -127,7 +131,8 @@ class Stack:
 
         def ready() -> bool:
             with contextlib.suppress(httpx.HTTPError):
-                return httpx.get(f"{self.url}/health/ready", timeout=2).is_success
+                path = "/health/ready" if wait else "/health/live"
+                return httpx.get(f"{self.url}{path}", timeout=2).is_success
             return False
 
         wait_for(ready, "the gateway")
@@ -194,7 +199,7 @@ class Stack:
                         reason="test",
                     )
         finally:
-            database.engine.dispose()
+            database.dispose()
         headers = {"Authorization": f"Bearer {secret}"}
         http = httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S)
         self.clients.append(http)
@@ -220,7 +225,7 @@ class Stack:
             with database.transaction() as connection:
                 return reconcile(connection, now=datetime.now(UTC))
         finally:
-            database.engine.dispose()
+            database.dispose()
 
     def held(self, caller: Caller) -> int:
         database = Database(self.database_url)
@@ -228,7 +233,7 @@ class Stack:
             with database.transaction() as connection:
                 return find_account(connection, caller.account_id).held_nanos
         finally:
-            database.engine.dispose()
+            database.dispose()
 
 
 def chat(model: str, content: str, **more: Any) -> dict[str, Any]:
@@ -280,6 +285,7 @@ def running(
     *,
     namespace: str,
     more_models: str = "",
+    patience_s: float = PATIENCE_S,
 ) -> Iterator[Stack]:
     """A gateway and a worker with the echo engine, and what else the catalog is to have."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -289,9 +295,9 @@ def running(
     try:
         stack.start_worker()
         stack.start_gateway()
-        stack.wait_for_model()
+        stack.wait_for_model(patience_s=patience_s)
         for name in re.findall(r"- name: (\S+)", more_models):
-            stack.wait_for_model(name)
+            stack.wait_for_model(name, patience_s=patience_s)
         yield stack
     finally:
         stack.stop()

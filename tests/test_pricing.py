@@ -46,6 +46,27 @@ def test_the_dearest_variant_is_quoted_and_the_right_one_charged() -> None:
     assert charge(price, Usage(images=2, attributes={"size": "large"})).total_nanos == 10_000
 
 
+def test_discount_on_a_condition_is_quoted_where_the_condition_is_given() -> None:
+    price = Price(
+        (
+            Component("image", 4000),
+            Component("image", 2000, when={"quality": "low"}),
+            Component("image", 1000, when={"quality": "low", "size": "small"}),
+        )
+    )
+
+    for attributes, most in (
+        ({}, 4000),
+        ({"quality": "low"}, 2000),
+        ({"quality": "high"}, 4000),
+        ({"size": "small"}, 4000),
+        ({"quality": "low", "size": "small"}, 1000),
+        ({"quality": "low", "size": "large"}, 2000),
+    ):
+        assert quote(price, Usage(images=1, attributes=attributes)).total_nanos == most
+        assert charge(price, Usage(images=1, attributes=attributes)).total_nanos <= most
+
+
 def test_a_price_on_device_time_needs_a_limit() -> None:
     price = Price((Component("gpu_second", 10**6),))
 

@@ -152,6 +152,21 @@ def test_a_quote_covers_every_usage_within_its_limits(
     assert clip(usage, bounds) == (usage, False)
 
 
+@given(prices(), limits(), st.sampled_from("ab"), st.sampled_from("ab"))
+def test_quote_is_the_bill_once_every_attribute_of_a_condition_is_given(
+    price: Price, bounds: Usage, size: str, quality: str
+) -> None:
+    # How much of a prompt was cached is the one thing that no order can say.
+    bounds = msgspec.structs.replace(
+        bounds, cached_input_tokens=0, attributes={"size": size, "quality": quality}
+    )
+    lines = tuple(line for line in price.components if line.unit != "cached_input_token")
+
+    assert quote_or_nothing(Price(lines, price.minimum_nanos), bounds) == due(
+        Price(lines, price.minimum_nanos), bounds
+    )
+
+
 @given(prices(), limits(), usages())
 def test_whatever_a_worker_reports_is_covered_once_it_is_clipped(
     price: Price, bounds: Usage, reported: Usage

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, select
+from sqlalchemy import Connection, Engine, event, select
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import KeyInfo, authenticate, create_key, list_keys
@@ -96,16 +96,16 @@ def test_only_bounds_on_concurrent_requests_mark_an_account(database: Database) 
 
 
 @pytest.fixture
-def statements(database: Database) -> Iterator[list[str]]:
+def statements() -> Iterator[list[str]]:
     """What is asked of the database, as it is asked."""
     asked: list[str] = []
 
     def note(_: Any, __: Any, statement: str, *___: Any) -> None:
         asked.append(statement)
 
-    event.listen(database.engine, "before_cursor_execute", note)
+    event.listen(Engine, "before_cursor_execute", note)  # of every lane
     yield asked
-    event.remove(database.engine, "before_cursor_execute", note)
+    event.remove(Engine, "before_cursor_execute", note)
 
 
 async def test_limits_cost_an_order_no_statement(database: Database, statements: list[str]) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from gateway.billing import exports
+from gateway.billing.exports import reading
 from gateway.billing.files import export
 from gateway.billing.footer import Footer
 from gateway.billing.usage import Filters, Span, total, usage
@@ -56,7 +57,7 @@ def write(
     chosen = Filters((books.account.id,), **filters)  # type: ignore[arg-type]
     with books.database.snapshot() as connection:
         parts = export(
-            connection,
+            reading(connection),
             SPAN,
             chosen,
             format=format,

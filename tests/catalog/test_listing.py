@@ -232,10 +232,30 @@ def test_an_upstream_without_its_credential_is_not_configured_and_says_what_it_n
 
     assert told is not None
     assert told.code == "upstream_not_configured"
-    assert told.reason == "GMI_API_KEY is not set"
+    assert told.detail == "GMI_API_KEY is not set"
     assert untold is not None
     assert untold.code == "upstream_not_configured"
-    assert "GMI_API_KEY" in untold.reason
+    assert "GMI_API_KEY" in (untold.detail or "")
+    assert told.reason == untold.reason == "it is not set up on this gateway"
+
+
+def test_an_upstream_that_does_not_answer_is_set_up_and_may_be_tried_again() -> None:
+    worker = Announcement("w1", unavailable={"Veo3": "its upstream does not answer"})
+
+    missing = availability(ENTRIES["Veo3"], [worker])
+
+    assert missing is not None
+    assert missing.code == "upstream_unavailable"
+    assert missing.reason == "its upstream does not answer"
+
+
+def test_only_operators_see_what_a_model_lacks() -> None:
+    plain, full = (
+        entry_view(ENTRIES["Veo3"], [LOCAL], for_operator=flag) for flag in (False, True)
+    )
+
+    assert "GMI_API_KEY" not in str(plain)
+    assert full["reason_detail"] == "GMI_API_KEY is not set"
 
 
 def test_a_local_model_says_what_its_worker_says() -> None:

@@ -97,6 +97,8 @@ def test_the_catalog_changes_the_price_when_its_file_does_and_not_when_it_is_rea
 def test_two_prices_cannot_begin_at_one_moment_and_a_list_price_cannot_end(
     database: Database,
 ) -> None:
+    with database.transaction() as connection:
+        put_in_force(connection, "m", price(10), NOW)
     put(database, price(7), hours=1)
     with pytest.raises(PriceConflict):
         put(database, price(8), hours=1)

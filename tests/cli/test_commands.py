@@ -6,12 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from gateway.database import Database, migrate
+from gateway.ledger.holds import hold
+from gateway.ledger.prices import put_in_force
+from gateway.pricing import Component, Price
+from gateway.requests.tables import webhook_deliveries
+from tests.ledger.books import done, open_books
 
 COMMANDS = (
     "up",
@@ -35,6 +42,8 @@ COMMANDS = (
     "catalog show",
     "plan",
     "reconcile",
+    "webhook list",
+    "webhook resend",
 )
 
 
@@ -65,12 +74,38 @@ class Command:
 def command(home: Path) -> Command:
     made = Command(home)
     migrate(made.url)
+    database = Database(made.url)
+    with database.transaction() as connection:
+        # Limits and budgets are only set for a model that has been on sale.
+        put_in_force(connection, "echo", Price((Component("request", 1),)), datetime.now(UTC))
+    database.engine.dispose()
     return made
 
 
 def test_every_command_has_help_with_an_example(command: Command) -> None:
     for name in COMMANDS:
         assert f"tollgate {name}" in command.run(*name.split(), "--help").split("Example:")[1]
+
+
+def test_webhook_deliveries_are_listed_and_sent_again(command: Command) -> None:
+    database = Database(command.url)
+    books = open_books(database, credit=10_000_000)
+    placed = books.order(webhook="https://example.com/hook")
+    with database.transaction() as connection:
+        hold(connection, [placed])
+    books.settle(done(placed.request_id))
+    with database.transaction() as connection:
+        connection.execute(
+            update(webhook_deliveries).values(outcome="failed", ended_at=datetime.now(UTC))
+        )
+    database.dispose()
+
+    [listed] = command.json("webhook", "list", "--status", "failed")
+    assert (listed["request"], listed["status"]) == (placed.request_id, "failed")
+    [again] = command.json("webhook", "resend", placed.request_id)
+    assert again["status"] == "pending"
+    assert command.json("webhook", "list", "--status", "failed") == []
+    assert "no webhook delivery" in command.run("webhook", "resend", "req_x", status=1)
 
 
 def test_an_account_gets_credit_and_a_key(command: Command) -> None:
@@ -157,7 +192,7 @@ def test_reconcile_exits_with_1_when_the_books_disagree(command: Command) -> Non
     database = Database(command.url)
     with database.transaction() as connection:
         connection.exec_driver_sql("UPDATE accounts SET posted_nanos = 5 WHERE name = 'acme'")
-    database.engine.dispose()
+    database.dispose()
 
     assert "R2 account" in command.run("reconcile", status=1)
 

@@ -7,6 +7,7 @@ either past or far away.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -48,7 +49,6 @@ class Reference:
     arrivals: int = 0
     virtual: float = 0.0
     eligible: dict[str, float] = field(default_factory=dict)
-    capped: set[str] = field(default_factory=set)
     finish: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     answers: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
 
@@ -96,7 +96,7 @@ class Reference:
         return "ok"
 
     def lease(
-        self, worker: str, count: int, *, cap: float, look: int, nonce: str, lapses: bool
+        self, worker: str, count: int, *, share: float, look: int, nonce: str, lapses: bool
     ) -> list[Job]:
         nonce_before, ids = self.answers.get(worker, ("", []))
         if nonce_before == nonce:
@@ -106,28 +106,46 @@ class Reference:
                 job.lapsed = lapses
             return again
         taken: list[Job] = []
+        most = max(int(share * (len(self.running()) + count)), 1)
+        self._serve(taken, worker, count, most=most, look=look, nonce=nonce, lapses=lapses)
+        # What nobody else wants goes to whom it would have gone anyway.
+        self._serve(taken, worker, count, most=math.inf, look=look, nonce=nonce, lapses=lapses)
+        if taken:
+            self.answers[worker] = (nonce, [job.id for job in taken])
+        return taken
+
+    def _serve(
+        self,
+        taken: list[Job],
+        worker: str,
+        count: int,
+        *,
+        most: float,
+        look: int,
+        nonce: str,
+        lapses: bool,
+    ) -> None:
         passed_over: set[str] = set()
+        weight = 0.0
         while len(taken) < count:
             turns = [(tag, name) for name, tag in self.eligible.items() if name not in passed_over]
             if not turns:
                 break
             tag, account = min(turns)
-            if len(self.running(account)) >= cap:
-                del self.eligible[account]
-                self.capped.add(account)
-                continue
             seen = self.waiting(account)[: look if taken else 1]
             fitting = [job for job in seen if not taken or job.batch_key == taken[0].batch_key]
             if not fitting:
                 passed_over.add(account)
             elif fitting[0].past_deadline:
                 self._end(fitting[0], "expired", reason="deadline")
+            elif len(self.running(account)) >= most:
+                passed_over.add(account)
+                weight = max(weight, fitting[0].weight)
+            elif fitting[0].weight < weight:
+                passed_over.add(account)
             else:
                 self._start(fitting[0], worker, f"{nonce}:{len(taken) + 1}", tag, lapses=lapses)
                 taken.append(fitting[0])
-        if taken:
-            self.answers[worker] = (nonce, [job.id for job in taken])
-        return taken
 
     def heartbeat(
         self, held: Iterable[tuple[str, str]], *, lapses: bool
@@ -220,21 +238,16 @@ class Reference:
         for job in overdue:
             # A running job cannot be past a deadline here: it would not have been started.
             self._end(job, "expired", b"", "deadline")
-        if not self.running() and not lapsed:
-            for account in self.capped.copy():
-                self._admit(account)
         return len(lapsed), len(due), len(overdue)
 
     # --- Steps ------------------------------------------------------------------------------------
 
     def _admit(self, account: str) -> None:
-        self.capped.discard(account)
         self.eligible.setdefault(account, max(self.virtual, self.finish[account]))
 
     def _queue(self, job: Job) -> None:
         job.state = "queued"
-        if job.account not in self.capped:
-            self._admit(job.account)
+        self._admit(job.account)
 
     def _start(self, job: Job, worker: str, token: str, tag: float, *, lapses: bool) -> None:
         job.state, job.worker, job.token, job.lapsed = "running", worker, token, lapses
@@ -247,8 +260,6 @@ class Reference:
 
     def _release(self, job: Job) -> None:
         job.state = "released"
-        if job.account in self.capped:
-            self._admit(job.account)
 
     def _take_back(self, job: Job, *, crashed: bool, reason: str) -> None:
         self._release(job)
@@ -272,4 +283,3 @@ class Reference:
     def _forget_idle(self, account: str) -> None:
         if not self.waiting(account):
             self.eligible.pop(account, None)
-            self.capped.discard(account)

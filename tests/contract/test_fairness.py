@@ -70,26 +70,67 @@ async def test_priorities_order_the_jobs_of_one_account_only(queue: Queue) -> No
     assert ids(await queue.lease("w", 5)) == ["urgent", "other", "first", "second", "low"]
 
 
-async def test_an_account_at_its_cap_waits_for_one_of_its_own(queue: Queue) -> None:
-    await fill(queue, *(entry(f"a{n}", "a") for n in range(6)), entry("b0", "b"))
+async def test_account_alone_gets_every_place(queue: Queue) -> None:
+    await fill(queue, *(entry(f"a{n}", "a") for n in range(12)))
 
-    leases = await queue.lease("w", 10, account_cap=3)
-    none = await queue.lease("w", 10, account_cap=3)
-    await queue.complete(finished(leases[:1]))
-    one = await queue.lease("w", 10, account_cap=3)
+    first = await queue.lease("w1", 4, account_share=0.5)
+    second = await queue.lease("w2", 4, account_share=0.5)
 
-    assert Counter(lease.account for lease in leases) == {"a": 3, "b": 1}
-    assert (none, ids(one)) == ([], ["a3"])
+    assert len(first) == len(second) == 4
 
 
-async def test_a_job_that_returns_to_a_capped_account_can_be_leased_again(queue: Queue) -> None:
-    await fill(queue, entry("a0"), entry("a1"))
-    await queue.lease("w1", 1, account_cap=1)
-    assert await queue.lease("w2", 1, account_cap=1) == []
+async def test_account_with_its_share_is_passed_over_while_another_one_waits(
+    queue: Queue,
+) -> None:
+    # By cost it would be the first account's turn again and again.
+    await fill(queue, *(entry(f"a{n}", "a", cost=0.01) for n in range(20)))
+    first = await queue.lease("w", 8, account_share=0.5)
+    await fill(queue, *(entry(f"b{n}", "b", cost=50.0) for n in range(6)))
 
-    await queue.release_worker("w1", crashed=True)
+    later = []
+    for lease in first:
+        await queue.complete(finished([lease]))
+        later += await queue.lease("w", 1, account_share=0.5)
 
-    assert ids(await queue.lease("w2", 2, account_cap=1)) == ["a0"]
+    assert Counter(lease.account for lease in first) == {"a": 8}
+    assert Counter(lease.account for lease in later) == {"b": 4, "a": 4}
+    assert [lease.account for lease in later[:4]] == ["b"] * 4
+
+
+async def test_places_that_nobody_else_wants_are_not_kept_free(queue: Queue) -> None:
+    await fill(queue, *(entry(f"a{n}", "a") for n in range(10)), entry("b0", "b"))
+
+    leases = await queue.lease("w", 8, account_share=0.25)
+
+    assert Counter(lease.account for lease in leases) == {"a": 7, "b": 1}
+
+
+async def test_flow_of_less_weight_does_not_overtake_an_account_with_its_share(
+    queue: Queue,
+) -> None:
+    await fill(queue, *(entry(f"a{n}", "a", cost=1.0) for n in range(60)))
+    first = await queue.lease("w", 8, account_share=0.5)
+    await fill(queue, *(entry(f"b{n}", "b", cost=1.0, weight=0.1) for n in range(60)))
+
+    later = []
+    for lease in first * 5:
+        await queue.complete(finished([lease]))
+        taken = await queue.lease("w", 1, account_share=0.5)
+        first.extend(taken)
+        later += taken
+
+    assert Counter(lease.account for lease in later)["b"] <= 6
+
+
+async def test_load_says_how_much_each_account_has_queued(queue: Queue) -> None:
+    await fill(queue, entry("a0", "a", cost=1.0), entry("a1", "a", cost=2.5), entry("b0", "b"))
+    before = await queue.load()
+    [lease] = await queue.lease("w", 1)
+    await queue.cancel("b0")
+    after = await queue.load()
+
+    assert (before.accounts, before.backlogs["a"]) == (2, 3.5)
+    assert (lease.id, after.accounts, after.backlogs) == ("a0", 1, {"a": 2.5})
 
 
 async def test_a_batch_is_of_one_kind_and_still_fair(queue: Queue) -> None:

@@ -49,6 +49,46 @@ async def test_an_outcome_is_delivered_with_what_the_worker_said(
     assert (delivery.reason, delivery.reply) == ("", "box")
 
 
+async def test_note_comes_with_the_next_lease_whatever_ended_the_last_one(
+    queue: Queue, client: Redis, namespace: str, outcomes: Outcomes
+) -> None:
+    await fill(queue, entry("j1"))
+    [first] = await queue.lease("w1", 1)
+    assert await queue.keep("j1", first.token, "one") == "kept"
+    await queue.release_worker("w1", crashed=False)
+    [second] = await queue.lease("w2", 1)
+    assert await queue.keep("j1", first.token, "late") == "fenced"
+    await queue.release_worker("w2", crashed=True)
+    [third] = await queue.lease("w3", 1, nonce="n")
+    [repeated] = await queue.lease("w3", 1, nonce="n")
+    assert await queue.keep("j1", third.token, "two") == "kept"
+    await queue.complete([Completion("j1", third.token, "retry")])
+    [fourth] = await queue.lease("w4", 1)
+    await queue.complete(finished([fourth]))
+
+    assert [one.note for one in (first, second, third, repeated, fourth)] == [
+        *("", "one", "one", "one", "two")
+    ]
+    assert await queue.keep("j1", fourth.token, "over") == "fenced"
+    delivered = await settle_all(outcomes)
+    assert [(each.status, each.outcome) for each in delivered] == [
+        ("note", b"one"),
+        ("note", b"two"),
+        ("ok", b"outcome"),
+    ]
+
+
+async def test_note_of_a_job_that_the_server_lost_reaches_the_gateways(
+    queue: Queue, outcomes: Outcomes
+) -> None:
+    """And it does not keep the job from being queued again."""
+    assert await queue.keep("j1", "token", "one") == "unknown"
+
+    assert [each.status for each in await fill(queue, entry("j1"))] == ["ok"]
+    [note] = await settle_all(outcomes)
+    assert (note.request_id, note.status, note.outcome) == ("j1", "note", b"one")
+
+
 async def test_a_job_is_enqueued_once_per_id_even_after_its_end(queue: Queue) -> None:
     await fill(queue, entry("j1"))
     queued = await fill(queue, entry("j1"))
@@ -343,7 +383,7 @@ async def test_the_load_tells_how_long_to_wait(queue: Queue) -> None:
     assert (load.depth, load.cost, load.running, load.live) == (1, 0.001, 2, 3)
     assert load.service_s >= 0.02
     assert load.pace == pytest.approx(load.service_s / 0.001, rel=0.01)
-    assert load.wait_s == pytest.approx(0.001 * load.pace / 2)
+    assert load.seconds(load.cost) == pytest.approx(0.001 * load.pace / 2)
     assert load.oldest_ms >= 20
 
 
@@ -376,7 +416,6 @@ async def test_jobs_that_the_server_forgot_leave_nothing_behind(
     leases = await queue.lease("w", 2, lease_ms=1)
     await queue.complete([Completion("delayed", leases[1].token, "retry", retry_ms=1)])
     await fill(queue, entry("other", "b"))
-    assert await queue.lease("w", 1, account_cap=1) == []
     await fill(queue, *(entry(name, deadline_ms=IN_AN_HOUR_MS) for name in ("queued", "later")))
     prefix = f"{namespace}:{{{queue.model}}}"
     await client.delete(*(f"{prefix}:job:{name}" for name in ("queued", "running", "delayed")))
@@ -384,7 +423,7 @@ async def test_jobs_that_the_server_forgot_leave_nothing_behind(
 
     await queue.reap()
     await queue.reap()
-    leases = await queue.lease("w", 10, account_cap=1)
+    leases = await queue.lease("w", 10)
     await queue.complete(finished(leases))
     given_back = await queue.release_worker("w", crashed=False)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -103,33 +102,35 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(
         worker=st.sampled_from(WORKERS),
         count=st.integers(1, 5),
-        cap=st.sampled_from([None, None, 1, 2]),
+        share=st.sampled_from([1.0, 1.0, 0.01, 0.34, 0.5]),
         look=st.sampled_from([16, 1, 2]),
         lapses=st.booleans(),
     )
-    def lease(self, worker: str, count: int, cap: int | None, look: int, lapses: bool) -> None:
+    def lease(self, worker: str, count: int, share: float, look: int, lapses: bool) -> None:
         nonce = f"nonce{next(_numbers)}"
-        self.nonces[worker] = (nonce, count, math.inf if cap is None else cap)
-        self._lease(worker, count, math.inf if cap is None else cap, look, nonce, lapses)
+        self.nonces[worker] = (nonce, count, share)
+        self._lease(worker, count, share, look, nonce, lapses)
 
     @precondition(lambda self: self.nonces)
     @rule(data=st.data(), lapses=st.booleans())
     def lease_again(self, data: st.DataObject, lapses: bool) -> None:
         worker = data.draw(st.sampled_from(sorted(self.nonces)))
-        nonce, count, cap = self.nonces[worker]
-        self._lease(worker, count, cap, 16, nonce, lapses)
+        nonce, count, share = self.nonces[worker]
+        self._lease(worker, count, share, 16, nonce, lapses)
 
     def _lease(
-        self, worker: str, count: int, cap: float, look: int, nonce: str, lapses: bool
+        self, worker: str, count: int, share: float, look: int, nonce: str, lapses: bool
     ) -> None:
-        expected = self.model.lease(worker, count, cap=cap, look=look, nonce=nonce, lapses=lapses)
+        expected = self.model.lease(
+            worker, count, share=share, look=look, nonce=nonce, lapses=lapses
+        )
 
         leases = self.run(
             self.queue.lease(
                 worker,
                 count,
                 lease_ms=1 if lapses else LONG_MS,
-                account_cap=None if cap == math.inf else int(cap),
+                account_share=share,
                 look_ahead=look,
                 nonce=nonce,
             )
@@ -243,7 +244,7 @@ class QueueMachine(RuleBasedStateMachine):
             for name in ("leases", "delayed", "deadlines", "live"):
                 pipeline.zrange(f"{prefix}:{name}", 0, -1)
             pipeline.zrange(f"{prefix}:accounts", 0, -1, withscores=True)
-            pipeline.smembers(f"{prefix}:capped")
+            pipeline.hgetall(f"{prefix}:backlog")
             pipeline.hgetall(f"{prefix}:running")
             pipeline.hmget(f"{prefix}:counters", "queued", "cost_us", "virtual")
             pipeline.exists(f"{prefix}:wake")
@@ -259,7 +260,11 @@ class QueueMachine(RuleBasedStateMachine):
         assert set(_names(next(found))) == {job.id for job in model.live() if job.has_deadline}
         assert sorted(_names(next(found))) == _ids(model.live())
         assert {name.decode(): tag for name, tag in next(found)} == model.eligible
-        assert set(_names(next(found))) == model.capped
+        assert {name.decode(): int(cost_us) for name, cost_us in next(found).items()} == {
+            account: sum(job.cost_us for job in model.waiting(account))
+            for account in ACCOUNTS
+            if model.waiting(account)
+        }
         assert {name.decode(): int(count) for name, count in next(found).items()} == {
             account: len(model.running(account)) for account in ACCOUNTS if model.running(account)
         }

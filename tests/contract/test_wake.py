@@ -53,20 +53,6 @@ async def test_a_marker_that_a_dead_worker_took_comes_back(
     assert await woken(client, queue, namespace)
 
 
-async def test_workers_are_woken_when_a_cap_is_free_again(
-    client: Redis, queue: Queue, namespace: str
-) -> None:
-    await fill(queue, entry("j1"), entry("j2"))
-    leases = await queue.lease("w1", 2, account_cap=1)
-    await woken(client, queue, namespace)
-    assert await queue.lease("w2", 2, account_cap=1) == []
-    assert not await woken(client, queue, namespace)
-
-    await queue.complete(finished(leases))
-
-    assert await woken(client, queue, namespace)
-
-
 async def test_workers_are_woken_by_what_another_one_gives_back(
     client: Redis, queue: Queue, namespace: str
 ) -> None:

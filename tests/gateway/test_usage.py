@@ -127,7 +127,7 @@ def test_a_receipt_shows_what_was_given_back_and_an_administrator_the_margin(
     database = Database(stack.database_url)
     with database.transaction() as connection:
         refund(connection, request["id"], 10, key=request["id"], actor="test", reason="slow")
-    database.engine.dispose()
+    database.dispose()
 
     own = caller.http.get(path).json()
     full = admin(stack).http.get(path, params={"account": str(caller.account_id)}).json()

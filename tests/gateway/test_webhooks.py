@@ -73,6 +73,23 @@ def test_a_webhook_is_signed_and_sent_again_until_it_is_taken(
         "https://",
         "hook",
         "https://example.com:99999/",
+        "https://example.com:0/",
+        "https://8.8.8.8/\u0001",
+        "https://8.8.8.8/\u0000",
+        "https://example.com/a b",
+        "https://example.com/\u00a0",
+        "https://ex ample.com/",
+        "https://example.com\\@10.1.2.3/",
+        "https://example.com/a\\b",
+        "https://@example.com/",
+        "https://example.com/#part",
+        "https://a..b/",
+        "https://☃.net/",
+        "https://%31%32%37.0.0.1/",
+        f"https://{'a' * 64}.com/",
+        f"https://{'a.' * 127}com/",
+        "https://[fe80::1%25eth0]/",
+        "https://[::1/",
     ],
 )
 def test_addresses_that_are_no_business_of_a_client_are_refused(url: str) -> None:
@@ -80,5 +97,17 @@ def test_addresses_that_are_no_business_of_a_client_are_refused(url: str) -> Non
         check_url(url, param="webhook", private_allowed=False)
 
 
-def test_a_public_address_is_accepted() -> None:
-    assert check_url("https://example.com/hook", param="webhook", private_allowed=False)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/hook",
+        "https://münchen.de/hook",
+        "https://xn--mnchen-3ya.de:8443/hook?a=b",
+        "https://example.com./höök?ü=%20",
+        "https://8.8.8.8/",
+        "https://[2606:4700::1111]:443/hook",
+        "https://my_host.example.com/a@b",
+    ],
+)
+def test_a_public_address_is_accepted(url: str) -> None:
+    assert check_url(url, param="webhook", private_allowed=False) == url

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from gateway.ledger.group import GroupCommit
 
@@ -56,3 +57,78 @@ async def test_a_caller_that_leaves_does_not_stop_the_others() -> None:
     assert await staying == 2
     with pytest.raises(asyncio.CancelledError):
         await leaving
+
+
+async def test_an_outage_fails_the_batch_after_one_try() -> None:
+    tries: list[int] = []
+
+    async def write(batch: Sequence[int]) -> list[int]:
+        tries.append(len(batch))
+        await asyncio.sleep(0.01)
+        raise OperationalError("COMMIT", {}, Exception("away"))
+
+    group = GroupCommit(write)
+
+    answers = await asyncio.gather(
+        *(group.submit(number) for number in range(100)), return_exceptions=True
+    )
+
+    assert all(isinstance(answer, OperationalError) for answer in answers)
+    assert tries == [100]
+
+
+async def test_an_outage_while_items_are_tried_alone_ends_the_trying() -> None:
+    tries: list[int] = []
+
+    async def write(batch: Sequence[int]) -> list[int]:
+        tries.append(len(batch))
+        await asyncio.sleep(0)
+        if len(batch) > 1:
+            raise ValueError("one of them")
+        raise OperationalError("COMMIT", {}, Exception("away"))
+
+    group = GroupCommit(write)
+
+    answers = await asyncio.gather(
+        *(group.submit(number) for number in range(6)), return_exceptions=True
+    )
+
+    assert all(isinstance(answer, OperationalError) for answer in answers)
+    assert tries == [6, 1]
+
+
+async def test_an_item_whose_caller_has_gone_is_never_written() -> None:
+    written: list[int] = []
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def write(batch: Sequence[int]) -> list[int]:
+        begun.set()
+        await ended.wait()
+        written.extend(batch)
+        return list(batch)
+
+    group = GroupCommit(write)
+    first = asyncio.create_task(group.submit(1))
+    await begun.wait()
+    leaving, staying = (asyncio.create_task(group.submit(number)) for number in (2, 3))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    ended.set()
+
+    assert await asyncio.gather(first, staying) == [1, 3]
+    assert written == [1, 3]
+
+
+async def test_a_writer_that_answers_too_little_keeps_nobody_waiting() -> None:
+    async def write(batch: Sequence[int]) -> list[int]:
+        return [] if batch[0] == 1 else list(batch)
+
+    group = GroupCommit(write)
+
+    async with asyncio.timeout(10):
+        answers = await asyncio.gather(group.submit(1), group.submit(2), return_exceptions=True)
+        later = await group.submit(3)
+
+    assert all(isinstance(answer, ValueError) for answer in answers)
+    assert later == 3

@@ -87,7 +87,7 @@ def test_the_race_is_lost_without_the_lock(database_url: str) -> None:
     """
     with_lock = Database(database_url)
     books = open_books(with_lock, credit=AFFORDABLE * HOLD)
-    with_lock.engine.dispose()
+    with_lock.dispose()
     wide = open_engine(database_url, pool_size=THREADS)
     seen = threading.Barrier(THREADS)
 

@@ -6,19 +6,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from alembic import command
+import sqlalchemy as sa
+from alembic import command, op
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from sqlalchemy.exc import DBAPIError
 
+import gateway.aside
 import gateway.batches.tables
 import gateway.media.tables
+import gateway.requests.tables
 import gateway.voices.tables  # noqa: F401 -- their tables belong to the metadata
 import migrations
-from gateway.database import Database, migrate, open_engine, schema_is_current
+from gateway.database import Database, UtcDateTime, migrate, open_engine, schema_is_current
+from gateway.ledger.holds import hold
 from gateway.ledger.reconcile import reconcile
+from gateway.requests.tables import webhook_deliveries
 from gateway.tables import SYSTEM_ACCOUNTS, accounts, lots, metadata, price_periods
+from tests.ledger.books import done, open_books
 
 
 def test_the_migrated_schema_is_that_of_the_tables(database: Database) -> None:
@@ -82,7 +89,7 @@ def test_what_was_booked_before_is_kept_and_its_balance_becomes_a_lot(tmp_path: 
             connection.execute(price_periods.delete())
     assert (lot.account_id, lot.remaining_nanos) == (4, 900)
     assert (period.price_id, period.source) == (1, "catalog")
-    database.engine.dispose()
+    database.dispose()
 
 
 def test_nothing_acknowledged_is_lost_with_the_power(tmp_path: Path) -> None:
@@ -91,3 +98,57 @@ def test_nothing_acknowledged_is_lost_with_the_power(tmp_path: Path) -> None:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
     engine.dispose()
+
+
+def test_open_webhook_deliveries_of_an_earlier_version_stay_due(database_url: str) -> None:
+    """Written by today's code, then brought back to the schema of 0006."""
+    database = Database(database_url)
+    books = open_books(database, credit=10_000_000)
+    placed = books.order(webhook="https://example.com/hook")
+    with database.transaction() as connection:
+        hold(connection, [placed])
+    books.settle(done(placed.request_id))
+    with database.transaction() as connection:
+        context = MigrationContext.configure(connection)
+        with Operations.context(context):
+            op.drop_column("rate_limits", "cancelled_seconds_per_hour")
+            op.drop_table("webhook_attempts")
+            (kept,) = connection.execute(webhook_deliveries.select()).mappings().all()
+            op.drop_table("webhook_deliveries")
+            op.create_table(
+                "webhook_deliveries",
+                sa.Column("request_id", sa.String(36), sa.ForeignKey("receipts.request_id")),
+                sa.Column("account_id", sa.BigInteger(), sa.ForeignKey("accounts.id")),
+                sa.Column("url", sa.String(2000), nullable=False),
+                sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
+                sa.Column("due_at", UtcDateTime(), nullable=False),
+                sa.PrimaryKeyConstraint("request_id"),
+            )
+            op.create_index("ix_webhook_deliveries_due_at", "webhook_deliveries", ["due_at"])
+        connection.execute(
+            sa.text("INSERT INTO webhook_deliveries VALUES (:id, :account, :url, 3, :due)")
+            .bindparams(sa.bindparam("due", type_=UtcDateTime()))
+            .bindparams(
+                id=kept["request_id"],
+                account=kept["account_id"],
+                url=kept["url"],
+                due=kept["due_at"],
+            )
+        )
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '0006'"))
+
+    # Later migrations are done already, since the schema was today's.
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    with database.transaction() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0007")
+        command.stamp(config, "head")
+
+    with database.transaction() as connection:
+        (found,) = connection.execute(webhook_deliveries.select()).mappings().all()
+    assert (found["attempts"], found["tried"]) == (3, 3)
+    assert found["due_at"] == found["queued_at"] == kept["due_at"]
+    assert found["outcome"] is None
+    assert found["ended_at"] is None
+    database.dispose()

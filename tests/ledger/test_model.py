@@ -2,7 +2,7 @@
 
 The model is a few dictionaries that know nothing of SQL; it predicts every answer before it is
 given. After each step the books must agree with it and reconcile. ``TOLLGATE_SOAK`` (seconds) makes
-it run for that long with ever new choices: see ``make soak``.
+it run for that long with ever new choices: see ``make soak-ledger``.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Books(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         url = self.database.engine.url.render_as_string(hide_password=False)
-        self.database.engine.dispose()
+        self.database.dispose()
         type(self).database = Database(url)
         self.cache.clear()
 
@@ -682,4 +682,4 @@ def test_the_books_do_what_the_model_says(databases: Databases) -> None:
         run_state_machine_as_test(Run, settings=steps)
         if time.monotonic() >= ends:
             break
-    Run.database.engine.dispose()
+    Run.database.dispose()

@@ -13,7 +13,7 @@ from gateway.accounts.keys import create_key
 from gateway.database import Database
 from gateway.ledger.ids import new_request_id
 from gateway.ledger.prices import store_price
-from gateway.media.store import Asked, MediaStore
+from gateway.media.store import CHUNK, Asked, MediaStore
 from gateway.media.tables import media
 from gateway.pricing import Component, Price
 from gateway.tables import holds
@@ -147,3 +147,23 @@ async def test_lists_go_on_where_a_page_ended_and_show_ones_own(kept: Kept) -> N
     assert await page(more[1], oldest_first=True) == more[2:]
     assert await page(None, oldest_first=False) == more[:1:-1]
     assert await kept.store.list(kept.account_id + 1, ["text-to-video"], limit=2) == []
+
+
+async def test_blobs_that_cannot_be_deleted_keep_no_others_waiting(kept: Kept) -> None:
+    past = datetime.now(UTC) - timedelta(minutes=1)
+    rows = [
+        # Nothing in the store can have such a name, so deleting it fails.
+        {"request_id": f"a bad name {number}", "account_id": kept.account_id, "clear_at": past}
+        for number in range(CHUNK - 1)
+    ]
+    with kept.database.transaction() as connection:
+        connection.execute(insert(media), [{**row, "task": "text-to-image"} for row in rows])
+        connection.execute(
+            update(media).where(media.c.request_id == kept.request_id).values(clear_at=past)
+        )
+        later = {**rows[0], "request_id": new_request_id(), "task": "text-to-image"}
+        connection.execute(insert(media).values(later | {"clear_at": datetime.now(UTC)}))
+
+    await kept.store.clear_ended()
+
+    assert (kept.files, kept.rows) == (0, CHUNK - 1)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from workers.contract.jobs import Completed, Event, Job, Outcome
-from workers.engines.protocol import Admission, Admitted, Engine
+from workers.engines.protocol import Admission, Admitted, Engine, Later
 
 Driven = TypeVar("Driven", bound=Engine)
+
+
+def made_of(reported: Any) -> Any:
+    """What was reported, or what is made of it once it is put off."""
+    return reported.make() if isinstance(reported, Later) else reported
 
 
 class PhaseNames:
@@ -51,11 +56,12 @@ class EngineDriver(Generic[Driven]):
         for name, share in report.weights.items():
             self.shares[name] = self.shares.get(name, 0) + share
         for name, event in report.events:
-            self.events[name].append(event)
+            if (made := made_of(event)) is not None:
+                self.events[name].append(made)
         for name, outcome in report.outcomes:
-            self.outcomes[name] = outcome
             self.open.discard(name)
             self.engine.release(name)
+            self.outcomes[name] = made_of(outcome)
         return dict(report.weights)
 
     def finish(self, most: int = 4_000) -> None:
@@ -84,11 +90,11 @@ class Run(Generic[Driven]):
     def step(self) -> None:
         report = self.engine.step(PhaseNames())
         self.shared += len(report.weights) > 1
-        self.events.extend(report.events)
+        self.events.extend((id, made_of(event)) for id, event in report.events)
         for id, outcome in report.outcomes:
             assert id not in self.outcomes
-            self.outcomes[id] = outcome
             self.engine.release(id)
+            self.outcomes[id] = made_of(outcome)
 
     def finish(self) -> dict[str, Outcome]:
         for _ in range(500):

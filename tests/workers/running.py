@@ -155,6 +155,8 @@ class Gateway:
                 deliveries = await outcomes.read("gw1", block_ms=500)
                 async with self.changed:
                     for delivery in deliveries:
+                        if delivery.status == "note":
+                            continue
                         request_id = RequestId(delivery.request_id)
                         self.deliveries.setdefault(request_id, []).append(delivery)
                     self.changed.notify_all()

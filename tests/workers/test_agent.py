@@ -8,6 +8,7 @@ import signal
 import time
 
 from tests.workers.running import Gateway, echo, lapse_leases
+from workers.contract.blobs import Blobs
 from workers.contract.jobs import (
     Cancelled,
     Completed,
@@ -16,6 +17,7 @@ from workers.contract.jobs import (
     Started,
     Tokens,
     decode_frame,
+    unpack_value,
 )
 from workers.contract.queue import Entry
 from workers.contract.streams import EventLog, Workers
@@ -114,14 +116,17 @@ async def test_a_job_that_cannot_be_read_fails(gateway: Gateway) -> None:
     assert outcome.code == "invalid_input"
 
 
-async def test_an_output_that_is_too_large_for_the_queue_fails(gateway: Gateway) -> None:
+async def test_an_output_that_is_too_large_for_the_queue_is_stored(gateway: Gateway) -> None:
     async with gateway.worker():
         request_id = await gateway.submit("x" * 40_000, n=30)
 
         outcome = await gateway.outcome(request_id)
 
-    assert isinstance(outcome, Failed)
-    assert outcome.code == "output_too_large"
+    assert isinstance(outcome, Completed)
+    assert outcome.output == {}
+    assert outcome.stored is not None
+    output = unpack_value(await Blobs(gateway.blob_url).get(outcome.stored))
+    assert [choice["text"] for choice in output["choices"]] == ["x" * 40_000] * 30
 
 
 async def test_a_worker_announces_what_it_serves_and_why_not_the_rest(gateway: Gateway) -> None:

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from workers.contract.jobs import (
     Cancelled,
     Completed,
@@ -24,6 +26,7 @@ from workers.contract.jobs import (
 )
 from workers.contract.models import ModelSpec
 from workers.engine_host import EngineHost
+from workers.engines import registry
 from workers.frames import Handed
 
 
@@ -150,6 +153,57 @@ async def test_a_process_that_hangs_is_killed() -> None:
         owner.host.submit([handed(1, "!hang")])
 
         await owner.until(lambda: owner.crashes)
+
+
+async def test_a_long_step_that_gets_on_is_no_hang() -> None:
+    async with hosted(echo(step_limit_s=2)) as owner:
+        job = handed(1, "!long")
+        owner.host.submit([job])
+
+        outcome = await owner.ends(job.job.request_id)
+
+    assert isinstance(outcome, Completed)
+    assert outcome.usage.gpu_us > 4_000_000
+    assert not owner.crashes
+
+
+def test_how_long_a_step_may_show_no_progress_depends_on_the_engine() -> None:
+    drawing = ModelSpec("p", "text-to-image", engine="diffusion", checkpoint="x")
+    assert registry.step_limit_s(drawing) > registry.step_limit_s(echo())
+    assert registry.step_limit_s(echo(step_limit_s=7)) == 7
+
+
+def _environment_of(pid: int | None) -> str:
+    return Path(f"/proc/{pid}/environ").read_bytes().decode()
+
+
+async def test_an_engine_process_knows_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "0", "HF_HUB_OFFLINE": "1"}
+    secret = {
+        "DATABASE_URL": "postgresql://u:p@h/d",
+        "REDIS_URL": "redis://:p@h",
+        "BLOB_URL": "s3://bucket",
+        "STRIPE_API_KEY": "sk_1",
+        "GMI_API_KEY": "gmi_1",
+        "AWS_SECRET_ACCESS_KEY": "aws_1",
+        "HF_TOKEN": "hf_1",
+        "TOLLGATE_PEPPER": "pepper_1",
+        "EXAMPLE_KEY": "of an upstream",
+        "PGPASSWORD": "pg_1",
+    }
+    for name, value in (needed | secret).items():
+        monkeypatch.setenv(name, value)
+    async with hosted(echo()) as owner:
+        found = _environment_of(owner.host.pid)
+        job = handed(1, "hello")
+        owner.host.submit([job])
+        await owner.ends(job.job.request_id)
+
+    pairs = dict(pair.split("=", 1) for pair in found.split("\0") if pair)
+    assert {name: pairs[name] for name in needed} == needed
+    assert pairs["OMP_NUM_THREADS"] == "1"
+    assert not secret.keys() & pairs.keys()
+    assert not [value for value in secret.values() if value in found]
 
 
 async def test_a_slow_load_is_no_hang() -> None:

@@ -18,6 +18,7 @@ from workers.contract.blobs import Blobs
 from workers.contract.jobs import (
     BlobRef,
     Cancelled,
+    Choice,
     Completed,
     Event,
     Failed,
@@ -27,7 +28,9 @@ from workers.contract.jobs import (
     Progress,
     RequestId,
     Sketch,
+    Sound,
     Started,
+    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -373,3 +376,56 @@ async def test_a_deadline_and_a_store_that_stays_away_end_a_fetch(tmp_path: Path
     failed = desk.fetched[RequestId("req_1")]
     assert isinstance(failed, Failed)
     assert failed.code == "engine_error"
+
+
+async def test_large_answer_keeps_its_text_if_it_cannot_be_stored(tmp_path: Path) -> None:
+    async with open_desk(tmp_path, patience_s=0.3) as desk:
+        held = desk.held("req_1")
+        desk.block("req_1")
+        logprobs = tuple(TokenLogprob("word", -1.0, (("other", -2.0),) * 20) for _ in range(4000))
+        output = {"choices": [Choice(0, "word " * 4000, "stop", logprobs)]}
+        desk.files.keep_output(held, Completed(Usage(output_tokens=4000), output=output))
+        await desk.until_idle()
+
+    outcome = desk.ended[RequestId("req_1")]
+    assert isinstance(outcome, Completed)
+    (choice,) = outcome.output["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("word " * 4000, None)
+
+
+async def test_sound_that_was_heard_is_delivered_even_if_its_file_cannot_be_stored(
+    tmp_path: Path,
+) -> None:
+    async with open_desk(tmp_path, patience_s=0.3) as desk:
+        held = desk.held("req_1")
+        desk.block("req_1")
+        held.tally.note(Sound(0, 0, b"heard", 1500, 20))
+        desk.files.end(held, made(b"sound"))
+        await desk.until_idle()
+
+    outcome = desk.ended[RequestId("req_1")]
+    assert isinstance(outcome, Failed)
+    assert outcome.delivered
+    assert (outcome.usage.audio_ms, outcome.usage.characters) == (1500, 20)
+
+
+async def test_last_full_preview_of_a_cancelled_picture_is_delivered_and_kept(
+    tmp_path: Path,
+) -> None:
+    async with open_desk(tmp_path) as desk:
+        held = desk.held("req_1")
+        for index in range(2):
+            file = File("image/png", b"look %d" % index)
+            desk.files.say(held, Sketch(0, index, file, full=True))
+        desk.files.say(held, Sketch(1, 0, File("image/webp", b"thumbnail")))
+        desk.files.end(held, Cancelled("client", usage=Usage(requests=1, images=2, steps=9)))
+        await desk.until_idle()
+        await desk.files.deleted()
+
+        outcome = desk.ended[RequestId("req_1")]
+        assert isinstance(outcome, Cancelled)
+        assert outcome.delivered
+        assert (outcome.usage.images, outcome.usage.steps) == (1, 9)
+        (blob,) = outcome.blobs
+        assert await desk.blobs.get(blob) == b"look 1"
+        assert outcome.output["media"][0]["role"] == "preview"

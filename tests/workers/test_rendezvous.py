@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.workers.driving import PhaseNames
+from workers import pulse
 from workers.engines.rendezvous import Rendezvous, Run, Stopped, Turn
 
 
@@ -273,3 +274,40 @@ def test_who_switches_gradients_off_and_parks_changes_nothing_for_the_rest() -> 
     _play(rendezvous)
     assert seen == [False] * 9
     assert torch.is_grad_enabled()
+
+
+class _Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_module_that_was_cast_under_a_site_is_not_computed_with() -> None:
+    rendezvous, module = Rendezvous(rows_max=4), _Layers()
+    meet = rendezvous.site("m", module.forward, "forward", module=module)
+    run = Run(lambda: meet(torch.ones(1, 2)))
+    rendezvous.start(run)
+    module.to(torch.bfloat16)
+
+    turn = rendezvous.turn(PhaseNames().phase)
+
+    assert turn.ended == (run,)
+    assert "m is torch.bfloat16 on cpu; it was torch.float32 on cpu" in str(run.error)
+
+
+def test_the_layers_of_a_long_call_show_that_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[int] = []
+    monkeypatch.setattr(pulse, "EVERY_S", 0.0)
+    monkeypatch.setattr(pulse.PULSE, "tell", lambda: beats.append(1))
+    rendezvous, module = Rendezvous(rows_max=4), _Layers()
+    meet = rendezvous.site("vae", module.forward, "postprocess", module=module)
+    rendezvous.start(Run(lambda: meet(torch.ones(1, 2))))
+
+    rendezvous.turn(PhaseNames().phase)
+
+    assert len(beats) >= len(module.layers)

@@ -370,3 +370,15 @@ def test_events_are_forwarded_only_where_somebody_reads_along() -> None:
     assert len(bench.events[read]) == 3
     assert bench.outcomes[quiet].timings.tokens == 3
     assert bench.outcomes[quiet].timings.first_token_us > 500
+
+
+def test_deadlines_of_jobs_that_have_ended_are_not_kept() -> None:
+    bench = Bench().load()
+    for _ in range(1000):
+        bench.submit(deadline_ms=10**15)
+        bench.finish()
+
+    assert len(bench.loop._deadlines) < 200
+    late = bench.submit(steps=10**6, deadline_ms=bench.clock.us // 1000 + 50)
+    bench.finish()
+    assert isinstance(bench.outcomes[late], Cancelled)

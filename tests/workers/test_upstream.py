@@ -295,17 +295,91 @@ async def test_an_answer_that_broke_off_is_not_asked_for_again() -> None:
     assert len(service.requests) == 1
 
 
-async def test_a_connection_closed_before_any_answer_is_tried_again() -> None:
+async def test_request_that_was_sent_is_not_sent_again_whatever_breaks_then() -> None:
+    """The upstream may have worked on it, and been paid for that."""
+
     async def answer(exchange: Exchange) -> None:
-        if len(service.requests) == 1:
+        exchange.writer.close()
+
+    async with calling(answer, {"stream": False}) as (caller, service):
+        caller.submit()
+
+        failure = await caller.fails()
+
+    assert failure.code == "upstream_error"
+    assert len(service.requests) == 1
+
+
+async def test_connection_that_was_closed_while_idle_costs_no_request() -> None:
+    """A request that meets its end is sent on another connection."""
+
+    async def answer(exchange: Exchange) -> None:
+        if len(service.requests) == 2:
             exchange.writer.close()
         else:
             await exchange.send("200 OK", _whole("fine"))
 
     async with calling(answer, {"stream": False}) as (caller, service):
         caller.submit()
+        assert isinstance(await caller.ends(), Completed)
+        caller.outcomes.clear()
+        caller.submit()
 
         assert isinstance(await caller.ends(), Completed)
+    assert len(service.requests) == 3
+
+
+async def test_reasoning_that_is_kept_apart_is_passed_on_and_counted() -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        for delta in ({"reasoning_content": "Hm, "}, {"reasoning": "six."}, {"content": "6"}):
+            await exchange.event(json.dumps({"choices": [{"index": 0, "delta": delta}]}))
+        await exchange.delta(finish_reason="stop")
+        await exchange.usage(3, 5)
+        await exchange.end()
+
+    async with calling(answer) as (caller, _):
+        caller.submit()
+        outcome = await caller.ends()
+
+    assert isinstance(outcome, Completed)
+    (choice,) = outcome.output["choices"]
+    assert (choice.text, choice.reasoning) == ("6", "Hm, six.")
+    tokens = [event for event in caller.events if isinstance(event, Tokens)]
+    assert "".join(event.reasoning for event in tokens) == "Hm, six."
+    assert sum(event.count for event in tokens) == 3
+    assert outcome.usage.output_tokens == 5
+
+
+async def test_content_filter_is_passed_on_as_the_reason_of_the_end() -> None:
+    async def answer(exchange: Exchange) -> None:
+        whole = _whole("I")
+        whole["choices"][0]["finish_reason"] = "content_filter"
+        await exchange.send("200 OK", whole)
+
+    async with calling(answer, {"stream": False}) as (caller, _):
+        caller.submit()
+        outcome = await caller.ends()
+
+    assert isinstance(outcome, Completed)
+    assert outcome.output["choices"][0].finish_reason == "content_filter"
+
+
+@pytest.mark.parametrize("prompts", [("eight by",), ((1, 2),)])
+async def test_input_of_a_cancelled_completion_is_counted(prompts: tuple[Any, ...]) -> None:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.event(json.dumps({"choices": [{"index": 0, "text": "x"}]}))
+        await asyncio.sleep(PATIENCE_S)
+
+    async with calling(answer) as (caller, _):
+        caller.submit(messages=(), prompts=prompts)
+        await caller.until(lambda: caller.events)
+        caller.host.cancel(ID, "client")
+        outcome = await caller.ends()
+
+    assert isinstance(outcome, Cancelled)
+    assert outcome.usage.input_tokens == 2
 
 
 async def test_nobody_there_is_unavailable() -> None:

@@ -115,6 +115,56 @@ def test_together_gives_what_alone_gives(
     assert np.abs(together[1] - together[3]).max() > 1e-3, "seed and prompt made no difference"
 
 
+@pytest.mark.parametrize(("kind", "task", "masked"), TASKS)
+def test_in_sixteen_bits_they_draw_together_as_well(
+    kind: str, task: str, masked: bool, checkpoint: Callable[[str], Path]
+) -> None:
+    of = spec(checkpoint(kind), task, dtype="bfloat16")
+    rendezvous = Rendezvous(rows_max=16)
+    loaded = loading.load(of, read_options(of), rendezvous)
+    runs = []
+    for index in (0, 2):
+        request, drawing = _request(loaded, task, index, masked=masked)
+        pipeline = loaded.copy_for(request.family, None)
+        runs.append(Run(requests.work(request, drawing, pipeline, None)))
+    rendezvous.start(runs[0])
+    ended = turns = 0
+    while ended < len(runs):
+        turns += 1
+        if turns == 3:  # the second comes while the first is on its way
+            rendezvous.start(runs[1])
+        ended += len(rendezvous.turn(PhaseNames().phase).ended)
+    for run in runs:
+        if run.error is not None:
+            raise run.error
+        assert run.result.std() > 1, "it is one plain colour"
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_what_starts_from_a_picture_changes_no_others_precision(
+    offset: int, checkpoint: Callable[[str], Path]
+) -> None:
+    of = spec(
+        checkpoint("StableDiffusionXLPipeline"), "text-to-image", "image-to-image", dtype="bfloat16"
+    )
+    rendezvous = Rendezvous(rows_max=16)
+    loaded = loading.load(of, read_options(of), rendezvous)
+    runs = []
+    for task in ("text-to-image", "image-to-image"):
+        request, drawing = _request(loaded, task, 0, masked=False)
+        pipeline = loaded.copy_for(request.family, None)
+        runs.append(Run(requests.work(request, drawing, pipeline, None)))
+    rendezvous.start(runs[0])
+    ended = turns = 0
+    while ended < len(runs):
+        if turns == offset:
+            rendezvous.start(runs[1])
+        turns += 1
+        ended += len(rendezvous.turn(PhaseNames().phase).ended)
+
+    assert [run.error for run in runs] == [None, None]
+
+
 def test_what_is_not_proven_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "KandinskyPipeline"}')
     of = spec(tmp_path)

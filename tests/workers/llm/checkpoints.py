@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -41,6 +42,115 @@ TOOLS_TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 TEXT = "the quick brown fox jumps over a lazy dog and counts to 0123456789 äöü ☂ 漢字 . , ! ? "
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a family marks its turns: tokens of their own, and a template that writes them."""
+
+    special: tuple[str, ...]
+    added: tuple[str, ...]
+    """In the vocabulary as one token each, but not special."""
+    template: str
+
+
+_CHATML = (
+    "{%- if tools %}{{ '<|im_start|>system\\n' }}"
+    "{%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif %}"
+    "{{- '<tools>' }}{% for t in tools %}{{ '\\n' }}{{ t | tojson }}{% endfor %}"
+    "{{- '\\n</tools>\\nAnswer <tool_call>\\n{...}\\n</tool_call><|im_end|>\\n' }}{% endif %}"
+    "{%- for m in messages %}"
+    "{%- if m.role == 'system' and loop.first and tools %}"
+    "{%- elif m.role == 'tool' %}"
+    "{{- '<|im_start|>user\\n<tool_response>\\n' + m.content }}"
+    "{{- '\\n</tool_response><|im_end|>\\n' }}"
+    "{%- else %}{{- '<|im_start|>' + m.role + ((' ' + m.name) if m.name else '') + '\\n' }}"
+    "{%- set said = m.content | trim %}{{- said }}"
+    "{%- for c in m.tool_calls or [] %}"
+    '{{- \'\\n<tool_call>\\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
+    "{{- c.function.arguments | tojson }}{{- '}\\n</tool_call>' }}{% endfor %}"
+    "{{- '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_QWEN3 = _CHATML.replace(
+    "{%- set said = m.content | trim %}{{- said }}",
+    "{%- set said = m.content %}{%- set why = '' %}"
+    "{%- if m.reasoning_content is string %}{% set why = m.reasoning_content %}"
+    "{%- elif m.role == 'assistant' and '</think>' in m.content %}"
+    "{%- set why = m.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1] %}"
+    "{%- set why = why.lstrip('\\n') %}"
+    "{%- set said = m.content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "{%- if why and loop.last %}{{- '<think>\\n' + why + '\\n</think>\\n\\n' }}{% endif %}"
+    "{{- said }}",
+)
+_TURNS = (
+    "{%- for m in messages %}{{- BEGIN + m.role + END_OF_ROLE + m.content | trim }}"
+    "{%- for c in m.tool_calls or [] %}"
+    '{{- \'{"name": "\' + c.function.name + \'", "parameters": \' }}'
+    "{{- c.function.arguments | tojson + '}' }}{% endfor %}"
+    "{%- if m.name %}{{ ' by ' + m.name }}{% endif %}{{- END }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{- BEGIN + 'assistant' + END_OF_ROLE }}{% endif %}"
+)
+_TOLD = "{%- for t in tools or [] %}{{ t | tojson(indent=4) + '\\n\\n' }}{% endfor %}"
+
+
+def _turns(begin: str, end_of_role: str, end: str) -> str:
+    values = {"BEGIN": begin, "END_OF_ROLE": end_of_role, "END": end}
+    return "".join(f"{{%- set {key} = '{text}' %}}" for key, text in values.items()) + _TURNS
+
+
+STYLES = {
+    "llama": Style(
+        (
+            *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+            *("<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
+        ),
+        (),
+        "{{- '<|begin_of_text|>' }}"
+        + _TOLD
+        + '{%- if tools %}{{ \'Call with {"name": , "parameters": }\' }}{% endif %}'
+        + _turns("<|start_header_id|>", "<|end_header_id|>\\n\\n", "<|eot_id|>"),
+    ),
+    "qwen2": Style(
+        ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        ("<tool_call>", "</tool_call>", "<|fim_prefix|>"),
+        _CHATML,
+    ),
+    "qwen3": Style(
+        ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        (
+            *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+            *("<think>", "</think>"),
+        ),
+        _QWEN3,
+    ),
+    "mistral": Style(
+        ("<s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]"),
+        (),
+        "{{- '<s>' }}{% if tools %}{{ '[AVAILABLE_TOOLS]' + tools | tojson }}"
+        "{{- '[/AVAILABLE_TOOLS]' }}{% endif %}{%- for m in messages %}"
+        "{%- if m.role == 'assistant' %}{{- ' ' + m.content }}"
+        "{%- for c in m.tool_calls or [] %}{{- '[TOOL_CALLS]' + c.function.name + ' ' }}"
+        "{{- c.function.arguments | tojson }}{% endfor %}{{- '</s>' }}"
+        "{%- else %}{{- '[INST] ' + (m.name + ': ' if m.name else '') + m.content + '[/INST]' }}"
+        "{%- endif %}{% endfor %}",
+    ),
+    "phi3": Style(
+        ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"),
+        (),
+        _TOLD
+        + "{%- for m in messages %}{{- '<|' + m.role + '|>\\n' + m.content }}"
+        + "{%- for c in m.tool_calls or [] %}{{- c.function | tojson }}{% endfor %}"
+        + "{%- if m.name %}{{- ' ' + m.name }}{% endif %}{{- '<|end|>\\n' }}{% endfor %}"
+        + "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{% endif %}",
+    ),
+    "gemma3": Style(
+        ("<bos>", "<start_of_turn>", "<end_of_turn>"),
+        ("\n\n", "<b>", "</b>"),
+        "{{- '<bos>' }}" + _TOLD + _turns("<start_of_turn>", "\\n", "<end_of_turn>\\n"),
+    ),
+}
+
 
 _SHAPE: dict[str, Any] = {
     "hidden_size": 48,
@@ -81,15 +191,15 @@ def make_model(family: str, vocabulary: int, **changes: Any) -> Any:
     raise AssertionError(family)
 
 
-def make_tokenizer(template: str | None = TEMPLATE) -> Any:
-    """Train a byte-level tokenizer on a sentence."""
+def make_tokenizer(template: str | None = TEMPLATE, *, alphabet: bool = True) -> Any:
+    """Train a byte-level tokenizer on a sentence; without ``alphabet`` it can say no more."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=320,
         special_tokens=["<pad>", "</s>", "<user>", "<assistant>", "<system>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if alphabet else [],
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT] * 20, trainer)
@@ -98,11 +208,32 @@ def make_tokenizer(template: str | None = TEMPLATE) -> Any:
     )
 
 
+def make_marked_tokenizer(family: str, *, special_calls: bool = False) -> Any:
+    """A tokenizer in which the marks of a family are one token each, as in those published."""
+    style = STYLES[family]
+    tokenizer = make_tokenizer(style.template)
+    special = [*style.special, *(text for text in style.added if special_calls)]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.add_tokens(
+        [
+            AddedToken(text, special=False, normalized=False)
+            for text in style.added
+            if not special_calls
+        ]
+    )
+    return tokenizer
+
+
 def make_checkpoint(
-    family: str, path: Path, *, template: str | None = TEMPLATE, **changes: Any
+    family: str,
+    path: Path,
+    *,
+    template: str | None = TEMPLATE,
+    tokenizer: Any = None,
+    **changes: Any,
 ) -> Path:
     """Write a random model, its configuration changed as asked, with a tokenizer."""
-    wrapped = make_tokenizer(template)
+    wrapped = tokenizer or make_tokenizer(template)
     torch.manual_seed(7)
     model = make_model(family, len(wrapped), **changes)
     for name, parameter in model.named_parameters():

@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
-from tests.workers.llm.checkpoints import TOOLS_TEMPLATE, Reference, make_checkpoint, make_engine
+from tests.workers.llm.checkpoints import (
+    TOOLS_TEMPLATE,
+    Reference,
+    make_checkpoint,
+    make_engine,
+    make_marked_tokenizer,
+    make_tokenizer,
+)
 from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
 from workers.contract.jobs import ChatInput, ChatMessage, Completed, Failed, Tool, ToolCall
+from workers.engines.llm.grammar import GrammarError
 from workers.engines.llm.tools import format_of, make_reader
+from workers.engines.protocol import Admitted
 
 Checkpoint = Callable[[str], Path]
 SCHEMA: dict[str, Any] = {
@@ -36,6 +45,25 @@ WEATHER = Tool(
     },
 )
 NOW = Tool("now", "Tell the time.")
+
+
+PLACE = Tool(
+    "place",
+    "Name a place.",
+    {
+        "$defs": {"Side": {"enum": ["left", "right"]}},
+        "properties": {"side": {"$ref": "#/$defs/Side"}, "note": {"enum": ["</tool_call>"]}},
+        "required": ["side", "note"],
+        "additionalProperties": False,
+    },
+)
+CALLERS = {
+    "no token": lambda: make_tokenizer(TOOLS_TEMPLATE),
+    "qwen2": lambda: make_marked_tokenizer("qwen2"),
+    "qwen3": lambda: make_marked_tokenizer("qwen3"),
+    "special": lambda: make_marked_tokenizer("qwen2", special_calls=True),
+    "llama": lambda: make_marked_tokenizer("llama"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +170,92 @@ def test_a_function_that_must_be_called_is_called(
     assert choices(run_alone(engine, wanted)) == [choice], "a second attempt repeats the first"
 
 
+@pytest.mark.parametrize("marks", CALLERS)
+def test_a_forced_call_is_made_however_the_tokenizer_writes_its_marks(
+    marks: str, tmp_path: Path
+) -> None:
+    tools = (WEATHER, NOW, PLACE)
+    family = "llama" if marks == "llama" else "qwen2"
+    path = make_checkpoint(family, tmp_path, tokenizer=CALLERS[marks]())
+    driver = Driver(make_engine(path, slots=12))
+    asked = {
+        f"{name} {parallel} {seed}": {
+            "tool_name": name,
+            "parallel_tool_calls": parallel,
+            "seed": seed,
+        }
+        for name in (None, "get_weather", "place")
+        for parallel in (False, True)
+        for seed in range(1)
+    }
+    for id, more in asked.items():
+        wanted = {"tools": tools, "tool_choice": "required", "temperature": 1.0, **more}
+        admission = driver.admit(job(id, "the fox", max_tokens=150, **wanted))
+        assert isinstance(admission, Admitted), admission
+
+    driver.finish(*asked)
+
+    for id, more in asked.items():
+        (choice,) = choices(driver.outcomes[id])
+        assert choice["tool_calls"], choice
+        for call in choice["tool_calls"]:
+            assert call["name"] in ({tool.name for tool in tools} if id[0] == "N" else id)
+            arguments = json.loads(call["arguments"])
+            if call["name"] == "place":
+                assert arguments["side"] in ("left", "right")
+                assert arguments["note"] == "</tool_call>"
+        if not more["parallel_tool_calls"] or marks == "llama":
+            assert len(choice["tool_calls"]) == 1
+        if choice["finish_reason"] == "tool_calls":
+            assert choice["text"] == ""
+        else:
+            assert (choice["finish_reason"], more["parallel_tool_calls"]) == ("length", True)
+
+
+def test_a_grammar_that_cannot_be_followed_fails_the_request_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = make_tokenizer(alphabet=False)  # cannot say a brace, a tilde, a Z
+    engine = make_engine(make_checkpoint("qwen3", tmp_path, tokenizer=tokenizer))
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}
+    driver = Driver(engine)
+    for name, format in (("a", schema), ("b", {"type": "json_object"}), ("c", None)):
+        driver.admit(job(name, "fox", max_tokens=30, temperature=1.0, response_format=format))
+
+    driver.finish("a", "b", "c")
+
+    assert texts(driver.outcomes["a"]) == ["null"]
+    failed = driver.outcomes["b"]
+    assert isinstance(failed, Failed)
+    assert failed.code == "engine_error"
+    assert "could not be kept to its schema" in failed.message
+    assert [record.request_id for record in caplog.records if record.levelname == "ERROR"] == ["b"]
+    assert isinstance(driver.outcomes["c"], Completed)
+    assert "Warning" not in capfd.readouterr().err, "all that is said is in the log"
+
+
+def test_a_token_that_does_not_fit_is_an_error_and_never_the_end(checkpoint: Checkpoint) -> None:
+    grammars = make_engine(checkpoint("qwen3"))._there.checkpoint.vocabulary.grammars
+    format = {"type": "json_object"}
+    constraint = grammars.constrain(ChatInput((), 1, response_format=format), None)
+
+    with pytest.raises(GrammarError):
+        constraint.accept(1)
+    with pytest.raises(GrammarError):
+        constraint.allowed()
+
+
+def test_parameters_that_are_no_object_are_refused(with_tools: Path) -> None:
+    driver = Driver(make_engine(with_tools))
+    tool = Tool("f", "", {"type": "string"})
+
+    answer = driver.admit(job("a", "x", tools=(tool,), tool_choice="required"))
+
+    assert isinstance(answer, Failed)
+    assert (answer.code, answer.param) == ("invalid_input", "tools")
+    assert "type 'string', not 'object'" in answer.message
+
+
 def test_the_tools_stand_in_the_prompt_unless_none_may_be_called(with_tools: Path) -> None:
     engine = make_engine(with_tools)
 
@@ -186,6 +300,18 @@ LLAMA = '{{ tools }}{"name": , "parameters": }'
         ),
         (HERMES, "<tool_call>\nno JSON\n</tool_call>", "<tool_call>\nno JSON\n</tool_call>", []),
         (HERMES, "<tool_call>\n{never", "<tool_call>\n{never", []),
+        (
+            HERMES,
+            '<tool_call>{"name": "f", "arguments": {"a": "\\\\\\"</tool_call>"}}</tool_call>',
+            "",
+            [("f", '{"a": "\\\\\\"</tool_call>"}')],
+        ),
+        (
+            HERMES,
+            '<tool_call>{"never</tool_call>\n<tool_call>{"name": "g"}</tool_call>!',
+            '<tool_call>{"never</tool_call>\n!',
+            [("g", "{}")],
+        ),
         (HERMES, "a < b <tool", "a < b <tool", []),
         (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
         (LLAMA, '<|python_tag|>{"name": "f", "parameters": {}}', "", [("f", "{}")]),

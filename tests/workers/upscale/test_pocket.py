@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.workers.driving import made_of
 from tests.workers.llm.driver import Clock
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec
@@ -61,6 +62,7 @@ def test_the_engine_that_serves_it_draws_what_was_scored() -> None:
 
     engine.admit(job, Clock(), [encode.image(source, "png")])
     ((_, outcome),) = engine.step(Clock()).outcomes
+    outcome = made_of(outcome)
 
     assert isinstance(outcome, Completed)
     found = decode.read_image(outcome.files[0].data)

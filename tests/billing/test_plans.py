@@ -1,0 +1,252 @@
+"""Lists and reports have an index for what they show: no plan reads a whole history.
+
+Every statement that a call with the scope ``read`` makes is explained by the database that runs it,
+over a history that is large enough for the planner to prefer an index.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from sqlalchemy import Connection, Engine, event, insert, text
+
+from gateway.batches.names import prefix_of
+from gateway.batches.store import placed_requests
+from gateway.billing.entries import entries, find_entry
+from gateway.billing.exports import reading
+from gateway.billing.files import export
+from gateway.billing.footer import Footer
+from gateway.billing.usage import Filters, Span, usage
+from gateway.database import Database
+from gateway.ledger.closed import Closed
+from gateway.ledger.holds import hold
+from gateway.ledger.ids import first_request_id
+from gateway.requests import lookup
+from gateway.requests.lookup import Choice
+from gateway.requests.performance import read_seen
+from gateway.tables import idempotency, receipts, transfers
+from tests.databases import Databases
+from tests.ledger.books import Books, done, open_books
+
+LARGE = ("receipts", "transfers", "idempotency")
+NOW = datetime.now(UTC)
+SPAN = Span(NOW - timedelta(hours=2), NOW + timedelta(hours=1), ZoneInfo("UTC"))
+
+
+@pytest.fixture(scope="module")
+def books(databases: Databases) -> Iterator[Books]:
+    """Some ten thousand receipts of several accounts, nearly all of which succeeded."""
+    database = Database(databases.make())
+    made = open_books(database, credit=10**9)
+    request = made.order()
+    with database.transaction() as connection:
+        hold(connection, [request])
+    made.settle(done(request.request_id))
+    others = [open_books(database, credit=0) for _ in range(3)]
+    with database.transaction() as connection:
+        (row,) = connection.execute(receipts.select()).mappings().all()
+        (charge,) = connection.execute(
+            transfers.select().where(transfers.c.kind == "charge")
+        ).mappings()
+        connection.execute(
+            insert(transfers),
+            [{**charge, "id": 1000 + each, "key": f"copy:{each}"} for each in range(5000)],
+        )
+        connection.execute(
+            insert(receipts),
+            [{**row, **_place(number, made, others)} for number in range(10_000)],
+        )
+        connection.execute(insert(idempotency), [
+            {
+                "account_id": made.account.id,
+                "key": f"name {each}" if each % 50 else f"batch\nb{each % 7}\n{each}\n0",
+                "request_id": f"req_{each:032x}",
+                "body_sha256": b"0" * 32,
+                "created_at": NOW,
+            }
+            for each in range(5000)
+        ])  # fmt: skip
+        connection.execute(text("ANALYZE"))
+    yield made
+    database.dispose()
+
+
+def _place(number: int, made: Books, others: list[Books]) -> dict[str, Any]:
+    owner = others[number % len(others)] if number % 10 else made
+    settled = NOW - timedelta(seconds=number)
+    id = first_request_id(settled)[:-10] + f"{number:010x}"
+    rare = number % 500 == 0
+    return {
+        "request_id": id,
+        "account_id": owner.account.id,
+        "key_id": owner.key.id,
+        "model": f"m{number % 40}",
+        "transfer_id": 1000 + number // 2,
+        "settled_at": settled,
+        "accepted_at": settled,
+        **(
+            {"status": "failed", "outcome": "released", "charge_nanos": 0, "transfer_id": None}
+            if rare
+            else {}
+        ),
+    }
+
+
+@pytest.fixture
+def plans() -> Iterator[list[str]]:
+    """What the database says of each SELECT, before it runs."""
+    found: list[str] = []
+
+    def explain(
+        connection: Connection, cursor: Any, statement: str, parameters: Any, *_: Any
+    ) -> None:
+        if not statement.lstrip().upper().startswith("SELECT"):
+            return
+        postgres = connection.dialect.name == "postgresql"
+        how = "EXPLAIN (FORMAT JSON) " if postgres else "EXPLAIN QUERY PLAN "
+        # A cursor of its own: the driver's is about to run the statement itself.
+        asked = connection.connection.cursor()
+        try:
+            asked.execute(how + statement, parameters)
+            rows = asked.fetchall()
+        finally:
+            asked.close()
+        if postgres:
+            read = rows[0][0] if isinstance(rows[0][0], list) else json.loads(rows[0][0])
+            found.extend(f"{plan} <- {statement}" for plan in _scans(read[0]["Plan"]))
+        else:
+            found.extend(f"{row[3]} <- {statement}" for row in rows)
+
+    event.listen(Engine, "before_cursor_execute", explain)
+    yield found
+    event.remove(Engine, "before_cursor_execute", explain)
+
+
+def _scans(plan: dict[str, Any]) -> Iterator[str]:
+    if plan["Node Type"] == "Seq Scan":
+        yield f"SCAN {plan['Relation Name']}"
+    for part in plan.get("Plans", ()):
+        yield from _scans(part)
+
+
+QUESTIONS: dict[str, Callable[[Connection, Books], object]] = {
+    "newest": lambda c, b: page(c, Choice(b.account.id)),
+    "failed": lambda c, b: page(c, Choice(b.account.id, status="failed")),
+    "succeeded": lambda c, b: page(c, Choice(b.account.id, status="succeeded")),
+    "model": lambda c, b: page(c, Choice(b.account.id, model="m7")),
+    "tag": lambda c, b: page(c, Choice(b.account.id, tags={"project": "x"})),
+    "key": lambda c, b: page(c, Choice(b.account.id, key_id=b.key.id)),
+    "outcome": lambda c, b: page(c, Choice(b.account.id, outcome="released")),
+    "tasks": lambda c, b: page(c, Choice(b.account.id, tasks=("text-to-image",))),
+    "summary": lambda c, b: lookup._summarize(c, Choice(b.account.id), None),
+    "summary of a tag": lambda c, b: lookup._summarize(
+        c, Choice(b.account.id, tags={"project": "x"}), None
+    ),
+    "one": lambda c, b: lookup._find(c, b.account.id, first_request_id(NOW)),
+    "ledger": lambda c, b: entries(c, b.account.id, limit=20),
+    "ledger, rare kind": lambda c, b: entries(c, b.account.id, limit=20, kind="expiry"),
+    "entry": lambda c, b: find_entry(c, b.account.id, 1001),
+    "statistics": lambda c, b: read_seen(c, "m7", NOW - timedelta(hours=1)),
+    "lines": lambda c, b: placed_requests(c, b.account.id, prefix_of("b3")),
+    "usage": lambda c, b: usage(c, SPAN, ("model",), Filters((b.account.id,))),
+    "usage by minute": lambda c, b: usage(
+        c, Span(NOW - timedelta(minutes=5), NOW, ZoneInfo("UTC")), ("minute",),
+        Filters((b.account.id,)),
+    ),
+    "export": lambda c, b: list(
+        export(
+            reading(c), SPAN, Filters((b.account.id,)), format="csv", profile="native",
+            footer=Footer(),
+        )
+    ),
+}  # fmt: skip
+
+
+def page(connection: Connection, choice: Choice) -> object:
+    return lookup._list(connection, choice, limit=20, cursor=None, oldest_first=False)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_no_list_or_report_reads_a_whole_table(
+    question: str, books: Books, plans: list[str]
+) -> None:
+    with books.database.snapshot() as connection:
+        QUESTIONS[question](connection, books)
+
+    whole_tables = [
+        plan
+        for plan in plans
+        for table in LARGE
+        if plan.startswith((f"SCAN {table} <-", f"SCAN {table} USING COVERING INDEX"))
+    ]
+    assert whole_tables == []
+
+
+def test_search_stops_after_so_many_rows_and_says_where(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "LOOKED_AT_MAX", 100)
+    choice = Choice(books.account.id, tags={"project": "none"})
+
+    seen: list[str] = []
+    cursor: str | None = None
+    with books.database.snapshot() as connection:
+        while True:
+            found, cursor = lookup._list(
+                connection, choice, limit=20, cursor=cursor, oldest_first=False
+            )
+            assert found == []
+            if cursor is None:
+                break
+            seen.append(cursor)
+        everything, _ = lookup._list(
+            connection, Choice(books.account.id), limit=10_000, cursor=None, oldest_first=False
+        )
+
+    assert seen == sorted(seen, reverse=True)
+    assert seen == [each.request_id for each in everything[99::100]]
+
+
+def test_pages_of_a_search_have_everything_once(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "LOOKED_AT_MAX", 100)
+    choice = Choice(books.account.id, outcome="released")
+
+    for oldest_first in (False, True):
+        ids: list[str] = []
+        cursor: str | None = None
+        with books.database.snapshot() as connection:
+            while True:
+                found, border = lookup._list(
+                    connection, choice, limit=2, cursor=cursor, oldest_first=oldest_first
+                )
+                assert all(isinstance(each, Closed) for each in found)
+                ids += [each.request_id for each in found[:1]]
+                cursor = found[0].request_id if len(found) > 1 else border
+                if cursor is None:
+                    break
+        assert len(ids) == len(set(ids)) == 20
+        assert ids == sorted(ids, reverse=not oldest_first)
+
+
+def test_summary_counts_so_many_and_says_where_it_stopped(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = Choice(books.account.id)
+    with books.database.snapshot() as connection:
+        full = lookup._summarize(connection, choice, None)
+        monkeypatch.setattr(lookup, "LOOKED_AT_MAX", 400)
+        parts = [lookup._summarize(connection, choice, None)]
+        while parts[-1].next_cursor is not None:
+            parts.append(lookup._summarize(connection, choice, parts[-1].next_cursor))
+
+    assert full.next_cursor is None
+    assert len(parts) == 3
+    assert sum(part.requests for part in parts) == full.requests
+    assert sum(part.cost_nanos for part in parts) == full.cost_nanos

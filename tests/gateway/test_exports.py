@@ -1,0 +1,99 @@
+"""Exports over HTTP: no more than a few at a time, and none keeps a connection from anybody."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.api import exports
+from gateway.api.exports import AT_ONCE, OF_ACCOUNT, Places, Question
+from gateway.billing.usage import Filters
+from gateway.database import Database
+from gateway.errors import TooManyRequests
+from tests.billing.test_exports import SPAN
+from tests.gateway.test_usage import spend
+from tests.stack import Caller, Stack
+
+
+@pytest.fixture
+def tarpits(stack: Stack) -> Iterator[list[socket.socket]]:
+    """Connections whose client asks for an export and reads nothing of it."""
+    made: list[socket.socket] = []
+    yield made
+    for each in made:
+        each.close()
+
+
+def ask(stack: Stack, caller: Caller) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", stack.port))
+    connection.sendall(
+        b"GET /v1/usage/export HTTP/1.1\r\nHost: t\r\n"
+        b"Authorization: Bearer " + caller.secret.encode() + b"\r\n\r\n"
+    )
+    return connection
+
+
+def test_more_exports_than_places_are_refused_and_nothing_else_waits(
+    stack: Stack, tarpits: list[socket.socket]
+) -> None:
+    callers = [stack.caller() for _ in range(3)]
+    for caller in callers:
+        spend(caller, "one")
+
+    tarpits += [ask(stack, caller) for caller in callers for _ in range(10)]
+    deadline = time.monotonic() + 5
+    answers = []
+    while time.monotonic() < deadline:
+        answers.append(callers[0].http.get("/v1/requests").status_code)
+        answers.append(callers[1].http.get("/health/ready").status_code)
+
+    assert set(answers) == {200}
+    assert httpx.get(f"{stack.url}/health/ready", timeout=2).is_success
+
+
+def test_places_are_bounded_by_account_and_in_all() -> None:
+    places = Places()
+    taken = [places.take(1) for _ in range(OF_ACCOUNT)]
+
+    with pytest.raises(TooManyRequests) as refused:
+        places.take(1)
+    assert refused.value.code == "too_many_exports"
+    taken += [places.take(account) for account in range(2, 2 + AT_ONCE - OF_ACCOUNT)]
+    with pytest.raises(TooManyRequests):
+        places.take(99)
+
+    places.leave(taken[0])
+    places.take(1)
+
+
+def test_export_that_nobody_reads_gives_its_place_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exports, "STALLED_S", 0.0)
+    places = Places()
+    stalled = [places.take(1) for _ in range(OF_ACCOUNT)]
+    time.sleep(0.01)
+
+    places.take(1)
+
+    with pytest.raises(ConnectionAbortedError):
+        places.move(stalled[0])
+
+
+def test_place_is_taken_before_the_first_part_and_left_with_the_file(tmp_path: Path) -> None:
+    """A client can go away before anything of its file was asked for."""
+    database = Database(f"sqlite:///{tmp_path / 'none.db'}")
+    asked = Question(SPAN, Filters((1,)), "csv", "native", "usage.csv")
+    files = [exports._File(database, asked, exports._places.take(1)) for _ in range(OF_ACCOUNT)]
+
+    with pytest.raises(TooManyRequests):
+        exports._places.take(1)
+    del files
+
+    exports._places.leave(exports._places.take(1))
+    database.dispose()
