@@ -3,13 +3,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 SOAK ?= 1800
+DATABASE ?= postgresql
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help up test check format soak mutations bench bench-llm bench-diffusion bench-audio clean
+.PHONY: help up test check format soak soak-ledger mutations bench bench-llm bench-diffusion bench-audio clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
 
 up: $(VENV)/installed ## install, then run gateway, worker and queue in the foreground
 	@exec $(BIN)/tollgate up
@@ -27,7 +28,10 @@ format: $(VENV)/installed-test ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-soak: $(VENV)/installed-test ## try the ledger against its model for SOAK seconds, with new choices
+soak: $(VENV)/installed-test ## break everything under live traffic for SOAK seconds; DATABASE=sqlite
+	$(BIN)/python -m tests.soak --seconds $(SOAK) --database $(DATABASE)
+
+soak-ledger: $(VENV)/installed-test ## try the ledger against its model for SOAK seconds, with new choices
 	TOLLGATE_SOAK=$(SOAK) $(BIN)/python -m pytest -n 2 tests/ledger/test_model.py
 
 mutations: $(VENV)/installed-test ## put mistakes into the money path; tests must notice each

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import audio, batches, diffusion, gateway, ledger, llm, peer, precision, usage
+from benchmarks import (
+    audio,
+    batches,
+    diffusion,
+    gateway,
+    ledger,
+    llm,
+    peer,
+    precision,
+    sweep,
+    usage,
+)
 
 BENCHMARKS = {
     "ledger": ledger.main,
+    "sweep": sweep.main,
     "usage": usage.main,
     "gateway": gateway.main,
     "batches": batches.main,

@@ -58,7 +58,7 @@ def measure(name: str, url: str) -> None:
     hot = [run(books, size, hot=True) for size in BATCHES]
     wide = [run(books, size, hot=False) for size in BATCHES]
     bare = [insert_only(books, size) for size in BATCHES]
-    database.engine.dispose()
+    database.dispose()
     show(f"{name}, one hot account", hot)
     show(f"{name}, {ACCOUNTS:,} accounts", wide)
     show(f"{name}, bare insert of the same rows", bare)

@@ -22,6 +22,7 @@ from sqlalchemy import Connection, insert, select
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
+from gateway.billing.exports import reading
 from gateway.billing.files import export
 from gateway.billing.footer import Footer, Format, Profile
 from gateway.billing.rollups import HOURS_MAX, build_due
@@ -107,7 +108,7 @@ def measure(name: str, url: str) -> None:
     print(f"{name:<11} {'building all hours':<50} {build_s:>9.1f} s")
     if RECEIPTS <= EXPORTED_MAX:
         exports(name, database, span)
-    database.engine.dispose()
+    database.dispose()
 
 
 def exports(name: str, database: Database, span: Span) -> None:
@@ -121,7 +122,7 @@ def exports(name: str, database: Database, span: Span) -> None:
         started = time.perf_counter()
         with database.snapshot() as connection:
             for _ in export(
-                connection,
+                reading(connection),
                 span,
                 Filters(),
                 format=format,
