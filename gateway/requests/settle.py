@@ -184,8 +184,7 @@ class Settler:
         """Write down how steps ended; one end that SQL does not take is set aside as a failure."""
         ends = [_step_end(id, read_delivery(each)) for id, each in steps]
         try:
-            await self._media.answer_for(_stored_outputs(ends))
-            await self._flows.record(ends)
+            await self._write_down(ends)
             return
         except OUTAGE:
             raise
@@ -193,12 +192,16 @@ class Settler:
             log.exception("steps are recorded one by one")
         for end in ends:
             try:
-                await self._flows.record([end])
+                await self._write_down([end])
             except OUTAGE:
                 raise
             except Exception as error:
                 await self._aside.count("outcome", str(end.id), error)
                 await self._flows.record([_step_end(end.id, unbooked(end.id.request_id))])
+
+    async def _write_down(self, ends: Sequence[StepEnd]) -> None:
+        await self._media.answer_for(_stored_outputs(ends))
+        await self._flows.record(ends)
 
     async def _close(self, deliveries: Sequence[Delivery]) -> None:
         """Settle outcomes; those that cannot be for now stay, and are delivered again."""
@@ -255,8 +258,7 @@ class Settler:
 
     async def _book(self, delivery: Delivery) -> Closing | None:
         settlement = await self._read(delivery)
-        if stored := _stored_outputs([settlement]):
-            await self._media.answer_for(stored)
+        await self._media.answer_for(_stored_outputs([settlement]))
         return await self._commit.submit(settlement)
 
     async def _read(self, delivery: Delivery) -> Settlement:

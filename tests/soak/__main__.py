@@ -19,10 +19,10 @@ from pathlib import Path
 
 import httpx
 
+from tests.blackhole import black_hole
 from tests.soak import verdict
 from tests.soak.clients import Client, live, tally
 from tests.soak.faults import break_things
-from tests.soak.gate import gate
 from tests.soak.ground import Ground, Kind, ground
 from tests.workers.fake_gmi import FakeGmi, clip, fake_gmi
 
@@ -42,10 +42,10 @@ async def soak(made: Ground, *, seconds: float, seed: int) -> int:
         gmi.states = ["queued", "dispatched", *["processing"] * 6, "success"]
         film = gmi.host(clip(), "video/mp4")
         gmi.outcome = lambda order: {"media_urls": [{"id": "0", "url": film}]}
-        made.queue_gate = await stack.enter_async_context(gate(made.queue_socket))
+        made.queue_network = stack.enter_context(black_hole(str(made.queue_socket)))
         if made.postgres is not None:
             data = made.database_url.rpartition("host=")[2]
-            made.sql_gate = await stack.enter_async_context(gate(Path(data) / ".s.PGSQL.5432"))
+            made.sql_network = stack.enter_context(black_hole(f"{data}/.s.PGSQL.5432"))
         hook = await stack.enter_async_context(_receiver(received))
         made.start_queue()
         stack.push_async_callback(made.stop)

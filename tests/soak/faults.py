@@ -70,17 +70,17 @@ async def wipe_queue(ground: Ground, chance: random.Random) -> None:
 
 
 async def cut_off_queue(ground: Ground, chance: random.Random) -> None:
-    assert ground.queue_gate is not None
-    ground.queue_gate.shut()
+    assert ground.queue_network is not None
+    ground.queue_network.go_silent()
     await asyncio.sleep(chance.uniform(2, 12))
-    ground.queue_gate.open()
+    ground.queue_network.mend()
 
 
 async def cut_off_database(ground: Ground, chance: random.Random) -> None:
-    assert ground.sql_gate is not None
-    ground.sql_gate.shut()
+    assert ground.sql_network is not None
+    ground.sql_network.go_silent()
     await asyncio.sleep(chance.uniform(2, 15))
-    ground.sql_gate.open()
+    ground.sql_network.mend()
 
 
 async def crash_database(ground: Ground, chance: random.Random) -> None:

@@ -26,9 +26,9 @@ from gateway.database import Database, migrate
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import parse_usd
 from gateway.queue_server import arguments as queue_arguments
+from tests.blackhole import BlackHole
 from tests.databases import Server, own_postgres
 from tests.servers import binary
-from tests.soak.gate import Gate
 from tests.stack import CATALOG, PEPPER, free_port
 from tests.workers.fake_gmi import KEY as GMI_KEY
 
@@ -94,13 +94,13 @@ class Ground:
     directory: Path
     kind: Kind
     database_url: str
-    """As the soak itself reaches it, past the gate."""
+    """As the soak itself reaches it, past the network."""
     postgres: Server | None
     queue_socket: Path
     processes: dict[str, Process] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
-    queue_gate: Gate | None = None
-    sql_gate: Gate | None = None
+    queue_network: BlackHole | None = None
+    sql_network: BlackHole | None = None
     ends: Counter[str] = field(default_factory=Counter)
     """Processes that ended by themselves, with their exit code."""
     probes: Counter[str] = field(default_factory=Counter)
@@ -123,16 +123,16 @@ class Ground:
         return f"http://127.0.0.1:{chance.choice(list(self.ports.values()))}"
 
     def environment(self, gmi_url: str) -> dict[str, str]:
-        assert self.queue_gate is not None
+        assert self.queue_network is not None
         database = self.database_url
-        if self.sql_gate is not None:
-            database = f"postgresql://postgres@127.0.0.1:{self.sql_gate.port}/postgres"
+        if self.sql_network is not None:
+            database = f"postgresql://postgres@127.0.0.1:{self.sql_network.port}/postgres"
         catalog = self.directory / "catalog.yaml"
         catalog.write_text(catalog_text(gmi_url))
         return {
             **os.environ,
             "DATABASE_URL": database,
-            "REDIS_URL": f"redis://127.0.0.1:{self.queue_gate.port}",
+            "REDIS_URL": f"redis://127.0.0.1:{self.queue_network.port}",
             "BLOB_URL": f"file://{self.directory / 'blobs'}",
             "TOLLGATE_HOME": str(self.directory),
             "TOLLGATE_CATALOG": str(catalog),
@@ -227,9 +227,9 @@ class Ground:
         for process in self.processes.values():
             process.send(signal.SIGCONT)
             process.stopped = False
-        for each in (self.queue_gate, self.sql_gate):
+        for each in (self.queue_network, self.sql_network):
             if each is not None:
-                each.open()
+                each.mend()
 
     async def stop(self) -> None:
         if self._keeper is not None:
