@@ -211,13 +211,13 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
     await gateway.start()
     tasks = [asyncio.create_task(item.keep_running()) for item in children]
     tasks += [asyncio.create_task(item.keep_log_small()) for item in children]
-    tasks.append(asyncio.create_task(_keep_live(settings, gateway)))
     try:
         ready = asyncio.create_task(_wait_until_ready(settings, children))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             await ready
+            tasks.append(asyncio.create_task(_keep_live(settings, gateway)))
             _greet(settings, home)
             await stopped
         say("stopping")
@@ -287,10 +287,10 @@ async def _wait_until_ready(settings: Settings, children: list[Child]) -> None:
 async def _keep_live(settings: Settings, gateway: Child) -> None:
     """End a gateway that runs but is not live, or does not answer; it is then started again.
 
-    One that has just been started gets ``READY_S`` until its first sign of life.
+    It has been seen live; one that is started again gets ``READY_S`` until its first sign of life.
     """
     url = f"http://{settings.host}:{settings.port}/health/live"
-    seen, failures = None, 0
+    seen, failures = gateway.process, 0
     async with httpx.AsyncClient(trust_env=False, timeout=LIVE_PATIENCE_S) as client:
         while True:
             await asyncio.sleep(LIVE_EVERY_S)

@@ -2,8 +2,9 @@
 
 A database that goes away in the middle of a commit leaves open whether it happened. The client has
 its 503 and is gone, so what was accepted after all is taken back: cancelled, for nothing, once the
-database answers. An order with an ``Idempotency-Key`` is left alone, because its client finds it
-again by that name. If this process dies first, the sweeper runs the request like any other.
+database answers. Until then the queue refuses it, so that no sweeper runs it. An order with an
+``Idempotency-Key`` is left alone, because its client finds it again by that name. If this process
+dies first, the sweeper runs the request like any other once the queue has forgotten it.
 """
 
 from __future__ import annotations

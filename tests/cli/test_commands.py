@@ -157,6 +157,7 @@ def test_limits_are_set_listed_and_removed(command: Command) -> None:
         "requests_per_minute": None,
         "tokens_per_minute": 900,
         "concurrent": 3,
+        "cancelled_seconds_per_hour": None,
     }
     # Setting a limit replaces all that it had: the key's five per minute are gone.
     of_key = {**made, "key": key["id"], "model": None, "tokens_per_minute": None}

@@ -44,6 +44,8 @@ class Job:
 @dataclass
 class Reference:
     jobs: dict[str, Job] = field(default_factory=dict)
+    barred: set[str] = field(default_factory=set)
+    """What was cancelled before it was queued."""
     done: list[tuple[str, str, int, bytes, str]] = field(default_factory=list)
     """id, status, attempt, outcome, reason."""
     arrivals: int = 0
@@ -83,7 +85,7 @@ class Reference:
     # --- Moves ------------------------------------------------------------------------------------
 
     def enqueue(self, job: Job, *, queue_max: int, account_max: int) -> str:
-        if job.id in self.jobs:
+        if job.id in self.jobs or job.id in self.barred:
             return "duplicate"
         if len(self.waiting()) >= queue_max:
             return "queue_full"
@@ -210,6 +212,7 @@ class Reference:
     def cancel(self, id: str, reason: str) -> str:
         job = self.jobs.get(id)
         if job is None:
+            self.barred.add(id)
             return "unknown"
         if job.state == "running":
             job.cancel = job.cancel or reason

@@ -297,6 +297,17 @@ async def test_a_waiting_job_is_cancelled_at_once(queue: Queue, outcomes: Outcom
     assert (await queue.load()).live == 0
 
 
+async def test_a_job_that_is_cancelled_before_it_is_queued_never_is(queue: Queue) -> None:
+    assert [await queue.cancel("late"), await queue.cancel("late")] == ["unknown", "unknown"]
+
+    [answer] = await fill(queue, entry("late"))
+
+    assert answer.status == "duplicate"
+    assert await queue.missing(["late", "other"]) == ["other"]
+    assert await queue.state("late") is None
+    assert await queue.lease("w", 1) == []
+
+
 async def test_a_running_job_is_cancelled_through_its_worker(
     queue: Queue, outcomes: Outcomes
 ) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 from gateway.database import Database
-from gateway.ledger.holds import hold, open_holds
+from gateway.ledger.holds import hold, jobs_of
 from gateway.requests.notes import keep_notes
 from tests.ledger.books import done, open_books
 from workers.contract.jobs import decode_job
@@ -19,12 +17,7 @@ def test_note_is_in_the_job_that_is_queued_again(database: Database) -> None:
         keep_notes(connection, {first.request_id: "one"})
         keep_notes(connection, {first.request_id: "two", "req_unknown": "x"})
 
-        found = open_holds(
-            connection,
-            accepted_before=datetime.now(UTC) + timedelta(minutes=1),
-            after=None,
-            limit=9,
-        )
+        found = jobs_of(connection, [first.request_id, second.request_id])
     jobs = {one.request_id: decode_job(one.job) for one in found}
     assert jobs[first.request_id].note == "two"
     assert jobs[second.request_id].note == ""

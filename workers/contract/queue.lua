@@ -104,7 +104,7 @@ end
 local function read(id)
   local f = call('HMGET', JOB .. id, 'state', 'account', 'score', 'cost_us', 'deadline_ms', 'attempt',
     'crashes', 'retries', 'token', 'worker', 'cancel', 'enqueued_us', 'started_us', 'reply', 'moved')
-  if not f[1] then return nil end
+  if not f[1] or f[1] == 'barred' then return nil end
   return {
     state = f[1], account = f[2], score = f[3], cost_us = tonumber(f[4]), deadline = tonumber(f[5]),
     attempt = f[6], crashes = tonumber(f[7]), retries = tonumber(f[8]), token = f[9] or '',
@@ -476,7 +476,12 @@ end
 function operations.cancel()
   local id = ARGV[2]
   local job = read(id)
-  if not job then return 'unknown' end
+  if not job then
+    -- Its hold is being given up: whoever queues it now, a sweeper or an order on its way, is late.
+    call('HSET', JOB .. id, 'state', 'barred')
+    call('EXPIRE', JOB .. id, ENDED_S)
+    return 'unknown'
+  end
   if job.state == 'running' then
     call('HSETNX', JOB .. id, 'cancel', ARGV[3])
     hint(job.worker)
@@ -574,7 +579,7 @@ function operations.state()
   local id = ARGV[2]
   local f = call('HMGET', JOB .. id, 'state', 'attempt', 'account', 'enqueued_us', 'started_us',
     'ended_us', 'worker', 'cancel')
-  if not f[1] then return false end
+  if not f[1] or f[1] == 'barred' then return false end
   local position = 0
   if f[1] == 'queued' then
     -- Accounts take turns, so about as many of each other account come first as of its own.

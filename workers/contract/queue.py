@@ -281,7 +281,8 @@ class Queue:
     async def cancel(
         self, id: str, reason: Literal["client", "deadline", "operator"] = "client"
     ) -> Literal["cancelled", "cancelling", "ended", "unknown"]:
-        """Stop a job: at once if it waits, through its worker (``cancelling``) if it runs."""
+        """Stop a job: at once if it waits, through its worker (``cancelling``) if it runs. One that
+        is ``unknown`` is not queued any more, should somebody be about to."""
         answer = await self._call("cancel", id, reason)
         return cast(Literal["cancelled", "cancelling", "ended", "unknown"], answer.decode())
 
