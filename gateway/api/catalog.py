@@ -97,7 +97,7 @@ class CatalogController(Controller):
         if name.endswith(PROVIDERS) and live.entry(live.resolve(name.strip("/"))) is None:
             entry = _find(request, name.removesuffix(PROVIDERS))
             view = model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name))
-            providers: DataView[ProvidersView] = {"data": providers_view(view)}
+            providers: DataView[ProvidersView] = {"data": providers_view(entry, view)}
             return json_response(providers)
         entry = _find(request, name)
         offered = _offered(

@@ -91,6 +91,14 @@ class KeyRateLimitView(TypedDict):
     note: str
 
 
+class FreeRequestsView(TypedDict):
+    """OpenRouter's daily allowance of requests to free models; there is none here."""
+
+    limit: int
+    remaining: int
+    used: int
+
+
 class KeySpendingView(TypedDict):
     label: str
     limit: ExactUsd | None
@@ -113,7 +121,7 @@ class KeySpendingView(TypedDict):
     allowed_data_regions: list[str]
     budgets: list[str]
     effective_budget: None
-    free_model_daily_requests: int | None
+    free_model_daily_requests: FreeRequestsView
     creator_user_id: str | None
     organization_id: str | None
     workspace_id: str | None
@@ -300,7 +308,7 @@ async def _key(request: Request[Any, Any, Any]) -> Response[DataView[KeySpending
                 "allowed_data_regions": [],
                 "budgets": [],
                 "effective_budget": None,
-                "free_model_daily_requests": None,
+                "free_model_daily_requests": {"limit": 0, "remaining": 0, "used": 0},
                 "creator_user_id": None,
                 "organization_id": None,
                 "workspace_id": None,

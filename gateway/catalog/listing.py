@@ -164,13 +164,20 @@ def model_view(entry: Entry, announcements: Sequence[Announcement], created: int
     }
 
 
-def providers_view(model: ModelView) -> ProvidersView:
-    """A model with its only provider, as OpenRouter lists the endpoints of a model."""
+def providers_view(entry: Entry, model: ModelView) -> ProvidersView:
+    """Return a model with its only provider, as OpenRouter lists the endpoints of a model.
+
+    OpenRouter's own client refuses an endpoint that lacks any of these fields, or whose
+    ``context_length`` is null.
+    """
+    calls_tools = "tool_choice" in model["supported_parameters"]
     endpoint: ProviderView = {
         "name": f"{PROVIDER} | {model['id']}",
+        "model_id": model["id"],
+        "model_name": model["name"],
         "provider_name": PROVIDER,
         "tag": PROVIDER,
-        "context_length": model["context_length"],
+        "context_length": model["context_length"] or 0,
         "max_completion_tokens": model["top_provider"]["max_completion_tokens"],
         "max_prompt_tokens": None,
         "pricing": model["pricing"],
@@ -178,7 +185,18 @@ def providers_view(model: ModelView) -> ProvidersView:
         "status": 0 if model["available"] else -1,
         "supported_parameters": model["supported_parameters"],
         "supports_implicit_caching": True,
+        "supports_tool_choice": {
+            "auto": calls_tools,
+            "function": calls_tools,
+            "none": calls_tools,
+            "required": calls_tools,
+        },
+        "supports_voice_cloning": "voice-clone" in (entry.task, *entry.also),
+        "latency_last_30m": None,
+        "throughput_last_30m": None,
+        "uptime_last_5m": None,
         "uptime_last_30m": None,
+        "uptime_last_1d": None,
     }
     return {
         "id": model["id"],

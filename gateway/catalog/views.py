@@ -152,13 +152,24 @@ class ModelsView(TypedDict):
     links: NextView
 
 
+class ToolChoiceView(TypedDict):
+    """Which values of ``tool_choice`` a model accepts."""
+
+    auto: bool
+    function: bool
+    none: bool
+    required: bool
+
+
 class ProviderView(TypedDict):
     """The provider of a model, as OpenRouter shows one."""
 
     name: str
+    model_id: str
+    model_name: str
     provider_name: str
     tag: str
-    context_length: int | None
+    context_length: int
     max_completion_tokens: int | None
     max_prompt_tokens: int | None
     pricing: Mapping[str, str]
@@ -166,7 +177,13 @@ class ProviderView(TypedDict):
     status: int
     supported_parameters: list[str]
     supports_implicit_caching: bool
+    supports_tool_choice: ToolChoiceView
+    supports_voice_cloning: bool
+    latency_last_30m: None
+    throughput_last_30m: None
+    uptime_last_5m: float | None
     uptime_last_30m: float | None
+    uptime_last_1d: float | None
 
 
 class ProvidersView(TypedDict):

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from openai.types import Model
 
 from gateway.catalog.availability import availability
-from gateway.catalog.listing import Sort, choose, decimal, entry_view, from_price, model_view
+from gateway.catalog.listing import (
+    Sort,
+    choose,
+    decimal,
+    entry_view,
+    from_price,
+    model_view,
+    providers_view,
+)
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.schema import Entry
 from gateway.pricing import parse_usd
@@ -71,6 +79,46 @@ def test_modalities_are_those_of_all_tasks_of_a_model() -> None:
 
     assert architecture["input_modalities"] == ["text", "image"]
     assert architecture["output_modalities"] == ["image"]
+
+
+REQUIRED_OF_ENDPOINTS = {
+    "context_length",
+    "latency_last_30m",
+    "max_completion_tokens",
+    "max_prompt_tokens",
+    "model_id",
+    "model_name",
+    "name",
+    "pricing",
+    "provider_name",
+    "quantization",
+    "supported_parameters",
+    "supports_implicit_caching",
+    "supports_tool_choice",
+    "tag",
+    "throughput_last_30m",
+    "uptime_last_1d",
+    "uptime_last_30m",
+    "uptime_last_5m",
+}
+"""Fields without which @openrouter/sdk 1.3.19 refuses an endpoint of a model."""
+
+
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_endpoints_of_every_model_have_what_openrouters_client_requires(name: str) -> None:
+    entry = ENTRIES[name]
+
+    view = providers_view(entry, model_view(entry, [LOCAL], 0))
+
+    (endpoint,) = view["endpoints"]
+    assert endpoint.keys() >= REQUIRED_OF_ENDPOINTS
+    assert isinstance(endpoint["context_length"], int)
+    assert (endpoint["model_id"], endpoint["model_name"]) == (name, entry.name)
+    chats = "text-generation" in (entry.task, *entry.also)
+    assert endpoint["supports_tool_choice"] == dict.fromkeys(
+        ("auto", "function", "none", "required"), chats
+    )
+    assert endpoint["supports_voice_cloning"] is ("voice-clone" in (entry.task, *entry.also))
 
 
 def test_a_price_that_depends_is_listed_at_its_dearest_for_openrouter_and_whole_for_us() -> None:

@@ -209,6 +209,9 @@ def test_openrouters_base_address_serves_what_its_clients_ask(stack: Stack) -> N
     (endpoint,) = http.get("/api/v1/models/echo/endpoints").json()["data"]["endpoints"]
     assert endpoint["provider_name"] == "tollgate"
     assert endpoint["pricing"]["prompt"] == "0.00000002"
+    assert endpoint["supports_tool_choice"]["required"] is True
+    free = http.get("/api/v1/key").json()["data"]["free_model_daily_requests"]
+    assert free == {"limit": 0, "remaining": 0, "used": 0}
     assert http.get("/api/v1/auth/key").json() == http.get("/api/v1/key").json()
     assert http.get("/api/v1/providers").json()["data"][0]["slug"] == "tollgate"
 

@@ -104,10 +104,12 @@ def test_every_answer_of_a_request_is_as_declared(stack: Stack) -> None:
     ended(caller, failed)
     check("GET", "/v1/requests/{request_id}", request_id=failed)
     for path in (
-        "/v1/admin/requests", "/v1/admin/usage", "/v1/balance", "/v1/catalog", "/v1/ledger",
-        "/v1/models", "/v1/requests", "/v1/requests/summary", "/v1/statements", "/v1/usage",
+        "/v1/admin/requests", "/v1/admin/usage", "/v1/balance", "/v1/catalog", "/v1/key",
+        "/v1/ledger", "/v1/models", "/v1/requests", "/v1/requests/summary", "/v1/statements",
+        "/v1/usage",
     ):  # fmt: skip
         check("GET", path)
+    check("GET", "/v1/models/{name}", name="echo/endpoints")
 
 
 def test_generated_client_reads_a_chat_a_receipt_and_an_error(
