@@ -23,6 +23,7 @@ from workers.contract.jobs import (
     Outcome,
     RequestId,
     Tokens,
+    Usage,
 )
 from workers.contract.models import ModelSpec
 from workers.engine_host import EngineHost
@@ -102,6 +103,11 @@ def handed(
     return Handed(job, queue_us=5, leased_us=time.monotonic_ns() // 1000, attempt=attempt)
 
 
+def used(words: int) -> Usage:
+    """What the engine ``echo`` reports with its first tokens, where these are all."""
+    return Usage(requests=1, input_tokens=words, output_tokens=words)
+
+
 async def test_a_job_is_answered_with_usage_and_timings() -> None:
     async with hosted(echo()) as owner:
         job = handed(1, "one two three", stream=True)
@@ -117,7 +123,9 @@ async def test_a_job_is_answered_with_usage_and_timings() -> None:
     assert outcome.timings.first_token_us > 5
     assert outcome.timings.tokens == 3
     assert outcome.worker == "w1"
-    assert owner.events[job.job.request_id] == [Tokens(0, "one two three", 3, finish_reason="stop")]
+    assert owner.events[job.job.request_id] == [
+        Tokens(0, "one two three", 3, finish_reason="stop", usage=used(3))
+    ]
 
 
 async def test_a_cancelled_stream_ends_with_what_it_delivered() -> None:
@@ -256,7 +264,9 @@ async def test_an_abandoned_job_is_heard_of_only_when_it_is_submitted_again() ->
 
     assert isinstance(outcome, Completed)
     assert outcome.output["choices"][0]["text"] == "new"
-    assert owner.events[second.job.request_id] == [Tokens(0, "new", 1, finish_reason="stop")]
+    assert owner.events[second.job.request_id] == [
+        Tokens(0, "new", 1, finish_reason="stop", usage=used(1))
+    ]
 
 
 async def test_of_jobs_on_their_last_attempt_a_process_has_one_at_a_time() -> None:
