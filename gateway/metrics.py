@@ -6,10 +6,6 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.catalog.schema import Slo
-from gateway.ledger.closed import Closed
-from gateway.requests.performance import missed, real_time_factor
-
 REGISTRY: Final = CollectorRegistry()
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -146,7 +142,7 @@ WAITING = Gauge(
     "tollgate_clients_waiting", "Requests waited for in this process.", registry=REGISTRY
 )
 
-# Serving of text, as ``requests/performance.py`` defines the times.
+# Serving of text, as ``performance.py`` defines the times.
 _FINE_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 5)
 
 TTFT_SECONDS = Histogram(
@@ -210,43 +206,3 @@ DELIVERED = Counter(
     ["model", "kind"],
     registry=REGISTRY,
 )
-
-
-def count_delivered(closed: Closed) -> None:
-    """Count what a request that succeeded gave, in a batch or not."""
-    usage = closed.usage
-    for kind, count in (
-        ("image", usage.images),
-        ("video_second", usage.video_ms / 1000),
-        ("audio_second", usage.audio_ms / 1000),
-        ("step", usage.steps),
-    ):
-        if count:
-            DELIVERED.labels(closed.model, kind).inc(count)
-
-
-def count_speed(closed: Closed, slo: Slo | None) -> None:
-    """Observe how fast a request that succeeded was."""
-    model, timings, usage = closed.model, closed.timings, closed.usage
-    for histogram, took_us in (
-        (TTFT_SECONDS, timings.first_token_us),
-        (TPOT_SECONDS, timings.per_token_us),
-        (GAP_SECONDS, timings.gap_us),
-        (TOTAL_SECONDS, timings.total_us),
-        (STEP_SECONDS, timings.forward_us / usage.steps if usage.steps else 0),
-    ):
-        if took_us:
-            histogram.labels(model).observe(took_us / 1e6)
-    if (factor := real_time_factor(timings, usage.audio_ms)) is not None:
-        REAL_TIME_FACTOR.labels(model).observe(factor)
-    for kind, count in (
-        ("input", usage.input_tokens),
-        ("cached_input", usage.cached_input_tokens),
-        ("output", usage.output_tokens),
-        ("drafted", timings.drafted),
-        ("accepted", timings.accepted),
-    ):
-        if count:
-            TOKENS.labels(model, kind).inc(count)
-    if slo is not None:
-        SLO.labels(model, "no" if missed(slo, timings) else "yes").inc()

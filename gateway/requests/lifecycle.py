@@ -57,9 +57,8 @@ from gateway.requests.inputs import OtherTask
 from gateway.requests.lookup import Choice, Lookup, Page, Summary
 from gateway.requests.order import Idempotency, Open, Order
 from gateway.requests.outputs import loaded
-from gateway.requests.released import released
 from gateway.requests.retries import Retries
-from gateway.requests.settle import Settler
+from gateway.requests.settle import Settler, released
 from gateway.requests.slices import Slices
 from gateway.requests.sweep import Sweeper
 from gateway.requests.ticket import Ticket, not_entered

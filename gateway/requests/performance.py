@@ -28,9 +28,11 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 import msgspec
 from sqlalchemy import Connection, select
 
+from gateway import metrics
 from gateway.catalog.schema import Slo
 from gateway.catalog.tasks import makes
 from gateway.database import Database
+from gateway.ledger.closed import Closed
 from gateway.tables import receipts
 from workers.contract.jobs import Timings, Usage
 
@@ -94,6 +96,46 @@ def real_time_factor(timings: Timings, audio_ms: int) -> float | None:
     """Seconds of work for each second of sound, to the thousandth."""
     busy_us = timings.total_us - timings.queue_us - timings.load_us
     return round(busy_us / (audio_ms * 1000), 3) if audio_ms and busy_us > 0 else None
+
+
+def count_delivered(closed: Closed) -> None:
+    """Count what a request that succeeded gave, in a batch or not."""
+    usage = closed.usage
+    for kind, count in (
+        ("image", usage.images),
+        ("video_second", usage.video_ms / 1000),
+        ("audio_second", usage.audio_ms / 1000),
+        ("step", usage.steps),
+    ):
+        if count:
+            metrics.DELIVERED.labels(closed.model, kind).inc(count)
+
+
+def count_speed(closed: Closed, slo: Slo | None) -> None:
+    """Observe how fast a request that succeeded was."""
+    model, timings, usage = closed.model, closed.timings, closed.usage
+    for histogram, took_us in (
+        (metrics.TTFT_SECONDS, timings.first_token_us),
+        (metrics.TPOT_SECONDS, timings.per_token_us),
+        (metrics.GAP_SECONDS, timings.gap_us),
+        (metrics.TOTAL_SECONDS, timings.total_us),
+        (metrics.STEP_SECONDS, timings.forward_us / usage.steps if usage.steps else 0),
+    ):
+        if took_us:
+            histogram.labels(model).observe(took_us / 1e6)
+    if (factor := real_time_factor(timings, usage.audio_ms)) is not None:
+        metrics.REAL_TIME_FACTOR.labels(model).observe(factor)
+    for kind, count in (
+        ("input", usage.input_tokens),
+        ("cached_input", usage.cached_input_tokens),
+        ("output", usage.output_tokens),
+        ("drafted", timings.drafted),
+        ("accepted", timings.accepted),
+    ):
+        if count:
+            metrics.TOKENS.labels(model, kind).inc(count)
+    if slo is not None:
+        metrics.SLO.labels(model, "no" if missed(slo, timings) else "yes").inc()
 
 
 class SpeculationView(TypedDict):

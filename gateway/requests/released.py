@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Final
 
 from sqlalchemy import Connection
 
 from gateway.aside import Kind, drop, is_set_aside
 from gateway.batches import store as batches
 from gateway.errors import NotFound
-from gateway.ledger.closed import Problem
 from gateway.ledger.periods import booking_time
-from gateway.ledger.settle import Settlement, settle
+from gateway.ledger.settle import settle
+from gateway.requests.settle import RELEASED, released
 from workers.contract.jobs import RequestId
-
-_MESSAGE: Final = "The request could not be run and was released by the operator."
-
-
-def released(request_id: RequestId) -> Settlement:
-    """The end of a request that the operator gave up: it failed, and is free."""
-    problem = Problem("engine_error", _MESSAGE)
-    return Settlement(request_id, "failed", "operator", billable=False, error=problem)
 
 
 def check(connection: Connection, kind: Kind, name: str) -> None:
@@ -54,6 +45,6 @@ def release(connection: Connection, kind: Kind, name: str) -> None:
             retention=timedelta(0),
         )
     elif kind == "batch":
-        error = {"code": "released", "line": None, "message": _MESSAGE, "param": None}
+        error = {"code": "released", "line": None, "message": RELEASED, "param": None}
         batches.give_up_for_good(connection, name, error)
     drop(connection, kind, name)

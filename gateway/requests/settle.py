@@ -35,6 +35,7 @@ from gateway.media.store import MediaStore
 from gateway.outages import OUTAGE, QUEUE_OUTAGE
 from gateway.requests.follow import logged
 from gateway.requests.notes import keep_notes
+from gateway.requests.performance import count_delivered, count_speed
 from gateway.requests.streamed import NOT_STREAMED, Streamed, either, read_streamed
 from gateway.requests.wait import Waiters
 from gateway.supervision import Beat, unheard
@@ -55,6 +56,8 @@ from workers.contract.jobs import (
 from workers.contract.streams import Delivery, EventLog, Outcomes, publish
 
 log = logging.getLogger(__name__)
+
+RELEASED: Final = "The request could not be run and was released by the operator."
 
 BATCH_MAX: Final = 128
 BLOCK_MS: Final = 1000
@@ -329,10 +332,10 @@ class Settler:
                 seconds = getattr(closed.timings, f"{phase}_us") / 1e6
                 metrics.PHASE_SECONDS.labels(closed.model, phase).observe(seconds)
         if closed.status == "succeeded":
-            metrics.count_delivered(closed)
+            count_delivered(closed)
         if closed.status == "succeeded" and closed.service_class == "standard":
             entry = self._live.entry(closed.model)
-            metrics.count_speed(closed, entry.slo if entry else None)
+            count_speed(closed, entry.slo if entry else None)
 
 
 def read_delivery(delivery: Delivery, streamed: Streamed = NOT_STREAMED) -> Settlement:
@@ -359,6 +362,12 @@ def unbooked(request_id: RequestId) -> Settlement:
     """The end of a request whose own outcome cannot be booked: it failed, and is free."""
     problem = Problem("engine_error", "The outcome of the request could not be booked.")
     return Settlement(request_id, "failed", "unbooked", billable=False, error=problem)
+
+
+def released(request_id: RequestId) -> Settlement:
+    """The end of a request that the operator gave up: it failed, and is free."""
+    problem = Problem("engine_error", RELEASED)
+    return Settlement(request_id, "failed", "operator", billable=False, error=problem)
 
 
 def _stored_outputs(ends: Iterable[Settlement | StepEnd]) -> list[BlobRef]:
