@@ -69,6 +69,7 @@ from gateway.billing.chores import (
     Chores,
     audit_chores,
     close_chores,
+    count_chores,
     credit_chores,
     erasure_chores,
     file_chores,
@@ -223,6 +224,7 @@ def create_app(settings: Settings) -> Litestar:
                     *sweep_chores(
                         database, keys_kept=timedelta(days=settings.idempotency_retention_days)
                     ),
+                    *count_chores(database),
                     *audit_chores(database, app.state.payment_provider),
                     *(close_chores(database) if settings.close_months else ()),
                 ],

@@ -133,6 +133,11 @@ class Settings(BaseSettings):
     """Queued requests of one model."""
     account_queue_max: int = 1_000
     """Queued requests of one account for one model."""
+    account_concurrent: int = Field(default=2_000, ge=0)
+    """Requests of one account that are queued or run concurrently, if it has no limit set
+    (`tollgate limit set`); 0 is no bound. Batch lines are not counted."""
+    key_concurrent: int = Field(default=1_000, ge=0)
+    """The same for one key, if neither the key nor its account has a limit set."""
     wait_max_s: float = 60.0
     """Estimated queueing time beyond which a waiting client is sent away with 429."""
     async_wait_max_s: float = 900.0

@@ -80,8 +80,10 @@ accounts = Table(
     Column("report_tz", String(64), nullable=False, server_default="UTC"),
     # Given anew every month (UTC), as a lot that expires with it.
     Column("allowance_nanos", BigInteger, nullable=False, server_default="0"),
-    # Whether it has budgets or a bound on concurrent jobs; others are spared the look.
+    # Whether it has budgets or limits on concurrent requests; others are spared the look.
     Column("bounded", Boolean, nullable=False, server_default=false()),
+    # Open requests, without batch lines. No CHECK: a wrong count must never stop a charge.
+    Column("open_requests", Integer, nullable=False, server_default="0"),
     CheckConstraint("kind IN ('customer', 'system')", name="kind"),
     CheckConstraint("status IN ('active', 'suspended', 'closed')", name="status"),
     CheckConstraint("held_nanos >= 0", name="held"),
@@ -108,6 +110,8 @@ keys = Table(
     Column("spend_limit_nanos", BigInteger),
     Column("spent_nanos", BigInteger, nullable=False, server_default="0"),
     Column("held_nanos", BigInteger, nullable=False, server_default="0"),
+    # As its account's.
+    Column("open_requests", Integer, nullable=False, server_default="0"),
     CheckConstraint("held_nanos >= 0", name="held"),
     CheckConstraint(
         "spend_limit_nanos IS NULL OR spent_nanos + held_nanos <= spend_limit_nanos",

@@ -25,6 +25,7 @@ from gateway.billing.audit import audit_and_keep
 from gateway.billing.close import SETTLED_AFTER, close_month, list_periods
 from gateway.billing.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
 from gateway.database import Database
+from gateway.ledger.concurrency import count_again, miscounts
 from gateway.ledger.expiry import expire_lots, give_allowances
 from gateway.ledger.holds import forget_keys, forget_outputs
 from gateway.ledger.periods import month_of
@@ -208,6 +209,21 @@ def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[
             log.error("the books do not agree: %s", finding)
 
     return (Chore("reconcile", timedelta(days=1), reconcile, delay=NIGHT),)
+
+
+def count_chores(database: Database) -> tuple[Chore, ...]:
+    """The repair of counts of open requests, which gateways of an earlier version get wrong."""
+
+    async def repair() -> None:
+        found = await database.slow(lambda connection: list(miscounts(connection)))
+        ids = sorted({wrong.account_id for wrong in found})
+        for start in range(0, len(ids), BATCH):
+            some = ids[start : start + BATCH]
+            await database.slow_write(functools.partial(count_again, ids=some))
+        if ids:
+            log.warning("open requests of %d accounts were counted again", len(ids))
+
+    return (Chore("open requests", HOUR, repair),)
 
 
 def webhook_chores(database: Database, *, days: float) -> tuple[Chore, ...]:

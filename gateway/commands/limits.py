@@ -127,7 +127,11 @@ def limit() -> None:
 @model_option
 @click.option("--requests-per-minute", type=number)
 @click.option("--tokens-per-minute", type=number)
-@click.option("--concurrent", type=number, help="Requests that are queued or run at once.")
+@click.option(
+    "--concurrent",
+    type=number,
+    help="Requests that are queued or run at once; replaces the default of the account or key.",
+)
 @click.option(
     "--cancelled-seconds-per-hour",
     type=number,

@@ -1,4 +1,4 @@
-"""What bounds an account besides its credit: budgets, and how many of its jobs may run at once.
+"""What bounds the spending of an account besides its credit: its budgets.
 
 Loaded for a batch under the accounts' locks, counted on while the batch is decided, and written
 with it; accounts without such bounds are never looked up. What is held counts as spent.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Protocol
 
-from sqlalchemy import Connection, RowMapping, bindparam, func, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.accounts.budgets import (
@@ -23,8 +23,7 @@ from gateway.accounts.budgets import (
     window_end,
     window_start,
 )
-from gateway.pricing import ServiceClass
-from gateway.tables import budget_windows, holds, rate_limits
+from gateway.tables import budget_windows
 
 Place = tuple[int, int]
 """A window of a budget, as (budget, start in µs)."""
@@ -44,8 +43,6 @@ class Ordered(Protocol):
     @property
     def accepted_at(self) -> datetime: ...
     @property
-    def service_class(self) -> ServiceClass: ...
-    @property
     def windows(self) -> Sequence[Sequence[int]] | None:
         """Those it counts in already, if it has been accepted before."""
 
@@ -60,27 +57,6 @@ class BudgetExceeded:
     in_use: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TooManyConcurrent:
-    """So many jobs of the account, key or model are accepted and have not ended."""
-
-    what: str
-    limit: int
-
-
-_CONCURRENT: Final = select(rate_limits).where(
-    rate_limits.c.account_id.in_(bindparam("accounts", expanding=True)),
-    rate_limits.c.concurrent_max.is_not(None),
-)
-_OPEN_JOBS: Final = (
-    select(holds.c.account_id, holds.c.key_id, holds.c.model, func.count().label("jobs"))
-    .where(
-        holds.c.account_id.in_(bindparam("accounts", expanding=True)),
-        # Batches have a bound of their own, so that they never take the place of who waits.
-        holds.c.service_class == "standard",
-    )
-    .group_by(holds.c.account_id, holds.c.key_id, holds.c.model)
-)
 _HOLD_MORE: Final = (
     update(budget_windows)
     .where(
@@ -103,43 +79,21 @@ _CLOSE: Final = (
 
 
 class Bounds:
-    """Budgets and concurrent jobs of one batch's accounts, as they stand while it is decided."""
+    """Budgets of one batch's accounts, as they stand while it is decided."""
 
     def __init__(
         self, connection: Connection, orders: Sequence[Ordered], accounts: Collection[int]
     ) -> None:
         """Read what bounds these locked accounts; no account, no query."""
         self._budgets: Mapping[int, list[Budget]] = {}
-        self._limits: defaultdict[int, list[RowMapping]] = defaultdict(list)
-        self._jobs: defaultdict[int, dict[tuple[int, str], int]] = defaultdict(dict)
         self._held: defaultdict[Place, int] = defaultdict(int)
         self._used: dict[Place, RowMapping] = {}
         if not accounts:
             return
-        ids = {"accounts": sorted(accounts)}
         self._budgets = budgets_in_force(connection, accounts)
-        for row in connection.execute(_CONCURRENT, ids).mappings():
-            self._limits[row["account_id"]].append(row)
-        if self._limits:
-            for row in connection.execute(_OPEN_JOBS, ids).mappings():
-                self._jobs[row["account_id"]][row["key_id"], row["model"]] = row["jobs"]
         self._used = read_windows(
             connection, {place for order in orders for _, place in self._windows(order)}
         )
-
-    def too_many(self, order: Ordered) -> TooManyConcurrent | None:
-        """Say whether this would be one job too many."""
-        if order.service_class != "standard":
-            return None
-        for limit in self._limits[order.account_id]:
-            if (
-                limit["key_id"] in (0, order.key_id)
-                and limit["model"] in ("", order.model)
-                and self._running(limit) >= limit["concurrent_max"]
-            ):
-                what = "model" if limit["model"] else "key" if limit["key_id"] else "account"
-                return TooManyConcurrent(what, limit["concurrent_max"])
-        return None
 
     def exceeded(self, order: Ordered) -> BudgetExceeded | None:
         """Say which hard budget accepting this would pass, if any."""
@@ -164,9 +118,6 @@ class Bounds:
             places.append(place)
             if not budget.hard and self._remaining(budget, place) < 0:
                 passed.append(budget)
-        if self._limits[order.account_id] and order.service_class == "standard":
-            jobs = self._jobs[order.account_id]
-            jobs[order.key_id, order.model] = jobs.get((order.key_id, order.model), 0) + 1
         return places, tuple(passed)
 
     def write(self, connection: Connection) -> None:
@@ -207,13 +158,6 @@ class Bounds:
         row = self._used.get(place)
         used = row["spent_nanos"] + row["held_nanos"] if row else 0
         return budget.limit_nanos - used - self._held.get(place, 0)
-
-    def _running(self, limit: RowMapping) -> int:
-        return sum(
-            jobs
-            for (key_id, model), jobs in self._jobs[limit["account_id"]].items()
-            if limit["key_id"] in (0, key_id) and limit["model"] in ("", model)
-        )
 
 
 def hold_more(connection: Connection, grown: Sequence[tuple[Sequence[Sequence[int]], int]]) -> None:

@@ -25,7 +25,6 @@ from gateway.ledger.holds import (
     uncovered,
 )
 from gateway.ledger.locks import lock_accounts
-from gateway.pricing import ServiceClass
 from gateway.tables import holds
 from workers.contract.jobs import RequestId
 
@@ -62,7 +61,6 @@ class _More:
     model: str
     hold_nanos: int
     accepted_at: datetime
-    service_class: ServiceClass
     windows: Sequence[Sequence[int]]
 
 
@@ -74,7 +72,6 @@ _FIND: Final = select(
     holds.c.hold_nanos,
     holds.c.windows,
     holds.c.accepted_at,
-    holds.c.service_class,
 ).where(holds.c.request_id.in_(bindparam("ids", expanding=True)))
 _EXTEND: Final = (
     update(holds)
@@ -150,7 +147,6 @@ def _more(row: RowMapping, amount_nanos: int) -> _More:
         model=row["model"],
         hold_nanos=amount_nanos,
         accepted_at=row["accepted_at"],
-        service_class=row["service_class"],
         windows=row["windows"] or (),
     )
 

@@ -26,7 +26,8 @@ from sqlalchemy import (
 )
 
 from gateway.accounts.budgets import Budget
-from gateway.ledger.bounds import Bounds, BudgetExceeded, Place, TooManyConcurrent
+from gateway.ledger.bounds import Bounds, BudgetExceeded, Place
+from gateway.ledger.concurrency import UNBOUNDED, Defaults, OpenRequests, TooManyConcurrent
 from gateway.ledger.locks import lock_accounts
 from gateway.pricing import ServiceClass
 from gateway.tables import accounts, holds, idempotency, keys, outputs, receipts
@@ -147,6 +148,7 @@ _READ_KEYS: Final = select(
     keys.c.spend_limit_nanos,
     keys.c.spent_nanos,
     keys.c.held_nanos,
+    keys.c.open_requests,
 ).where(keys.c.id.in_(bindparam("ids", expanding=True)))
 _KNOWN: Final = (
     select(holds.c.request_id)
@@ -159,19 +161,32 @@ _KNOWN: Final = (
 )
 _ADD_TO_ACCOUNT: Final = (
     update(accounts)
-    .where(accounts.c.id == bindparam("account"))
-    .values(held_nanos=accounts.c.held_nanos + bindparam("amount"), version=accounts.c.version + 1)
+    .where(accounts.c.id == bindparam("of"))
+    .values(
+        held_nanos=accounts.c.held_nanos + bindparam("amount"),
+        open_requests=accounts.c.open_requests + bindparam("opened"),
+        version=accounts.c.version + 1,
+    )
 )
 _ADD_TO_KEY: Final = (
     update(keys)
-    .where(keys.c.id == bindparam("key"))
-    .values(held_nanos=keys.c.held_nanos + bindparam("amount"))
+    .where(keys.c.id == bindparam("of"))
+    .values(
+        held_nanos=keys.c.held_nanos + bindparam("amount"),
+        open_requests=keys.c.open_requests + bindparam("opened"),
+    )
 )
 _INSERT: Final = insert(holds)
+_NONE: Final[Mapping[int, int]] = {}
 
 
-def hold(connection: Connection, requests: Sequence[HoldRequest]) -> list[HoldAnswer]:
-    """Decide requests in the order of their arrival and hold for those that are accepted."""
+def hold(
+    connection: Connection, requests: Sequence[HoldRequest], *, concurrent: Defaults = UNBOUNDED
+) -> list[HoldAnswer]:
+    """Decide requests in the order of their arrival and hold for those that are accepted.
+
+    ``concurrent`` bounds the open requests of accounts and keys that have no limit of their own.
+    """
     books = lock_accounts(connection, {request.account_id for request in requests})
     known_keys = read_keys(connection, {request.key_id for request in requests})
     known = set(
@@ -179,6 +194,7 @@ def hold(connection: Connection, requests: Sequence[HoldRequest]) -> list[HoldAn
     )
     orders = _known_orders(connection, requests)
     bounds = Bounds(connection, requests, [id for id, book in books.items() if book["bounded"]])
+    opened = OpenRequests(connection, books, known_keys, concurrent, batch=len(requests))
 
     account_sums: defaultdict[int, int] = defaultdict(int)
     key_sums: defaultdict[int, int] = defaultdict(int)
@@ -194,12 +210,14 @@ def hold(connection: Connection, requests: Sequence[HoldRequest]) -> list[HoldAn
             known=known,
             orders=orders,
             bounds=bounds,
+            opened=opened,
         )
         if isinstance(answer, Held) and request.request_id not in known:
             known.add(request.request_id)
             account_sums[request.account_id] += request.hold_nanos
             key_sums[request.key_id] += request.hold_nanos
             windows, passed = bounds.add(request)
+            opened.add(request)
             answer = Held(request.request_id, passed)
             accepted.append((request, windows))
             if request.idempotency_key is not None:
@@ -209,7 +227,14 @@ def hold(connection: Connection, requests: Sequence[HoldRequest]) -> list[HoldAn
                 )
         answers.append(answer)
     if accepted:
-        _write(connection, accepted, account_sums, key_sums)
+        add_held(
+            connection,
+            account_sums,
+            key_sums,
+            accounts_opened=opened.of_accounts,
+            keys_opened=opened.of_keys,
+        )
+        _write(connection, accepted)
         bounds.write(connection)
     return answers
 
@@ -224,6 +249,7 @@ def _decide(
     known: set[str],
     orders: Mapping[tuple[int, str], tuple[str, bytes | None]],
     bounds: Bounds,
+    opened: OpenRequests,
 ) -> HoldAnswer:
     if request.request_id in known:
         return Held(request.request_id)
@@ -241,7 +267,7 @@ def _decide(
     short = uncovered(request.hold_nanos, account, key, account_sum=account_sum, key_sum=key_sum)
     if short is not None:
         return short
-    return bounds.too_many(request) or bounds.exceeded(request) or Held(request.request_id)
+    return opened.too_many(request) or bounds.exceeded(request) or Held(request.request_id)
 
 
 def uncovered(
@@ -269,24 +295,28 @@ def read_keys(connection: Connection, ids: Iterable[int]) -> dict[int, RowMappin
 
 
 def add_held(
-    connection: Connection, account_sums: Mapping[int, int], key_sums: Mapping[int, int]
-) -> None:
-    """Hold more of accounts and keys."""
-    to_accounts = [{"account": id, "amount": n} for id, n in sorted(account_sums.items()) if n]
-    if to_accounts:
-        connection.execute(_ADD_TO_ACCOUNT, to_accounts)
-    to_keys = [{"key": id, "amount": n} for id, n in sorted(key_sums.items()) if n]
-    if to_keys:
-        connection.execute(_ADD_TO_KEY, to_keys)
-
-
-def _write(
     connection: Connection,
-    accepted: Sequence[tuple[HoldRequest, list[Place]]],
     account_sums: Mapping[int, int],
     key_sums: Mapping[int, int],
+    *,
+    accounts_opened: Mapping[int, int] = _NONE,
+    keys_opened: Mapping[int, int] = _NONE,
 ) -> None:
-    add_held(connection, account_sums, key_sums)
+    """Hold more of accounts and keys, and count the requests that this opens."""
+    for statement, sums, opened in (
+        (_ADD_TO_ACCOUNT, account_sums, accounts_opened),
+        (_ADD_TO_KEY, key_sums, keys_opened),
+    ):
+        rows = [
+            {"of": id, "amount": amount, "opened": opened.get(id, 0)}
+            for id, amount in sorted(sums.items())
+            if amount or opened.get(id, 0)
+        ]
+        if rows:
+            connection.execute(statement, rows)
+
+
+def _write(connection: Connection, accepted: Sequence[tuple[HoldRequest, list[Place]]]) -> None:
     connection.execute(
         _INSERT,
         [

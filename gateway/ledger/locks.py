@@ -21,6 +21,7 @@ _LOCK_ACCOUNTS: Final = (
         accounts.c.credit_limit_nanos,
         accounts.c.version,
         accounts.c.bounded,
+        accounts.c.open_requests,
     )
     .where(accounts.c.id.in_(bindparam("ids", expanding=True)))
     .order_by(accounts.c.id)

@@ -17,6 +17,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, Select, case, cast
 
 from gateway.database import exact_sum, wide_sum
 from gateway.ledger.closed import Closed, read_closed
+from gateway.ledger.concurrency import miscounts
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.ledger.prices import LIST, PriceCache, read_price
 from gateway.ledger.steps import itemized
@@ -80,7 +81,8 @@ def _posted_is_sum_of_transfers(connection: Connection) -> Iterator[Finding]:
 
 
 def _held_is_sum_of_holds(connection: Connection) -> Iterator[Finding]:
-    """R3: what is held is the sum of the open holds, of accounts and of keys."""
+    """R3: what is held is the sum of the open holds, of accounts and of keys; what is counted as
+    open is their number."""
     for table, column in ((accounts, holds.c.account_id), (keys, holds.c.key_id)):
         open_sum = (
             select(exact_sum(holds.c.hold_nanos)).where(column == table.c.id).scalar_subquery()
@@ -89,6 +91,12 @@ def _held_is_sum_of_holds(connection: Connection) -> Iterator[Finding]:
         for row in connection.execute(query):
             if row.held_nanos != row.open:
                 yield _differ("R3", f"{table.name[:-1]} {row.id}", "held", row.held_nanos, row.open)
+    for wrong in miscounts(connection):
+        yield Finding(
+            "R3",
+            f"{wrong.table.name[:-1]} {wrong.id}",
+            f"counts {wrong.stored} open requests, but it should be {wrong.due}",
+        )
 
 
 def _charges_are_sums_of_receipts(connection: Connection) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select
 
 from gateway.ledger.bounds import close_windows
 from gateway.ledger.closed import UNITS, Closed, Output, Problem, Status
+from gateway.ledger.concurrency import COUNTED
 from gateway.ledger.extend import Extension, extend
 from gateway.ledger.locks import lock_accounts
 from gateway.ledger.lots import burn
@@ -97,6 +98,7 @@ _POST_TO_ACCOUNT: Final = (
     .values(
         posted_nanos=accounts.c.posted_nanos - bindparam("charged"),
         held_nanos=accounts.c.held_nanos - bindparam("held"),
+        open_requests=accounts.c.open_requests - bindparam("ended"),
         version=accounts.c.version + 1,
     )
 )
@@ -106,6 +108,7 @@ _POST_TO_KEY: Final = (
     .values(
         spent_nanos=keys.c.spent_nanos + bindparam("charged"),
         held_nanos=keys.c.held_nanos - bindparam("held"),
+        open_requests=keys.c.open_requests - bindparam("ended"),
     )
 )
 _FREE: Final = delete(idempotency).where(
@@ -297,6 +300,8 @@ def _post(
     held: defaultdict[int, int] = defaultdict(int)
     key_charged: defaultdict[int, int] = defaultdict(int)
     key_held: defaultdict[int, int] = defaultdict(int)
+    closed: defaultdict[int, int] = defaultdict(int)
+    key_closed: defaultdict[int, int] = defaultdict(int)
     first: dict[int, str] = {}
     for row, settled in ended:
         account, key, cost = row["account_id"], row["key_id"], settled.closed.cost_nanos
@@ -304,15 +309,24 @@ def _post(
         held[account] += row["hold_nanos"]
         key_charged[key] += cost
         key_held[key] += row["hold_nanos"]
+        if row["service_class"] == COUNTED:
+            closed[account] += 1
+            key_closed[key] += 1
         if cost:
             first.setdefault(account, row["request_id"])
     connection.execute(
         _POST_TO_ACCOUNT,
-        [{"account": id, "charged": charged[id], "held": held[id]} for id in sorted(held)],
+        [
+            {"account": id, "charged": charged[id], "held": held[id], "ended": closed[id]}
+            for id in sorted(held)
+        ],
     )
     connection.execute(
         _POST_TO_KEY,
-        [{"key": id, "charged": key_charged[id], "held": key_held[id]} for id in sorted(key_held)],
+        [
+            {"key": id, "charged": key_charged[id], "held": key_held[id], "ended": key_closed[id]}
+            for id in sorted(key_held)
+        ],
     )
     close_windows(
         connection,

@@ -28,6 +28,7 @@ from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound, TollgateError
 from gateway.failpoints import reach
 from gateway.ledger.closed import NOT_ENTERED, Closed
+from gateway.ledger.concurrency import Defaults
 from gateway.ledger.extend import (
     Ended,
     ExtendAnswer,
@@ -104,8 +105,12 @@ class Requests:
         self.waiters = Waiters()
         self.watch = Watch(redis, namespace=namespace, weight=weights(settings))
 
+        concurrent = Defaults(settings.account_concurrent, settings.key_concurrent)
+
         async def write(batch: Sequence[HoldRequest]) -> list[HoldAnswer]:
-            return await database.write(lambda connection: hold(connection, batch))
+            return await database.write(
+                lambda connection: hold(connection, batch, concurrent=concurrent)
+            )
 
         async def write_more(batch: Sequence[Extension]) -> list[ExtendAnswer]:
             return await database.write(lambda connection: extend(connection, batch))

@@ -11,7 +11,8 @@ from gateway.errors import (
     TooManyRequests,
     Unauthorized,
 )
-from gateway.ledger.bounds import BudgetExceeded, TooManyConcurrent
+from gateway.ledger.bounds import BudgetExceeded
+from gateway.ledger.concurrency import TooManyConcurrent
 from gateway.ledger.holds import (
     AccountSuspended,
     CreditInUse,

@@ -49,6 +49,8 @@ def test_books_that_agree_have_no_findings(books: Books) -> None:
         (accounts, "posted_nanos", "R2"),
         (accounts, "held_nanos", "R3"),
         (keys, "held_nanos", "R3"),
+        (accounts, "open_requests", "R3"),
+        (keys, "open_requests", "R3"),
         (keys, "spent_nanos", "R4"),
         (lots, "remaining_nanos", "R8"),
         (budget_windows, "spent_nanos", "R9"),

@@ -19,7 +19,8 @@ from gateway.accounts.budgets import (
 )
 from gateway.accounts.keys import create_key
 from gateway.database import Database
-from gateway.ledger.bounds import BudgetExceeded, TooManyConcurrent
+from gateway.ledger.bounds import BudgetExceeded
+from gateway.ledger.concurrency import TooManyConcurrent
 from gateway.ledger.holds import Held, HoldAnswer, HoldRequest, hold
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.refunds import refund

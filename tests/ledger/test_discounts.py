@@ -10,7 +10,7 @@ from gateway.accounts.limits import Limit, set_limit
 from gateway.billing.corrections import plan
 from gateway.billing.whatif import Repriced, whatif
 from gateway.database import Database
-from gateway.ledger.bounds import TooManyConcurrent
+from gateway.ledger.concurrency import TooManyConcurrent
 from gateway.ledger.discounts import put_discount_in_force
 from gateway.ledger.holds import Held, HoldRequest, hold
 from gateway.ledger.prices import put_in_force, store_price

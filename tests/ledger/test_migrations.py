@@ -84,6 +84,8 @@ def test_what_was_booked_before_is_kept_and_its_balance_becomes_a_lot(tmp_path: 
     with database.transaction() as connection:
         (lot,) = connection.execute(lots.select()).all()
         (period,) = connection.execute(price_periods.select()).all()
+        customer = accounts.select().where(accounts.c.id == 4)
+        assert connection.execute(customer).one().open_requests == 1
         assert reconcile(connection, now=datetime.now(UTC)) == []
         with pytest.raises(DBAPIError, match="append-only"):
             connection.execute(price_periods.delete())

@@ -96,10 +96,13 @@ def poisoned_hold(stack: Stack, caller: Caller, job: bytes, *, timeout_s: float 
         insert(holds).values(values),
         update(accounts)
         .where(accounts.c.id == caller.account_id)
-        .values(held_nanos=accounts.c.held_nanos + HOLD_NANOS),
+        .values(
+            held_nanos=accounts.c.held_nanos + HOLD_NANOS,
+            open_requests=accounts.c.open_requests + 1,
+        ),
         update(keys)
         .where(keys.c.id == caller.key_id)
-        .values(held_nanos=keys.c.held_nanos + HOLD_NANOS),
+        .values(held_nanos=keys.c.held_nanos + HOLD_NANOS, open_requests=keys.c.open_requests + 1),
     )
     return request_id
 
