@@ -118,6 +118,27 @@ MUTATIONS = (
         "tests/ledger/test_budgets.py",
     ),
     Mutation(
+        "a request that begins is not counted as open",
+        "gateway/ledger/holds.py",
+        'accounts.c.open_requests + bindparam("opened")',
+        'accounts.c.open_requests + 0 * bindparam("opened")',
+        "tests/ledger/test_concurrency.py",
+    ),
+    Mutation(
+        "a request that ends is still counted as open",
+        "gateway/ledger/settle.py",
+        'keys.c.open_requests - bindparam("ended")',
+        'keys.c.open_requests - 0 * bindparam("ended")',
+        "tests/ledger/test_concurrency.py",
+    ),
+    Mutation(
+        "a request that failed is free although a part was delivered",
+        "gateway/requests/settle.py",
+        "billable=bool(streamed.usage.requests),",
+        "billable=False,",
+        "tests/ledger/test_model.py -k sqlite",
+    ),
+    Mutation(
         "an extension adds up when it is repeated",
         "gateway/ledger/extend.py",
         "max(extension.hold_nanos - held[extension.request_id], 0)",

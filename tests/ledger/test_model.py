@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -39,8 +41,12 @@ from gateway.accounts.budgets import (
     window_start,
 )
 from gateway.accounts.keys import create_key
+from gateway.accounts.limits import Limit, remove_limit, set_limit
 from gateway.database import Database
 from gateway.ledger.bounds import BudgetExceeded
+from gateway.ledger.closed import Problem
+from gateway.ledger.concurrency import Defaults, TooManyConcurrent
+from gateway.ledger.discounts import put_discount_in_force
 from gateway.ledger.expiry import expire_lots, give_allowances
 from gateway.ledger.extend import Ended, Extended, Extension, extend
 from gateway.ledger.holds import (
@@ -55,20 +61,31 @@ from gateway.ledger.holds import (
     hold,
 )
 from gateway.ledger.periods import booking_time, month_of
-from gateway.ledger.prices import put_in_force, set_price
+from gateway.ledger.prices import put_in_force, set_price, store_price
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.refunds import NotRefundable, refund
 from gateway.ledger.settle import Settlement, settle
 from gateway.ledger.transfers import TransferConflict, add_credit, chargeback, owed
-from gateway.pricing import Component, Price, charge, quote
-from gateway.tables import accounts, budget_windows, holds, lots, receipts, transfers
+from gateway.pricing import Component, Price, charge, discounted, quote
+from gateway.requests.settle import judge, judge_end
+from gateway.requests.streamed import NOT_STREAMED, Streamed
+from gateway.tables import accounts, budget_windows, holds, keys, lots, receipts, transfers
 from tests.databases import Databases
 from tests.ledger.books import PEPPER
-from workers.contract.jobs import Job, RequestId, Usage, encode
+from workers.contract.jobs import Cancelled, Completed, Failed, Job, RequestId, Usage, encode
 
 START = datetime(2026, 10, 24, 20, tzinfo=UTC)
 LIMITS = Usage(requests=1, input_tokens=10, output_tokens=10)
 ACCOUNTS = 2
+CONCURRENT = Defaults(account=6, key=4)
+STATUS = {
+    "completed": "succeeded",
+    "failed": "failed",
+    "client": "cancelled",
+    "deadline": "expired",
+    "lost": "failed",
+}
+"""Ways to end, and the status on the receipt of each."""
 SOAK_S = float(os.environ.get("TOLLGATE_SOAK", "0"))
 
 
@@ -80,6 +97,7 @@ class Hold:
     tokens: int | None
     price: int
     windows: list[tuple[int, int]]
+    service_class: str
 
 
 @dataclass
@@ -143,6 +161,7 @@ class Books(RuleBasedStateMachine):
         self.given: dict[str, int] = {}
         self.names: dict[tuple[int, str], tuple[str, bytes]] = {}
         self.booked: dict[str, tuple[str, int, int]] = {}
+        self.limits: dict[tuple[int, int | None], int] = {}
         self.budgets: dict[int, Budget] = {}
         self.windows: dict[tuple[int, int], list[int]] = {}
         self.prices: dict[int, Price] = {}
@@ -158,6 +177,7 @@ class Books(RuleBasedStateMachine):
                     self.spent[key.id] = 0
             self.name = f"model {self.runs}"
             self._price(connection, 20, 80)
+            put_discount_in_force(connection, self.name, "0.5", self.now)
 
     def _top_up(self, connection: Connection, account: int) -> None:
         """Something to begin with, so that not everything is refused."""
@@ -179,6 +199,9 @@ class Books(RuleBasedStateMachine):
         else:
             self.price_id = put_in_force(connection, self.name, price, self.now)
         self.prices[self.price_id] = price
+        half = discounted(price, Fraction("0.5"))
+        self.batch_price_id = store_price(connection, self.name, half)
+        self.prices[self.batch_price_id] = half
 
     @contextmanager
     def act(self) -> Iterator[Connection]:
@@ -194,8 +217,31 @@ class Books(RuleBasedStateMachine):
     def key_held(self, key: int) -> int:
         return sum(each.amount for each in self.holds.values() if each.key == key)
 
+    def running(self, account: int, key: int | None = None) -> int:
+        return sum(
+            each.account == account and key in (None, each.key)
+            for each in self.holds.values()
+            if each.service_class == "standard"
+        )
+
+    def full(self, account: int, key: int) -> bool:
+        """Whether the account or the key may open no request more; a limit of the account's own
+        puts the default of its keys out of force as well."""
+        of_account = self.limits.get((account, None), CONCURRENT.account)
+        default = None if (account, None) in self.limits else CONCURRENT.key
+        of_key = self.limits.get((account, key), default)
+        return self.running(account) >= of_account or (
+            of_key is not None and self.running(account, key) >= of_key
+        )
+
     def short(
-        self, account: int, key: int, amount: int, places: list[tuple[Budget, tuple[int, int]]]
+        self,
+        account: int,
+        key: int,
+        amount: int,
+        places: list[tuple[Budget, tuple[int, int]]],
+        *,
+        crowded: bool = False,
     ) -> type | None:
         """What cannot cover an amount, in the order in which the ledger looks."""
         has = self.model[account]
@@ -207,6 +253,8 @@ class Books(RuleBasedStateMachine):
         limit = self.keys[key][1]
         if limit is not None and amount > limit - self.spent[key] - self.key_held(key):
             return KeySpendLimit
+        if crowded:
+            return TooManyConcurrent
         for budget, place in places:
             spent, held = self.windows.get(place, [0, 0])
             if budget.hard and amount > budget.limit_nanos - spent - held:
@@ -378,6 +426,23 @@ class Books(RuleBasedStateMachine):
             )  # fmt: skip
         self.budgets[made.id] = made
 
+    @rule(
+        which=st.integers(0, ACCOUNTS - 1),
+        of_key=st.booleans(),
+        limit=st.none() | st.integers(1, 8),
+    )
+    def limit(self, which: int, of_key: bool, limit: int | None) -> None:
+        account = sorted(self.model)[which]
+        key = next(key for key, (owner, _) in self.keys.items() if owner == account)
+        place = account, key if of_key else None
+        with self.act() as connection:
+            if limit is not None:
+                set_limit(connection, Limit(*place, concurrent_max=limit))
+                self.limits[place] = limit
+            elif place in self.limits:
+                remove_limit(connection, account, key_id=place[1])
+                del self.limits[place]
+
     @rule(place=st.integers(0, 3), limit=st.integers(0, 5000), end=st.booleans())
     @precondition(lambda self: self.budgets)
     def rebudget(self, place: int, limit: int, end: bool) -> None:
@@ -394,14 +459,22 @@ class Books(RuleBasedStateMachine):
         size=st.integers(1, 3),
         keys=st.lists(st.integers(0, 2 * ACCOUNTS - 1), min_size=3, max_size=3),
         sliced=st.booleans(),
+        of_batch=st.sampled_from([False, False, True]),
         name=st.none() | st.integers(0, 5),
         body=st.sampled_from([b"a" * 32, b"b" * 32]),
     )
     def order(
-        self, size: int, keys: list[int], sliced: bool, name: int | None, body: bytes
+        self,
+        size: int,
+        keys: list[int],
+        sliced: bool,
+        of_batch: bool,
+        name: int | None,
+        body: bytes,
     ) -> object:
         batch, expected = [], []
-        price = self.prices[self.price_id]
+        price_id = self.batch_price_id if of_batch else self.price_id
+        price = self.prices[price_id]
         tokens = 4 if sliced else None
         limits = Usage(requests=1, input_tokens=10, output_tokens=tokens or 10)
         amount = quote(price, limits).total_nanos
@@ -412,16 +485,17 @@ class Books(RuleBasedStateMachine):
             id = RequestId(f"req_{self.count:032x}")
             request = HoldRequest(
                 request_id=id, account_id=account, key_id=key, model=self.name,
-                task="text-generation", price_id=self.price_id, hold_nanos=amount,
+                task="text-generation", price_id=price_id, hold_nanos=amount,
                 job=encode(Job(id, str(account), self.name, "text-generation", {}, LIMITS)),
                 accepted_at=self.now, deadline_at=self.now + timedelta(days=9999),
                 idempotency_key=None if name is None else str(name),
                 body_sha256=None if name is None else body, held_tokens=tokens,
+                service_class="batch" if of_batch else "standard",
             )  # fmt: skip
             batch.append(request)
             expected.append(self._predict(request))
         with self.act() as connection:
-            answers = hold(connection, batch)
+            answers = hold(connection, batch, concurrent=CONCURRENT)
         assert [type(answer) for answer in answers] == [kind for kind, _ in expected]
         for answer, (kind, id_) in zip(answers, expected, strict=True):
             if kind in (Held, Replayed):
@@ -438,7 +512,9 @@ class Books(RuleBasedStateMachine):
             same = body == request.body_sha256
             return (Replayed, known) if same else (IdempotencyConflict, "")
         places = self.places(account, key)
-        short = self.short(account, key, request.hold_nanos, places)
+        counted = request.service_class == "standard"
+        crowded = counted and self.full(account, key)
+        short = self.short(account, key, request.hold_nanos, places, crowded=crowded)
         if short is not None:
             return short, ""
         if request.idempotency_key is not None:
@@ -448,7 +524,13 @@ class Books(RuleBasedStateMachine):
         for place in windows:
             self.windows.setdefault(place, [0, 0])[1] += request.hold_nanos
         self.holds[request.request_id] = Hold(
-            account, key, request.hold_nanos, request.held_tokens, request.price_id, windows
+            account,
+            key,
+            request.hold_nanos,
+            request.held_tokens,
+            request.price_id,
+            windows,
+            request.service_class,
         )
         return Held, request.request_id
 
@@ -482,25 +564,28 @@ class Books(RuleBasedStateMachine):
         open_ones=st.lists(st.integers(0, 9), min_size=1, max_size=3),
         read=st.integers(0, 14),
         write=st.integers(0, 14),
-        end=st.sampled_from(["succeeded", "succeeded", "failed", "cancelled"]),
+        end=st.sampled_from(["completed", "completed", "failed", "client", "deadline", "lost"]),
+        delivered=st.sampled_from(["nothing", "by the worker", "by the log"]),
     )
-    def settle(self, ids: list[str], open_ones: list[int], read: int, write: int, end: str) -> None:
+    def settle(
+        self,
+        ids: list[str],
+        open_ones: list[int],
+        read: int,
+        write: int,
+        end: str,
+        delivered: str,
+    ) -> None:
+        """End requests in any way: what was delivered is charged, and a success in full."""
         known = sorted(self.holds)
         ids = ids + [known[place % len(known)] for place in open_ones if known]
         if not ids:
             return
         usage = Usage(requests=1, input_tokens=read, output_tokens=write)
-        batch = [
-            Settlement(
-                RequestId(id),
-                end,
-                "x",
-                billable=end == "succeeded",
-                usage=usage,  # type: ignore[arg-type]
-            )
-            for id in ids
-        ]
-        expected = self._predict_settled(ids, usage, billable=end == "succeeded")
+        batch = [judged(RequestId(id), usage, end=end, delivered=delivered) for id in ids]
+        known_to_all = delivered == "by the log" or (delivered == "by the worker" and end != "lost")
+        billable = end == "completed" or known_to_all
+        expected = self._predict_settled(ids, usage, billable=billable)
         with self.act() as connection:
             answers = settle(
                 connection,
@@ -511,6 +596,8 @@ class Books(RuleBasedStateMachine):
             )
         got = [None if answer is None else answer.closed.cost_nanos for answer in answers]
         assert got == expected
+        ended = {answer.closed.status for answer in answers if answer is not None}
+        assert ended <= {STATUS[end]}
 
     def _predict_settled(self, ids: list[str], usage: Usage, *, billable: bool) -> list[int | None]:
         # What ran ahead of its slice is held for first, request by request, if that can be.
@@ -612,11 +699,15 @@ class Books(RuleBasedStateMachine):
         with self.database.snapshot() as connection:
             for account, has in self.model.items():
                 row = connection.execute(select(accounts).where(accounts.c.id == account)).one()
-                assert (row.posted_nanos, row.held_nanos, row.status) == (
+                assert (row.posted_nanos, row.held_nanos, row.open_requests, row.status) == (
                     has.posted,
                     self.held(account),
+                    self.running(account),
                     has.status,
                 )
+                own = select(keys.c.id, keys.c.open_requests).where(keys.c.account_id == account)
+                for key, counted in connection.execute(own).all():
+                    assert counted == self.running(account, key)
                 assert row.posted_nanos - row.held_nanos >= -row.credit_limit_nanos
                 left = connection.execute(
                     select(lots.c.kind, lots.c.remaining_nanos)
@@ -660,6 +751,21 @@ class Books(RuleBasedStateMachine):
         if hasattr(self, "model"):
             with self.database.snapshot() as connection:
                 assert reconcile(connection, now=self.now) == []
+
+
+def judged(request_id: RequestId, usage: Usage, *, end: str, delivered: str) -> Settlement:
+    """Decide as the settler does: the worker that ended a request knows what it delivered, and so
+    does the event log, which is all that is left of a worker that was lost."""
+    log = Streamed(usage) if delivered == "by the log" else NOT_STREAMED
+    sent = delivered == "by the worker"
+    if end == "completed":
+        return judge(request_id, Completed(usage), log)
+    if end == "failed":
+        return judge(request_id, Failed("engine_error", "x", usage=usage, delivered=sent), log)
+    if end == "lost":
+        return judge_end(request_id, "failed", "worker_lost", Problem("worker_lost", "x"), log)
+    reason: Literal["client", "deadline"] = "client" if end == "client" else "deadline"
+    return judge(request_id, Cancelled(reason, delivered=sent, usage=usage), log)
 
 
 @pytest.mark.timeout(SOAK_S * 2 + 600)
