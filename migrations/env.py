@@ -6,6 +6,7 @@ from alembic import context
 
 import gateway.aside
 import gateway.batches.tables
+import gateway.ledger.tables
 import gateway.media.tables
 import gateway.payments.tables
 import gateway.requests.tables

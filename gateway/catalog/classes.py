@@ -21,7 +21,7 @@ class Period(NamedTuple):
     price_id: int | None
 
 
-Periods: TypeAlias = Mapping[tuple[str, int], tuple[Period, ...]]
+Periods: TypeAlias = Mapping[tuple[str, int], Sequence[Period]]
 """By model and account, oldest first."""
 
 BatchPrice: TypeAlias = tuple[int, str]

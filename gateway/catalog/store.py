@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -34,7 +35,14 @@ from gateway.ledger.discounts import (
     put_discount_in_force,
     read_discounts,
 )
-from gateway.ledger.prices import LIST, PriceCache, put_in_force, read_price, store_price
+from gateway.ledger.prices import (
+    LIST,
+    PriceCache,
+    put_in_force,
+    read_price,
+    read_version,
+    store_price,
+)
 from gateway.outages import SQL_OUTAGE
 from gateway.pricing import Price, ServiceClass, Unbookable, discounted
 from gateway.supervision import Beat, unheard
@@ -61,18 +69,15 @@ OPERATOR_NOTICE_S: Final = 10.0
 class Terms(NamedTuple):
     """Every price and every discount that was, is or will be in force."""
 
+    version: int
     periods: Periods
     discounts: Discounts
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.periods.values())) + sum(map(len, self.discounts.values()))
 
 
 BatchPrices: TypeAlias = dict[BatchPrice, tuple[int, Price] | None]
 """Of a price and a discount: the price that they come to, and its id; None if there is none."""
 
-_NO_TERMS: Final = Terms({}, {})
+_NO_TERMS: Final = Terms(0, {}, {})
 
 
 class LiveCatalog:
@@ -124,10 +129,10 @@ class LiveCatalog:
             beat()
 
     async def refresh(self) -> None:
-        """Read what has been put in force, by whomever."""
+        """Read what any process has put in force: one row, if that is nothing new."""
         asked = time.monotonic()
-        terms = await self._database.read(self._read)
-        if self._unmade(terms):
+        terms, unmade = await self._database.read(self._read_new)
+        if unmade:
             self._add(await self._write(lambda connection: self._make(connection, terms)))
         self._take_over(terms, asked)
         for price_id in tuple(self._unreadable):
@@ -230,14 +235,25 @@ class LiveCatalog:
         return await self._database.write(function)
 
     def _take_over(self, terms: Terms, asked: float) -> None:
-        """Periods are only ever added, so whoever read more of them read later."""
-        if terms.size >= self._terms.size:
+        """Put terms in force here, unless a later version was read meanwhile."""
+        if terms.version >= self._terms.version:
             self._terms = terms
         self._heard = max(self._heard, asked)
 
+    def _read_new(self, connection: Connection) -> tuple[Terms, bool]:
+        """Return the terms of now, and whether batch prices are missing for them."""
+        known = self._terms
+        if read_version(connection) == known.version:
+            # The batch prices of these exist, since they were taken over.
+            return known, False
+        terms = self._read(connection)
+        return terms, bool(self._unmade(terms))
+
     def _read(self, connection: Connection) -> Terms:
         """Read every period, and those price rows that this process has not seen."""
-        periods: dict[tuple[str, int], tuple[Period, ...]] = {}
+        # First: what is committed after this belongs to a later version, and is read again then.
+        version = read_version(connection)
+        periods: defaultdict[tuple[str, int], list[Period]] = defaultdict(list)
         rows = connection.execute(
             select(
                 price_periods.c.model,
@@ -247,11 +263,10 @@ class LiveCatalog:
             ).order_by(price_periods.c.effective_from)
         )
         for model, account_id, starts_at, price_id in rows.all():
-            place = (model, account_id)
-            periods[place] = (*periods.get(place, ()), Period(starts_at, price_id))
+            periods[model, account_id].append(Period(starts_at, price_id))
             if price_id is not None and price_id not in self._unreadable:
                 self._read_price(connection, model, price_id)
-        return Terms(periods, read_discounts(connection))
+        return Terms(version, dict(periods), read_discounts(connection))
 
     def _read_price(self, connection: Connection, model: str, price_id: int) -> None:
         """Read a price row. One that cannot be read is set aside: while it is in force its model is

@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import Connection, RowMapping, insert, select
 
 from gateway.entered import NAME_MAX, REASON_MAX, check_moment, check_text
+from gateway.ledger.tables import ONLY, price_version
 from gateway.pricing import Component, Price
 from gateway.tables import price_periods, prices
 
@@ -142,6 +143,12 @@ def price_periods_of(
     if account_id is not None:
         query = query.where(price_periods.c.account_id == account_id)
     return [PricePeriod(**row) for row in connection.execute(query).mappings()]
+
+
+def read_version(connection: Connection) -> int:
+    """Return the version of all prices and discounts, which any change increments."""
+    found = select(price_version.c.version).where(price_version.c.id == ONLY)
+    return int(connection.execute(found).scalar_one())
 
 
 def in_force(connection: Connection, now: datetime, *, account_id: int = LIST) -> dict[str, int]:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 import gateway.aside
 import gateway.batches.tables
+import gateway.ledger.tables
 import gateway.media.tables
 import gateway.requests.tables
 import gateway.voices.tables  # noqa: F401 -- their tables belong to the metadata
