@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from litestar import Controller, Request, Response, get, post
 from litestar.params import FromQuery, JSONBody
@@ -13,7 +14,7 @@ from sqlalchemy import Connection
 from gateway.api.access import caller, find_asked
 from gateway.api.answers import ListView, json_response
 from gateway.api.views import timestamp
-from gateway.catalog.offers import BadOffer, read_offer, read_start
+from gateway.catalog.offers import BadOffer, read_offer, read_scheduled, read_start
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.errors import Conflict, InvalidRequest, NotFound
@@ -21,11 +22,14 @@ from gateway.ledger.prices import (
     LIST,
     PriceConflict,
     PricePeriod,
+    cancel_price,
     price_periods_of,
     read_price,
     set_price,
 )
 from gateway.pricing import Price, format_usd
+
+T = TypeVar("T")
 
 
 class PriceBody(BaseModel):
@@ -57,11 +61,42 @@ class PriceBody(BaseModel):
     reason: Annotated[str, Field(min_length=1, max_length=500)]
 
 
+class PriceCancelBody(BaseModel):
+    """Body of ``POST /v1/admin/prices/cancel``; ``from`` is the start of the price."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "pocket-chat",
+                    "account": "acme",
+                    "from": "2026-12-01T00:00:00Z",
+                    "reason": "wrong amount",
+                }
+            ]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    account: str | None = None
+    starts: Annotated[str, Field(alias="from")]
+    reason: Annotated[str, Field(min_length=1, max_length=500)]
+
+
 class PricePartView(TypedDict):
     unit: str
     amount: str
     per: int
     when: dict[str, str] | None
+
+
+class PriceCancellationView(TypedDict):
+    """Who took a price back before it began, when and why."""
+
+    at: str
+    actor: str
+    reason: str
 
 
 PriceView = TypedDict(
@@ -77,6 +112,7 @@ PriceView = TypedDict(
         "source": str,
         "actor": str,
         "reason": str,
+        "cancelled": PriceCancellationView | None,
     },
 )
 
@@ -86,7 +122,10 @@ class PricesController(Controller):
     tags = ["Operation"]
     opt = {"scope": "admin"}
 
-    @get(operation_id="ListPrices", summary="Every price that was, is or will be in force")
+    @get(
+        operation_id="ListPrices",
+        summary="Every price that was, is or will be in force, or was cancelled",
+    )
     async def index(
         self,
         request: Request[Any, Any, Any],
@@ -99,15 +138,7 @@ class PricesController(Controller):
         def read(connection: Connection) -> list[PriceView]:
             account_id = None if account is None else find_asked(request, connection, account).id
             found = price_periods_of(connection, model=model, account_id=account_id)
-            return [
-                period_view(
-                    period,
-                    None
-                    if period.price_id is None
-                    else read_price(connection, period.price_id, live.prices),
-                )
-                for period in found
-            ]
+            return [period_view(period, _price_of(connection, period, live)) for period in found]
 
         return json_response(
             {
@@ -163,15 +194,61 @@ class PricesController(Controller):
                 reason=data.reason,
             )
 
-        try:
-            made = await database.write(write)
-        except PriceConflict as error:
-            raise Conflict("price_conflict", f"{error}.", param="from") from None
-        except LookupError as error:
-            raise NotFound("not_found", f"{error.args[0]}.") from None
-        except ValueError as error:
-            raise InvalidRequest("invalid_value", f"{error}.") from None
+        made = await _write(database, write)
         return json_response(period_view(made, price), status=201)
+
+    @post(
+        "/cancel",
+        status_code=200,
+        opt={"errors": [409]},
+        operation_id="CancelPrice",
+        summary="Take back a price that has not begun",
+        description="Until ten seconds before its start; what was in force before it stays.",
+    )
+    async def cancel(
+        self, request: Request[Any, Any, Any], data: JSONBody[PriceCancelBody]
+    ) -> Response[PriceView]:
+        database: Database = request.app.state.database
+        live: LiveCatalog = request.app.state.live
+        try:
+            starts_at = read_scheduled(data.starts)
+        except BadOffer as error:
+            raise InvalidRequest("invalid_value", f"{error}.", param="from") from None
+
+        def write(connection: Connection) -> tuple[PricePeriod, Price | None]:
+            account_id = LIST
+            if data.account is not None:
+                account_id = find_asked(request, connection, data.account).id
+            period = cancel_price(
+                connection,
+                data.model,
+                account_id=account_id,
+                starts_at=starts_at,
+                now=datetime.now(UTC),
+                actor=caller(request).prefix,
+                reason=data.reason,
+            )
+            return period, _price_of(connection, period, live)
+
+        return json_response(period_view(*await _write(database, write)))
+
+
+async def _write(database: Database, function: Callable[[Connection], T]) -> T:
+    """Run a change of prices, and raise what it refuses as errors of the API."""
+    try:
+        return await database.write(function)
+    except PriceConflict as error:
+        raise Conflict("price_conflict", f"{error}.", param="from") from None
+    except LookupError as error:
+        raise NotFound("not_found", f"{error.args[0]}.") from None
+    except ValueError as error:
+        raise InvalidRequest("invalid_value", f"{error}.") from None
+
+
+def _price_of(connection: Connection, period: PricePeriod, live: LiveCatalog) -> Price | None:
+    if period.price_id is None:
+        return None
+    return read_price(connection, period.price_id, live.prices)
 
 
 def period_view(period: PricePeriod, price: Price | None) -> PriceView:
@@ -196,4 +273,11 @@ def period_view(period: PricePeriod, price: Price | None) -> PriceView:
         "source": period.source,
         "actor": period.actor,
         "reason": period.reason,
+        "cancelled": None
+        if period.cancelled is None
+        else {
+            "at": timestamp(period.cancelled.cancelled_at),
+            "actor": period.cancelled.actor,
+            "reason": period.cancelled.reason,
+        },
     }

@@ -17,8 +17,8 @@ from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.rules import Conflicts
 from gateway.catalog.schema import Catalog, Entry, Offer
-from gateway.catalog.store import OPERATOR_NOTICE_S
 from gateway.decoding import read_moment
+from gateway.ledger.prices import OPERATOR_NOTICE_S
 from gateway.pricing import Price
 
 
@@ -45,16 +45,21 @@ def read_start(text: str | None, now: datetime) -> datetime:
     earliest = now + timedelta(seconds=OPERATOR_NOTICE_S)
     if text is None:
         return earliest
-    try:
-        moment = read_moment(text)
-    except ValueError as error:
-        raise BadOffer(f"{text!r} is not a valid moment: {error}") from None
+    moment = read_scheduled(text)
     if moment < earliest:
         raise BadOffer(
             f"a price can begin at {earliest.isoformat(timespec='seconds')} at the earliest, not "
             f"at {text}: every gateway must know it before it counts"
         )
     return moment
+
+
+def read_scheduled(text: str) -> datetime:
+    """Read the start of a price that is scheduled already."""
+    try:
+        return read_moment(text)
+    except ValueError as error:
+        raise BadOffer(f"{text!r} is not a valid moment: {error}") from None
 
 
 def read_prices(path: Path) -> dict[str, Price]:

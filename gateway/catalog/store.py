@@ -37,7 +37,9 @@ from gateway.ledger.discounts import (
 )
 from gateway.ledger.prices import (
     LIST,
+    OPERATOR_NOTICE_S,
     PriceCache,
+    not_cancelled,
     put_in_force,
     read_price,
     read_version,
@@ -60,10 +62,6 @@ within this."""
 NOTICE_ALONE_S: Final = 0.5
 """The same where this is the only gateway: time to commit the change."""
 ATTEMPTS: Final = 3
-
-
-OPERATOR_NOTICE_S: Final = 10.0
-"""The same for prices that an operator sets, by a command that no gateway sees."""
 
 
 class Terms(NamedTuple):
@@ -260,7 +258,9 @@ class LiveCatalog:
                 price_periods.c.account_id,
                 price_periods.c.effective_from,
                 price_periods.c.price_id,
-            ).order_by(price_periods.c.effective_from)
+            )
+            .where(not_cancelled())
+            .order_by(price_periods.c.effective_from)
         )
         for model, account_id, starts_at, price_id in rows.all():
             periods[model, account_id].append(Period(starts_at, price_id))

@@ -15,7 +15,7 @@ from gateway.billing.usage import read_span
 from gateway.billing.whatif import Repriced, whatif
 from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
-from gateway.catalog.offers import read_offer, read_prices, read_start
+from gateway.catalog.offers import read_offer, read_prices, read_scheduled, read_start
 from gateway.catalog.schema import Entry
 from gateway.commands.terminal import (
     example,
@@ -30,6 +30,7 @@ from gateway.ledger.prices import (
     LIST,
     PriceCache,
     PricePeriod,
+    cancel_price,
     price_periods_of,
     read_price,
     set_price,
@@ -110,12 +111,44 @@ def price_end(
     _set(model, None, account_name, starts, actor=actor, reason=reason, as_json=as_json)
 
 
+@price.command(
+    "cancel",
+    epilog=example(
+        "tollgate catalog price cancel Veo3 --from 2026-12-01T00:00Z --reason 'wrong amount'",
+        "tollgate catalog price cancel pocket-chat --account acme --from 2026-12-01T00:00Z "
+        "--reason x",
+    ),
+)
+@click.argument("model")
+@account_option
+@click.option("--from", "starts", required=True, help="Start of the price, with offset.")
+@reason_option
+@actor_option
+@json_option
+def price_cancel(
+    model: str, account_name: str | None, starts: str, reason: str, actor: str, as_json: bool
+) -> None:
+    """Take back a price, or an end, that begins more than 10 s from now."""
+    with transaction() as connection:
+        period = cancel_price(
+            connection,
+            model,
+            account_id=find_account(connection, account_name).id if account_name else LIST,
+            starts_at=read_scheduled(starts),
+            now=datetime.now(UTC),
+            actor=actor,
+            reason=reason,
+        )
+        made = _read(connection, period, {})
+    print_rows([_row(period, made)], dict, as_json)
+
+
 @price.command("list", epilog=example("tollgate catalog price list pocket-chat --account acme"))
 @click.argument("model", required=False)
 @account_option
 @json_option
 def price_list(model: str | None, account_name: str | None, as_json: bool) -> None:
-    """List every price that was, is or will be in force."""
+    """List every price that was, is or will be in force, and those that were cancelled."""
     cache: PriceCache = {}
     with snapshot() as connection:
         account_id = find_account(connection, account_name).id if account_name else None
@@ -232,6 +265,10 @@ def _row(period: PricePeriod, price: Price | None) -> dict[str, Any]:
         "source": period.source,
         "actor": period.actor,
         "reason": period.reason,
+        "cancelled": None
+        if (cancelled := period.cancelled) is None
+        else f"{cancelled.cancelled_at.isoformat(timespec='seconds')} by {cancelled.actor}: "
+        f"{cancelled.reason}",
     }
 
 

@@ -1,28 +1,55 @@
 """Prices as rows: immutable, found by content, put into force by a period.
 
 A hold keeps the id of its price, so a past charge can be recomputed for ever. A changed price is a
-new row and a new period; what was accepted before keeps the old one.
+new row and a new period; what was accepted before keeps the old one. A period that has not begun
+can be cancelled; it is kept, and never counts.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, insert, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    and_,
+    exists,
+    insert,
+    select,
+)
 
 from gateway.entered import NAME_MAX, REASON_MAX, check_moment, check_text
-from gateway.ledger.tables import ONLY, price_version
+from gateway.ledger.tables import ONLY, cancelled_prices, price_version
 from gateway.pricing import Component, Price
 from gateway.tables import price_periods, prices
 
 LIST: Final = 0
 """The account id that stands for everybody in ``price_periods``."""
 
+OPERATOR_NOTICE_S: Final = 10.0
+"""From an operator's change of a price to the moment from which it counts: time for every gateway
+to read it. The commands run where no gateway sees them."""
+
 _TICK: Final = timedelta(microseconds=1)
+_SHOWN: Final = timedelta(seconds=1)
+"""Precision to which commands show the start of a price."""
+_PERIOD: Final = ("model", "account_id", "effective_from")
+"""Key of ``price_periods`` and of ``cancelled_prices``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriceCancellation:
+    """Who took a price back before it began, when and why."""
+
+    cancelled_at: datetime
+    actor: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +64,11 @@ class PricePeriod:
     source: Literal["catalog", "operator"]
     actor: str
     reason: str
+    cancelled: PriceCancellation | None = None
 
 
 class PriceConflict(Exception):
-    """Two prices would begin at the same moment."""
+    """Two prices would begin at the same moment, or one that has begun would be cancelled."""
 
 
 PriceCache = dict[int, Price]
@@ -89,7 +117,7 @@ def set_price(
 
     Raise ``LookupError`` if the model has never been on sale or the account has no price of its own
     to end, ``PriceConflict`` if another price begins at that very moment, ``ValueError`` for what
-    cannot be stored.
+    cannot be stored. At the moment of a cancelled price the new one begins a microsecond later.
     """
     if price is None and account_id == LIST:
         raise ValueError("a list price does not end; take the model out of the catalog instead")
@@ -99,13 +127,13 @@ def set_price(
     check_sold(connection, model)
     if price is None:
         _check_own(connection, model, account_id)
-    same = select(price_periods).where(
-        price_periods.c.model == model,
-        price_periods.c.account_id == account_id,
-        price_periods.c.effective_from == starts_at,
-    )
-    if connection.execute(same).first() is not None:
-        raise PriceConflict(f"another price of {model} begins at {starts_at.isoformat()}")
+    _lock_prices(connection)
+    for other in _from(connection, model, account_id, starts_at):
+        if other.effective_from != starts_at:
+            break
+        if other.cancelled is None:
+            raise PriceConflict(f"another price of {model} begins at {starts_at.isoformat()}")
+        starts_at += _TICK
     period = PricePeriod(
         model=model,
         account_id=account_id,
@@ -115,8 +143,60 @@ def set_price(
         actor=actor,
         reason=reason,
     )
-    connection.execute(insert(price_periods).values(**asdict(period)))
+    values = asdict(period)
+    del values["cancelled"]
+    connection.execute(insert(price_periods).values(values))
     return period
+
+
+def cancel_price(
+    connection: Connection,
+    model: str,
+    *,
+    account_id: int = LIST,
+    starts_at: datetime,
+    now: datetime,
+    actor: str,
+    reason: str,
+) -> PricePeriod:
+    """Take back a price, or the end of an account's own, that an operator has scheduled.
+
+    ``starts_at`` is its start; fractions of a second may be left out. What was in force before it
+    stays in force. Raise ``LookupError`` if no such price is scheduled, ``PriceConflict`` if it has
+    begun or begins too soon for every gateway to hear of it, ``ValueError`` for what cannot be
+    stored.
+    """
+    starts_at = check_moment(starts_at, "the start of the price")
+    check_text(reason, "the reason", longest=REASON_MAX, required=True)
+    check_text(actor, "the actor", longest=NAME_MAX, required=True)
+    _lock_prices(connection)
+    standing = [
+        each
+        for each in _from(connection, model, account_id, min(starts_at, now))
+        if each.source == "operator" and each.cancelled is None
+    ]
+    whose = f"account {account_id}" if account_id != LIST else "everybody"
+    found = next((p for p in standing if starts_at <= p.effective_from < starts_at + _SHOWN), None)
+    if found is None:
+        ahead = ", ".join(p.effective_from.isoformat() for p in standing if p.effective_from > now)
+        raise LookupError(
+            f"no price of {model!r} for {whose} is scheduled for {starts_at.isoformat()}; "
+            + (f"those that are begin at {ahead}" if ahead else "none is scheduled")
+        )
+    if found.effective_from <= now:
+        raise PriceConflict(
+            f"the price of {model} for {whose} began at {found.effective_from.isoformat()} and "
+            "cannot be cancelled; set the price that follows, or end an account's own"
+        )
+    if found.effective_from - now < timedelta(seconds=OPERATOR_NOTICE_S):
+        raise PriceConflict(
+            f"the price of {model} for {whose} begins at {found.effective_from.isoformat()}, and "
+            f"can be cancelled until {OPERATOR_NOTICE_S:g} s before: every gateway must know it"
+        )
+    made = PriceCancellation(cancelled_at=now, actor=actor, reason=reason)
+    key = {name: getattr(found, name) for name in _PERIOD}
+    connection.execute(insert(cancelled_prices).values(**key, **asdict(made)))
+    return replace(found, cancelled=made)
 
 
 def check_sold(connection: Connection, model: str) -> None:
@@ -135,14 +215,20 @@ def price_periods_of(
     connection: Connection, *, model: str | None = None, account_id: int | None = None
 ) -> list[PricePeriod]:
     """Read price periods, of one model or account or of all, oldest first."""
-    query = select(price_periods).order_by(
+    query = _with_cancellations().order_by(
         price_periods.c.model, price_periods.c.account_id, price_periods.c.effective_from
     )
     if model is not None:
         query = query.where(price_periods.c.model == model)
     if account_id is not None:
         query = query.where(price_periods.c.account_id == account_id)
-    return [PricePeriod(**row) for row in connection.execute(query).mappings()]
+    return [_period(row) for row in connection.execute(query).mappings()]
+
+
+def not_cancelled() -> ColumnElement[bool]:
+    """SQL condition: the ``price_periods`` row was not cancelled before it began."""
+    same = (cancelled_prices.c[name] == price_periods.c[name] for name in _PERIOD)
+    return ~exists().where(*same)
 
 
 def read_version(connection: Connection) -> int:
@@ -157,6 +243,7 @@ def in_force(connection: Connection, now: datetime, *, account_id: int = LIST) -
     periods = connection.execute(
         select(price_periods.c.account_id, price_periods.c.model, price_periods.c.price_id)
         .where(price_periods.c.account_id.in_(list(found)), price_periods.c.effective_from <= now)
+        .where(not_cancelled())
         .order_by(price_periods.c.effective_from)
     )
     for period in periods:
@@ -174,9 +261,46 @@ def _check_own(connection: Connection, model: str, account_id: int) -> None:
         price_periods.c.model == model,
         price_periods.c.account_id == account_id,
         price_periods.c.price_id.is_not(None),
+        not_cancelled(),
     )
     if connection.execute(own.limit(1)).first() is None:
         raise LookupError(f"account {account_id} has no price of its own for {model!r}")
+
+
+def _lock_prices(connection: Connection) -> None:
+    """Let other changes of prices wait until this one is committed."""
+    connection.execute(select(price_version).with_for_update())
+
+
+def _from(
+    connection: Connection, model: str, account_id: int, moment: datetime
+) -> list[PricePeriod]:
+    """Read the periods of a model and an account that begin at a moment or later, in order."""
+    query = _with_cancellations().where(
+        price_periods.c.model == model,
+        price_periods.c.account_id == account_id,
+        price_periods.c.effective_from >= moment,
+    )
+    rows = connection.execute(query.order_by(price_periods.c.effective_from)).mappings()
+    return [_period(row) for row in rows]
+
+
+def _with_cancellations() -> Select[Any]:
+    same = (cancelled_prices.c[name] == price_periods.c[name] for name in _PERIOD)
+    return select(
+        price_periods,
+        cancelled_prices.c.cancelled_at,
+        cancelled_prices.c.actor.label("cancelled_by"),
+        cancelled_prices.c.reason.label("cancelled_for"),
+    ).outerjoin(cancelled_prices, and_(*same))
+
+
+def _period(row: RowMapping) -> PricePeriod:
+    values = dict(row)
+    at, actor, reason = (values.pop(f"cancelled_{name}") for name in ("at", "by", "for"))
+    return PricePeriod(
+        **values, cancelled=None if at is None else PriceCancellation(at, actor, reason)
+    )
 
 
 def read_price(connection: Connection, price_id: int, cache: PriceCache) -> Price:

@@ -19,7 +19,7 @@ from gateway.database import exact_sum, wide_sum
 from gateway.ledger.closed import Closed, read_closed
 from gateway.ledger.concurrency import miscounts
 from gateway.ledger.discounts import class_price, read_discounts
-from gateway.ledger.prices import LIST, PriceCache, read_price
+from gateway.ledger.prices import LIST, PriceCache, not_cancelled, read_price
 from gateway.ledger.steps import itemized
 from gateway.pricing import UnpricedUsage, charge, format_usd
 from gateway.tables import (
@@ -165,7 +165,7 @@ def _prices_were_in_force(connection: Connection) -> Iterator[Finding]:
     its class's discount of that moment; and its charge is what that makes of its usage."""
     periods: defaultdict[tuple[str, int], list[tuple[datetime, int | None]]] = defaultdict(list)
     for period in connection.execute(
-        select(price_periods).order_by(price_periods.c.effective_from)
+        select(price_periods).where(not_cancelled()).order_by(price_periods.c.effective_from)
     ):
         periods[period.model, period.account_id].append((period.effective_from, period.price_id))
 

@@ -6,13 +6,26 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete, insert
+from sqlalchemy.exc import DBAPIError
 
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.offers import BadOffer, read_offer, read_prices, read_start
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
-from gateway.ledger.prices import PriceConflict, in_force, put_in_force, set_price
+from gateway.ledger.prices import (
+    LIST,
+    PriceConflict,
+    PricePeriod,
+    cancel_price,
+    in_force,
+    price_periods_of,
+    put_in_force,
+    set_price,
+)
+from gateway.ledger.reconcile import reconcile
+from gateway.ledger.tables import cancelled_prices
 from gateway.pricing import Component, Price, format_usd
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -104,6 +117,123 @@ def test_two_prices_cannot_begin_at_one_moment_and_a_list_price_cannot_end(
         put(database, price(8), hours=1)
     with pytest.raises(ValueError, match="does not end"):
         put(database, None, hours=2)
+
+
+def cancel(
+    database: Database, starts_at: datetime, *, now: datetime = NOW, account_id: int = LIST
+) -> PricePeriod:
+    with database.transaction() as connection:
+        return cancel_price(
+            connection,
+            "m",
+            account_id=account_id,
+            starts_at=starts_at,
+            now=now,
+            actor="test",
+            reason="wrong amount",
+        )
+
+
+def in_force_after(database: Database, hours: int, *, account_id: int = LIST) -> int:
+    with database.transaction() as connection:
+        return in_force(connection, NOW + timedelta(hours=hours), account_id=account_id)["m"]
+
+
+@pytest.mark.parametrize("account_id", [LIST, OWN])
+def test_scheduled_price_that_is_cancelled_never_counts(
+    database: Database, account_id: int
+) -> None:
+    with database.transaction() as connection:
+        listed = put_in_force(connection, "m", price(10), NOW)
+    put(database, price(12), hours=2, account_id=account_id)
+
+    made = cancel(database, NOW + timedelta(hours=2), account_id=account_id)
+
+    assert made.cancelled is not None
+    assert in_force_after(database, 3, account_id=account_id) == listed
+    with database.transaction() as connection:
+        shown = price_periods_of(connection, model="m", account_id=account_id)
+        assert reconcile(connection, now=NOW) == []
+    assert shown[-1].cancelled == made.cancelled
+    assert (made.cancelled.actor, made.cancelled.reason) == ("test", "wrong amount")
+    with pytest.raises(LookupError, match="none is scheduled"):
+        cancel(database, NOW + timedelta(hours=2), account_id=account_id)
+
+
+def test_scheduled_end_of_an_own_price_can_be_cancelled(database: Database) -> None:
+    with database.transaction() as connection:
+        put_in_force(connection, "m", price(10), NOW)
+    put(database, price(5), hours=0, account_id=OWN)
+    own = in_force_after(database, 0, account_id=OWN)
+    put(database, None, hours=1, account_id=OWN)
+
+    cancel(database, NOW + timedelta(hours=1), account_id=OWN)
+
+    assert in_force_after(database, 2, account_id=OWN) == own
+
+
+@pytest.mark.parametrize(
+    ("seconds", "message"),
+    [(0, "began at"), (3600, "began at"), (-9, "until 10 s before")],
+)
+def test_price_that_has_begun_or_is_about_to_is_not_cancelled(
+    database: Database, seconds: int, message: str
+) -> None:
+    with database.transaction() as connection:
+        put_in_force(connection, "m", price(10), NOW)
+    put(database, price(12), hours=2)
+    starts_at = NOW + timedelta(hours=2)
+
+    with pytest.raises(PriceConflict, match=message):
+        cancel(database, starts_at, now=starts_at + timedelta(seconds=seconds))
+
+    assert in_force_after(database, 3) != in_force_after(database, 1)
+
+
+def test_price_that_is_not_scheduled_is_not_cancelled(database: Database) -> None:
+    with database.transaction() as connection:
+        put_in_force(connection, "m", price(10), NOW)
+    put(database, price(12), hours=2)
+
+    with pytest.raises(LookupError, match=r"begin at 2026-03-01T02:00:00\+00:00"):
+        cancel(database, NOW + timedelta(hours=1))
+    with pytest.raises(LookupError, match="none is scheduled"):
+        cancel(database, NOW, now=NOW - timedelta(hours=1), account_id=OWN)
+
+
+def test_another_price_can_begin_when_a_cancelled_one_would_have(database: Database) -> None:
+    with database.transaction() as connection:
+        put_in_force(connection, "m", price(10), NOW)
+    put(database, price(12), hours=2)
+    starts_at = NOW + timedelta(hours=2)
+    cancel(database, starts_at)
+
+    put(database, price(13), hours=2)
+    right = in_force_after(database, 3)
+
+    again = cancel(database, starts_at)
+    assert again.price_id == right
+    assert in_force_after(database, 3) == in_force_after(database, 0)
+
+
+def test_cancelled_prices_are_kept_and_lie_ahead_in_sql_too(database: Database) -> None:
+    with database.transaction() as connection:
+        put_in_force(connection, "m", price(10), NOW)
+    put(database, price(12), hours=2)
+    cancel(database, NOW + timedelta(hours=2))
+    late = {
+        "model": "m",
+        "account_id": LIST,
+        "effective_from": NOW,
+        "cancelled_at": NOW,
+        "actor": "x",
+        "reason": "x",
+    }
+
+    with pytest.raises(DBAPIError, match="append-only"), database.transaction() as connection:
+        connection.execute(delete(cancelled_prices))
+    with pytest.raises(DBAPIError, match="ahead"), database.transaction() as connection:
+        connection.execute(insert(cancelled_prices).values(late))
 
 
 async def test_a_gateway_sells_to_an_account_at_its_own_price(

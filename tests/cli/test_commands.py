@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 from gateway.database import Database, migrate
 from gateway.ledger.holds import hold
-from gateway.ledger.prices import put_in_force
+from gateway.ledger.prices import put_in_force, set_price
 from gateway.pricing import Component, Price
 from gateway.requests.tables import webhook_deliveries
 from tests.ledger.books import done, open_books
@@ -40,6 +40,7 @@ COMMANDS = (
     "limit remove",
     "catalog check",
     "catalog show",
+    "catalog price cancel",
     "plan",
     "reconcile",
     "webhook list",
@@ -106,6 +107,25 @@ def test_webhook_deliveries_are_listed_and_sent_again(command: Command) -> None:
     assert again["status"] == "pending"
     assert command.json("webhook", "list", "--status", "failed") == []
     assert "no webhook delivery" in command.run("webhook", "resend", "req_x", status=1)
+
+
+def test_a_scheduled_price_is_cancelled_and_still_listed(command: Command) -> None:
+    database = Database(command.url)
+    with database.transaction() as connection:
+        set_price(
+            connection, "echo", Price((Component("request", 9),)),
+            starts_at=datetime(2099, 1, 1, tzinfo=UTC), actor="x", reason="typing error",
+        )  # fmt: skip
+    database.dispose()
+    cancel = ("catalog", "price", "cancel", "echo", "--from", "2099-01-01T00:00Z", "--reason", "r")
+
+    [cancelled] = command.json(*cancel)
+
+    assert cancelled["cancelled"].endswith(" by operator: r")
+    begun, listed = command.json("catalog", "price", "list", "echo")
+    assert (begun["cancelled"], listed) == (None, cancelled)
+    assert "none is scheduled" in command.run(*cancel, status=1)
+    assert "not a valid moment" in command.run(*cancel[:5], "soon", *cancel[6:], status=1)
 
 
 def test_an_account_gets_credit_and_a_key(command: Command) -> None:

@@ -120,3 +120,21 @@ def test_a_correction_is_planned_before_it_is_booked(stack: Stack) -> None:
     dearer = [{"unit": "request", "amount": "5"}]
     assert boss.post("/v1/admin/corrections", json=body | {"price": dearer}).json()["requests"] == 0
     assert stack.findings() == []
+
+
+def test_a_scheduled_price_is_cancelled_over_http(stack: Stack) -> None:
+    boss, owner = admin(stack), str(stack.caller().account_id)
+    scheduled = {"model": "echo", "account": owner, "from": "2099-01-01T00:00:00Z", "reason": "x"}
+    priced = scheduled | {"price": [{"unit": "request", "amount": "0.5"}]}
+    assert boss.post("/v1/admin/prices", json=priced).status_code == 201
+
+    cancelled = boss.post("/v1/admin/prices/cancel", json=scheduled | {"reason": "wrong amount"})
+    again = boss.post("/v1/admin/prices/cancel", json=scheduled)
+    wrong = boss.post("/v1/admin/prices/cancel", json=scheduled | {"from": "soon"})
+    listed = boss.get("/v1/admin/prices", params={"account": owner}).json()["data"]
+
+    assert cancelled.status_code == 200, cancelled.text
+    assert cancelled.json()["cancelled"]["reason"] == "wrong amount"
+    assert listed == [cancelled.json()]
+    assert (again.status_code, wrong.status_code) == (404, 400)
+    assert wrong.json()["error"]["param"] == "from"

@@ -17,7 +17,7 @@ from gateway.accounts.accounts import create_account
 from gateway.catalog.store import LiveCatalog
 from gateway.database import Database
 from gateway.ledger.discounts import put_discount_in_force
-from gateway.ledger.prices import put_in_force, read_version, set_price
+from gateway.ledger.prices import cancel_price, put_in_force, read_version, set_price
 from gateway.pricing import Component, Price
 from gateway.tables import price_periods
 
@@ -135,6 +135,25 @@ async def test_every_change_has_a_later_version(
 
     assert after > before
     assert any("price_periods" in statement for statement in found)
+
+
+async def test_cancelled_price_is_taken_back_in_every_gateway(
+    live: LiveCatalog, database: Database
+) -> None:
+    starts_at = soon()
+    with database.transaction() as connection:
+        set_price(connection, "painter", price(2), starts_at=starts_at, actor="x", reason="x")
+    await live.refresh()
+    assert live.priced("painter", starts_at)[1] == price(2)
+
+    with database.transaction() as connection:
+        cancel_price(
+            connection, "painter",
+            starts_at=starts_at, now=datetime.now(UTC), actor="x", reason="x",
+        )  # fmt: skip
+    await live.refresh()
+
+    assert live.priced("painter", starts_at)[1] == price(10_000_000)
 
 
 async def test_change_that_is_rolled_back_leaves_the_version(
