@@ -1,6 +1,6 @@
-"""Checks of what operators enter, by command or by HTTP: names, texts, moments and amounts.
+"""Checks of what people enter, by command or by HTTP: names, texts, moments and amounts.
 
-Every function that writes what an operator typed calls these, so that both surfaces refuse the same
+Every function that writes what somebody typed calls these, so that all surfaces refuse the same
 values. Each returns the value that may be stored or raises ``ValueError``. Knows no SQL.
 """
 
@@ -25,6 +25,8 @@ _LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
 """Any time zone can show moments before it."""
 _RESERVED_NAMES: Final = frozenset({"all", "everybody", ".", ".."})
 """Names that a command or a path takes for something else."""
+_TURNS: Final = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+"""Classes of characters that embed, isolate or override a direction of writing."""
 _RESERVED_PREFIXES: Final = ("id:", "system:", "receivable:")
 
 
@@ -53,6 +55,23 @@ def check_text(text: str, what: str, *, longest: int, required: bool = False) ->
         raise ValueError(f"{what} has {len(text)} characters; at most {longest} are accepted")
     for character in text:
         if not character.isprintable() and character != " ":
+            name = unicodedata.name(character, "a control character")
+            raise ValueError(f"{what} contains U+{ord(character):04X} ({name.lower()})")
+    return text
+
+
+def check_label(text: str, what: str, *, longest: int) -> str:
+    """Check a name that a client gives to a voice or a file: any script, but no control characters.
+
+    Unlike ``check_text`` it accepts what file names of cameras and keyboards contain, such as
+    narrow spaces and joiners. Characters that turn the direction of writing are refused, since they
+    show another name than the one that is there.
+    """
+    if len(text) > longest:
+        raise ValueError(f"{what} has {len(text)} characters; at most {longest} are accepted")
+    for character in text:
+        controls = unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
+        if controls or unicodedata.bidirectional(character) in _TURNS:
             name = unicodedata.name(character, "a control character")
             raise ValueError(f"{what} contains U+{ord(character):04X} ({name.lower()})")
     return text

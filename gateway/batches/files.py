@@ -34,7 +34,8 @@ from sqlalchemy.exc import IntegrityError
 from gateway.batches.room import Room
 from gateway.batches.tables import batches, file_reservations, files
 from gateway.database import Database
-from gateway.errors import Conflict, NotFound
+from gateway.entered import check_label
+from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.ledger.ids import is_id, new_id
 from gateway.outages import OUTAGE
 from workers.contract.blobs import BlobError, Blobs, blob_key
@@ -98,6 +99,10 @@ class Files:
         One that was given its id before comes once: sent again it is the same file, and another one
         in its place is a ``Conflict``.
         """
+        try:
+            check_label(filename, "the name of the file", longest=NAME_MAX)
+        except ValueError as error:
+            raise InvalidRequest("invalid_value", f"{error}.", param="file") from None
         file_id = file_id or new_id("file-")
         if self._room is not None:
             await self._room.reserve(account_id, file_id, size=size_max)
@@ -116,7 +121,7 @@ class Files:
             id=file_id,
             account_id=account_id,
             purpose=purpose,
-            filename=filename[-NAME_MAX:],
+            filename=filename,
             blob=blob,
             created_at=now,
             expires_at=now + kept_for,

@@ -33,6 +33,7 @@ from sqlalchemy import (
 )
 
 from gateway.database import Database
+from gateway.entered import check_label
 from gateway.errors import Conflict, InvalidRequest, NotFound, TollgateError, Unavailable
 from gateway.failpoints import reach
 from gateway.ledger.ids import is_id, new_id
@@ -112,6 +113,7 @@ class Voices:
 
     async def create(self, account_id: int, new: New, source: Source) -> Recording:
         """Keep a recording of an account. Raise ``TollgateError``, and then leave nothing."""
+        _check_name(new.name)
         id = new_id(_PREFIX[new.kind])
         reserve = functools.partial(
             _reserve, account_id=account_id, id=id, new=new, count_max=self._count_max
@@ -159,7 +161,8 @@ class Voices:
         return await self._database.report(read, account_id=account_id)
 
     async def rename_consent(self, account_id: int, id: str, name: str) -> Recording:
-        """Raise ``NotFound``."""
+        """Raise ``NotFound``, or ``InvalidRequest`` for a name that cannot be kept."""
+        _check_name(name)
 
         def write(connection: Connection) -> Recording:
             found = _find(connection, account_id, "consent", id)
@@ -206,6 +209,13 @@ class Voices:
         gone = delete(recordings).where(recordings.c.id == id, not_(_needed()))
         done = await self._database.write(lambda connection: connection.execute(gone).rowcount)
         return bool(done)
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_label(name, "the name", longest=NAME_MAX)
+    except ValueError as error:
+        raise InvalidRequest("invalid_value", f"{error}.", param="name") from None
 
 
 def _reserve(connection: Connection, *, account_id: int, id: str, new: New, count_max: int) -> None:

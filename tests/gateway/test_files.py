@@ -27,6 +27,45 @@ def client(stack: Stack, caller: Caller) -> openai.OpenAI:
     return made
 
 
+@pytest.mark.parametrize("purpose", ["batch", "user_data"])
+@pytest.mark.parametrize(
+    "name",
+    ["a\x1b[2J.jsonl", "a\u202egnp.jsonl", "a" * 250 + ".jsonl"],
+    ids=["escape", "turned", "long"],
+)
+def test_a_file_name_that_is_too_long_or_has_control_characters_is_refused(
+    stack: Stack, name: str, purpose: str
+) -> None:
+    caller = stack.caller()
+    content = CONTENT if purpose == "batch" else png(4, 4)
+
+    # As raw UTF-8: httpx escapes control characters, other clients do not.
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n'
+        + purpose.encode()
+        + b"\r\n"
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="' + name.encode() + b'"\r\n'
+        b"Content-Type: application/octet-stream\r\n\r\n" + content + b"\r\n--x--\r\n"
+    )
+    answer = caller.http.post(
+        "/v1/files",
+        content=body,
+        headers={"Content-Type": "multipart/form-data; boundary=x"},
+    )
+
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "file"
+    assert "the name of the file" in answer.json()["error"]["message"]
+    assert caller.http.get("/v1/files").json()["data"] == []
+
+
+@pytest.mark.parametrize("name", ["Screenshot 9.41\u202fAM.jsonl", "क्\u200dष.jsonl"])
+def test_file_names_of_any_script_are_kept(stack: Stack, name: str) -> None:
+    api = client(stack, stack.caller())
+
+    assert api.files.create(file=(name, CONTENT), purpose="batch").filename == name
+
+
 def test_a_file_is_kept_as_it_was_sent_until_it_is_deleted(stack: Stack) -> None:
     api = client(stack, stack.caller())
 

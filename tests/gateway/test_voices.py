@@ -149,6 +149,34 @@ def test_a_name_is_that_of_one_voice(media_stack: Stack) -> None:
     assert voice(api).id != first.id
 
 
+NOT_NAMES = ["An\nna", "An\x1bna", "An\u202ena", "A" * 101]
+
+
+@pytest.mark.parametrize("name", NOT_NAMES, ids=["newline", "escape", "turned", "long"])
+def test_a_name_that_is_too_long_or_has_control_characters_is_refused(
+    media_stack: Stack, name: str
+) -> None:
+    caller = media_stack.caller()
+    api = client(media_stack, caller)
+    given = consent(api, "Änna\u200c \U0001f469\u200d\U0001f3a4")
+
+    for call in (
+        lambda: consent(api, name),
+        lambda: api.audio.voice_consents.update(given.id, name=name),
+        lambda: voice(api, name, given.id),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            call()
+        assert caught.value.param == "name"
+    kept = [("files", SAMPLE), ("files", ("consent.wav", SAMPLE[1]))]
+    answer = caller.http.post("/elevenlabs/v1/voices/add", data={"name": name}, files=kept)
+
+    assert answer.status_code == 400, answer.text
+    assert "name" in answer.json()["detail"]["message"]
+    assert [each.name for each in api.audio.voice_consents.list()] == [given.name]
+    assert caller.http.get("/v1/audio/voices").json()["data"] == []
+
+
 def test_a_voice_without_a_consent_is_refused_and_leaves_nothing(media_stack: Stack) -> None:
     caller = media_stack.caller()
     lying = media_stack.directory / "blobs" / str(caller.account_id)
