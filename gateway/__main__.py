@@ -31,6 +31,7 @@ from gateway.commands.reports import (
     usage_command,
 )
 from gateway.commands.terminal import (
+    Commands,
     example,
     open_database,
     read_settings,
@@ -45,7 +46,9 @@ from gateway.ledger.refunds import NotRefundable
 from gateway.ledger.transfers import TransferConflict
 
 
-@click.group(context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]}
+)
 def cli() -> None:
     """Tollgate: a self-hosted inference gateway with per-request pricing.
 

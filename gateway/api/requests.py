@@ -39,7 +39,7 @@ from gateway.api.views import (
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task, makes
 from gateway.database import Database
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.closed import Closed
 from gateway.media.links import Links
 from gateway.pricing import SERVICE_CLASSES, parse_usd
@@ -183,7 +183,17 @@ class RequestsController(Controller):
         requests: Requests = request.app.state.requests
         database: Database = request.app.state.database
         owner = await database.read(lambda connection: find_asked(request, connection, account))
-        found = await requests.receipt(owner.id, request_id)
+        try:
+            found = await requests.receipt(owner.id, request_id)
+        except NotFound as error:
+            is_admin = "admin" in caller(request).scopes
+            if error.code != "request_not_found" or account is not None or not is_admin:
+                raise
+            raise NotFound(
+                error.code,
+                f"{error.message} If it is another account's, name that account: ?account=acme.",
+                param=error.param,
+            ) from None
         closed = found.closed
         live: LiveCatalog = request.app.state.live
         entry = live.entry(closed.model)

@@ -34,6 +34,21 @@ class Usd(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class Commands(click.Group):
+    """Commands whose amounts may be mistaken for options: click takes ``-5`` for one."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if not error.option_name.removeprefix("-")[:1].isdigit():
+                raise
+            raise click.UsageError(
+                f"{error.option_name} is not an option, and amounts cannot be negative",
+                ctx=error.ctx,
+            ) from None
+
+
 def example(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 

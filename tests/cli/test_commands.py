@@ -109,6 +109,18 @@ def test_webhook_deliveries_are_listed_and_sent_again(command: Command) -> None:
     assert "no webhook delivery" in command.run("webhook", "resend", "req_x", status=1)
 
 
+@pytest.mark.parametrize("amount", ["-5", "-25.50", "-0.1"])
+def test_a_negative_amount_is_not_taken_for_an_option(command: Command, amount: str) -> None:
+    command.run("account", "create", "acme")
+
+    for arguments in (
+        ("budget", "create", "acme", amount, "--window", "day"),
+        ("credit", "add", "acme", amount, "--reason", "x", "--reference", "x"),
+    ):
+        assert "amounts cannot be negative" in command.run(*arguments, status=2)
+    assert "No such option '-x'" in command.run("account", "list", "-x", status=2)
+
+
 def test_a_scheduled_price_is_cancelled_and_still_listed(command: Command) -> None:
     database = Database(command.url)
     with database.transaction() as connection:

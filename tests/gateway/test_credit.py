@@ -138,3 +138,15 @@ def test_a_scheduled_price_is_cancelled_over_http(stack: Stack) -> None:
     assert listed == [cancelled.json()]
     assert (again.status_code, wrong.status_code) == (404, 400)
     assert wrong.json()["error"]["param"] == "from"
+
+
+def test_an_administrator_is_told_how_to_read_another_accounts_receipt(stack: Stack) -> None:
+    caller, boss = stack.caller(), admin(stack)
+    path = f"/v1/requests/{spend(caller, 'told')['request_id']}/receipt"
+
+    missing = boss.get(path)
+
+    assert missing.status_code == 404
+    assert "?account=" in missing.json()["error"]["message"]
+    assert boss.get(path, params={"account": str(caller.account_id)}).is_success
+    assert "?account=" not in stack.caller().http.get(path).text
