@@ -251,6 +251,7 @@ def _close(
             error = Problem("unpriced_usage", f"The usage could not be priced: {problem}.")
     if row["cut"] and status == "cancelled":
         reason = row["cut"]
+    cost_nanos = min(cost_nanos, row["hold_nanos"])
     output = settlement.output if error is settlement.error else None
     total_us = int((now - row["accepted_at"]) / timedelta(microseconds=1))
     closed = Closed(
@@ -261,7 +262,7 @@ def _close(
         status=status,
         outcome="charged" if cost_nanos else "released",
         reason=reason,
-        cost_nanos=min(cost_nanos, row["hold_nanos"]),
+        cost_nanos=cost_nanos,
         hold_nanos=row["hold_nanos"],
         price_id=row["price_id"],
         usage=usage,
