@@ -24,10 +24,10 @@ import httpx
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
-from gateway.database import Database, migrate
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import parse_usd
-from gateway.queue_server import arguments, find_server
+from gateway.sql.database import Database, migrate
+from gateway.up.queue_server import arguments, find_server
 from tests.artist import png
 from tests.stack import free_port
 

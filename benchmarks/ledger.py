@@ -19,16 +19,16 @@ from sqlalchemy import delete, func, insert, select
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
-from gateway.database import Database, migrate
+from gateway.ids import new_request_id
 from gateway.ledger.closed import Output
 from gateway.ledger.holds import HoldRequest, hold
-from gateway.ledger.ids import new_request_id
 from gateway.ledger.periods import booking_time
 from gateway.ledger.prices import PriceCache, put_in_force
 from gateway.ledger.settle import Settlement, settle
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import Component, Price
-from gateway.tables import QUANTITIES, holds, outputs, receipts, transfers
+from gateway.sql.database import Database, migrate
+from gateway.tables.core import QUANTITIES, holds, outputs, receipts, transfers
 from workers.contract.jobs import Job, RequestId, Timings, Usage, encode
 
 SECONDS = 3.0

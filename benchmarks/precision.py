@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from gateway.catalog.this_machine import measure_bandwidth
+from gateway.plan.this_machine import measure_bandwidth
 from workers.contract.models import ModelSpec
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.options import read_options

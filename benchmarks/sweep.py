@@ -21,14 +21,14 @@ from sqlalchemy import insert, select
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
 from gateway.aside import Aside
-from gateway.database import Database, migrate
+from gateway.dispatch.enqueue import Dispatch
 from gateway.ledger.prices import put_in_force
 from gateway.pricing import Component, Price
-from gateway.queue_server import arguments, find_server, wait_until_up
-from gateway.requests.dispatch import Dispatch
 from gateway.requests.sweep import Sweeper
 from gateway.settings import Settings
-from gateway.tables import holds
+from gateway.sql.database import Database, migrate
+from gateway.tables.core import holds
+from gateway.up.queue_server import arguments, find_server, wait_until_up
 from workers.contract.jobs import Job, RequestId, Usage, encode
 from workers.contract.redis import connect
 

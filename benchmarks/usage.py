@@ -27,11 +27,11 @@ from gateway.billing.files import export
 from gateway.billing.footer import Footer, Format, Profile
 from gateway.billing.rollups import HOURS_MAX, build_due
 from gateway.billing.usage import Filters, Span, usage
-from gateway.database import Database, migrate
 from gateway.ledger.prices import put_in_force
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import Component, Price
-from gateway.tables import QUANTITIES, receipts
+from gateway.sql.database import Database, migrate
+from gateway.tables.core import QUANTITIES, receipts
 
 RECEIPTS = int(os.environ.get("BENCH_RECEIPTS", "1000000"))
 START = datetime(2026, 10, 1, tzinfo=UTC)

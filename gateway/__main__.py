@@ -12,7 +12,6 @@ import sys
 import click
 from sqlalchemy.exc import DBAPIError
 
-from gateway import embedded
 from gateway.accounts.accounts import (
     AccountExists,
 )
@@ -38,12 +37,13 @@ from gateway.commands.terminal import (
     refuse,
 )
 from gateway.commands.webhooks import webhook
-from gateway.database import migrate
-from gateway.embedded import CannotStart
 from gateway.errors import TollgateError
 from gateway.ledger.prices import PriceConflict
 from gateway.ledger.refunds import NotRefundable
 from gateway.ledger.transfers import TransferConflict
+from gateway.sql.database import migrate
+from gateway.up import embedded
+from gateway.up.embedded import CannotStart
 
 
 @click.group(

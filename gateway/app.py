@@ -18,54 +18,53 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from gateway.accounts.pepper import read_pepper
 from gateway.accounts.rates import Rates
-from gateway.api.access import Access, require_key
-from gateway.api.accounts import AccountController
-from gateway.api.admin import AdminController
-from gateway.api.aside import SetAsideController
-from gateway.api.batches import ENDPOINTS, BatchesController
-from gateway.api.blobs import BlobsController
-from gateway.api.bodies import EXCEPTION_HANDLERS
-from gateway.api.catalog import CatalogController
-from gateway.api.chat import ChatController
-from gateway.api.completions import CompletionsController
-from gateway.api.credit import CreditController
-from gateway.api.document import DocumentConfig
-from gateway.api.documentation import DocumentationPlugin
-from gateway.api.door import CheckedRequest, check_address
-from gateway.api.elevenlabs import ElevenLabsController
-from gateway.api.elevenlabs_voices import ElevenLabsVoicesController
-from gateway.api.embeddings import EmbeddingsController
-from gateway.api.exports import ExportsController
-from gateway.api.files import FilesController
+from gateway.api.admin.credit import CreditController
+from gateway.api.admin.maintenance import AdminController
+from gateway.api.admin.prices import PricesController
+from gateway.api.admin.set_aside import SetAsideController
+from gateway.api.elevenlabs.speech import ElevenLabsController
+from gateway.api.elevenlabs.voices import ElevenLabsVoicesController
 from gateway.api.front import FrontPageController
-from gateway.api.gmi import GmiController
-from gateway.api.headers import READABLE_HEADERS, add_limit_headers, allowed_methods
+from gateway.api.gmi.requests import GmiController
 from gateway.api.health import HealthController
-from gateway.api.images import ImagesController
-from gateway.api.large_bodies import Bodies
-from gateway.api.ledger import LedgerController
-from gateway.api.limits import AdminLimitsController, LimitsController
-from gateway.api.lists import ListsController
-from gateway.api.openrouter import OpenRouterController
-from gateway.api.organization import OrganizationController
-from gateway.api.payments import PaymentsController, ProviderEventsController
-from gateway.api.prices import PricesController
-from gateway.api.requests import RequestsController
-from gateway.api.responses import ResponsesController
-from gateway.api.speech import SpeechController
-from gateway.api.statements import AdminPeriodsController, StatementsController
-from gateway.api.storage import StorageController
-from gateway.api.uploads import UploadsController
-from gateway.api.usage import UsageController
-from gateway.api.videos import VideosController
-from gateway.api.views import request_view
-from gateway.api.voices import VoiceConsentsController, VoicesController
-from gateway.api.webhooks import WebhooksController
-from gateway.batches.files import Files
-from gateway.batches.room import Limits, Room
+from gateway.api.http.access import Access, require_key
+from gateway.api.http.bodies import EXCEPTION_HANDLERS
+from gateway.api.http.door import CheckedRequest, check_address
+from gateway.api.http.headers import READABLE_HEADERS, add_limit_headers, allowed_methods
+from gateway.api.http.large_bodies import Bodies
+from gateway.api.native.accounts import AccountController
+from gateway.api.native.blobs import BlobsController
+from gateway.api.native.catalog import CatalogController
+from gateway.api.native.exports import ExportsController
+from gateway.api.native.ledger import LedgerController
+from gateway.api.native.limits import AdminLimitsController, LimitsController
+from gateway.api.native.lists import ListsController
+from gateway.api.native.payments import PaymentsController, ProviderEventsController
+from gateway.api.native.requests import RequestsController
+from gateway.api.native.statements import AdminPeriodsController, StatementsController
+from gateway.api.native.storage import StorageController
+from gateway.api.native.uploads import UploadsController
+from gateway.api.native.usage import UsageController
+from gateway.api.native.views import request_view
+from gateway.api.native.webhooks import WebhooksController
+from gateway.api.openai.batches import ENDPOINTS, BatchesController
+from gateway.api.openai.chat import ChatController
+from gateway.api.openai.completions import CompletionsController
+from gateway.api.openai.embeddings import EmbeddingsController
+from gateway.api.openai.files import FilesController
+from gateway.api.openai.images import ImagesController
+from gateway.api.openai.organization import OrganizationController
+from gateway.api.openai.responses import ResponsesController
+from gateway.api.openai.speech import SpeechController
+from gateway.api.openai.videos import VideosController
+from gateway.api.openai.voices import VoiceConsentsController, VoicesController
+from gateway.api.openapi.document import DocumentConfig
+from gateway.api.openapi.page import DocumentationPlugin
+from gateway.api.openrouter.handlers import OpenRouterController
 from gateway.batches.runner import Runner
 from gateway.batches.stored import Stored
-from gateway.billing.chores import (
+from gateway.catalog.store import LiveCatalog
+from gateway.chores import (
     Chores,
     audit_chores,
     close_chores,
@@ -79,19 +78,20 @@ from gateway.billing.chores import (
     voice_chores,
     webhook_chores,
 )
-from gateway.catalog.store import LiveCatalog
-from gateway.database import Database
 from gateway.disk import written_paths
-from gateway.media.fetch import Fetcher
-from gateway.media.links import Links
-from gateway.media.slots import Slots
-from gateway.media.store import MediaStore
-from gateway.outages import SQL_OUTAGE, outage_name
+from gateway.files.download_urls import Links
+from gateway.files.fetch import Fetcher
+from gateway.files.retention import MediaStore
+from gateway.files.room import Limits, Room
+from gateway.files.store import Files
+from gateway.files.upload_urls import Slots
 from gateway.payments.provider import PaymentProvider
+from gateway.performance import Performance
 from gateway.readiness import Readiness
-from gateway.requests.lifecycle import Requests
-from gateway.requests.performance import Performance
+from gateway.requests.service import Requests
 from gateway.settings import Settings
+from gateway.sql.database import Database
+from gateway.sql.outages import SQL_OUTAGE, outage_name
 from gateway.supervision import Supervisor, exit_now
 from gateway.voices.store import Voices
 from workers.contract.blobs import Blobs

@@ -15,12 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias, get_args
 
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Connection,
-    Integer,
-    String,
-    Table,
     and_,
     delete,
     func,
@@ -29,9 +25,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gateway.batches.tables import batches
-from gateway.database import Database, UtcDateTime
-from gateway.tables import holds, metadata
+from gateway.sql.database import Database
+from gateway.tables.batches import batches
+from gateway.tables.core import holds
+from gateway.tables.set_aside import set_aside
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +42,6 @@ NOTED_S: Final = 30.0
 NOTED_MAX: Final = 10_000
 KEPT: Final = timedelta(days=30)
 """Retention of notes on outcomes, which nothing else ends."""
-
-set_aside = Table(
-    "set_aside",
-    metadata,
-    Column("kind", String(16), primary_key=True),
-    Column("name", String(255), primary_key=True),
-    Column("reason", String(500), nullable=False),
-    Column("times", Integer, nullable=False, server_default="1"),
-    Column("first_at", UtcDateTime, nullable=False),
-    Column("last_at", UtcDateTime, nullable=False),
-)
 
 
 @dataclass(frozen=True, slots=True)

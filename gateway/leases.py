@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Connection, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gateway.database import Database
-from gateway.tables import chores
+from gateway.sql.database import Database
+from gateway.tables.core import chores
 
 
 class Lease:

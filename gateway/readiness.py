@@ -20,11 +20,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway import metrics
 from gateway.aside import KINDS, count_aside
-from gateway.database import Database
 from gateway.disk import has_room, written_paths
-from gateway.requests.watch import Watch
+from gateway.dispatch.health import Watch
 from gateway.settings import Settings
-from gateway.tables import chores
+from gateway.sql.database import Database
+from gateway.tables.core import chores
 
 log = logging.getLogger(__name__)
 

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from alembic import context
 
-import gateway.aside
-import gateway.batches.tables
-import gateway.ledger.tables
-import gateway.media.tables
-import gateway.payments.tables
-import gateway.requests.tables
-import gateway.voices.tables
-import gateway.workflows.tables  # noqa: F401 -- their tables belong to the metadata
-from gateway.database import open_engine
-from gateway.lanes import MIGRATE
 from gateway.settings import Settings
-from gateway.tables import metadata
+from gateway.sql.database import open_engine
+from gateway.sql.lanes import MIGRATE
+from gateway.tables.core import metadata
 
 
 def run() -> None:

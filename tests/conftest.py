@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.database import Database
+from gateway.sql.database import Database
 from tests.databases import Databases, postgres_server
 from tests.servers import queue_server
 

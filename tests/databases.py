@@ -19,7 +19,7 @@ from typing import Any, Literal
 import sqlalchemy
 from sqlalchemy.engine import make_url
 
-from gateway.database import migrate
+from gateway.sql.database import migrate
 
 Kind = Literal["sqlite", "postgresql"]
 

@@ -31,14 +31,14 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "accounts are not locked",
-        "gateway/ledger/locks.py",
+        "gateway/accounts/locks.py",
         "    .with_for_update()\n",
         "",
         "tests/ledger/test_races.py -k fifty_at_once",
     ),
     Mutation(
         "accounts are locked in no order",
-        "gateway/ledger/locks.py",
+        "gateway/accounts/locks.py",
         "    .order_by(accounts.c.id)\n",
         "    .order_by(__import__('sqlalchemy').func.random())\n",
         "tests/ledger/test_races.py -k deadlock",
@@ -91,8 +91,8 @@ MUTATIONS = (
         "a refund does not lock its account",
         "gateway/ledger/refunds.py",
         "account = lock_accounts(connection, [account_id])[account_id]",
-        "from gateway.tables import accounts as table; account = connection.execute(select(table)"
-        ".where(table.c.id == account_id)).mappings().one()",
+        "from gateway.tables.core import accounts as table; account = connection.execute("
+        "select(table).where(table.c.id == account_id)).mappings().one()",
         "tests/ledger/test_races.py -k given_back_once",
     ),
     Mutation(

@@ -17,7 +17,7 @@ from typing import Literal
 
 import redis
 
-from gateway.queue_server import die_with_parent
+from gateway.up.queue_server import die_with_parent
 
 Kind = Literal["valkey", "redis"]
 

@@ -21,11 +21,11 @@ import httpx
 
 from gateway.accounts.accounts import create_account, find_account
 from gateway.accounts.keys import create_key
-from gateway.database import Database
 from gateway.ledger.reconcile import Finding, reconcile
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import parse_usd
-from gateway.queue_server import die_with_parent
+from gateway.sql.database import Database
+from gateway.up.queue_server import die_with_parent
 
 PEPPER = "a pepper for tests, long enough"
 PATIENCE_S = 40.0

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.catalog.schema import Entry
 from gateway.errors import InvalidRequest
-from gateway.requests.inputs import parse, prepare
+from gateway.tasks.registry import parse, prepare
 
 
 @pytest.mark.parametrize("seconds", [86_400.001, 1e18, 1e308])

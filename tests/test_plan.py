@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from gateway.catalog.hardware import GPUS, Device, find_gpu
-from gateway.catalog.shapes import SHAPES, Shape, find_shape, read_checkpoint
-from gateway.catalog.this_machine import devices_here, measure_bandwidth, read_gpus
-from gateway.planning import (
+from gateway.plan.hardware import GPUS, Device, find_gpu
+from gateway.plan.roofline import (
     Load,
     cost,
     plan,
@@ -22,6 +20,8 @@ from gateway.planning import (
     token_bytes,
     weight_bytes,
 )
+from gateway.plan.shapes import SHAPES, Shape, find_shape, read_checkpoint
+from gateway.plan.this_machine import devices_here, measure_bandwidth, read_gpus
 from gateway.pricing import Component, Price
 
 POCKET = Path(__file__).parents[1] / "workers" / "pocket" / "chat"

@@ -8,9 +8,9 @@ import pytest
 
 from gateway.catalog.schema import Entry
 from gateway.errors import InvalidRequest
-from gateway.media.sources import Remote, Source
-from gateway.requests.inputs import chosen_task, parse, prepare
-from gateway.requests.prepared import Prepared
+from gateway.files.sources import Remote, Source
+from gateway.tasks.prepared import Prepared
+from gateway.tasks.registry import chosen_task, parse, prepare
 from workers.contract.jobs import Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.upstream import gmi_wire as wire

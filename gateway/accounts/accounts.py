@@ -10,12 +10,12 @@ from typing import Literal, TypeAlias, get_args
 from sqlalchemy import ColumnElement, Connection, RowMapping, insert, or_, select, update
 
 from gateway.accounts.budgets import read_zone
-from gateway.decoding import ID_MAX, read_id
-from gateway.entered import check_account_name, check_amount
+from gateway.accounts.locks import lock_accounts
+from gateway.checks.decoding import ID_MAX, read_id
+from gateway.checks.entered import check_account_name, check_amount
 from gateway.errors import Conflict
-from gateway.ledger.locks import lock_accounts
 from gateway.pricing import format_usd
-from gateway.tables import accounts
+from gateway.tables.core import accounts
 
 Status: TypeAlias = Literal["active", "suspended", "closed"]
 

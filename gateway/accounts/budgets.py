@@ -23,11 +23,11 @@ from sqlalchemy import (
     update,
 )
 
-from gateway.decoding import ID_MAX
-from gateway.entered import NAME_MAX, check_amount, check_text
-from gateway.ledger.locks import lock_accounts
+from gateway.accounts.locks import lock_accounts
+from gateway.checks.decoding import ID_MAX
+from gateway.checks.entered import NAME_MAX, check_amount, check_text
 from gateway.pricing import NANOS_MAX
-from gateway.tables import accounts, budget_windows, budgets, keys
+from gateway.tables.core import accounts, budget_windows, budgets, keys
 
 Window: TypeAlias = Literal["hour", "day", "month", "total"]
 WINDOWS: Final[tuple[Window, ...]] = get_args(Window)

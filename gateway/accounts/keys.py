@@ -17,10 +17,10 @@ from typing import Final
 from sqlalchemy import Connection, RowMapping, bindparam, insert, or_, select, update
 
 from gateway.accounts.limits import LIMIT_MAX, Limit, key_limit, limits_of_key, read_limit
-from gateway.decoding import ID_MAX, read_id
-from gateway.entered import NAME_MAX, check_moment, check_text
+from gateway.checks.decoding import ID_MAX, read_id
+from gateway.checks.entered import NAME_MAX, check_moment, check_text
 from gateway.errors import Unauthorized
-from gateway.tables import accounts, keys, rate_limits
+from gateway.tables.core import accounts, keys, rate_limits
 
 SCOPES: Final = ("inference", "read", "admin")
 PREFIX_LENGTH: Final = 10

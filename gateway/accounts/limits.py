@@ -22,9 +22,9 @@ from sqlalchemy import (
     update,
 )
 
-from gateway.decoding import ID_MAX
-from gateway.ledger.locks import lock_accounts
-from gateway.tables import accounts, budgets, keys, rate_limits
+from gateway.accounts.locks import lock_accounts
+from gateway.checks.decoding import ID_MAX
+from gateway.tables.core import accounts, budgets, keys, rate_limits
 
 Unit: TypeAlias = Literal["requests", "tokens"]
 

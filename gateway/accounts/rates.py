@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 
 from gateway.accounts.limits import Limit, Unit
 from gateway.errors import TooManyRequests, Unavailable
-from gateway.outages import QUEUE_OUTAGE
+from gateway.sql.outages import QUEUE_OUTAGE
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from typing import Any, Literal, NotRequired, TypedDict
 from litestar import Controller, Request, Response, get
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from gateway.api.access import check_scraper
-from gateway.api.answers import json_response
+from gateway.api.http.access import check_scraper
+from gateway.api.http.answers import json_response
 from gateway.billing.audit import last_audit
 from gateway.catalog.availability import availability
 from gateway.catalog.store import LiveCatalog
 from gateway.metrics import RECONCILE_FINDINGS, RECONCILED_AT, REGISTRY
-from gateway.outages import SQL_OUTAGE
 from gateway.readiness import Readiness
-from gateway.requests.lifecycle import Requests
+from gateway.requests.service import Requests
+from gateway.sql.outages import SQL_OUTAGE
 from gateway.supervision import Supervisor
 
 

@@ -15,7 +15,7 @@ from gateway.batches.lines import Line, pages, read_line, within_body
 from gateway.batches.names import order_of
 from gateway.batches.store import Batch
 from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
-from gateway.requests.lifecycle import Requests
+from gateway.requests.service import Requests
 from gateway.settings import Settings
 
 ERRORS_MAX: Final = 100

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from gateway.catalog.schema import Entry
 from gateway.catalog.tasks import Task
 from gateway.ledger.closed import Closed
-from gateway.requests.order import Order
 from gateway.settings import Settings
+from gateway.tasks.order import Order
 
 Entries: TypeAlias = Callable[[str], Entry]
 """Finds the entry of a model by its name. Raises ``NotFound``."""

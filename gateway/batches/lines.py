@@ -15,12 +15,12 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.batches.endpoint import Endpoint, Entries
-from gateway.decoding import decode_json
+from gateway.checks.decoding import decode_json
 from gateway.errors import InvalidRequest, RequestFailed, TollgateError, TooLarge, render_openai
 from gateway.ledger.closed import Closed
-from gateway.requests.mistakes import invalid_field
-from gateway.requests.order import Order
 from gateway.requests.ticket import raise_unless_succeeded
+from gateway.tasks.mistakes import invalid_field
+from gateway.tasks.order import Order
 from workers.contract.jobs import RequestId
 
 CUSTOM_ID_MAX: Final = 512

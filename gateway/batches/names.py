@@ -13,7 +13,7 @@ from datetime import datetime
 from gateway.batches.endpoint import Endpoint
 from gateway.batches.lines import Placed
 from gateway.batches.store import Batch
-from gateway.requests.order import Idempotency, Order
+from gateway.tasks.order import Idempotency, Order
 from workers.contract.jobs import RequestId
 
 

@@ -25,7 +25,6 @@ from gateway.accounts.keys import KeyInfo
 from gateway.batches import store
 from gateway.batches.check import Check, lines_of, mistake
 from gateway.batches.endpoint import Endpoint
-from gateway.batches.files import File, FileGone, Files, read_input
 from gateway.batches.lines import (
     Line,
     Result,
@@ -38,7 +37,6 @@ from gateway.batches.lines import (
 from gateway.batches.names import Earlier, last_attempts, order_of, prefix_of
 from gateway.batches.store import Batch, LeaseLost, Status
 from gateway.batches.stored import Stored
-from gateway.database import Database
 from gateway.errors import (
     RequestFailed,
     TollgateError,
@@ -46,15 +44,17 @@ from gateway.errors import (
     Unavailable,
 )
 from gateway.failpoints import reach
+from gateway.files.store import File, FileGone, Files, read_input
+from gateway.group_commit import GroupCommit
 from gateway.ledger.closed import Closed
-from gateway.ledger.group import GroupCommit
 from gateway.ledger.settle import BATCH_KEPT
-from gateway.outages import OUTAGE
-from gateway.requests.call import Call
-from gateway.requests.lifecycle import Requests
-from gateway.requests.order import Order
+from gateway.requests.caller import Call
+from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket
 from gateway.settings import Settings
+from gateway.sql.database import Database
+from gateway.sql.outages import OUTAGE
+from gateway.tasks.order import Order
 from workers.contract.blobs import BlobDamaged, BlobMissing
 from workers.contract.jobs import RequestId
 

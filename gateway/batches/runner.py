@@ -13,15 +13,15 @@ from gateway.accounts.keys import key_by_id
 from gateway.aside import Aside
 from gateway.batches import store
 from gateway.batches.endpoint import Endpoint
-from gateway.batches.files import Files
 from gateway.batches.run import Run
 from gateway.batches.store import Batch, LeaseLost
 from gateway.batches.stored import Stored
-from gateway.database import Database
 from gateway.errors import TollgateError
-from gateway.outages import OUTAGE
-from gateway.requests.lifecycle import Requests
+from gateway.files.store import Files
+from gateway.requests.service import Requests
 from gateway.settings import Settings
+from gateway.sql.database import Database
+from gateway.sql.outages import OUTAGE
 from gateway.supervision import Beat, unheard
 from workers.contract.blobs import BlobError
 

@@ -28,12 +28,12 @@ from sqlalchemy import (
 )
 
 from gateway.aside import describe, put_aside
-from gateway.batches.files import File, add_file, find_file
 from gateway.batches.lines import Result
-from gateway.batches.tables import batch_results, batches
 from gateway.errors import Conflict, InvalidRequest, NotFound, TooManyRequests
-from gateway.ledger.ids import is_id, new_id
-from gateway.tables import idempotency
+from gateway.files.store import File, add_file, find_file
+from gateway.ids import is_id, new_id
+from gateway.tables.batches import batch_results, batches
+from gateway.tables.core import idempotency
 from workers.contract.jobs import RequestId
 
 Status: TypeAlias = Literal[

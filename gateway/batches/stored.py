@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from gateway.media.inline import INLINE_BYTES_MAX, as_base64
-from gateway.media.links import Links
+from gateway.files.base64 import INLINE_BYTES_MAX, as_base64
+from gateway.files.download_urls import Links
 from workers.contract.blobs import BlobDamaged, BlobMissing, Blobs
 from workers.contract.jobs import BlobRef
 

@@ -14,13 +14,13 @@ from sqlalchemy import Connection, func, insert, select
 
 from gateway.billing.close import changed_since_close, list_periods
 from gateway.billing.rollups import Seal, seal_of, seals
-from gateway.database import Database, exact_sum, time_bucket
 from gateway.ledger.periods import is_month
 from gateway.ledger.reconcile import Finding, reconcile
 from gateway.payments.payments import compare
 from gateway.payments.provider import PaymentProvider, ProviderFailed
 from gateway.pricing import format_usd
-from gateway.tables import receipts, reconciliations, refunds
+from gateway.sql.database import Database, exact_sum, time_bucket
+from gateway.tables.core import receipts, reconciliations, refunds
 
 HOUR_S = 3600
 PAYMENTS_WITHIN = timedelta(days=35)

@@ -15,11 +15,10 @@ import msgspec
 from sqlalchemy import Connection, func, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from gateway.accounts.locks import lock_accounts
 from gateway.billing.statements import Invoice, InvoiceLine, Statement, invoices_of, statement
-from gateway.database import Database, exact_sum, microseconds
-from gateway.entered import NAME_MAX, check_amount, check_text
+from gateway.checks.entered import NAME_MAX, check_amount, check_text
 from gateway.failpoints import reach
-from gateway.ledger.locks import lock_accounts
 from gateway.ledger.periods import (
     Clock,
     booking_time,
@@ -31,7 +30,8 @@ from gateway.ledger.periods import (
 )
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import NANOS_MAX, format_usd
-from gateway.tables import (
+from gateway.sql.database import Database, exact_sum, microseconds
+from gateway.tables.core import (
     accounts,
     counters,
     invoice_lines,

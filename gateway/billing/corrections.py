@@ -12,14 +12,14 @@ from datetime import datetime
 
 from sqlalchemy import Connection, select
 
-from gateway.database import exact_sum
-from gateway.entered import REFERENCE_MAX, check_text
+from gateway.checks.entered import REFERENCE_MAX, check_text
 from gateway.ledger.closed import UNITS
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.ledger.refunds import NotRefundable, refund
 from gateway.ledger.transfers import TransferConflict
 from gateway.pricing import Price, UnpricedUsage, charge
-from gateway.tables import receipts, refunds
+from gateway.sql.database import exact_sum
+from gateway.tables.core import receipts, refunds
 from workers.contract.jobs import Usage
 
 

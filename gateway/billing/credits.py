@@ -11,7 +11,7 @@ from typing import Literal
 
 from sqlalchemy import Connection
 
-from gateway.entered import (
+from gateway.checks.entered import (
     BALANCE_MAX_NANOS,
     REFERENCE_MAX,
     check_amount,

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, literal_column, select
 
-from gateway.tables import receipts, refunds, transfers
+from gateway.tables.core import receipts, refunds, transfers
 
 REQUESTS_MAX = 1000
 """Shown of one charge; a batch of charges has at most 128."""

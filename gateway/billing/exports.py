@@ -34,10 +34,10 @@ from sqlalchemy import (
 
 from gateway.billing.footer import Footer, Format
 from gateway.billing.usage import Filters, Span
-from gateway.database import microseconds
-from gateway.ledger.ids import first_request_id
+from gateway.ids import first_request_id
 from gateway.pricing import NANOS_PER_USD
-from gateway.tables import QUANTITIES, keys, receipts, refunds
+from gateway.sql.database import microseconds
+from gateway.tables.core import QUANTITIES, keys, receipts, refunds
 
 T = TypeVar("T")
 

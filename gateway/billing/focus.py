@@ -29,7 +29,7 @@ from gateway.billing.usage import Filters, Span
 from gateway.ledger.closed import UNITS
 from gateway.ledger.prices import PriceCache
 from gateway.pricing import format_usd
-from gateway.tables import accounts, keys, receipts, refunds
+from gateway.tables.core import accounts, keys, receipts, refunds
 
 _AMOUNTS: Final = ("BilledCost", "EffectiveCost", "ContractedCost", "ListCost")
 _TEXTS: Final = (

@@ -27,9 +27,9 @@ from sqlalchemy import (
     union_all,
 )
 
-from gateway.database import exact_sum
 from gateway.ledger.periods import month_of, open_period, utc_now
-from gateway.tables import QUANTITIES, periods, receipts, refunds, usage_hourly, usage_hours
+from gateway.sql.database import exact_sum
+from gateway.tables.core import QUANTITIES, periods, receipts, refunds, usage_hourly, usage_hours
 
 HOUR: Final = timedelta(hours=1)
 CLOSED_AFTER: Final = timedelta(seconds=30)

@@ -20,7 +20,7 @@ from gateway.ledger.closed import UNITS
 from gateway.ledger.periods import month_of, next_month, starts_at
 from gateway.ledger.prices import PriceCache
 from gateway.pricing import NANOS_PER_USD
-from gateway.tables import (
+from gateway.tables.core import (
     accounts,
     invoice_lines,
     invoices,

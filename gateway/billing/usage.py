@@ -17,10 +17,10 @@ from sqlalchemy import ColumnElement, Connection, Table, case, func, literal_col
 
 from gateway.accounts.budgets import read_zone
 from gateway.billing.rollups import HOUR, built_range, floor_hour
-from gateway.database import exact_sum, time_bucket
-from gateway.decoding import read_day, read_moment
+from gateway.checks.decoding import read_day, read_moment
 from gateway.errors import InvalidRequest
-from gateway.tables import QUANTITIES, accounts, keys, receipts, refunds, usage_hourly
+from gateway.sql.database import exact_sum, time_bucket
+from gateway.tables.core import QUANTITIES, accounts, keys, receipts, refunds, usage_hourly
 
 TIMES: Final = ("minute", "hour", "day", "month")
 DIMENSIONS: Final = (*TIMES[1:], "account", "key", "model", "task")

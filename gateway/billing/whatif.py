@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select
 from gateway.ledger.closed import UNITS
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.pricing import Price, UnpricedUsage, charge
-from gateway.tables import receipts
+from gateway.tables.core import receipts
 from workers.contract.jobs import Usage
 
 

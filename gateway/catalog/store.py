@@ -27,7 +27,6 @@ from gateway.aside import Aside
 from gateway.catalog.classes import BatchPrice, Period, Periods, due
 from gateway.catalog.loader import CatalogError, Problem, load_catalog
 from gateway.catalog.schema import Catalog, Entry
-from gateway.database import Database
 from gateway.errors import InvalidRequest, Unavailable
 from gateway.ledger.discounts import (
     Discounts,
@@ -45,10 +44,11 @@ from gateway.ledger.prices import (
     read_version,
     store_price,
 )
-from gateway.outages import SQL_OUTAGE
 from gateway.pricing import Price, ServiceClass, Unbookable, discounted
+from gateway.sql.database import Database
+from gateway.sql.outages import SQL_OUTAGE
 from gateway.supervision import Beat, unheard
-from gateway.tables import price_periods
+from gateway.tables.core import price_periods
 
 log = logging.getLogger(__name__)
 

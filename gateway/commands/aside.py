@@ -8,7 +8,7 @@ import click
 
 from gateway.aside import KINDS, Kind, Note, notes
 from gateway.commands.terminal import example, json_option, print_rows, snapshot, transaction
-from gateway.requests.released import release, retry
+from gateway.operations.set_aside import release, retry
 
 LIMIT = 1000
 

@@ -22,8 +22,8 @@ from gateway.accounts.budgets import (
 )
 from gateway.accounts.keys import find_key
 from gateway.accounts.limits import LIMIT_MAX, Limit, list_limits, remove_limit, set_limit
-from gateway.batches.room import measure, set_limits
 from gateway.commands.terminal import Usd, example, json_option, print_rows, transaction
+from gateway.files.room import measure, set_limits
 from gateway.ledger.prices import check_sold
 from gateway.pricing import format_usd
 

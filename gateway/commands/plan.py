@@ -12,13 +12,11 @@ from typing import Any, Final
 import click
 import msgspec
 
-from gateway.catalog.hardware import GIGA, GPUS, PRECISIONS, Device, find_gpu
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.schema import Entry
-from gateway.catalog.shapes import SHAPES, Shape, find_shape, read_checkpoint
-from gateway.catalog.this_machine import devices_here
 from gateway.commands.terminal import Usd, example, json_option, print_rows, read_settings
-from gateway.planning import (
+from gateway.plan.hardware import GIGA, GPUS, PRECISIONS, Device, find_gpu
+from gateway.plan.roofline import (
     EFFICIENCY,
     MEMORY_SHARE,
     Cost,
@@ -30,6 +28,8 @@ from gateway.planning import (
     token_bytes,
     weight_bytes,
 )
+from gateway.plan.shapes import SHAPES, Shape, find_shape, read_checkpoint
+from gateway.plan.this_machine import devices_here
 from gateway.pricing import NANOS_PER_USD, format_usd, parse_usd
 
 CONTEXT: Final = 8192

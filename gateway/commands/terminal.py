@@ -15,9 +15,9 @@ import msgspec
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from gateway.database import Database, schema_is_current
 from gateway.pricing import parse_usd
 from gateway.settings import Settings
+from gateway.sql.database import Database, schema_is_current
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -9,7 +9,7 @@ import click
 
 from gateway.accounts.accounts import find_account
 from gateway.commands.terminal import example, json_option, print_rows, refuse, transaction
-from gateway.requests.deliveries import Delivery, Status, list_deliveries, send_again
+from gateway.webhooks.deliveries import Delivery, Status, list_deliveries, send_again
 
 
 @click.group()

@@ -23,7 +23,7 @@ from gateway.accounts.budgets import (
     window_end,
     window_start,
 )
-from gateway.tables import budget_windows
+from gateway.tables.core import budget_windows
 
 Place = tuple[int, int]
 """A window of a budget, as (budget, start in µs)."""

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import RowMapping
 
 from gateway.pricing import ServiceClass
-from gateway.tables import QUANTITIES
+from gateway.tables.core import QUANTITIES
 from workers.contract.jobs import BlobRef, RequestId, Timings, Usage
 
 Status: TypeAlias = Literal["succeeded", "failed", "cancelled", "expired"]

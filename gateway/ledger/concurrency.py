@@ -15,9 +15,9 @@ from typing import Final, Protocol
 
 from sqlalchemy import Connection, RowMapping, Table, bindparam, func, select, update
 
-from gateway.ledger.locks import lock_accounts
+from gateway.accounts.locks import lock_accounts
 from gateway.pricing import ServiceClass
-from gateway.tables import accounts, holds, keys, rate_limits
+from gateway.tables.core import accounts, holds, keys, rate_limits
 
 COUNTED: Final = "standard"
 """The service class whose requests are counted."""

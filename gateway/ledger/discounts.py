@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection, insert, select
 
-from gateway.batches.tables import batch_discounts
 from gateway.pricing import Price, ServiceClass, discounted
+from gateway.tables.batches import batch_discounts
 
 _TICK: Final = timedelta(microseconds=1)
 

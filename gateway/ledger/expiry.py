@@ -11,7 +11,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, String, cast, literal, select
 
-from gateway.ledger.locks import lock_accounts
+from gateway.accounts.locks import lock_accounts
 from gateway.ledger.lots import take
 from gateway.ledger.periods import (
     Clock,
@@ -22,7 +22,7 @@ from gateway.ledger.periods import (
     utc_now,
 )
 from gateway.ledger.transfers import add_credit, move
-from gateway.tables import SYSTEM_ACCOUNTS, accounts, lots, transfers
+from gateway.tables.core import SYSTEM_ACCOUNTS, accounts, lots, transfers
 
 
 def give_allowances(

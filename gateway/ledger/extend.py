@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
+from gateway.accounts.locks import lock_accounts
 from gateway.ledger.bounds import Bounds, BudgetExceeded, hold_more
 from gateway.ledger.holds import (
     CreditInUse,
@@ -24,8 +25,7 @@ from gateway.ledger.holds import (
     read_keys,
     uncovered,
 )
-from gateway.ledger.locks import lock_accounts
-from gateway.tables import holds
+from gateway.tables.core import holds
 from workers.contract.jobs import RequestId
 
 

@@ -26,11 +26,11 @@ from sqlalchemy import (
 )
 
 from gateway.accounts.budgets import Budget
+from gateway.accounts.locks import lock_accounts
 from gateway.ledger.bounds import Bounds, BudgetExceeded, Place
 from gateway.ledger.concurrency import UNBOUNDED, Defaults, OpenRequests, TooManyConcurrent
-from gateway.ledger.locks import lock_accounts
 from gateway.pricing import ServiceClass
-from gateway.tables import accounts, holds, idempotency, keys, outputs, receipts
+from gateway.tables.core import accounts, holds, idempotency, keys, outputs, receipts
 from workers.contract.jobs import RequestId
 
 

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from gateway.tables import lots
+from gateway.tables.core import lots
 
 LotKind: TypeAlias = Literal["paid", "promo", "free"]
 

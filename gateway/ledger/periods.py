@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gateway.tables import periods
+from gateway.tables.core import periods
 
 Clock = Callable[[], datetime]
 

@@ -24,10 +24,10 @@ from sqlalchemy import (
     select,
 )
 
-from gateway.entered import NAME_MAX, REASON_MAX, check_moment, check_text
-from gateway.ledger.tables import ONLY, cancelled_prices, price_version
+from gateway.checks.entered import NAME_MAX, REASON_MAX, check_moment, check_text
 from gateway.pricing import Component, Price
-from gateway.tables import price_periods, prices
+from gateway.tables.core import price_periods, prices
+from gateway.tables.prices import ONLY, cancelled_prices, price_version
 
 LIST: Final = 0
 """The account id that stands for everybody in ``price_periods``."""

@@ -15,14 +15,14 @@ from typing import Final
 import msgspec
 from sqlalchemy import BigInteger, ColumnElement, Connection, Select, case, cast, or_, select
 
-from gateway.database import exact_sum, wide_sum
 from gateway.ledger.closed import Closed, read_closed
 from gateway.ledger.concurrency import miscounts
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.ledger.prices import LIST, PriceCache, not_cancelled, read_price
 from gateway.ledger.steps import itemized
 from gateway.pricing import UnpricedUsage, charge, format_usd
-from gateway.tables import (
+from gateway.sql.database import exact_sum, wide_sum
+from gateway.tables.core import (
     accounts,
     budget_windows,
     holds,
@@ -33,7 +33,7 @@ from gateway.tables import (
     refunds,
     transfers,
 )
-from gateway.workflows.tables import receipt_steps
+from gateway.tables.workflows import receipt_steps
 from workers.contract.jobs import Usage
 
 OVERDUE_S: Final = 60

@@ -12,14 +12,14 @@ from typing import Literal, TypeAlias
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from gateway.database import exact_sum
-from gateway.entered import NAME_MAX, REASON_MAX, check_text
-from gateway.ledger.locks import lock_accounts
+from gateway.accounts.locks import lock_accounts
+from gateway.checks.entered import NAME_MAX, REASON_MAX, check_text
 from gateway.ledger.lots import open_lot
 from gateway.ledger.periods import Clock, booking_time, utc_now
 from gateway.ledger.transfers import KEY_MAX, Transfer, TransferConflict, find_transfer, move
 from gateway.pricing import format_usd
-from gateway.tables import SYSTEM_ACCOUNTS, budget_windows, keys, receipts, refunds, transfers
+from gateway.sql.database import exact_sum
+from gateway.tables.core import SYSTEM_ACCOUNTS, budget_windows, keys, receipts, refunds, transfers
 from workers.contract.jobs import RequestId
 
 RefundKind: TypeAlias = Literal["refund", "correction"]

@@ -17,17 +17,17 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select, update
 
+from gateway.accounts.locks import lock_accounts
 from gateway.ledger.bounds import close_windows
 from gateway.ledger.closed import UNITS, Closed, Output, Problem, Status
 from gateway.ledger.concurrency import COUNTED
 from gateway.ledger.extend import Extension, extend
-from gateway.ledger.locks import lock_accounts
 from gateway.ledger.lots import burn
 from gateway.ledger.prices import PriceCache, read_price
 from gateway.ledger.steps import Running, StepLine, charge_each, measure, write_steps
+from gateway.ledger.workflow_plan import plan_of
 from gateway.pricing import NANOS_MAX, UnpricedUsage, charge, clip, quote
-from gateway.requests.tables import webhook_deliveries
-from gateway.tables import (
+from gateway.tables.core import (
     SYSTEM_ACCOUNTS,
     accounts,
     holds,
@@ -37,7 +37,7 @@ from gateway.tables import (
     receipts,
     transfers,
 )
-from gateway.workflows.planned import plan_of
+from gateway.tables.webhooks import webhook_deliveries
 from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
 
 NOTHING: Final = Usage()

@@ -17,9 +17,9 @@ from sqlalchemy import Connection, RowMapping, delete, insert, select
 
 from gateway.ledger.closed import Problem
 from gateway.ledger.prices import PriceCache, read_price
+from gateway.ledger.workflow_plan import Plan, PlannedStep, StepId, combined
 from gateway.pricing import Line, Price, charge, clip
-from gateway.workflows.planned import Plan, PlannedStep, StepId, combined
-from gateway.workflows.tables import receipt_steps, steps
+from gateway.tables.workflows import receipt_steps, steps
 from workers.contract.jobs import RequestId, Timings, Usage
 
 _SUMMED: Final = (

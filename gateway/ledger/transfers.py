@@ -13,13 +13,13 @@ from typing import Final, Literal, TypeAlias
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
-from gateway.database import wide_sum
-from gateway.entered import NAME_MAX, REASON_MAX, check_amount, check_moment, check_text
-from gateway.ledger.locks import lock_accounts
+from gateway.accounts.locks import lock_accounts
+from gateway.checks.entered import NAME_MAX, REASON_MAX, check_amount, check_moment, check_text
 from gateway.ledger.lots import LotKind, burn, open_lot
 from gateway.ledger.periods import Clock, booking_time, utc_now
 from gateway.pricing import NANOS_MAX, format_usd
-from gateway.tables import SYSTEM_ACCOUNTS, accounts, transfers
+from gateway.sql.database import wide_sum
+from gateway.tables.core import SYSTEM_ACCOUNTS, accounts, transfers
 
 CreditKind: TypeAlias = Literal["topup", "grant", "rebate", "correction", "refund"]
 TransferKind: TypeAlias = Literal[CreditKind, "charge", "expiry", "chargeback"]

@@ -19,13 +19,13 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway import metrics
-from gateway.ledger.locks import lock_accounts
+from gateway.accounts.locks import lock_accounts
 from gateway.ledger.periods import booking_time
 from gateway.ledger.reconcile import Finding
 from gateway.ledger.transfers import add_credit, chargeback
 from gateway.payments.provider import Paid, PaymentEvent
-from gateway.payments.tables import payment_events, payments
 from gateway.pricing import NANOS_PER_USD, format_usd
+from gateway.tables.payments import payment_events, payments
 
 log = logging.getLogger(__name__)
 

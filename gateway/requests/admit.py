@@ -19,7 +19,8 @@ from gateway.accounts.rates import Rates, refuse_overrun, refuse_oversized, want
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
-from gateway.database import DatabaseTimeout
+from gateway.dispatch.enqueue import BATCH_PRIORITY, flow_of
+from gateway.dispatch.health import Watch
 from gateway.errors import (
     InvalidRequest,
     NotFound,
@@ -27,7 +28,7 @@ from gateway.errors import (
     TooLarge,
 )
 from gateway.failpoints import reach
-from gateway.ledger.group import GroupCommit
+from gateway.group_commit import GroupCommit
 from gateway.ledger.holds import (
     Held,
     HoldAnswer,
@@ -35,8 +36,6 @@ from gateway.ledger.holds import (
     Replayed,
 )
 from gateway.ledger.prices import LIST
-from gateway.media.intake import PLAIN_BYTES_MAX, QUEUED_BYTES_MAX, Intake, may_be_stored
-from gateway.outages import OUTAGE
 from gateway.pricing import (
     Bill,
     Price,
@@ -45,19 +44,20 @@ from gateway.pricing import (
     is_known_ahead,
     quote,
 )
-from gateway.requests.call import Call
-from gateway.requests.dispatch import BATCH_PRIORITY, flow_of
+from gateway.requests.attachments import PLAIN_BYTES_MAX, QUEUED_BYTES_MAX, Intake, may_be_stored
+from gateway.requests.caller import Call
 from gateway.requests.doubt import Doubts
-from gateway.requests.inputs import chosen_task, parse, prepare
-from gateway.requests.order import Order
-from gateway.requests.prepared import Prepared
+from gateway.requests.incremental_holds import Slices
 from gateway.requests.refusals import refusal
-from gateway.requests.slices import Slices
-from gateway.requests.watch import Watch
+from gateway.requests.voices import with_recordings
 from gateway.settings import Settings
-from gateway.voices.spoken import with_recordings
+from gateway.sql.database import DatabaseTimeout
+from gateway.sql.outages import OUTAGE
+from gateway.tasks.order import Order
+from gateway.tasks.prepared import Prepared
+from gateway.tasks.registry import chosen_task, parse, prepare
+from gateway.tasks.workflow_order import WorkflowOrder
 from gateway.voices.store import Voices
-from gateway.workflows.ordered import WorkflowOrder
 from gateway.workflows.plan import Market, Planned, of_fields, plan
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.outages import OUTAGE, outage_name
+from gateway.sql.outages import OUTAGE, outage_name
 from gateway.supervision import Beat, unheard
 from workers.contract.jobs import RequestId
 

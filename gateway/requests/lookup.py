@@ -22,15 +22,15 @@ from sqlalchemy import (
     union,
 )
 
-from gateway.database import Database, exact_sum
+from gateway.dispatch.outputs import loaded
 from gateway.errors import InvalidRequest, NotFound
+from gateway.group_commit import GroupCommit
+from gateway.ids import first_request_id, is_request_id
 from gateway.ledger.closed import Closed, read_closed
-from gateway.ledger.group import GroupCommit
-from gateway.ledger.ids import first_request_id, is_request_id
-from gateway.outages import QUEUE_OUTAGE
-from gateway.requests.order import Open
-from gateway.requests.outputs import loaded
-from gateway.tables import holds, outputs, receipts
+from gateway.sql.database import Database, exact_sum
+from gateway.sql.outages import QUEUE_OUTAGE
+from gateway.tables.core import holds, outputs, receipts
+from gateway.tasks.order import Open
 from gateway.workflows.store import attempts_at
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import RequestId

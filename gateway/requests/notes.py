@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import msgspec
 from sqlalchemy import Connection, and_, select, update
 
-from gateway.tables import holds
-from gateway.workflows.planned import read_step_id
-from gateway.workflows.tables import steps
+from gateway.ledger.workflow_plan import read_step_id
+from gateway.tables.core import holds
+from gateway.tables.workflows import steps
 from workers.contract.jobs import decode_job, encode
 
 

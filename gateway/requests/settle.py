@@ -23,24 +23,24 @@ from gateway.accounts.cancelled import Cancelled as CancelledTime
 from gateway.accounts.rates import Rates, Unused
 from gateway.aside import Aside
 from gateway.catalog.store import LiveCatalog
-from gateway.database import Database
+from gateway.dispatch.follow import logged
+from gateway.dispatch.waiters import Waiters
 from gateway.errors import Unavailable
 from gateway.failpoints import reach
+from gateway.files.retention import MediaStore
+from gateway.group_commit import GroupCommit
 from gateway.ledger.closed import Closed, Output, Problem, Status
-from gateway.ledger.group import GroupCommit
 from gateway.ledger.periods import booking_time
 from gateway.ledger.settle import Settled as Closing
 from gateway.ledger.settle import Settlement, settle
-from gateway.media.store import MediaStore
-from gateway.outages import OUTAGE, QUEUE_OUTAGE
-from gateway.requests.follow import logged
+from gateway.ledger.workflow_plan import StepId, read_step_id
+from gateway.performance import count_delivered, count_speed
 from gateway.requests.notes import keep_notes
-from gateway.requests.performance import count_delivered, count_speed
 from gateway.requests.streamed import NOT_STREAMED, Streamed, either, read_streamed
-from gateway.requests.wait import Waiters
+from gateway.sql.database import Database
+from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE
 from gateway.supervision import Beat, unheard
 from gateway.workflows.flows import Flows
-from gateway.workflows.planned import StepId, read_step_id
 from gateway.workflows.store import StepEnd
 from workers.contract.jobs import (
     BlobRef,

@@ -22,15 +22,15 @@ from redis.asyncio import Redis
 
 from gateway import metrics
 from gateway.aside import Aside
-from gateway.database import Database
+from gateway.dispatch.enqueue import Dispatch
 from gateway.errors import Unavailable
+from gateway.ids import first_request_id
 from gateway.leases import Lease
 from gateway.ledger.holds import OpenId, jobs_of, open_ids, overdue_holds
-from gateway.ledger.ids import first_request_id
-from gateway.outages import OUTAGE
-from gateway.requests.dispatch import Dispatch
 from gateway.requests.settle import Settler
 from gateway.settings import Settings
+from gateway.sql.database import Database
+from gateway.sql.outages import OUTAGE
 from gateway.supervision import Beat, unheard
 from gateway.workflows.flows import Flows
 from workers.contract.jobs import RequestId, decode_job

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from litestar import Request
 
+from gateway.dispatch.waiters import Waiter
 from gateway.errors import RequestFailed, TooManyRequests
 from gateway.ledger.closed import Closed
-from gateway.outages import OUTAGE, SQL_OUTAGE, outage_name
 from gateway.pricing import format_usd
 from gateway.requests.admit import Admitted
-from gateway.requests.order import Order
-from gateway.requests.slices import Slices
-from gateway.requests.wait import Waiter
+from gateway.requests.incremental_holds import Slices
+from gateway.sql.outages import OUTAGE, SQL_OUTAGE, outage_name
+from gateway.tasks.order import Order
 from workers.contract.jobs import RequestId, SentEvent
 
 if TYPE_CHECKING:
-    from gateway.requests.lifecycle import Requests
+    from gateway.requests.service import Requests
 
 log = logging.getLogger(__name__)
 

@@ -32,15 +32,15 @@ from sqlalchemy import (
     update,
 )
 
-from gateway.database import Database
-from gateway.entered import check_label
+from gateway.accounts.locks import lock_accounts
+from gateway.checks.entered import check_label
 from gateway.errors import Conflict, InvalidRequest, NotFound, TollgateError, Unavailable
 from gateway.failpoints import reach
-from gateway.ledger.ids import is_id, new_id
-from gateway.ledger.locks import lock_accounts
-from gateway.media.fetch import Fetcher
-from gateway.media.sources import Source
-from gateway.voices.tables import voice_recordings as recordings
+from gateway.files.fetch import Fetcher
+from gateway.files.sources import Source
+from gateway.ids import is_id, new_id
+from gateway.sql.database import Database
+from gateway.tables.voices import voice_recordings as recordings
 from workers.contract.blobs import BlobError, Blobs
 from workers.contract.jobs import BlobRef, RequestId
 

@@ -17,10 +17,10 @@ from gateway.catalog.schema import Entry
 from gateway.catalog.tasks import TASKS
 from gateway.catalog.workflow import BACKOFF_MAX_S, Reference, is_retried
 from gateway.errors import TollgateError
+from gateway.files.sources import Given, Stored
 from gateway.ledger.closed import Output, Problem, Status
-from gateway.media.sources import Given, Stored
+from gateway.ledger.workflow_plan import Plan, PlannedStep, StepId
 from gateway.workflows.plan import Filling, prepared_step
-from gateway.workflows.planned import Plan, PlannedStep, StepId
 from gateway.workflows.store import Attempt, Flow, NewStep
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 from workers.contract.media import Medium

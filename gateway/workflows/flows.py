@@ -19,19 +19,19 @@ from redis.asyncio import Redis
 
 from gateway.aside import Aside
 from gateway.catalog.store import LiveCatalog
-from gateway.database import Database
+from gateway.dispatch.enqueue import Dispatch
+from gateway.dispatch.outputs import load
+from gateway.dispatch.waiters import Waiters
 from gateway.errors import NotFound, TollgateError
 from gateway.failpoints import reach
 from gateway.ledger.settle import Settlement
 from gateway.ledger.steps import Running
-from gateway.outages import OUTAGE, QUEUE_OUTAGE
-from gateway.requests.dispatch import Dispatch
-from gateway.requests.outputs import load
-from gateway.requests.wait import Waiters
+from gateway.ledger.workflow_plan import PlannedStep, StepId, read_step_id
+from gateway.sql.database import Database
+from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE
 from gateway.supervision import Beat, Supervisor, next_of
 from gateway.workflows import store
 from gateway.workflows.advance import Ended, advance, done_of, job_of, refused
-from gateway.workflows.planned import PlannedStep, StepId, read_step_id
 from gateway.workflows.store import Attempt, Flow, NewStep, StepEnd
 from workers.contract.blobs import BlobError, Blobs
 from workers.contract.jobs import (

@@ -26,12 +26,12 @@ from gateway.catalog.workflow import (
     whole,
 )
 from gateway.errors import InvalidRequest
-from gateway.media.sources import Given, Kept, Source, Stored, read_given
+from gateway.files.sources import Given, Kept, Source, Stored, read_given
+from gateway.ledger.workflow_plan import Plan, PlannedStep, combined
 from gateway.pricing import Bill, Price, UnpricedUsage, quote
-from gateway.requests.inputs import chosen_task, parse, prepare
-from gateway.requests.prepared import Prepared
-from gateway.workflows.ordered import WorkflowOrder
-from gateway.workflows.planned import Plan, PlannedStep, combined
+from gateway.tasks.prepared import Prepared
+from gateway.tasks.registry import chosen_task, parse, prepare
+from gateway.tasks.workflow_order import WorkflowOrder
 from workers.contract.jobs import BlobRef
 from workers.contract.media import MediumKind
 

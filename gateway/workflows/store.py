@@ -25,11 +25,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gateway.database import UtcDateTime
 from gateway.ledger.closed import Output, Problem, Status
-from gateway.tables import holds
-from gateway.workflows.planned import Plan, StepId, plan_of
-from gateway.workflows.tables import steps
+from gateway.ledger.workflow_plan import Plan, StepId, plan_of
+from gateway.sql.database import UtcDateTime
+from gateway.tables.core import holds
+from gateway.tables.workflows import steps
 from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 from alembic import op
 
-from gateway.database import UtcDateTime
+from gateway.sql.database import UtcDateTime
 
 revision = "0002"
 down_revision = "0001"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from gateway.database import UtcDateTime
+from gateway.sql.database import UtcDateTime
 
 revision = "0007"
 down_revision = "0006"

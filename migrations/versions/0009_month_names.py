@@ -10,7 +10,7 @@ import re
 import sqlalchemy as sa
 from alembic import op
 
-from gateway.database import UtcDateTime
+from gateway.sql.database import UtcDateTime
 
 revision = "0009"
 down_revision = "0008"

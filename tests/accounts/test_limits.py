@@ -9,10 +9,10 @@ from sqlalchemy import Connection, Engine, event, select
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import KeyInfo, authenticate, create_key, list_keys
 from gateway.accounts.limits import Limit, list_limits, remove_limit, set_limit
-from gateway.api.access import Access
-from gateway.database import Database
+from gateway.api.http.access import Access
 from gateway.ledger.holds import hold
-from gateway.tables import accounts
+from gateway.sql.database import Database
+from gateway.tables.core import accounts
 from tests.ledger.books import HOLD, PEPPER, open_books
 
 

@@ -10,10 +10,10 @@ from sqlalchemy import Table, text, update
 from gateway.accounts.budgets import create_budget
 from gateway.billing.audit import audit, audit_and_keep, last_audit
 from gateway.billing.rollups import build_due
-from gateway.database import Database
 from gateway.ledger.holds import hold
 from gateway.ledger.refunds import refund
-from gateway.tables import accounts, budget_windows, keys, lots, usage_hourly, usage_hours
+from gateway.sql.database import Database
+from gateway.tables.core import accounts, budget_windows, keys, lots, usage_hourly, usage_hours
 from tests.ledger.books import HOLD, Books, done, open_books
 
 LATER = timedelta(hours=2)

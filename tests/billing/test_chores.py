@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from gateway.billing.chores import Chore, Chores, take
-from gateway.database import Database
+from gateway.chores import Chore, Chores, take
+from gateway.sql.database import Database
 
 NOON = datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC)
 

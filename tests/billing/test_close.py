@@ -28,14 +28,14 @@ from gateway.billing.close import (
 )
 from gateway.billing.pages import Issuer, html, lay_out, pdf
 from gateway.billing.statements import NANOS_PER_CENT, invoices_of, statement
-from gateway.database import Database
 from gateway.ledger.holds import hold
 from gateway.ledger.periods import booking_time
 from gateway.ledger.refunds import refund
 from gateway.ledger.settle import settle
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import Component, Price
-from gateway.tables import invoices, periods, receipts
+from gateway.sql.database import Database
+from gateway.tables.core import invoices, periods, receipts
 from tests.ledger.books import Books, done, open_books
 
 MARCH = datetime(2026, 3, 10, tzinfo=UTC)

@@ -18,12 +18,12 @@ from gateway.billing.exports import reading
 from gateway.billing.files import export
 from gateway.billing.footer import Footer
 from gateway.billing.usage import Filters, Span, total, usage
-from gateway.database import Database
+from gateway.ids import first_request_id
 from gateway.ledger.holds import hold
-from gateway.ledger.ids import first_request_id
 from gateway.ledger.prices import put_in_force
 from gateway.ledger.refunds import refund
 from gateway.pricing import Component, Price
+from gateway.sql.database import Database
 from tests.ledger.books import HOLD, Books, done, open_books
 
 

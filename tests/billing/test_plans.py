@@ -22,14 +22,14 @@ from gateway.billing.exports import reading
 from gateway.billing.files import export
 from gateway.billing.footer import Footer
 from gateway.billing.usage import Filters, Span, usage
-from gateway.database import Database
+from gateway.ids import first_request_id
 from gateway.ledger.closed import Closed
 from gateway.ledger.holds import hold
-from gateway.ledger.ids import first_request_id
+from gateway.performance import read_seen
 from gateway.requests import lookup
 from gateway.requests.lookup import Choice
-from gateway.requests.performance import read_seen
-from gateway.tables import idempotency, receipts, transfers
+from gateway.sql.database import Database
+from gateway.tables.core import idempotency, receipts, transfers
 from tests.databases import Databases
 from tests.ledger.books import Books, done, open_books
 

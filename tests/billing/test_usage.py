@@ -22,12 +22,12 @@ from gateway.billing.usage import (
     total,
     usage,
 )
-from gateway.database import Database
 from gateway.errors import InvalidRequest
 from gateway.ledger.holds import hold
 from gateway.ledger.refunds import refund
 from gateway.ledger.settle import settle
-from gateway.tables import usage_hourly
+from gateway.sql.database import Database
+from gateway.tables.core import usage_hourly
 from tests.databases import Databases
 from tests.ledger.books import PEPPER, Books, done, open_books
 

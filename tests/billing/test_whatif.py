@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import text
 
 from gateway.billing.whatif import Repriced, whatif
-from gateway.database import Database
 from gateway.ledger.holds import hold
 from gateway.pricing import Component, Price
-from gateway.tables import metadata
+from gateway.sql.database import Database
+from gateway.tables.core import metadata
 from tests.ledger.books import HOLD, Books, done, open_books
 
 DEAR = Price((Component("input_token", 40), Component("output_token", 160)))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from gateway.catalog import store
-from gateway.database import Database
+from gateway.sql.database import Database
 from tests.databases import Databases
 
 # No test asserts a duration: the machine may be busy with other things.

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from gateway.catalog.classes import Period, due
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
-from gateway.database import Database
 from gateway.errors import InvalidRequest
 from gateway.ledger.discounts import Discount, read_discounts
 from gateway.ledger.prices import read_price, set_price
 from gateway.pricing import Component, Price
+from gateway.sql.database import Database
 
 Connect = Callable[[str], Database]
 OWN = 17

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.schema import DefaultParameters
-from gateway.requests.media import ImageTask, VideoTask
-from gateway.requests.text import TextGeneration
+from gateway.tasks.text import TextGeneration
+from gateway.tasks.visual import ImageTask, VideoTask
 
 CATALOG = Path(__file__).parents[2] / "catalog.yaml"
 

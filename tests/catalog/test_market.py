@@ -12,8 +12,8 @@ from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.schema import Dialect, Engine, Entry, Upstream
 from gateway.catalog.tasks import TASKS, Task
 from gateway.pricing import charge, format_usd, parse_usd, quote
-from gateway.requests.inputs import parse, prepare
-from gateway.requests.text import TextGeneration
+from gateway.tasks.registry import parse, prepare
+from gateway.tasks.text import TextGeneration
 from workers.contract.jobs import Usage
 from workers.contract.models import ModelSpec, UpstreamSpec, read_specs
 from workers.engines.registry import ENGINES

@@ -13,7 +13,6 @@ from gateway.catalog.loader import load_catalog
 from gateway.catalog.offers import BadOffer, read_offer, read_prices, read_start
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
-from gateway.database import Database
 from gateway.ledger.prices import (
     LIST,
     PriceConflict,
@@ -25,8 +24,9 @@ from gateway.ledger.prices import (
     set_price,
 )
 from gateway.ledger.reconcile import reconcile
-from gateway.ledger.tables import cancelled_prices
 from gateway.pricing import Component, Price, format_usd
+from gateway.sql.database import Database
+from gateway.tables.prices import cancelled_prices
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 OWN = 17

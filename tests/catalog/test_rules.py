@@ -13,7 +13,7 @@ from gateway.catalog.rules import Conflicts
 from gateway.catalog.schema import CONDITIONS, Entry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.pricing import Unit, charge, clip, quote
-from gateway.requests.inputs import parse, prepare
+from gateway.tasks.registry import parse, prepare
 from workers.contract.jobs import Usage
 
 

@@ -17,11 +17,11 @@ from gateway.app import reload_on_hangup
 from gateway.catalog import store
 from gateway.catalog.loader import CatalogError
 from gateway.catalog.store import LiveCatalog
-from gateway.database import Database
 from gateway.errors import Unavailable
 from gateway.ledger.prices import in_force
 from gateway.pricing import format_usd
-from gateway.tables import price_periods, prices
+from gateway.sql.database import Database
+from gateway.tables.core import price_periods, prices
 
 Connect = Callable[[str], Database]
 

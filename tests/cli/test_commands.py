@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from gateway.database import Database, migrate
 from gateway.ledger.holds import hold
 from gateway.ledger.prices import put_in_force, set_price
 from gateway.pricing import Component, Price
-from gateway.requests.tables import webhook_deliveries
+from gateway.sql.database import Database, migrate
+from gateway.tables.webhooks import webhook_deliveries
 from tests.ledger.books import done, open_books
 
 COMMANDS = (

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.queue_server import die_with_parent
+from gateway.up.queue_server import die_with_parent
 from tests.stack import CATALOG, alive, free_port, wait_for
 
 

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from gateway.accounts.keys import revoke_key
-from gateway.database import Database
+from gateway.sql.database import Database
 from tests.databases import Databases, own_postgres
 from tests.servers import queue_server
 from tests.stack import PATIENCE_S, Caller, Stack, free_port, running, wait_for

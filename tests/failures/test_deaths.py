@@ -19,7 +19,7 @@ import httpx
 import pytest
 import redis
 
-from gateway.queue_server import arguments as queue_arguments
+from gateway.up.queue_server import arguments as queue_arguments
 from tests.databases import Databases, own_postgres
 from tests.servers import binary
 from tests.stack import Caller, Stack, alive, chat, ended, order, running, wait_for

@@ -21,9 +21,9 @@ import pytest
 from PIL import Image
 from sqlalchemy import select, update
 
-from gateway.database import Database
-from gateway.media.store import MediaStore
-from gateway.media.tables import media
+from gateway.files.retention import MediaStore
+from gateway.sql.database import Database
+from gateway.tables.files import media
 from tests.artist import png
 from tests.failures.conftest import mended, own_stack
 from tests.failures.test_batches import ended as batch_ended

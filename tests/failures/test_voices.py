@@ -14,11 +14,11 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
-from gateway.batches.files import Files
-from gateway.database import Database
-from gateway.media.fetch import Fetcher
+from gateway.files.fetch import Fetcher
+from gateway.files.store import Files
+from gateway.sql.database import Database
+from gateway.tables.voices import voice_recordings
 from gateway.voices.store import Voices
-from gateway.voices.tables import voice_recordings
 from tests.failures.conftest import own_stack
 from tests.gateway.test_voices import SAMPLE
 from tests.stack import Caller, Stack, ended

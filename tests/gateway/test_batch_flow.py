@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from gateway.requests.dispatch import BATCH_PRIORITY, Dispatch
+from gateway.dispatch.enqueue import BATCH_PRIORITY, Dispatch
 from gateway.settings import Settings
 from workers.contract.jobs import Job, RequestId, Usage, encode
 from workers.contract.queue import Completion

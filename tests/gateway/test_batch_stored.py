@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway.batches.stored import Form, Stored, place
-from gateway.media.links import Links
+from gateway.files.download_urls import Links
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import BlobRef
 

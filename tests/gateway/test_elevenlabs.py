@@ -15,7 +15,7 @@ from elevenlabs import VoiceSettings
 from elevenlabs.client import ElevenLabs
 from elevenlabs.core import ApiError
 
-from gateway.api.elevenlabs_bodies import FORMATS, read_format
+from gateway.api.elevenlabs.bodies import FORMATS, read_format
 from gateway.errors import InvalidRequest
 from tests.artist import wav
 from tests.stack import Caller, Stack, ended, wait_for

@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.api import exports
-from gateway.api.exports import AT_ONCE, OF_ACCOUNT, Places, Question
+from gateway.api.native import exports
+from gateway.api.native.exports import AT_ONCE, OF_ACCOUNT, Places, Question
 from gateway.billing.usage import Filters
-from gateway.database import Database
 from gateway.errors import TooManyRequests
+from gateway.sql.database import Database
 from tests.billing.test_exports import SPAN
 from tests.gateway.test_usage import spend
 from tests.stack import Caller, Stack

@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from gateway.accounts.accounts import create_account
-from gateway.batches.files import Files
-from gateway.database import Database
 from gateway.errors import NotFound
+from gateway.files.store import Files
+from gateway.sql.database import Database
 from tests.artist import png
 from tests.stack import FILE_BYTES_MAX, Caller, Stack
 from workers.contract.blobs import Blobs

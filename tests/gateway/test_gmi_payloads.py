@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.api.gmi_models import model_view
-from gateway.api.gmi_payloads import read_payload
+from gateway.api.gmi.models import model_view
+from gateway.api.gmi.payloads import read_payload
 from gateway.catalog.schema import Entry
 from gateway.errors import InvalidRequest
-from gateway.media.sources import Remote, Source, Uploaded
-from gateway.requests.inputs import prepare
+from gateway.files.sources import Remote, Source, Uploaded
+from gateway.tasks.registry import prepare
 
 PICTURE = "https://example.com/a.png"
 GMI = {"dialect": "gmi", "url": "https://queue.example", "credential": "KEY"}

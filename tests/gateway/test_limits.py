@@ -16,7 +16,7 @@ import pytest
 
 from gateway.accounts.keys import create_key
 from gateway.accounts.limits import Limit, set_limit
-from gateway.database import Database
+from gateway.sql.database import Database
 from tests.databases import Databases
 from tests.stack import PEPPER, Caller, Stack, chat, order, running, wait_for
 

@@ -15,10 +15,10 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from gateway.database import Database
-from gateway.media.store import MediaStore
-from gateway.media.tables import media
-from gateway.tables import outputs
+from gateway.files.retention import MediaStore
+from gateway.sql.database import Database
+from gateway.tables.core import outputs
+from gateway.tables.files import media
 from tests.artist import Artist, mp4, png
 from tests.gateway.test_requests import events
 from tests.stack import Caller, Stack, ended, wait_for

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gateway.api.bodies import read_body
-from gateway.api.chat import ChatCompletion
-from gateway.api.image_bodies import ImageBody
-from gateway.api.response_bodies import ResponseBody
+from gateway.api.http.bodies import read_body
+from gateway.api.openai.chat import ChatCompletion
+from gateway.api.openai.images_bodies import ImageBody
+from gateway.api.openai.responses_bodies import ResponseBody
 from gateway.errors import InvalidRequest
 
 ASK: dict[str, Any] = {"role": "user", "content": "hi"}

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from gateway.accounts.keys import revoke_key
-from gateway.database import Database
+from gateway.sql.database import Database
 from tests.stack import Caller, Stack, chat, ended, order, wait_for
 
 HELLO = [{"role": "user", "content": "hello big world"}]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.catalog.schema import Slo
-from gateway.requests.performance import Seen, missed, performance_view, summarize
+from gateway.performance import Seen, missed, performance_view, summarize
 from tests.stack import Stack, wait_for
 from workers.contract.jobs import Timings, Usage
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 from openai import OpenAI
 
-from gateway.database import Database
 from gateway.ledger.refunds import refund
 from gateway.pricing import format_usd, parse_usd
+from gateway.sql.database import Database
 from tests.stack import Caller, Stack, chat
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gateway.api.gmi_models import model_view
-from gateway.api.gmi_payloads import read_payload
+from gateway.api.gmi.models import model_view
+from gateway.api.gmi.payloads import read_payload
 from gateway.catalog.schema import Entry
 from gateway.errors import InvalidRequest
-from gateway.media.sources import Remote, Source
-from gateway.requests.inputs import parse, prepare
-from gateway.requests.media import VideoTask, drawing_task
-from gateway.requests.prepared import Prepared
+from gateway.files.sources import Remote, Source
+from gateway.tasks.prepared import Prepared
+from gateway.tasks.registry import parse, prepare
+from gateway.tasks.visual import VideoTask, drawing_task
 
 FACE, VOICE = "https://example.com/face.png", "https://example.com/voice.mp3"
 PRICE = [{"unit": "video_second", "amount": "0.002"}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.api.text_stream import TextStream
+from gateway.api.http.text_stream import TextStream
 from workers.contract.jobs import Choice, RequestId, SentEvent, Started, Tokens
 
 ID = RequestId(f"req_{1:032x}")

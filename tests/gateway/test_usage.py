@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime
 
-from gateway.database import Database
 from gateway.ledger.refunds import refund
 from gateway.pricing import device_cost, parse_usd
+from gateway.sql.database import Database
 from tests.stack import Caller, Stack, chat, ended, order, wait_for
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import openai
 import pytest
 
-from gateway.database import Database
-from gateway.media.store import MediaStore
+from gateway.files.retention import MediaStore
+from gateway.sql.database import Database
 from tests.artist import SPOKEN_MAX_S, Artist, wav
 from tests.gateway.test_files import client
 from tests.gateway.test_voices import consent, voice

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.requests.waiting import Waiting
+from gateway.dispatch.waiting import Waiting
 from workers.contract.load import Load
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from standardwebhooks import Webhook
 
+from gateway.checks.public_urls import check_url
 from gateway.errors import InvalidRequest
-from gateway.outside import check_url
 from tests.stack import Stack, wait_for
 
 Received = list[tuple[dict[str, str], bytes]]

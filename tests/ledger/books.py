@@ -9,15 +9,15 @@ from sqlalchemy import func, select
 
 from gateway.accounts.accounts import Account, create_account, find_account
 from gateway.accounts.keys import KeyInfo, create_key
-from gateway.database import Database
+from gateway.ids import new_request_id
 from gateway.ledger.holds import HoldRequest
-from gateway.ledger.ids import new_request_id
 from gateway.ledger.periods import booking_time
 from gateway.ledger.prices import PriceCache, put_in_force
 from gateway.ledger.settle import Settled, Settlement, settle
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import Component, Price
-from gateway.tables import holds
+from gateway.sql.database import Database
+from gateway.tables.core import holds
 from workers.contract.jobs import Job, RequestId, Usage, encode
 
 PEPPER = b"a pepper for tests"

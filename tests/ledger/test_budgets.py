@@ -18,13 +18,13 @@ from gateway.accounts.budgets import (
     window_start,
 )
 from gateway.accounts.keys import create_key
-from gateway.database import Database
 from gateway.ledger.bounds import BudgetExceeded
 from gateway.ledger.concurrency import TooManyConcurrent
 from gateway.ledger.holds import Held, HoldAnswer, HoldRequest, hold
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.refunds import refund
-from gateway.tables import accounts, rate_limits
+from gateway.sql.database import Database
+from gateway.tables.core import accounts, rate_limits
 from tests.ledger.books import HOLD, PEPPER, Books, done, open_books
 
 

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import select
 
 from gateway.accounts.accounts import change_account
-from gateway.database import Database
 from gateway.ledger.expiry import expire_lots, give_allowances
 from gateway.ledger.holds import AccountSuspended, hold
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.refunds import NotRefundable, refund, refunds_of
 from gateway.ledger.transfers import TransferConflict, add_credit, chargeback, owed
-from gateway.tables import lots
+from gateway.sql.database import Database
+from gateway.tables.core import lots
 from tests.ledger.books import HOLD, Books, done, open_books
 
 

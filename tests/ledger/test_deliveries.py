@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import event, func, select, text, update
 
-from gateway.database import Database
 from gateway.ledger.holds import hold
-from gateway.requests.deliveries import (
+from gateway.sql.database import Database
+from gateway.tables.webhooks import webhook_attempts, webhook_deliveries
+from gateway.webhooks.deliveries import (
     ATTEMPTS_MAX,
     SERIES_MAX,
     Claim,
@@ -22,8 +23,7 @@ from gateway.requests.deliveries import (
     record,
     send_again,
 )
-from gateway.requests.lanes import ACCOUNT_MAX, FAILURES_MAX, HOST_MAX, POOL, Lanes
-from gateway.requests.tables import webhook_attempts, webhook_deliveries
+from gateway.webhooks.lanes import ACCOUNT_MAX, FAILURES_MAX, HOST_MAX, POOL, Lanes
 from tests.ledger.books import Books, done, open_books
 
 SOON = timedelta(seconds=1)

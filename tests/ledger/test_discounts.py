@@ -9,14 +9,14 @@ import pytest
 from gateway.accounts.limits import Limit, set_limit
 from gateway.billing.corrections import plan
 from gateway.billing.whatif import Repriced, whatif
-from gateway.database import Database
 from gateway.ledger.concurrency import TooManyConcurrent
 from gateway.ledger.discounts import put_discount_in_force
 from gateway.ledger.holds import Held, HoldRequest, hold
 from gateway.ledger.prices import put_in_force, store_price
 from gateway.ledger.reconcile import reconcile
+from gateway.performance import read_seen
 from gateway.pricing import Component, Price
-from gateway.requests.performance import read_seen
+from gateway.sql.database import Database
 from tests.ledger.books import HOLD, PRICE, Books, done, open_books
 
 HALF = Price((Component("input_token", 10), Component("output_token", 40)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from gateway.accounts.budgets import create_budget, end_budget
-from gateway.database import Database
 from gateway.ledger.bounds import BudgetExceeded
 from gateway.ledger.extend import Ended, Extended, Extension, extend, mark_cut
 from gateway.ledger.holds import CreditInUse, HoldRequest, KeySpendLimit, hold
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.settle import Settlement
+from gateway.sql.database import Database
 from tests.ledger.books import HOLD, LIMITS, Books, done, open_books
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from gateway.ledger.group import GroupCommit
+from gateway.group_commit import GroupCommit
 
 
 async def test_what_arrives_during_a_commit_goes_into_the_next() -> None:

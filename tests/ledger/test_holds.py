@@ -11,7 +11,6 @@ from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from gateway.accounts.keys import revoke_key
-from gateway.database import Database, open_engine
 from gateway.ledger.closed import Problem
 from gateway.ledger.holds import (
     AccountSuspended,
@@ -29,7 +28,8 @@ from gateway.ledger.holds import (
 )
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.settle import Settlement
-from gateway.tables import accounts, holds, keys, receipts, transfers
+from gateway.sql.database import Database, open_engine
+from gateway.tables.core import accounts, holds, keys, receipts, transfers
 from tests.ledger.books import HOLD, Books, done, open_books
 
 THREADS = 50

@@ -14,18 +14,12 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy.exc import DBAPIError
 
-import gateway.aside
-import gateway.batches.tables
-import gateway.ledger.tables
-import gateway.media.tables
-import gateway.requests.tables
-import gateway.voices.tables  # noqa: F401 -- their tables belong to the metadata
 import migrations
-from gateway.database import Database, UtcDateTime, migrate, open_engine, schema_is_current
 from gateway.ledger.holds import hold
 from gateway.ledger.reconcile import reconcile
-from gateway.requests.tables import webhook_deliveries
-from gateway.tables import SYSTEM_ACCOUNTS, accounts, lots, metadata, price_periods
+from gateway.sql.database import Database, UtcDateTime, migrate, open_engine, schema_is_current
+from gateway.tables.core import SYSTEM_ACCOUNTS, accounts, lots, metadata, price_periods
+from gateway.tables.webhooks import webhook_deliveries
 from tests.ledger.books import done, open_books
 
 

@@ -42,7 +42,6 @@ from gateway.accounts.budgets import (
 )
 from gateway.accounts.keys import create_key
 from gateway.accounts.limits import Limit, remove_limit, set_limit
-from gateway.database import Database
 from gateway.ledger.bounds import BudgetExceeded
 from gateway.ledger.closed import Problem
 from gateway.ledger.concurrency import Defaults, TooManyConcurrent
@@ -69,7 +68,8 @@ from gateway.ledger.transfers import TransferConflict, add_credit, chargeback, o
 from gateway.pricing import Component, Price, charge, discounted, quote
 from gateway.requests.settle import judge, judge_end
 from gateway.requests.streamed import NOT_STREAMED, Streamed
-from gateway.tables import accounts, budget_windows, holds, keys, lots, receipts, transfers
+from gateway.sql.database import Database
+from gateway.tables.core import accounts, budget_windows, holds, keys, lots, receipts, transfers
 from tests.databases import Databases
 from tests.ledger.books import PEPPER
 from workers.contract.jobs import Cancelled, Completed, Failed, Job, RequestId, Usage, encode

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.database import Database
 from gateway.ledger.holds import hold, jobs_of
 from gateway.requests.notes import keep_notes
+from gateway.sql.database import Database
 from tests.ledger.books import done, open_books
 from workers.contract.jobs import decode_job
 

@@ -14,14 +14,14 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import Connection, delete, func, insert, select, text, update
 
-from gateway.database import Database
 from gateway.ledger.holds import Held, HoldRequest, Replayed, hold
 from gateway.ledger.periods import booking_time
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.refunds import NotRefundable, refund
 from gateway.ledger.settle import Settlement, settle
 from gateway.ledger.transfers import add_credit
-from gateway.tables import accounts, holds, receipts, refunds
+from gateway.sql.database import Database
+from gateway.tables.core import accounts, holds, receipts, refunds
 from tests.ledger.books import HOLD, Books, done, open_books
 
 T = TypeVar("T")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.files import Files
-from gateway.database import Database
 from gateway.errors import InvalidRequest
-from gateway.ledger.ids import new_request_id
-from gateway.media.fetch import Fetcher
-from gateway.media.sources import Remote, Source
+from gateway.files.fetch import Fetcher
+from gateway.files.sources import Remote, Source
+from gateway.files.store import Files
+from gateway.ids import new_request_id
+from gateway.sql.database import Database
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import RequestId
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gateway.errors import Forbidden, Gone, NotFound
-from gateway.media.links import PATH, Links
+from gateway.files.download_urls import PATH, Links
 from workers.contract.jobs import BlobRef
 
 LINKS = Links.make(b"a pepper of some length", valid_s=3600, base="https://gate.example/")

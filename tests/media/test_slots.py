@@ -7,9 +7,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gateway.errors import Forbidden, Gone
-from gateway.media import slots as module
-from gateway.media.slots import Slot, Slots, id_in
-from gateway.media.sources import Remote, Uploaded, read_given
+from gateway.files import upload_urls as module
+from gateway.files.sources import Remote, Uploaded, read_given
+from gateway.files.upload_urls import Slot, Slots, id_in
 
 SLOTS = Slots.make(b"a pepper of some length")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.media.spool import INLINE_MAX, Extractor, Spool
+from gateway.files.spool import INLINE_MAX, Extractor, Spool
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from sqlalchemy import delete, insert, select, update
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
-from gateway.database import Database
-from gateway.ledger.ids import new_request_id
+from gateway.files.retention import CHUNK, Asked, MediaStore
+from gateway.ids import new_request_id
 from gateway.ledger.prices import store_price
-from gateway.media.store import CHUNK, Asked, MediaStore
-from gateway.media.tables import media
 from gateway.pricing import Component, Price
-from gateway.tables import holds
+from gateway.sql.database import Database
+from gateway.tables.core import holds
+from gateway.tables.files import media
 from workers.contract.blobs import Blobs, blob_key
 
 ASKED = Asked({"prompt": "x"})

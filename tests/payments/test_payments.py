@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from gateway.accounts.accounts import Account, create_account, find_account
 from gateway.billing.audit import audit
-from gateway.database import Database
 from gateway.ledger.transfers import owed
 from gateway.payments.payments import (
     Applied,
@@ -32,6 +31,7 @@ from gateway.payments.payments import (
 from gateway.payments.provider import BadEvent, Paid
 from gateway.payments.stripe import StripeProvider
 from gateway.settings import Settings
+from gateway.sql.database import Database
 
 PAYLOADS = Path(__file__).parent / "payloads"
 SECRET = "whsec_a_secret_for_tests"

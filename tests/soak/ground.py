@@ -22,11 +22,11 @@ import yaml
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
-from gateway.database import Database, migrate
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import parse_usd
-from gateway.queue_server import arguments as queue_arguments
-from gateway.queue_server import die_with_parent
+from gateway.sql.database import Database, migrate
+from gateway.up.queue_server import arguments as queue_arguments
+from gateway.up.queue_server import die_with_parent
 from tests.blackhole import BlackHole
 from tests.databases import Server, own_postgres
 from tests.servers import binary

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import httpx
 
-from gateway.database import Database
 from gateway.ledger.reconcile import reconcile
+from gateway.sql.database import Database
 from tests.soak.clients import ENDED, Act, Client
 from tests.soak.ground import CREDIT, Ground
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.database import Database, migrate
-from gateway.embedded import rotate
-from gateway.queue_server import arguments
+from gateway.sql.database import Database, migrate
+from gateway.up.embedded import rotate
+from gateway.up.queue_server import arguments
 from tests.cli.test_up import Up, keys
 from tests.stack import chat, wait_for
 

@@ -12,8 +12,8 @@ import pytest
 from gateway.accounts.accounts import create_account
 from gateway.accounts.cancelled import Cancelled
 from gateway.accounts.limits import Limit, list_limits, remove_limit, set_limit
-from gateway.database import Database
 from gateway.errors import TooManyRequests
+from gateway.sql.database import Database
 from tests.databases import Databases
 from tests.stack import Stack, chat, running, wait_for
 from workers.contract.redis import connect

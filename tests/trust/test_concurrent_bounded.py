@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI, RateLimitError
 
 from gateway.accounts.limits import Limit, set_limit
-from gateway.database import Database
+from gateway.sql.database import Database
 from tests.databases import Databases
 from tests.failures.test_batches import LINES, content, submit
 from tests.failures.test_batches import ended as batch_ended

@@ -12,12 +12,12 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy import Engine, event
 
-from gateway.database import Database
+from gateway.dispatch.health import Watch
+from gateway.ids import new_request_id
 from gateway.ledger.holds import hold
-from gateway.ledger.ids import new_request_id
 from gateway.requests.lookup import Choice, Lookup
-from gateway.requests.retries import Retries
-from gateway.requests.watch import Watch
+from gateway.requests.reconnect import Retries
+from gateway.sql.database import Database
 from tests.ledger.books import done, open_books
 from tests.servers import queue_server
 from workers.contract.blobs import Blobs

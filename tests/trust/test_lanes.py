@@ -11,17 +11,17 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, text
 
-from gateway import lanes
-from gateway.database import (
+from gateway.errors import TooManyRequests
+from gateway.sql import lanes
+from gateway.sql.database import (
     REPORTS_PER_ACCOUNT,
     REPORTS_WAITING,
     Database,
     DatabaseTimeout,
     open_engine,
 )
-from gateway.errors import TooManyRequests
-from gateway.lanes import REPORT, SLOW
-from gateway.outages import SQL_OUTAGE
+from gateway.sql.lanes import REPORT, SLOW
+from gateway.sql.outages import SQL_OUTAGE
 
 ENDLESS = """
     WITH RECURSIVE counted (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted)
@@ -124,7 +124,7 @@ def test_statement_ends_when_its_time_is_up(database_url: str) -> None:
 async def test_caller_is_answered_although_the_transaction_is_not(
     database_url: str, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
-    monkeypatch.setattr("gateway.database.READ", replace(lanes.READ, threads=1, patience_s=0.3))
+    monkeypatch.setattr("gateway.sql.database.READ", replace(lanes.READ, threads=1, patience_s=0.3))
     database = Database(database_url)
     ran = []
 

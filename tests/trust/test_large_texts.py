@@ -16,9 +16,9 @@ import pytest
 import redis
 from sqlalchemy import func, select
 
-from gateway.database import Database
-from gateway.media.tables import media
-from gateway.tables import holds, outputs
+from gateway.sql.database import Database
+from gateway.tables.core import holds, outputs
+from gateway.tables.files import media
 from tests.databases import Databases
 from tests.failures.conftest import mended
 from tests.servers import queue_server

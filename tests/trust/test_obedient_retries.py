@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from gateway.database import Database
 from gateway.ledger.holds import Held, Replayed, hold
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.settle import Settlement
-from gateway.tables import holds, idempotency, receipts
+from gateway.sql.database import Database
+from gateway.tables.core import holds, idempotency, receipts
 from tests.databases import Databases
 from tests.ledger.books import open_books
 from tests.stack import Caller, Stack, ended, order, running

@@ -25,12 +25,11 @@ from gateway.accounts.accounts import (
 from gateway.accounts.budgets import create_budget, find_budget
 from gateway.accounts.keys import create_key, find_key
 from gateway.billing.audit import audit
-from gateway.billing.chores import close_chores
 from gateway.billing.close import close_month, list_periods, rehearse_close, set_rebates
 from gateway.billing.credits import enter_chargeback, enter_credit
 from gateway.billing.statements import invoices_of
 from gateway.catalog.store import LiveCatalog
-from gateway.database import Database, migrate, open_engine
+from gateway.chores import close_chores
 from gateway.errors import Unavailable
 from gateway.ledger.holds import hold
 from gateway.ledger.prices import LIST, set_price
@@ -38,7 +37,8 @@ from gateway.ledger.reconcile import reconcile
 from gateway.ledger.settle import settle
 from gateway.ledger.transfers import owed
 from gateway.pricing import NANOS_PER_USD, Component, Price
-from gateway.tables import accounts, periods, price_periods, prices, transfers
+from gateway.sql.database import Database, migrate, open_engine
+from gateway.tables.core import accounts, periods, price_periods, prices, transfers
 from tests.ledger.books import PEPPER, Books, done, open_books
 
 MARCH = datetime(2026, 3, 10, tzinfo=UTC)

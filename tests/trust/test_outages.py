@@ -10,8 +10,8 @@ import sqlalchemy
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from gateway.database import Database, open_engine
-from gateway.outages import OUTAGE, SQL_OUTAGE
+from gateway.sql.database import Database, open_engine
+from gateway.sql.outages import OUTAGE, SQL_OUTAGE
 from tests.databases import own_postgres
 
 

@@ -22,10 +22,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
-from gateway.database import Database, migrate, open_engine, schema_is_current
-from gateway.lanes import REPORT
 from gateway.ledger.holds import Held, hold
-from gateway.outages import SQL_OUTAGE
+from gateway.sql.database import Database, migrate, open_engine, schema_is_current
+from gateway.sql.lanes import REPORT
+from gateway.sql.outages import SQL_OUTAGE
 from tests.databases import own_postgres
 from tests.ledger.books import HOLD, done, open_books
 

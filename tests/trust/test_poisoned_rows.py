@@ -15,13 +15,14 @@ import pytest
 import redis
 from sqlalchemy import Connection, insert, select, update
 
-from gateway.aside import count_aside, put_aside, set_aside, tidy
-from gateway.batches.tables import batches
-from gateway.database import Database
-from gateway.ledger.ids import new_id, new_request_id
-from gateway.tables import accounts, holds, keys, price_periods, prices
-from gateway.workflows.planned import Plan, PlannedStep
-from gateway.workflows.tables import steps
+from gateway.aside import count_aside, put_aside, tidy
+from gateway.ids import new_id, new_request_id
+from gateway.ledger.workflow_plan import Plan, PlannedStep
+from gateway.sql.database import Database
+from gateway.tables.batches import batches
+from gateway.tables.core import accounts, holds, keys, price_periods, prices
+from gateway.tables.set_aside import set_aside
+from gateway.tables.workflows import steps
 from tests.databases import Databases
 from tests.stack import Caller, Stack, chat, ended, order, running, wait_for
 from workers.contract.jobs import Job, RequestId, Usage, encode

@@ -15,11 +15,11 @@ from sqlalchemy import Connection, Engine, event, insert
 
 from gateway.accounts.accounts import create_account
 from gateway.catalog.store import LiveCatalog
-from gateway.database import Database
 from gateway.ledger.discounts import put_discount_in_force
 from gateway.ledger.prices import cancel_price, put_in_force, read_version, set_price
 from gateway.pricing import Component, Price
-from gateway.tables import price_periods
+from gateway.sql.database import Database
+from gateway.tables.core import price_periods
 
 CATALOG = """\
 models:
@@ -31,7 +31,7 @@ models:
 SET_PRICE = """\
 import sys
 from datetime import UTC, datetime, timedelta
-from gateway.database import Database
+from gateway.sql.database import Database
 from gateway.ledger.prices import set_price
 from gateway.pricing import Component, Price
 

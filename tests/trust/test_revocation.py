@@ -10,11 +10,11 @@ from litestar import Litestar
 from litestar.routes import HTTPRoute
 
 from gateway.accounts.keys import authenticate, create_key, hash_secret, revoke_key
-from gateway.api.access import UNKNOWN_S, Access, Recent
+from gateway.api.http.access import UNKNOWN_S, Access, Recent
 from gateway.app import create_app
-from gateway.database import Database
 from gateway.errors import Unauthorized
 from gateway.settings import Settings
+from gateway.sql.database import Database
 from tests.ledger.books import PEPPER, open_books
 from tests.stack import Caller, Stack, chat, order
 

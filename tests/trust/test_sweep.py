@@ -16,18 +16,18 @@ from gateway.accounts.cancelled import Cancelled
 from gateway.accounts.rates import Rates
 from gateway.aside import Aside, notes
 from gateway.catalog.store import LiveCatalog
-from gateway.database import Database
+from gateway.dispatch.enqueue import Dispatch
+from gateway.dispatch.waiters import Waiters
+from gateway.files.retention import MediaStore
 from gateway.leases import Lease
 from gateway.ledger.holds import forget_keys, forget_outputs, hold
 from gateway.ledger.reconcile import reconcile
-from gateway.media.store import MediaStore
 from gateway.requests import sweep as sweeping
-from gateway.requests.dispatch import Dispatch
 from gateway.requests.settle import Settler
 from gateway.requests.sweep import Sweeper
-from gateway.requests.wait import Waiters
 from gateway.settings import Settings
-from gateway.tables import holds, idempotency, outputs
+from gateway.sql.database import Database
+from gateway.tables.core import holds, idempotency, outputs
 from gateway.workflows.flows import Flows
 from tests.ledger.books import Books, done, open_books
 from tests.stack import CATALOG

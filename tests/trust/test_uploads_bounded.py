@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import insert, update
 
 from gateway.accounts.accounts import create_account
-from gateway.batches.room import Limits, Stored, measure, reserve, set_limits
-from gateway.batches.tables import file_reservations
-from gateway.database import Database
 from gateway.errors import TollgateError
-from gateway.tables import accounts
+from gateway.files.room import Limits, Stored, measure, reserve, set_limits
+from gateway.sql.database import Database
+from gateway.tables.batches import file_reservations
+from gateway.tables.core import accounts
 from tests.artist import png
 from tests.databases import Databases
 from tests.stack import Caller, Stack, chat, running

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from gateway.database import Database
-from gateway.tables import holds
+from gateway.sql.database import Database
+from gateway.tables.core import holds
 from tests.databases import Databases
 from tests.stack import Caller, Stack, ended, running, wait_for
 from tests.workers import fake_gmi as fake

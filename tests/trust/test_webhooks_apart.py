@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, delete, func, insert, select
 
-from gateway.database import Database
-from gateway.ledger.ids import new_request_id
-from gateway.requests.tables import webhook_deliveries
-from gateway.tables import receipts
+from gateway.ids import new_request_id
+from gateway.sql.database import Database
+from gateway.tables.core import receipts
+from gateway.tables.webhooks import webhook_deliveries
 from tests.databases import Databases
 from tests.stack import Caller, Stack, ended, free_port, order, running, wait_for
 

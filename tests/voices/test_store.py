@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import select, update
 
 from gateway.accounts.accounts import create_account
-from gateway.batches.files import Files
-from gateway.database import Database
 from gateway.errors import InvalidRequest, NotFound, TooLarge, Unavailable
-from gateway.media.fetch import Fetcher
-from gateway.media.sources import Sent, Source
+from gateway.files.fetch import Fetcher
+from gateway.files.sources import Sent, Source
+from gateway.files.store import Files
+from gateway.sql.database import Database
+from gateway.tables.voices import voice_recordings
 from gateway.voices.store import New, Recording, Voices
-from gateway.voices.tables import voice_recordings
 from tests.artist import wav
 from workers.contract.blobs import Blobs
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.ledger.closed import Output, Problem
+from gateway.ledger.workflow_plan import Plan, PlannedStep, StepId, combined, read_step_id
 from gateway.workflows.advance import Ended, Ready, advance
-from gateway.workflows.planned import Plan, PlannedStep, StepId, combined, read_step_id
 from gateway.workflows.store import Attempt
 from workers.contract.jobs import RequestId, Usage
 

@@ -1,0 +1,1 @@
+"""What only administrators may call: accounts, keys, credit, prices, maintenance."""

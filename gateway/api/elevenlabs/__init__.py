@@ -1,0 +1,1 @@
+"""ElevenLabs' API, for its clients: speech, music and voices."""

@@ -1,0 +1,237 @@
+"""ElevenLabs' speech and music: its own clients work here under another base address.
+
+A call there may leave the model out. Then it is the one that ElevenLabs would take, where the
+catalog has it, maybe as an alias; otherwise the first of the catalog that has the voice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from litestar import Controller, Request, Response, get, post
+from litestar.background_tasks import BackgroundTask
+from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.response import Stream
+
+from gateway.api.elevenlabs.bodies import ComposedBody, SpokenBody, read_format
+from gateway.api.elevenlabs.views import (
+    COMPOSES,
+    SoundModelView,
+    does,
+    has_voice,
+    is_elsewhere,
+    models_view,
+    voice_of,
+)
+from gateway.api.http.access import call_of, caller
+from gateway.api.http.answering import order_of
+from gateway.api.http.answers import json_response
+from gateway.api.http.dialects import ELEVENLABS
+from gateway.api.http.sound import begin, sound_response
+from gateway.api.openapi.content_types import SOUNDS
+from gateway.catalog.schema import Entry
+from gateway.catalog.store import LiveCatalog
+from gateway.errors import InvalidRequest, NotFound, TollgateError, rename
+from gateway.requests.service import Requests
+from gateway.tasks.audio import MusicTask, SpeechTask, sounding_task
+from gateway.tasks.order import Order
+from gateway.voices.store import is_voice_id
+from workers.contract.media import characters
+
+SPEAKER: Final = "eleven_multilingual_v2"
+COMPOSER: Final = "music_v1"
+"""What a call means that names no model."""
+
+
+class ElevenLabsController(Controller):
+    path = f"{ELEVENLABS}/v1"
+    tags = ["ElevenLabs"]
+
+    @get(
+        "/models",
+        opt={"scope": "read"},
+        operation_id="ElevenLabsListModels",
+        summary="The models of sound, with their exact prices",
+    )
+    async def models(self, request: Request[Any, Any, Any]) -> Response[list[SoundModelView]]:
+        requests: Requests = request.app.state.requests
+        return json_response(models_view(_entries(request), requests.watch.announcements))
+
+    @post(
+        "/text-to-speech/{voice_id:str}",
+        status_code=200,
+        opt={"scope": "inference", "holds": True, "media": SOUNDS},
+        operation_id="ElevenLabsSpeak",
+        summary="Speak a text; the answer is the sound, with its cost in a header",
+    )
+    async def speak(
+        self,
+        request: Request[Any, Any, Any],
+        voice_id: FromPath[str],
+        data: JSONBody[SpokenBody],
+        output_format: FromQuery[str | None] = None,
+        enable_logging: FromQuery[bool] = True,
+    ) -> Stream:
+        order = await _spoken(request, voice_id, data, output_format, stream=False)
+        return await _answer(request, order, data, kept=enable_logging)
+
+    @post(
+        "/text-to-speech/{voice_id:str}/stream",
+        status_code=200,
+        opt={"scope": "inference", "holds": True, "media": SOUNDS},
+        operation_id="ElevenLabsSpeakStream",
+        summary="Speak a text; the answer comes while it is spoken",
+    )
+    async def speak_along(
+        self,
+        request: Request[Any, Any, Any],
+        voice_id: FromPath[str],
+        data: JSONBody[SpokenBody],
+        output_format: FromQuery[str | None] = None,
+        enable_logging: FromQuery[bool] = True,
+    ) -> Stream:
+        order = await _spoken(request, voice_id, data, output_format, stream=True)
+        return await _answer(request, order, data, kept=enable_logging)
+
+    @post(
+        [
+            "/text-to-speech/{voice_id:str}/with-timestamps",
+            "/text-to-speech/{voice_id:str}/stream/with-timestamps",
+        ],
+        opt={"scope": "inference", "holds": True},
+        include_in_schema=False,
+    )
+    async def speak_timed(self, voice_id: FromPath[str]) -> Response[None]:
+        raise InvalidRequest(
+            "unsupported", "No model here says when it speaks each character; leave it out."
+        )
+
+    @post(
+        "/music",
+        status_code=200,
+        opt={"scope": "inference", "holds": True, "media": SOUNDS},
+        operation_id="ElevenLabsCompose",
+        summary="Make a piece of music; the answer is the sound, with its cost in a header",
+    )
+    async def compose(
+        self,
+        request: Request[Any, Any, Any],
+        data: JSONBody[ComposedBody],
+        output_format: FromQuery[str | None] = None,
+        enable_logging: FromQuery[bool] = True,
+    ) -> Stream:
+        order = await _composed(request, data, output_format, stream=False)
+        return await _answer(request, order, data, kept=enable_logging)
+
+    @post(
+        "/music/stream",
+        status_code=200,
+        opt={"scope": "inference", "holds": True, "media": SOUNDS},
+        operation_id="ElevenLabsComposeStream",
+        summary="Make a piece of music; the answer comes while it is made",
+    )
+    async def compose_along(
+        self,
+        request: Request[Any, Any, Any],
+        data: JSONBody[ComposedBody],
+        output_format: FromQuery[str | None] = None,
+        enable_logging: FromQuery[bool] = True,
+    ) -> Stream:
+        order = await _composed(request, data, output_format, stream=True)
+        return await _answer(request, order, data, kept=enable_logging)
+
+
+# --- What is ordered ------------------------------------------------------------------------------
+
+
+async def _spoken(
+    request: Request[Any, Any, Any],
+    voice_id: str,
+    data: SpokenBody,
+    output_format: str | None,
+    *,
+    stream: bool,
+) -> Order:
+    made = read_format(output_format)
+    is_kept = is_voice_id(voice_id)
+    has = functools.partial(has_voice, voice_id=voice_id, kept=is_kept)
+    name, entry = _model(request, data.model_id, SPEAKER, has)
+    if entry is None or not (has(entry) or is_elsewhere(entry)):
+        where = f"{entry.name} has" if entry is not None else "There is"
+        raise NotFound(
+            "voice_not_found",
+            f"{where} no voice {voice_id!r}; see GET v1/voices.",
+            param="voice_id",
+        )
+    value = data.spoken(entry, voice_of(entry, voice_id), made)
+    task = sounding_task(entry, value)
+    return await order_of(request, model=name, task=task, input=value, stream=stream)
+
+
+async def _composed(
+    request: Request[Any, Any, Any],
+    data: ComposedBody,
+    output_format: str | None,
+    *,
+    stream: bool,
+) -> Order:
+    made = read_format(output_format)
+    name, entry = _model(request, data.model_id, COMPOSER, lambda one: does(one, COMPOSES))
+    if entry is None:
+        raise NotFound("model_not_found", "No model here makes music.", param="model_id")
+    value = data.composed(entry, made)
+    return await order_of(request, model=name, task=COMPOSES, input=value, stream=stream)
+
+
+def _model(
+    request: Request[Any, Any, Any],
+    asked: str | None,
+    usual: str,
+    fits: Callable[[Entry], bool],
+) -> tuple[str, Entry | None]:
+    """The model that is meant, and by which name it is to be ordered."""
+    live: LiveCatalog = request.app.state.live
+    account_id = caller(request).account_id
+    name = asked or usual
+    entry = live.entry(live.resolve(name), account_id)
+    if entry is not None:
+        return name, entry
+    if asked is not None:
+        raise NotFound(
+            "model_not_found", f"There is no model {asked!r}; see GET v1/models.", param="model_id"
+        )
+    entry = next(filter(fits, live.entries(account_id)), None)
+    return (entry.name if entry is not None else name), entry
+
+
+def _entries(request: Request[Any, Any, Any]) -> Sequence[Entry]:
+    live: LiveCatalog = request.app.state.live
+    return live.entries(caller(request).account_id)
+
+
+# --- What is answered -----------------------------------------------------------------------------
+
+
+async def _answer(
+    request: Request[Any, Any, Any], order: Order, data: SpokenBody | ComposedBody, *, kept: bool
+) -> Stream:
+    """Place an order and answer with its sound; it stays no longer than that if it should not be
+    kept."""
+    requests: Requests = request.app.state.requests
+    try:
+        ticket = await requests.submit(call_of(request), order)
+        # Of an order that is no stream the first piece comes in the end, and with it the cost.
+        begun = await begin(request, ticket)
+    except TollgateError as error:
+        rename(error, data.names)
+        raise
+    assert isinstance(order.input, SpeechTask | MusicTask)
+    answer = sound_response(begun, order.input.format or "mp3")
+    answer.headers["request-id"] = ticket.request_id
+    if isinstance(data, SpokenBody):
+        answer.headers["character-cost"] = str(characters(data.text))
+    if not kept:
+        answer.background = BackgroundTask(requests.forget, ticket.account_id, ticket.request_id)
+    return answer

@@ -1,0 +1,233 @@
+"""ElevenLabs' voices: those that models have, and those that an account keeps.
+
+A voice is kept with the consent of whose it is, here as elsewhere. Their calls have no place for
+one, so it comes as one more file whose name begins with ``consent``, or as the label ``consent``
+with the id of one that was given before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypedDict
+
+from litestar import Controller, Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery
+
+from gateway.api.elevenlabs.bodies import AddedBody
+from gateway.api.elevenlabs.views import SoundVoiceView, kept_view, premade_views
+from gateway.api.http.access import caller
+from gateway.api.http.answers import json_response
+from gateway.api.http.dialects import ELEVENLABS
+from gateway.api.http.forms import described, receive
+from gateway.api.http.storing import may_store
+from gateway.catalog.schema import Entry
+from gateway.catalog.store import LiveCatalog
+from gateway.errors import Conflict, InvalidRequest, NotFound, TollgateError
+from gateway.files.sources import Sent, Source
+from gateway.voices.store import New, Recording, Voices, is_voice_id
+
+PAGE_MAX: Final = 100
+CONSENT: Final = "consent"
+UNDETERMINED: Final = "und"
+"""The tag of a language that is not said."""
+CAME_ALONG: Final = "Sent with its voice."
+"""Of a consent that goes when its voice does."""
+
+
+class SoundVoicesView(TypedDict):
+    voices: list[SoundVoiceView]
+
+
+class FoundVoicesView(SoundVoicesView):
+    has_more: bool
+    total_count: int
+    next_page_token: str | None
+
+
+class AddedVoiceView(TypedDict):
+    voice_id: str
+    requires_verification: bool
+
+
+class DoneView(TypedDict):
+    status: Literal["ok"]
+
+
+class ElevenLabsVoicesController(Controller):
+    path = ELEVENLABS
+    tags = ["ElevenLabs"]
+
+    @get(
+        "/v1/voices",
+        opt={"scope": "read"},
+        operation_id="ElevenLabsListVoices",
+        summary="The voices that models have, and those of the account",
+    )
+    async def index(self, request: Request[Any, Any, Any]) -> Response[SoundVoicesView]:
+        return json_response({"voices": await _views(request)})
+
+    @get(
+        "/v2/voices",
+        opt={"scope": "read"},
+        operation_id="ElevenLabsSearchVoices",
+        summary="The same in pages, with a search by name",
+    )
+    async def search(
+        self,
+        request: Request[Any, Any, Any],
+        search: FromQuery[str] = "",
+        category: FromQuery[str | None] = None,
+        page_size: FromQuery[int] = 10,
+        next_page_token: FromQuery[int] = 0,
+    ) -> Response[FoundVoicesView]:
+        if not 1 <= page_size <= PAGE_MAX:
+            raise InvalidRequest(
+                "invalid_value",
+                f"page_size is {page_size}; 1 to {PAGE_MAX} can be had.",
+                param="page_size",
+            )
+        found = [
+            view
+            for view in await _views(request)
+            if search.lower() in view["name"].lower() and category in (None, view["category"])
+        ]
+        end = max(0, next_page_token) + page_size
+        return json_response(
+            {
+                "voices": found[end - page_size : end],
+                "has_more": end < len(found),
+                "total_count": len(found),
+                "next_page_token": str(end) if end < len(found) else None,
+            }
+        )
+
+    @post(
+        "/v1/voices/add",
+        status_code=200,
+        opt={"scope": "inference", "stores_body": True},
+        guards=[may_store],
+        operation_id="ElevenLabsAddVoice",
+        operation_class=described(AddedBody),
+        summary="Keep a voice: a recording of it, and the consent of whose it is",
+        description="`files` are the recording and another one, whose name begins with `consent`, "
+        "in which the speaker consents; or `labels` has the id of a consent as `consent`.",
+    )
+    async def add(self, request: Request[Any, Any, Any]) -> Response[AddedVoiceView]:
+        received = await receive(request, repeated={"files": "files"})
+        try:
+            files = received.fields.get("files")
+            if isinstance(files, Sent):
+                received.fields["files"] = [files]
+            voice = await _add(request, received.read(AddedBody))
+        finally:
+            await received.close()
+        return json_response({"voice_id": voice.id, "requires_verification": False})
+
+    @get(
+        "/v1/voices/{voice_id:str}",
+        opt={"scope": "read"},
+        operation_id="ElevenLabsGetVoice",
+        summary="What is known of a voice",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], voice_id: FromPath[str]
+    ) -> Response[SoundVoiceView]:
+        if is_voice_id(voice_id):
+            account_id = caller(request).account_id
+            voice = await _voices(request).find(account_id, "voice", voice_id)
+            return json_response(kept_view(voice, _entries(request)))
+        for view in premade_views(_entries(request)):
+            if view["voice_id"] == voice_id:
+                return json_response(view)
+        raise NotFound("voice_not_found", f"There is no voice {voice_id!r}.", param="voice_id")
+
+    @delete(
+        "/v1/voices/{voice_id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="ElevenLabsDeleteVoice",
+        summary="Delete a voice of the account, and the consent that came with it",
+    )
+    async def remove(
+        self, request: Request[Any, Any, Any], voice_id: FromPath[str]
+    ) -> Response[DoneView]:
+        voices, account_id = _voices(request), caller(request).account_id
+        voice = await voices.find(account_id, "voice", voice_id)
+        assert voice.consent_id is not None
+        consent = await voices.find(account_id, "consent", voice.consent_id)
+        if consent.description == CAME_ALONG:
+            await voices.delete(account_id, "consent", consent.id)
+        else:
+            await voices.delete(account_id, "voice", voice.id)
+        return json_response({"status": "ok"})
+
+
+async def _add(request: Request[Any, Any, Any], data: AddedBody) -> Recording:
+    """Keep a voice, and a consent that came along. Raise ``TollgateError``, then keep neither."""
+    voices, account_id = _voices(request), caller(request).account_id
+    sample, consent = _sorted(data)
+    labels = data.labels or {}
+    consent_id = labels.get(CONSENT, "")
+    if consent is not None:
+        language = labels.get("language") or UNDETERMINED
+        new = New(data.name, language=language, description=CAME_ALONG)
+        consent_id = (await voices.create(account_id, new, Source("audio", consent, "files"))).id
+    new = New(
+        data.name,
+        consent_id=consent_id,
+        transcript=labels.get("transcript", ""),
+        description=data.description or "",
+    )
+    try:
+        return await voices.create(account_id, new, Source("audio", sample, "files"))
+    except TollgateError as error:
+        if consent is not None:
+            await voices.delete(account_id, "consent", consent_id)
+        if isinstance(error, Conflict):
+            # Their clients send again what was answered with 409.
+            raise InvalidRequest(error.code, error.message, param=error.param) from None
+        raise
+
+
+def _sorted(data: AddedBody) -> tuple[Sent, Sent | None]:
+    """The sample and the consent, told by the names of their files."""
+    consents = [one for one in data.files if one.filename.lower().startswith(CONSENT)]
+    samples = [one for one in data.files if one not in consents]
+    if len(samples) != 1:
+        raise InvalidRequest(
+            "invalid_value",
+            f"A voice is one recording here, and files has {len(samples)}; join them, or choose "
+            "the best.",
+            param="files",
+        )
+    if len(consents) + (CONSENT in (data.labels or {})) != 1:
+        raise InvalidRequest(
+            "voice_consent_required",
+            "A voice needs the consent of whose it is: send one more file whose name begins with "
+            "'consent', in which the speaker says so, or the label 'consent' with the id of one "
+            "that was given before.",
+            param="files",
+        )
+    return samples[0], consents[0] if consents else None
+
+
+async def _views(request: Request[Any, Any, Any]) -> list[SoundVoiceView]:
+    voices, account_id = _voices(request), caller(request).account_id
+    entries, kept, after = _entries(request), list[Recording](), None
+    while True:
+        page = await voices.list(account_id, "voice", limit=PAGE_MAX, after=after)
+        kept += page.items
+        if not page.more:
+            break
+        after = page.items[-1].id
+    return [*(kept_view(voice, entries) for voice in kept), *premade_views(entries)]
+
+
+def _entries(request: Request[Any, Any, Any]) -> Sequence[Entry]:
+    live: LiveCatalog = request.app.state.live
+    return live.entries(caller(request).account_id)
+
+
+def _voices(request: Request[Any, Any, Any]) -> Voices:
+    voices: Voices = request.app.state.voices
+    return voices

@@ -1,0 +1,1 @@
+"""GMI Cloud's request queue, for its clients."""

@@ -1,0 +1,277 @@
+"""What a payload of the request queue means to a model of the catalog. Pure.
+
+Over there every model names its fields itself, so each of ours is known by all of the usual names.
+For a model that runs here whatever else is sent is refused by its name. For one of an upstream it
+goes over unchanged, and so does every other name of a field on which neither price nor hold
+depends: code that was written for the upstream's model says the same to it as before.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.api.gmi.audio_payloads import read_sound
+from gateway.catalog.schema import Entry
+from gateway.catalog.tasks import TASKS, Task
+from gateway.errors import InvalidRequest, TollgateError, rename
+from gateway.tasks.registry import Input, chosen_task, parse, parse_unknown
+from gateway.tasks.visual import ImageTask, VideoTask, drawing_task
+
+_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "images": (
+        *("image", "images", "image_url", "image_urls", "input_image", "input_images"),
+        *("source_image", "reference_images", "first_frame", "first_frame_image"),
+    ),
+    "video": ("video", "video_url", "input_video", "source_video"),
+    "mask": ("mask", "mask_url", "mask_image"),
+    "n": ("n", "num_images", "number_of_images"),
+    "seconds": ("seconds", "duration", "length"),
+    "steps": ("steps", "num_inference_steps", "num_steps"),
+    "guidance": ("guidance", "guidance_scale", "cfg_scale"),
+    "fps": ("fps", "frame_rate"),
+    "scheduler": ("scheduler", "sampler"),
+    "scale": ("scale", "scale_factor", "upscale_factor"),
+    "format": ("format", "output_format"),
+    "compression": ("compression", "output_compression"),
+}
+_COUNTED: Final = ("images", "video", "mask", "n", "seconds")
+"""What is brought into the store, or held for, whatever it is called."""
+_UNSENT: Final = ("format", "compression", "previews", "scale")
+"""Of our fields, what no adapter tells an upstream; there they are the model's own."""
+_DRAWN: Final = tuple(
+    task
+    for task, kind in TASKS.items()
+    if kind.makes in ("image", "video") and task != "talking-head"
+)
+
+_SIZE: Final = re.compile(r"([1-9][0-9]{0,4})\s*[xX*]\s*([1-9][0-9]{0,4})")
+_RATIO: Final = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})")
+RATIO_TOLERANCE: Final = 0.05
+"""Sides are multiples of something, so a size of 16:9 is seldom exactly so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """An order's task and input, and how its client calls our fields."""
+
+    task: Task
+    input: Input
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def rename(self, error: TollgateError) -> None:
+        """Tell a mistake by the key that was sent."""
+        rename(error, self.names)
+
+
+def read_payload(entry: Entry, payload: Mapping[str, Any]) -> Meant:
+    """Raise ``InvalidRequest`` that names the key at fault."""
+    if not payload:
+        raise InvalidRequest(
+            "missing_required_parameter",
+            f"payload is empty; GET models/{entry.name} lists what it may have.",
+            param="payload",
+        )
+    if not is_drawn(entry.task):
+        if entry.upstream is not None:
+            return Meant(entry.task, parse_unknown(payload, prefix="payload"))
+        makes_sound = TASKS[entry.task].makes == "audio"
+        said, names = read_sound(entry, payload) if makes_sound else (payload, {})
+        heard = _parse(entry, said, names)
+        return Meant(chosen_task(entry, heard), heard, names)
+    reading = _Reading(entry)
+    for key, value in payload.items():
+        if value is not None:
+            reading.take(key, value)
+    given = reading.given()
+    names = reading.names
+    value = _parse(entry, given, names)
+    assert isinstance(value, ImageTask | VideoTask)
+    return Meant(drawing_task(entry, value, makes=TASKS[entry.task].makes), value, names)
+
+
+def _parse(entry: Entry, given: Mapping[str, Any], names: Mapping[str, str]) -> Input:
+    try:
+        return parse(entry.task, given, prefix="")
+    except InvalidRequest as error:
+        rename(error, names)
+        raise
+
+
+def is_drawn(task: str) -> bool:
+    """Whether a task's input is one of ours for pictures and videos, and not its model's own."""
+    return task in _DRAWN
+
+
+def spellings(entry: Entry) -> Mapping[str, str]:
+    """Every key that is understood, and which field of ours it is."""
+    schema: type[ImageTask | VideoTask] = (
+        ImageTask if TASKS[entry.task].makes == "image" else VideoTask
+    )
+    local = entry.upstream is None
+    found: dict[str, str] = {}
+    for ours in schema.model_fields:
+        if ours in ("image", "parameters") or (not local and _unsent(entry, ours)):
+            continue
+        known = _SPELLINGS.get(ours, (ours,))
+        found |= dict.fromkeys(known if local or ours in _COUNTED else (ours,), ours)
+    return found if local else {**found, **_upstreams_own(entry, found)}
+
+
+def _unsent(entry: Entry, ours: str) -> bool:
+    return ours in _UNSENT and not (ours == "scale" and entry.task == "video-upscale")
+
+
+def _upstreams_own(entry: Entry, found: Mapping[str, str]) -> Mapping[str, str]:
+    """What the entry's own options say that its model calls our fields."""
+    fields = entry.options.get("fields")
+    own = dict(fields) if isinstance(fields, dict) else {}
+    own |= {name: entry.options.get(name) for name in ("images", "mask", "video", "scale")}
+    ours = set(found.values())
+    return {
+        theirs: name for name, theirs in own.items() if isinstance(theirs, str) and name in ours
+    }
+
+
+class _Reading:
+    """A payload, sorted key by key into our fields and what is left."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._spellings = spellings(entry)
+        self._values: dict[str, Any] = {}
+        self._rest: dict[str, Any] = {}
+        self._ratio: str | None = None
+        self.names: dict[str, str] = {}
+
+    def take(self, key: str, value: Any) -> None:
+        ours = self._spellings.get(key)
+        if key == "aspect_ratio" or (ours == "size" and _matches(_RATIO, value)):
+            self._ratio = str(value)
+            self.names["aspect_ratio"] = key
+        elif ours is None:
+            self._leave(key, value)
+        elif ours in self.names:
+            raise InvalidRequest(
+                "invalid_value",
+                f"{self.names[ours]} and {key} mean the same; send one of them.",
+                param=key,
+            )
+        else:
+            self.names[ours] = key
+            self._values[ours] = value
+
+    def given(self) -> dict[str, Any]:
+        """The input under our names."""
+        values = self._values
+        if isinstance(pictures := values.get("images"), str | dict):
+            values["images"] = [pictures]
+        if str(values.get("seed")) == "-1":
+            del values["seed"]
+        self._read_size()
+        if self._ratio is not None:
+            self._read_ratio(self._ratio)
+        if not self._is_local:
+            # An input of ours for videos has none, but the price may depend on it.
+            if "quality" in values and TASKS[self._entry.task].makes == "video":
+                self._rest.setdefault("quality", values["quality"])
+            values["parameters"] = self._rest
+        return values
+
+    @property
+    def _is_local(self) -> bool:
+        return self._entry.upstream is None
+
+    def _leave(self, key: str, value: Any) -> None:
+        if key in _SPELLINGS["n"]:
+            # A video: one for each request, as one is paid for.
+            if str(value) != "1":
+                raise InvalidRequest(
+                    "invalid_value",
+                    f"{key} is {value!r}, but a request to {self._entry.name} makes one.",
+                    param=key,
+                )
+        elif self._is_local:
+            raise InvalidRequest(
+                "unknown_parameter",
+                f"Unknown parameter: {key}. {self._entry.name} knows "
+                f"{', '.join((*self._spellings, 'aspect_ratio'))}.",
+                param=key,
+            )
+        else:
+            self._rest[key] = value
+
+    def _read_size(self) -> None:
+        """Write a size as ours is; one that only the upstream understands is left to it."""
+        values = self._values
+        said = values.get("size")
+        if said is None or said == "auto":
+            return
+        if found := _matches(_SIZE, said):
+            values["size"] = f"{found[1]}x{found[2]}"
+        elif not self._is_local:
+            self._rest[self.names["size"]] = values.pop("size")
+
+    def _read_ratio(self, said: str) -> None:
+        """Find the size that a ratio of width to height stands for."""
+        entry, key = self._entry, self.names["aspect_ratio"]
+        found = _matches(_RATIO, said)
+        if found is None:
+            if not self._is_local:
+                self._rest[key] = said
+            elif said != "auto":
+                raise self._no_size(said)
+            return
+        ratio = int(found[1]) / int(found[2])
+        values = self._values
+        if "size" in values or ("width" in values and "height" in values):
+            self._check_ratio(said, ratio)
+        elif size := nearest(entry, ratio, resolution=values.get("resolution")):
+            values["size"] = size
+            self.names["size"] = key
+        elif self._is_local or entry.sizes:
+            raise self._no_size(said)
+        else:
+            self._rest[key] = said
+
+    def _check_ratio(self, said: str, ratio: float) -> None:
+        """A size beside a ratio is the more exact of the two, if both are true."""
+        values = self._values
+        size = values.get("size") or f"{values['width']}x{values['height']}"
+        found = _matches(_SIZE, size)
+        if found and not _is_near(int(found[1]) / int(found[2]), ratio):
+            key = self.names["aspect_ratio"]
+            raise InvalidRequest(
+                "invalid_value", f"{key} is {said!r}, but the size is {size}.", param=key
+            )
+
+    def _no_size(self, said: str) -> InvalidRequest:
+        key, entry = self.names["aspect_ratio"], self._entry
+        can = f"it draws {', '.join(entry.sizes)}" if entry.sizes else "send a size"
+        return InvalidRequest(
+            "invalid_value",
+            f"{key} is {said!r}, which {entry.name} does not have: {can}.",
+            param=key,
+        )
+
+
+def nearest(entry: Entry, ratio: float, *, resolution: Any = None) -> str | None:
+    """The listed size that comes closest to a ratio; None if none comes close."""
+    fitting = []
+    for size in entry.sizes:
+        width, height = map(int, size.split("x"))
+        if resolution is None or str(resolution).lower() == f"{min(width, height)}p":
+            fitting.append((abs(math.log(width / height / ratio)), size))
+    far, size = min(fitting, default=(math.inf, ""), key=lambda one: one[0])
+    return size if far <= RATIO_TOLERANCE else None
+
+
+def _is_near(one: float, other: float) -> bool:
+    return abs(math.log(one / other)) <= RATIO_TOLERANCE
+
+
+def _matches(pattern: re.Pattern[str], value: Any) -> re.Match[str] | None:
+    return pattern.fullmatch(value) if isinstance(value, str) else None

@@ -1,0 +1,352 @@
+"""GMI Cloud's request queue: code that is written for it works here under another base address.
+
+Every order is a request of our own, found, followed and paid for as any other; one that was made
+elsewhere is found here too. What that queue lacks and this one has is named as the native API
+names it: cancelling, ``Idempotency-Key``, ``webhook``, the cost in the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Annotated, Any, Final, TypedDict
+
+from litestar import Controller, Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.gmi.models import TASKS_OF_QUEUE, QueueModelView, check_in_queue, model_view
+from gateway.api.gmi.payloads import read_payload
+from gateway.api.gmi.views import AcceptedView, QueuedRequestView, accepted_view, request_view
+from gateway.api.http.access import call_of, caller
+from gateway.api.http.answers import json_response, request_headers
+from gateway.api.http.bodies import idempotency
+from gateway.api.http.dialects import GMI
+from gateway.api.http.media_views import links_of
+from gateway.api.http.storing import may_store
+from gateway.catalog.schema import Entry
+from gateway.catalog.store import LiveCatalog
+from gateway.catalog.tasks import Task
+from gateway.checks.public_urls import check_url
+from gateway.errors import InvalidRequest, NotFound, TollgateError
+from gateway.files.retention import MediaStore
+from gateway.files.room import Room
+from gateway.files.upload_urls import CONTENT_TYPES, Slots
+from gateway.ids import new_id
+from gateway.ledger.closed import Closed
+from gateway.requests.lookup import Choice
+from gateway.requests.service import Requests
+from gateway.requests.ticket import Ticket
+from gateway.settings import Settings
+from gateway.tasks.order import Open, Order
+from workers.contract.jobs import Progress
+
+PAGE_MAX: Final = 100
+OFFSET_MAX: Final = 50_000
+WAIT_MAX_S: Final = 60
+_WAIT: Final = re.compile(r"\s*wait\s*(?:=\s*\"?([0-9]{1,4})\"?)?\s*", re.IGNORECASE)
+
+
+class QueuedBody(BaseModel):
+    """Body of ``POST …/requests``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"model": "pocket-image", "payload": {"prompt": "a red circle"}}]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    payload: dict[str, Any]
+    task: Task | None = None
+    webhook: Annotated[str, Field(max_length=2000)] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            Field(max_length=16),
+        ]
+        | None
+    ) = None
+
+
+class UploadUrlBody(BaseModel):
+    """Body of ``POST …/upload-url``."""
+
+    model_config = ConfigDict(
+        extra="ignore", json_schema_extra={"examples": [{"file_type": "png"}]}
+    )
+
+    file_type: Annotated[str, Field(min_length=1, max_length=10)]
+
+
+class ModelIdsView(TypedDict):
+    model_ids: list[str]
+
+
+class QueuedRequestsView(TypedDict):
+    requests: list[QueuedRequestView]
+    total: int
+
+
+class UploadUrlView(TypedDict):
+    upload_url: str
+    public_url: str
+
+
+class GmiController(Controller):
+    path = GMI
+    tags = ["GMI Cloud"]
+
+    @get(
+        "/models",
+        opt={"scope": "read"},
+        operation_id="ListQueueModels",
+        summary="The names of all models that make pictures, videos or sound",
+    )
+    async def models(self, request: Request[Any, Any, Any]) -> Response[ModelIdsView]:
+        live: LiveCatalog = request.app.state.live
+        entries = live.entries(caller(request).account_id)
+        names = [entry.name for entry in entries if entry.task in TASKS_OF_QUEUE]
+        return json_response({"model_ids": names})
+
+    @get(
+        "/models/{name:path}",
+        opt={"scope": "read"},
+        operation_id="GetQueueModel",
+        summary="What a model's payload may have, and its exact price",
+    )
+    async def model(
+        self, request: Request[Any, Any, Any], name: FromPath[str]
+    ) -> Response[QueueModelView]:
+        live: LiveCatalog = request.app.state.live
+        requests: Requests = request.app.state.requests
+        entry = _entry(request, name.lstrip("/"))
+        return json_response(
+            model_view(
+                entry,
+                requests.watch.announcements,
+                created_at=live.on_sale_since(entry.name),
+                updated_at=live.priced_since(entry.name),
+            )
+        )
+
+    @post(
+        "/requests",
+        status_code=200,
+        opt={"scope": "inference", "holds": True},
+        operation_id="CreateQueuedRequest",
+        summary="Order a picture, a video or a sound, to be asked after",
+        description="With `Prefer: wait` (or `wait=30`, at most 60 seconds) the answer comes when "
+        "the request has ended, if it ends in that time; nothing is lost if it does not.",
+    )
+    async def create(
+        self, request: Request[Any, Any, Any], data: JSONBody[QueuedBody]
+    ) -> Response[QueuedRequestView] | Response[AcceptedView]:
+        requests: Requests = request.app.state.requests
+        waits_s = _waits_s(request)
+        entry = _entry(request, data.model)
+        meant = read_payload(entry, data.payload)
+        if data.webhook is not None:
+            settings: Settings = request.app.state.settings
+            private = settings.webhook_private_addresses
+            check_url(data.webhook, param="webhook", private_allowed=private)
+        order = Order(
+            model=data.model,
+            task=data.task or meant.task,
+            input=meant.input,
+            stream=True,
+            waits=False,
+            webhook=data.webhook,
+            metadata=data.metadata,
+            idempotency=await idempotency(request),
+        )
+        try:
+            ticket = await requests.submit(call_of(request), order)
+        except TollgateError as error:
+            meant.rename(error)
+            if error.code == "file_not_found":
+                # As a status of an order it would say that there is no such model.
+                raise InvalidRequest(error.code, error.message, param=error.param) from None
+            raise
+        with ticket:
+            if waits_s is not None:
+                await _wait(request, ticket, waits_s)
+            found = await requests.find(ticket.account_id, ticket.request_id)
+            if isinstance(found, Closed):
+                answer: Response[QueuedRequestView] | Response[AcceptedView] = await _answer(
+                    request, found
+                )
+            else:
+                answer = json_response(
+                    accepted_view(found), headers=request_headers(found.request_id)
+                )
+        if waits_s is not None:
+            answer.headers["Preference-Applied"] = "wait"
+        return answer
+
+    @get(
+        "/requests",
+        opt={"scope": "read"},
+        operation_id="ListQueuedRequests",
+        summary="List requests, the newest first",
+    )
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        model_id: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
+        offset: FromQuery[int] = 0,
+    ) -> Response[QueuedRequestsView]:
+        _check("limit", limit, 1, PAGE_MAX)
+        _check("offset", offset, 0, OFFSET_MAX)
+        requests: Requests = request.app.state.requests
+        live: LiveCatalog = request.app.state.live
+        account_id = caller(request).account_id
+        model = None if model_id is None else live.resolve(model_id)
+        choice = Choice(account_id, model, tasks=TASKS_OF_QUEUE)
+        counted = await requests.summarize(choice)
+        cursor = await requests.cursor_at(choice, offset) if offset else None
+        items: list[QueuedRequestView] = []
+        if offset == 0 or cursor is not None:
+            page = await requests.list(choice, limit=limit, cursor=cursor)
+            items = [await _view(request, found) for found in page.items]
+        total = counted.requests
+        if counted.next_cursor is not None:
+            # Not all of them were counted; a client that pages by the total goes on.
+            total = max(total, offset + len(items) + 1)
+        return json_response({"requests": items, "total": total})
+
+    @get(
+        "/requests/{request_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetQueuedRequest",
+        summary="How far a request is, what came of it, and what it cost",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+    ) -> Response[QueuedRequestView]:
+        return await _answer(request, await _find(request, request_id))
+
+    @delete(
+        "/requests/{request_id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="DeleteQueuedRequest",
+        summary="Stop a request, for nothing; one that has ended stays as it is",
+    )
+    async def remove(
+        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+    ) -> Response[QueuedRequestView]:
+        return await _cancel(request, request_id)
+
+    @post(
+        "/requests/{request_id:str}/cancel",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="CancelQueuedRequest",
+        summary="Stop a request, for nothing; one that has ended stays as it is",
+    )
+    async def cancel(
+        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+    ) -> Response[QueuedRequestView]:
+        return await _cancel(request, request_id)
+
+    @post(
+        "/upload-url",
+        status_code=200,
+        opt={"scope": "inference"},
+        guards=[may_store],
+        operation_id="CreateUploadUrl",
+        summary="Get an address to send a file to without a key, within a quarter of an hour",
+        description="`PUT` the file to `upload_url` with exactly the content type of its "
+        "`file_type` (`jpg` is `image/jpg`, `mp3` is `audio/mp3`); payloads of the same account "
+        "then name it by `public_url`, which nobody can read.",
+    )
+    async def upload_url(
+        self, request: Request[Any, Any, Any], data: JSONBody[UploadUrlBody]
+    ) -> Response[UploadUrlView]:
+        if data.file_type not in CONTENT_TYPES:
+            raise InvalidRequest(
+                "invalid_value",
+                f"file_type is {data.file_type!r}; accepted: {', '.join(CONTENT_TYPES)}.",
+                param="file_type",
+            )
+        slots: Slots = request.app.state.slots
+        settings: Settings = request.app.state.settings
+        base = settings.public_url or str(request.base_url)
+        room: Room = request.app.state.room
+        account_id, file_id = caller(request).account_id, new_id("file-")
+        # It counts from now on: a key is needed for this address only, not for the file.
+        await room.reserve(account_id, file_id, size=settings.media_bytes_max)
+        upload_url, public_url = slots.open(account_id, data.file_type, base=base, file_id=file_id)
+        return json_response({"upload_url": upload_url, "public_url": public_url})
+
+
+def _entry(request: Request[Any, Any, Any], name: str) -> Entry:
+    live: LiveCatalog = request.app.state.live
+    entry = live.entry(live.resolve(name), caller(request).account_id)
+    if entry is None:
+        raise NotFound(
+            "model_not_found",
+            f"The model {name!r} does not exist; GET models lists those that do.",
+            param="model",
+        )
+    return check_in_queue(entry)
+
+
+async def _find(request: Request[Any, Any, Any], request_id: str) -> Open | Closed:
+    requests: Requests = request.app.state.requests
+    found = await requests.find(caller(request).account_id, request_id)
+    if found.task not in TASKS_OF_QUEUE:
+        raise NotFound("request_not_found", f"There is no request {request_id!r} in this queue.")
+    return found
+
+
+async def _view(request: Request[Any, Any, Any], found: Open | Closed) -> QueuedRequestView:
+    requests: Requests = request.app.state.requests
+    media: MediaStore = request.app.state.media
+    record = await media.find(found.account_id, found.request_id)
+    progress: Progress | None = None
+    if isinstance(found, Open) and found.status == "running":
+        progress = await requests.progress(found.request_id)
+    return request_view(found, record, progress, links_of(request))
+
+
+async def _answer(
+    request: Request[Any, Any, Any], found: Open | Closed
+) -> Response[QueuedRequestView]:
+    closed = found if isinstance(found, Closed) else None
+    headers = request_headers(found.request_id, closed)
+    return json_response(await _view(request, found), headers=headers)
+
+
+async def _cancel(request: Request[Any, Any, Any], request_id: str) -> Response[QueuedRequestView]:
+    requests: Requests = request.app.state.requests
+    found = await _find(request, request_id)
+    await requests.cancel(found.account_id, found.request_id)
+    return await _answer(request, await _find(request, request_id))
+
+
+async def _wait(request: Request[Any, Any, Any], ticket: Ticket, seconds: int) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await ticket.closed(request)
+    except TimeoutError:
+        return
+
+
+def _waits_s(request: Request[Any, Any, Any]) -> int | None:
+    """For how long a client prefers to wait (RFC 7240); None if it does not."""
+    for preference in request.headers.get("prefer", "").split(","):
+        found = _WAIT.fullmatch(preference.partition(";")[0])
+        if found is not None:
+            return min(int(found[1]), WAIT_MAX_S) if found[1] else WAIT_MAX_S
+    return None
+
+
+def _check(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise InvalidRequest(
+            "invalid_value", f"{name} is {value}; {least} to {most} can be had.", param=name
+        )

@@ -1,0 +1,200 @@
+"""Requests as the request queue shows them, with what they cost beside it.
+
+A payload is told as it was understood: with the seed that was drawn, and each source under a fresh
+address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
+
+from gateway.api.gmi.payloads import is_drawn
+from gateway.api.http.answers import exact_number
+from gateway.api.http.media_views import blob_of, media_of
+from gateway.files.download_urls import Links
+from gateway.files.retention import Record
+from gateway.ledger.closed import Closed
+from gateway.tasks.order import Open
+from gateway.tasks.registry import RECORDING
+from workers.contract.jobs import BlobRef, Progress, Usage
+
+State: TypeAlias = Literal["queued", "dispatched", "processing", "success", "failed", "cancelled"]
+
+
+class AcceptedView(TypedDict):
+    """A request of the queue as it is accepted; times are Unix seconds."""
+
+    request_id: str
+    model: str
+    status: State
+    created_at: int
+    updated_at: int
+    queued_at: int
+
+
+class QueuedRequestView(AcceptedView):
+    """A request of the queue with its outcome and its cost."""
+
+    org_id: str
+    is_public: bool
+    qworker_id: str | None
+    payload: dict[str, Any]
+    outcome: dict[str, Any]
+    usage: dict[str, Any] | None
+    progress: NotRequired[int]
+    queue_position: NotRequired[int | None]
+    error: NotRequired[str]
+
+
+_ENDS: Final[Mapping[str, State]] = {
+    "succeeded": "success",
+    "failed": "failed",
+    "expired": "failed",
+    "cancelled": "cancelled",
+}
+_ALREADY_SAID: Final = ("media", "media_urls", "error", "message", "failed", "duration_ms")
+_SHOWN: Final = ("width", "height", "duration_ms", "images", "mask", "video", "parameters")
+_HEARD: Final = ("recording", "duration_ms")
+"""Of an input, what a payload has in other words."""
+
+
+def accepted_view(found: Open | Closed, progress: Progress | None = None) -> AcceptedView:
+    """What an order is answered with at once."""
+    created_at = int(found.accepted_at.timestamp())
+    ended_at = found.settled_at if isinstance(found, Closed) else found.accepted_at
+    return {
+        "request_id": found.request_id,
+        "model": found.model,
+        "status": state_of(found, progress),
+        "created_at": created_at,
+        "updated_at": int(ended_at.timestamp()),
+        "queued_at": created_at,
+    }
+
+
+def request_view(
+    found: Open | Closed, record: Record | None, progress: Progress | None, links: Links
+) -> QueuedRequestView:
+    view: QueuedRequestView = {
+        **accepted_view(found, progress),  # type: ignore[typeddict-item]  # the optional ones come later
+        "org_id": str(found.account_id),
+        "is_public": False,
+        "qworker_id": None,
+        "payload": _payload(record, links) if record is not None else {},
+        "outcome": {},
+        "usage": None,
+    }
+    if isinstance(found, Open):
+        view["progress"] = _progress(progress)
+        view["queue_position"] = found.position
+        return view
+    view["outcome"] = _outcome(found, links)
+    if "error" in view["outcome"]:
+        view["error"] = view["outcome"]["error"]
+    view["usage"] = {**_usage(found.usage), "cost": exact_number(found.cost_nanos)}
+    return view
+
+
+def state_of(found: Open | Closed, progress: Progress | None) -> State:
+    """A request that runs is dispatched until it says how far it is."""
+    if isinstance(found, Closed):
+        return _ENDS[found.status]
+    if found.status == "queued":
+        return "queued"
+    return "dispatched" if progress is None else "processing"
+
+
+def _progress(progress: Progress | None) -> int:
+    """Percent; it is at its end only when it is charged."""
+    if progress is None or not progress.steps:
+        return 0
+    return min(99, progress.step * 100 // progress.steps)
+
+
+def _payload(record: Record, links: Links) -> dict[str, Any]:
+    asked = record.asked
+    if asked is None:
+        return {}
+    given = asked.input
+    if not is_drawn(record.task):
+        # A voice that the account keeps is no request's, and has no address.
+        own = [blob for blob in asked.attachments if record.request_id in blob.key]
+        voices = [links.link(blob).url for blob in own]
+        said = {name: value for name, value in given.items() if name not in _HEARD}
+        return said | _duration(given) | dict(zip((RECORDING,), voices, strict=False))
+    payload = {name: value for name, value in given.items() if name not in _SHOWN}
+    payload |= given.get("parameters", {})
+    if given.get("width") and given.get("height"):
+        payload["size"] = f"{given['width']}x{given['height']}"
+    payload |= _duration(given)
+    left = [links.link(blob).url for blob in asked.attachments]
+    count = given.get("images", 0)
+    if isinstance(count, int) and count:
+        payload["image"] = left[:count]
+        left = left[count:]
+    for name, key in (("mask", "mask"), ("video", "video_url")):
+        if given.get(name) is True and left:
+            payload[key] = left.pop(0)
+    return payload
+
+
+def _duration(given: Mapping[str, Any]) -> dict[str, Any]:
+    if not given.get("duration_ms"):
+        return {}
+    seconds = given["duration_ms"] / 1000
+    return {"duration": int(seconds) if seconds.is_integer() else seconds}
+
+
+def _outcome(closed: Closed, links: Links) -> dict[str, Any]:
+    if closed.status != "succeeded":
+        said = closed.error.message if closed.error else f"The request was {closed.status}."
+        code = closed.error.code if closed.error else closed.status
+        ended: dict[str, Any] = {"error": said, "error_code": code}
+        delivered = [
+            {"id": str(medium.index), "url": links.link(blob).url}
+            for medium in media_of(closed)
+            if (blob := blob_of(closed, medium)) is not None
+        ]
+        return {**ended, "previews": delivered} if delivered else ended
+    if closed.output is None:
+        return {"media_urls": [], "error": "The output was kept for its time and is deleted."}
+    outcome: dict[str, Any] = {"media_urls": []}
+    failed = []
+    for medium in media_of(closed):
+        blob = blob_of(closed, medium)
+        if medium.role == "output" and blob is not None:
+            _tell(outcome, f"{medium.kind}_url", str(medium.index), blob, links)
+            if medium.duration_ms:
+                outcome.setdefault("duration_ms", medium.duration_ms)
+        elif medium.role == "thumbnail" and blob is not None:
+            outcome.setdefault("thumbnail_image_url", links.link(blob).url)
+        elif medium.error is not None:
+            failed.append({"id": str(medium.index), "reason": medium.error})
+    if failed:
+        outcome["failed"] = failed
+    more = {
+        name: value
+        for name, value in closed.output.value.items()
+        if name not in _ALREADY_SAID and isinstance(value, str | int | float | bool)
+    }
+    return {**more, **outcome}
+
+
+def _tell(outcome: dict[str, Any], key: str, id: str, blob: BlobRef, links: Links) -> None:
+    """An output in the list, and the first of its kind also where older models have it."""
+    link = links.link(blob)
+    outcome["media_urls"].append({"id": id, "url": link.url, "content_type": blob.content_type})
+    outcome.setdefault(key, link.url)
+    outcome.setdefault("expires_at", link.expires_at)
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    counted = {
+        "images": usage.images,
+        "video_seconds": usage.video_ms / 1000,
+        "audio_seconds": usage.audio_ms / 1000,
+        "characters": usage.characters,
+        "steps": usage.steps,
+    }
+    return {name: count for name, count in counted.items() if count}

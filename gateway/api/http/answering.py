@@ -1,0 +1,81 @@
+"""What every surface of text does with an order: place it, wait or stream, and answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, TypeVar
+
+from litestar import Request, Response
+from litestar.response import Stream
+from pydantic import BaseModel, ConfigDict
+
+from gateway.api.http.access import call_of
+from gateway.api.http.answers import event_stream, json_response, request_headers
+from gateway.api.http.bodies import idempotency, is_retry, unnamed
+from gateway.catalog.tasks import Task
+from gateway.errors import InvalidRequest
+from gateway.ledger.closed import Closed
+from gateway.requests.service import Requests
+from gateway.requests.ticket import Ticket, raise_unless_succeeded
+from gateway.tasks.order import Order
+from gateway.tasks.registry import Input
+
+View = TypeVar("View")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+def wants_usage(options: StreamOptions | None, *, stream: bool | None) -> bool:
+    """Whether a stream ends with its usage. Raise ``InvalidRequest`` if there is no stream."""
+    if options is not None and not stream:
+        raise InvalidRequest(
+            "invalid_value", "stream_options needs stream: true.", param="stream_options"
+        )
+    return options is not None and options.include_usage
+
+
+async def order_of(
+    request: Request[Any, Any, Any],
+    *,
+    model: str,
+    task: Task,
+    input: Input,
+    stream: bool = False,
+    metadata: Mapping[str, str] | None = None,
+    canonical: bytes | None = None,
+) -> Order:
+    """The order of a client that waits for its answer; ``canonical`` stands for a body whose bytes
+    differ from one try to the next."""
+    return Order(
+        model=model,
+        task=task,
+        input=input,
+        stream=stream,
+        metadata=metadata,
+        idempotency=await idempotency(request, canonical),
+        # Who leaves a stream has read a part of it and wants no more: that is not lost.
+        fingerprint=None if stream else await unnamed(request, canonical),
+        retried=is_retry(request),
+    )
+
+
+async def answer(
+    request: Request[Any, Any, Any],
+    order: Order,
+    view: Callable[[Closed], View],
+    stream: Callable[[Ticket], AsyncIterator[bytes]] | None = None,
+) -> Response[View] | Stream:
+    """Place an order and answer it, as a stream if it is one and there is a way to."""
+    requests: Requests = request.app.state.requests
+    ticket = await requests.submit(call_of(request), order)
+    if order.stream and stream is not None:
+        return event_stream(stream(ticket), headers=request_headers(ticket.request_id))
+    with ticket:
+        closed = await ticket.closed(request)
+    raise_unless_succeeded(closed)
+    return json_response(view(closed), headers=request_headers(closed.request_id, closed))

@@ -1,0 +1,218 @@
+"""How bodies and headers of requests are read, and which error each mistake becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import (
+    HTTPException,
+    MethodNotAllowedException,
+    NotFoundException,
+    ValidationException,
+)
+from litestar.types import ExceptionHandlersMap
+from pydantic import BaseModel, ValidationError
+from redis.exceptions import RedisError
+from sqlalchemy.exc import DataError, IntegrityError
+
+from gateway.api.http.access import caller
+from gateway.api.http.answers import json_response
+from gateway.api.http.dialects import dialect_of
+from gateway.errors import (
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    TollgateError,
+    TooLarge,
+    Unavailable,
+)
+from gateway.requests.reconnect import fingerprint
+from gateway.sql.outages import SQL_OUTAGE, outage_name
+from gateway.tasks.mistakes import invalid_field
+from gateway.tasks.order import Idempotency
+
+log = logging.getLogger(__name__)
+
+
+CLIENT_LEFT: Final = "client disconnected prematurely"
+"""How Litestar says it, as an internal error."""
+LARGE: Final = 256 * 1024
+"""Bytes from which a digest is worth a thread."""
+IDEMPOTENCY_KEY_MAX: Final = 255
+PAGE_MAX: Final = 1000
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def idempotency(
+    request: Request[Any, Any, Any], canonical: bytes | None = None
+) -> Idempotency | None:
+    """Read ``Idempotency-Key`` and bind it to the body that came with it, or what stands for it."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 1 <= len(key) <= IDEMPOTENCY_KEY_MAX or not key.isprintable():
+        raise InvalidRequest(
+            "invalid_value",
+            f"An Idempotency-Key has 1 to {IDEMPOTENCY_KEY_MAX} printable characters.",
+            param="Idempotency-Key",
+        )
+    body = await request.body() if canonical is None else canonical
+    return Idempotency.of(key, request.scope["path"], msgspec.json.decode(body))
+
+
+async def unnamed(request: Request[Any, Any, Any], canonical: bytes | None = None) -> str:
+    """Name an order by its bytes, for a client that sends them again after losing the answer."""
+    body = await request.body() if canonical is None else canonical
+    if len(body) > LARGE:
+        return await asyncio.to_thread(fingerprint, caller(request).id, request.scope["path"], body)
+    return fingerprint(caller(request).id, request.scope["path"], body)
+
+
+def is_retry(request: Request[Any, Any, Any]) -> bool:
+    """Say whether the client counts its attempts, as OpenAI's do, and this is not the first."""
+    return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+
+
+def check_limit(limit: int) -> None:
+    """Check how many items a page is to have. Raise ``InvalidRequest``."""
+    if not 1 <= limit <= PAGE_MAX:
+        raise InvalidRequest(
+            "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
+        )
+
+
+def read_body(schema: type[Body], value: Mapping[str, Any]) -> Body:
+    """Check a body that may have one of several shapes. Raise ``InvalidRequest``."""
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise invalid_field(error.errors(include_url=False)) from None
+
+
+def refuse_in_batch(data: BaseModel, *names: str) -> None:
+    """Refuse what has no meaning where nobody waits. Raise ``InvalidRequest``."""
+    for name in names:
+        if getattr(data, name):
+            raise InvalidRequest(
+                "unsupported_parameter", f"{name} has no use in a batch; leave it out.", param=name
+            )
+
+
+def _render(request: Request[Any, Any, Any], error: TollgateError) -> Response[Mapping[str, Any]]:
+    body = dialect_of(request.scope["path"]).render(error)
+    return json_response(body, status=error.http_status, headers=error.headers)
+
+
+def _invalid(
+    request: Request[Any, Any, Any], error: ValidationException
+) -> Response[Mapping[str, Any]]:
+    found = getattr(error.__cause__, "errors", None)
+    if isinstance(found, list) and found:
+        return _render(request, invalid_field(found))
+    extra = error.extra if isinstance(error.extra, list) else []
+    first = extra[0] if extra else {}
+    name = first.get("key") if isinstance(first, dict) else None
+    if name == "data":
+        return _render(
+            request, InvalidRequest("invalid_json", "The body is empty; send a JSON object.")
+        )
+    message = first.get("message", error.detail) if isinstance(first, dict) else error.detail
+    return _render(
+        request,
+        InvalidRequest("invalid_value", f"Invalid value for {name}: {message}.", param=name),
+    )
+
+
+def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[Mapping[str, Any]]:
+    path = request.scope["path"]
+    method = request.scope["method"]
+    if isinstance(error, NotFoundException):
+        return _render(
+            request, NotFound("not_found", f"There is nothing at {method} {path}; see /schema.")
+        )
+    if isinstance(error, MethodNotAllowedException):
+        refused = _render(
+            request, MethodNotAllowed("method_not_allowed", f"{path} does not take {method}.")
+        )
+        refused.headers["Allow"] = (error.headers or {}).get("allow", "")
+        return refused
+    if error.status_code == 413:
+        return _render(
+            request, TooLarge("body_too_large", "The body is larger than this server accepts.")
+        )
+    if error.status_code < 500:
+        return _render(request, InvalidRequest("invalid_request", str(error.detail)))
+    if error.detail == CLIENT_LEFT:
+        log.info("the client left while it sent its body: %s %s", method, path)
+        return _render(request, InvalidRequest("incomplete_body", "The body ended early."))
+    return _unexpected(request, error)
+
+
+def _database(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+    log.error("the database failed: %s", outage_name(error))
+    return _render(
+        request,
+        Unavailable(
+            "database_unavailable",
+            "The ledger does not answer; nothing was charged. Try again.",
+            retry_after_s=2,
+        ),
+    )
+
+
+def _queue(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+    log.error("the queue server failed: %s", outage_name(error))
+    return _render(
+        request,
+        Unavailable(
+            "queue_unavailable",
+            "The queue server does not answer; nothing was charged. Try again.",
+            retry_after_s=2,
+        ),
+    )
+
+
+UNFIT: Final = (DataError, IntegrityError, OverflowError, RecursionError, UnicodeDecodeError)
+"""A value got past the bounds of its field, but SQL or the queue cannot hold it."""
+
+
+def _unfit(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+    log.warning(
+        "a value was not caught at the door of %s %s: %s",
+        request.scope["method"],
+        request.scope["path"],
+        type(error).__name__,
+    )
+    return _render(
+        request,
+        InvalidRequest(
+            "invalid_value", "A value is too large, nested too deeply or malformed to be stored."
+        ),
+    )
+
+
+def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+    log.error(
+        "unexpected error at %s %s", request.scope["method"], request.scope["path"], exc_info=error
+    )
+    return _render(
+        request, InternalError("internal_error", "Something went wrong here; it was logged.")
+    )
+
+
+EXCEPTION_HANDLERS: ExceptionHandlersMap = {
+    TollgateError: _render,
+    ValidationException: _invalid,
+    HTTPException: _http,
+    **dict.fromkeys(SQL_OUTAGE, _database),
+    **dict.fromkeys(UNFIT, _unfit),
+    RedisError: _queue,
+    Exception: _unexpected,
+}

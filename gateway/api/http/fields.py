@@ -1,0 +1,59 @@
+"""Types of fields that several bodies and addresses share, bounded to what SQL can hold."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias
+
+from litestar.params import PathParameter, QueryParameter
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from gateway.accounts.limits import LIMIT_MAX
+from gateway.checks.decoding import ID_MAX, read_moment
+from gateway.errors import InvalidRequest
+from gateway.pricing import parse_usd
+
+
+def _read_usd(value: Any) -> int:
+    if not isinstance(value, str):
+        raise ValueError('an amount is a string, such as "25.00"')
+    return parse_usd(value)
+
+
+UsdAmount: TypeAlias = Annotated[
+    int,
+    BeforeValidator(_read_usd),
+    WithJsonSchema({"type": "string", "description": "USD, as a decimal", "examples": ["25.00"]}),
+]
+"""An amount in a body: sent as a decimal string, read as nano-dollars."""
+Moment: TypeAlias = Annotated[
+    datetime,
+    BeforeValidator(read_moment),
+    WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-03-01T10:00:00Z"]}),
+]
+"""A moment in a body: sent with its offset (RFC 3339), read as UTC."""
+Id: TypeAlias = Annotated[int, Field(ge=1, le=ID_MAX)]
+"""Number of a row in SQL."""
+AccountName: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
+PerMinute: TypeAlias = Annotated[int, Field(ge=1, le=LIMIT_MAX)]
+"""Limit per minute, or of requests at the same time."""
+
+IdInPath: TypeAlias = Annotated[int, PathParameter(ge=1, le=ID_MAX)]
+IdInQuery: TypeAlias = Annotated[int | None, QueryParameter(ge=1, le=ID_MAX)]
+MomentInQuery: TypeAlias = Annotated[
+    str | None,
+    QueryParameter(
+        description="A moment with its offset (RFC 3339), such as 2026-03-01T10:00:00Z.",
+        schema_extra={"format": "date-time"},
+    ),
+]
+
+
+def moment_in_query(text: str | None, param: str) -> datetime | None:
+    """Read a ``MomentInQuery``. Raise ``InvalidRequest``."""
+    if text is None:
+        return None
+    try:
+        return read_moment(text)
+    except ValueError as error:
+        raise InvalidRequest("invalid_value", f"{param}: {error}.", param=param) from None

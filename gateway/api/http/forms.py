@@ -1,0 +1,150 @@
+"""Bodies that come as a form or as JSON, as OpenAI's clients send the same call.
+
+A form's fields are texts: ``name[]`` repeats, ``name[part]`` nests. Files become sources, read only
+when an order is taken in. Two forms are the same order if their fields and files are, whatever
+stands between their parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+from litestar import Request
+from litestar.datastructures import UploadFile
+from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from pydantic import BaseModel
+
+from gateway.api.http.bodies import read_body
+from gateway.api.openapi.schemas import REF
+from gateway.checks.decoding import decode_json
+from gateway.errors import InvalidRequest
+from gateway.files.fetch import CHUNK_BYTES
+from gateway.files.sources import Sent
+
+FORM: Final = "multipart/form-data"
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(slots=True)
+class Received:
+    """A body's fields, and the bytes by which a repetition of it is known."""
+
+    fields: dict[str, Any]
+    canonical: bytes
+    files: list[UploadFile] = field(default_factory=list)
+
+    def read(self, schema: type[Body]) -> Body:
+        """Check the fields. Raise ``InvalidRequest``."""
+        return read_body(schema, self.fields)
+
+    async def close(self) -> None:
+        for file in self.files:
+            await file.close()
+
+
+async def receive(request: Request[Any, Any, Any], *, repeated: Mapping[str, str]) -> Received:
+    """Read a body. ``repeated`` names fields of files that may come several times, and what a list
+    of them is called."""
+    if request.content_type[0] == FORM:
+        return await _form(request, repeated)
+    body = await request.body()
+    try:
+        fields = decode_json(body)
+    except msgspec.DecodeError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise InvalidRequest(
+            "invalid_json", "The body is neither a form nor a JSON object; send one of them."
+        )
+    return Received(fields, body)
+
+
+async def _form(request: Request[Any, Any, Any], repeated: Mapping[str, str]) -> Received:
+    fields: dict[str, Any] = {}
+    digests = []
+    files = []
+    for name, value in (await request.form()).multi_items():
+        plain = name.removesuffix("[]")
+        if isinstance(value, UploadFile):
+            files.append(value)
+            digests.append([name, await _digest(value)])
+            given: Any = Sent(_reader(value), value.filename or "")
+            if plain in repeated:
+                fields.setdefault(repeated[plain], []).append(given)
+                continue
+        else:
+            given = value
+            digests.append([name, value])
+        _put(fields, name, given)
+    for plain, several in repeated.items():
+        if len(fields.get(several, ())) == 1:
+            (fields[plain],) = fields.pop(several)
+    # As JSON, since that is how an order is bound to its name.
+    return Received(fields, msgspec.json.encode(digests), files)
+
+
+def _put(fields: dict[str, Any], name: str, value: Any) -> None:
+    outer, bracket, inner = name.partition("[")
+    if not bracket:
+        if outer in fields:
+            raise InvalidRequest("invalid_value", f"{outer} was sent twice.", param=outer)
+        fields[outer] = value
+        return
+    inner = inner.removesuffix("]")
+    kind: Any = dict if inner else list
+    holder = fields.setdefault(outer, kind())
+    if not isinstance(holder, kind):
+        raise InvalidRequest("invalid_value", f"{outer} was sent in two ways.", param=outer)
+    if inner:
+        holder[inner] = _scalar(value)
+    else:
+        holder.append(value)
+
+
+def _scalar(value: Any) -> Any:
+    """What a nested field meant before it became a text."""
+    try:
+        found = decode_json(value) if isinstance(value, str) else value
+    except msgspec.DecodeError:
+        return value
+    return value if isinstance(found, dict | list) else found
+
+
+def _reader(file: UploadFile) -> Any:
+    async def read() -> AsyncIterator[bytes]:
+        await file.seek(0)
+        while chunk := await file.read(CHUNK_BYTES):
+            yield chunk
+
+    return read
+
+
+async def _digest(file: UploadFile) -> str:
+    digest = hashlib.sha256()
+    while chunk := await file.read(CHUNK_BYTES):
+        digest.update(chunk)
+    await file.seek(0)
+    return digest.hexdigest()
+
+
+def described(schema: type[BaseModel]) -> type[Operation]:
+    """What the schema of the API says of a body that is read here."""
+    # Written as it stands: pydantic has made it already.
+    fields = cast(Schema, schema.model_json_schema(ref_template=REF + "{model}"))
+
+    @dataclass
+    class Described(Operation):
+        def __post_init__(self) -> None:
+            self.request_body = RequestBody(
+                content={
+                    name: OpenAPIMediaType(schema=fields) for name in ("application/json", FORM)
+                },
+                required=True,
+            )
+
+    return Described

@@ -1,0 +1,118 @@
+"""What every answer to an order says of limits: OpenAI's headers and the IETF's.
+
+Where several limits cover a call, OpenAI's single numbers are those of the one with the least left;
+``RateLimit`` and ``RateLimit-Policy`` (draft-ietf-httpapi-ratelimit-headers) name them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from litestar.connection import ASGIConnection
+from litestar.datastructures import MutableScopeHeaders
+from litestar.routes import BaseRoute, HTTPRoute
+from litestar.types import Message, Scope
+
+from gateway.accounts.rates import WINDOW_S, Rates, Reading, wanted
+from gateway.errors import Unavailable
+from gateway.requests.caller import Call
+
+ALIAS_HEADER: Final = "tollgate-model-alias"
+READABLE_HEADERS: Final = (
+    "Location",
+    "RateLimit",
+    "RateLimit-Policy",
+    "Retry-After",
+    ALIAS_HEADER,
+    "X-Budget-Exceeded",
+    "X-Request-Cost",
+    "X-Request-Id",
+    "X-Should-Retry",
+    *(
+        f"x-ratelimit-{what}-{unit}"
+        for what in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
+    ),
+)
+"""Headers of ours that a page in a browser may read, where it may call at all."""
+
+
+async def add_limit_headers(message: Message, scope: Scope) -> None:
+    """Litestar hook: write what the call's limits are into the head of its answer, and which model
+    answers in the place of another."""
+    if message["type"] != "http.response.start":
+        return
+    if scope.get("method") == "OPTIONS":
+        # Litestar's own answer names only the methods that were registered first. A preflight is
+        # answered before its path is looked up.
+        methods: Mapping[str, str] = scope["litestar_app"].state.methods
+        if (allowed := methods.get(scope.get("path_template", ""))) is not None:
+            MutableScopeHeaders.from_message(message)["Allow"] = allowed
+        return
+    connection: ASGIConnection[Any, Any, Any, Any] = ASGIConnection(scope)
+    call: Call | None = connection.state.get("call")
+    if call is None or scope["route_handler"].opt.get("scope") != "inference":
+        return
+    readings = call.readings or await _look(connection.app.state.rates, call)
+    headers = MutableScopeHeaders.from_message(message)
+    for name, value in limit_headers(readings).items():
+        headers[name] = value
+    if call.alias is not None:
+        headers[ALIAS_HEADER] = " -> ".join(call.alias)
+    if call.passed:
+        headers["X-Budget-Exceeded"] = ", ".join(
+            quote(budget.name or f"budget {budget.id}", safe=" ") for budget in call.passed
+        )
+
+
+def allowed_methods(routes: Iterable[BaseRoute]) -> Mapping[str, str]:
+    """List the methods of each path, as ``Allow`` names them."""
+    found: dict[str, set[str]] = {}
+    for route in routes:
+        if isinstance(route, HTTPRoute):
+            found.setdefault(route.path_format, set()).update(route.methods)
+    return {path: ", ".join(sorted(methods)) for path, methods in found.items()}
+
+
+def limit_headers(readings: Sequence[Reading]) -> Mapping[str, str]:
+    """Write readings as headers; none where nothing is limited."""
+    headers: dict[str, str] = {}
+    for unit in ("requests", "tokens"):
+        of_unit = [reading for reading in readings if reading.rate.unit == unit]
+        if of_unit:
+            least = min(of_unit, key=lambda reading: (reading.remaining, -reading.reset_s))
+            headers[f"x-ratelimit-limit-{unit}"] = str(least.rate.per_minute)
+            headers[f"x-ratelimit-remaining-{unit}"] = str(least.remaining)
+            headers[f"x-ratelimit-reset-{unit}"] = duration(least.reset_s)
+    if readings:
+        headers["RateLimit-Policy"] = ", ".join(
+            f'"{_name(reading)}";q={reading.rate.per_minute};w={WINDOW_S}' for reading in readings
+        )
+        headers["RateLimit"] = ", ".join(
+            f'"{_name(reading)}";r={reading.remaining};t={reading.reset_s}' for reading in readings
+        )
+    return headers
+
+
+def duration(seconds: int) -> str:
+    """OpenAI's way to write one: ``45s``, ``6m0s``."""
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def _name(reading: Reading) -> str:
+    """Such as ``key-requests`` or ``account-tokens-for-model``: what a limit covers."""
+    limit = reading.rate.limit
+    who = "account" if limit.key_id is None else "key"
+    return f"{who}-{reading.rate.unit}" + ("-for-model" if limit.model is not None else "")
+
+
+async def _look(rates: Rates, call: Call) -> Sequence[Reading]:
+    """Readings for a call that came to its end before it took anything, such as a wrong one."""
+    key = call.key
+    try:
+        return await rates.look(wanted(key.limits, key.id, model="", tokens=0))
+    except Unavailable:
+        return ()

@@ -1,0 +1,189 @@
+"""What every surface of speech and music does with an order: send its sound on while it is made.
+
+Nothing is sent twice and nothing is left out. Each piece says where in its file it belongs, and a
+second attempt says the same again, so after a crash a stream goes on where it broke off; pieces
+that were missed are read from the job's log. A request that said nothing on the way, an
+upstream's or one that is repeated after its end, is sent from the store. Knows no dialect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from litestar import Request
+from litestar.response import Stream
+
+from gateway.api.http.answers import request_headers
+from gateway.api.http.media_views import blob_of, media_of, unreadable
+from gateway.errors import RequestFailed
+from gateway.ledger.closed import Closed
+from gateway.pricing import format_usd
+from gateway.requests.ticket import Ticket, raise_unless_succeeded
+from workers.contract.blobs import BlobError, Blobs
+from workers.contract.jobs import BlobRef, SentEvent, Sound
+from workers.contract.kinds import HEAD_BYTES, of_extension, sniff
+from workers.contract.media import AudioFormat
+
+KEEP_ALIVE_S: Final = 15.0
+
+
+def sound_type(format: AudioFormat) -> str:
+    return of_extension("ogg" if format == "opus" else format)
+
+
+class SoundStream:
+    """The first output of one request, for one reader."""
+
+    def __init__(self, ticket: Ticket, blobs: Blobs) -> None:
+        self.ticket = ticket
+        self.content_type = ""
+        """Of what lies in the store, where it is sent from there."""
+        self._blobs = blobs
+        self._sent = 0
+        self._heard = 0
+        """How long it is known to be."""
+        self._cursor: tuple[int, int] | None = None
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        """Give the sound as it comes, and nothing at all as a sign of life.
+
+        Raise ``RequestFailed`` if the request ends without it.
+        """
+        async for sent in self.ticket.events(KEEP_ALIVE_S):
+            if sent is None:
+                yield b""
+            elif isinstance(sent.event, Sound):
+                async for data in self._hear(sent, sent.event):
+                    yield data
+        closed = self.ticket.result
+        if self._sent:
+            # The end may be known before its last pieces are heard.
+            async for data in self._missed():
+                yield data
+        raise_unless_succeeded(closed)
+        if self._sent < self._heard:
+            raise RequestFailed(
+                "stream_broken",
+                "A part of the sound was lost on its way; fetch the whole by the request's id.",
+                request_id=closed.request_id,
+            )
+        if not self._sent:
+            async for data in self._stored(closed):
+                yield data
+
+    async def _hear(self, sent: SentEvent, sound: Sound) -> AsyncIterator[bytes]:
+        if sound.start > self._sent:
+            async for data in self._missed():
+                yield data
+        if data := self._new(sent, sound):
+            yield data
+
+    async def _missed(self) -> AsyncIterator[bytes]:
+        for sent in await self.ticket.logged(self._cursor):
+            if isinstance(sent.event, Sound) and (data := self._new(sent, sent.event)):
+                yield data
+
+    def _new(self, sent: SentEvent, sound: Sound) -> bytes:
+        """What of a piece was not sent yet; nothing where something before it is still missing,
+        which the log may have a little later."""
+        if sound.index:
+            return b""
+        self._heard = max(self._heard, sound.start + len(sound.data))
+        if sound.start > self._sent:
+            return b""
+        self._cursor = sent.attempt, sent.seq
+        data = sound.data[self._sent - sound.start :]
+        self._sent += len(data)
+        return data
+
+    async def _stored(self, closed: Closed) -> AsyncIterator[bytes]:
+        blob = sound_of(closed)
+        self.content_type = blob.content_type
+        try:
+            async for data in self._blobs.stream(blob):
+                self._sent += len(data)
+                yield data
+        except BlobError as error:
+            raise _unreadable(error, closed) from None
+
+
+def sound_of(closed: Closed) -> BlobRef:
+    """The first output of a request that succeeded. Raise ``RequestFailed`` if it is gone."""
+    for medium in media_of(closed):
+        blob = blob_of(closed, medium)
+        if blob is not None and medium.kind == "audio":
+            return blob
+    raise RequestFailed(
+        "blob_expired",
+        "This output was kept for its time and is deleted.",
+        request_id=closed.request_id,
+    )
+
+
+def _unreadable(error: BlobError, closed: Closed) -> RequestFailed:
+    found = unreadable(error)
+    return RequestFailed(found.code, found.message, request_id=closed.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A sound of which the first piece is there."""
+
+    sound: SoundStream
+    first: bytes
+    rest: AsyncGenerator[bytes]
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """All of it; whatever ends this early cancels the request."""
+        with self.sound.ticket:
+            async with contextlib.aclosing(self.rest):
+                yield self.first
+                async for data in self.rest:
+                    yield data
+
+    def headers(self) -> dict[str, str]:
+        """What is known before the first byte: of the cost, whatever does not depend on how long
+        the sound will be, or all if it is there already."""
+        ticket = self.sound.ticket
+        known = ticket.cost_nanos
+        cost = {} if known is None else {"X-Request-Cost": format_usd(known)}
+        return {**request_headers(ticket.request_id), **cost}
+
+
+async def begin(request: Request[Any, Any, Any], ticket: Ticket) -> Begun:
+    """Wait for the first piece, so that what fails before it is answered with its status.
+
+    Raise ``RequestFailed``, also if the client goes away meanwhile; the request is then cancelled.
+    """
+    sound = SoundStream(ticket, request.app.state.blobs)
+    rest = sound.pieces()
+    try:
+        with ticket.attended(request):
+            async for data in rest:
+                if data:
+                    return Begun(sound, data, rest)
+        raise RequestFailed("engine_error", "The sound is empty.", request_id=ticket.request_id)
+    except BaseException:
+        with ticket:
+            await rest.aclose()
+        raise
+
+
+def sound_response(begun: Begun, format: AudioFormat | None = None) -> Stream:
+    """The bytes themselves, as they come; a format that is not known is told by its first ones."""
+    told = sound_type(format) if format else sniff(begun.first[:HEAD_BYTES])
+    return Stream(
+        _bytes(begun),
+        status_code=200,
+        media_type=begun.sound.content_type or told or "application/octet-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **begun.headers()},
+    )
+
+
+async def _bytes(begun: Begun) -> AsyncIterator[bytes]:
+    async for data in begun.pieces():
+        if data:
+            yield data

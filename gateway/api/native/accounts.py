@@ -1,0 +1,97 @@
+"""What an account can ask about itself: balance, usage, the key in hand."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from litestar import Controller, Request, Response, get
+from litestar.params import FromQuery
+from sqlalchemy import Connection
+
+from gateway.accounts.accounts import Account
+from gateway.api.http.access import caller, find_asked
+from gateway.api.http.answers import json_response
+from gateway.api.native.views import KeyView, key_view, timestamp
+from gateway.ledger.lots import Lot, open_lots
+from gateway.ledger.transfers import owed
+from gateway.pricing import format_usd
+from gateway.sql.database import Database
+from gateway.webhooks.sender import signing_secret
+
+
+class LotView(TypedDict):
+    """Credit of one kind with one expiry."""
+
+    kind: str
+    amount: str
+    remaining: str
+    expires_at: str | None
+
+
+class BalanceView(TypedDict):
+    currency: Literal["USD"]
+    posted: str
+    held: str
+    available: str
+    credit_limit: str
+    allowance: str
+    owed: str
+    status: str
+    lots: list[LotView]
+
+
+class WebhookSecretView(TypedDict):
+    object: Literal["webhook.secret"]
+    secret: str
+
+
+class AccountController(Controller):
+    path = "/v1"
+    tags = ["Account"]
+    opt = {"scope": "read"}
+
+    @get("/balance", operation_id="GetBalance", summary="What the account has, and what is held")
+    async def balance(
+        self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
+    ) -> Response[BalanceView]:
+        database: Database = request.app.state.database
+
+        def read(connection: Connection) -> tuple[Account, list[Lot], int]:
+            owner = find_asked(request, connection, account)
+            return owner, open_lots(connection, owner.id), owed(connection, owner.id)
+
+        found, lots, debt = await database.read(read)
+        return json_response(
+            {
+                "currency": "USD",
+                "posted": format_usd(found.posted_nanos),
+                "held": format_usd(found.held_nanos),
+                "available": format_usd(found.available_nanos),
+                "credit_limit": format_usd(found.credit_limit_nanos),
+                "allowance": format_usd(found.allowance_nanos),
+                "owed": format_usd(debt),
+                "status": found.status,
+                "lots": [
+                    {
+                        "kind": lot.kind,
+                        "amount": format_usd(lot.amount_nanos),
+                        "remaining": format_usd(lot.remaining_nanos),
+                        "expires_at": timestamp(lot.expires_at) if lot.expires_at else None,
+                    }
+                    for lot in lots
+                ],
+            }
+        )
+
+    @get(
+        "/webhook-secret",
+        operation_id="GetWebhookSecret",
+        summary="The secret that signs this account's webhooks (Standard Webhooks)",
+    )
+    async def webhook_secret(self, request: Request[Any, Any, Any]) -> Response[WebhookSecretView]:
+        secret = signing_secret(request.app.state.pepper, caller(request).account_id)
+        return json_response({"object": "webhook.secret", "secret": secret})
+
+    @get("/keys/self", operation_id="GetOwnKey", summary="The key that makes this call")
+    async def own_key(self, request: Request[Any, Any, Any]) -> Response[KeyView]:
+        return json_response(key_view(caller(request)))

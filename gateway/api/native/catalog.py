@@ -1,0 +1,216 @@
+"""The catalog over HTTP: OpenAI's list of models, and everything that we know of each."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, cast
+
+from litestar import Controller, Request, Response, get
+from litestar.params import FromPath, FromQuery
+
+from gateway.api.http.access import caller
+from gateway.api.http.answers import DataView, ListView, json_response
+from gateway.api.http.headers import ALIAS_HEADER
+from gateway.api.openai.batches import ENDPOINTS
+from gateway.catalog.listing import (
+    Sort,
+    batch_view,
+    choose,
+    entry_view,
+    model_view,
+    providers_view,
+)
+from gateway.catalog.schema import Entry
+from gateway.catalog.store import LiveCatalog
+from gateway.catalog.tasks import Task
+from gateway.catalog.views import (
+    BatchableView,
+    EntryView,
+    ModelsView,
+    ModelView,
+    OfferedEntryView,
+    OfferedModelView,
+    ProvidersView,
+    WhosePriceView,
+)
+from gateway.errors import InvalidRequest, NotFound
+from gateway.performance import Performance, StatsView, Window, manner_of
+from gateway.requests.service import Requests
+
+STATS: Final = "/stats"
+PROVIDERS: Final = "/endpoints"
+"""OpenRouter's question: which providers serve a model."""
+
+
+class CatalogController(Controller):
+    path = "/v1"
+    tags = ["Catalog"]
+    opt = {"scope": "read"}
+
+    @get("/models", operation_id="ListModels", summary="All models, in OpenAI's shape, with prices")
+    async def models(self, request: Request[Any, Any, Any]) -> Response[ModelsView]:
+        live: LiveCatalog = request.app.state.live
+        requests: Requests = request.app.state.requests
+        announcements = requests.watch.announcements
+        models: list[OfferedModelView] = [
+            _offered(
+                model_view(entry, announcements, live.on_sale_since(entry.name)),
+                _whose_price(request, entry),
+            )
+            for entry in live.entries(caller(request).account_id)
+        ]
+        # The last two are OpenRouter's, whose client refuses a list without them.
+        return json_response(
+            {
+                "object": "list",
+                "data": models,
+                "total_count": len(models),
+                "links": {"next": None},
+            }
+        )
+
+    @get(
+        "/models/{name:path}",
+        operation_id="GetModel",
+        summary="One model, in OpenAI's shape; under /stats how fast it has been lately",
+        description="`GET /v1/models/{name}/stats?window=15m|1h|24h` gives time to first token, "
+        "time per token, or time per step and what was drawn, or time to the first sound and "
+        "real-time factor, queue time, errors and goodput over "
+        "all requests of that time.",
+    )
+    async def model(
+        self,
+        request: Request[Any, Any, Any],
+        name: FromPath[str],
+        window: FromQuery[Window] = "1h",
+    ) -> Response[OfferedModelView] | Response[StatsView] | Response[DataView[ProvidersView]]:
+        # A model's name may have slashes in it, so what follows it cannot be told by the router.
+        live: LiveCatalog = request.app.state.live
+        if name.endswith(STATS) and live.entry(live.resolve(name.strip("/"))) is None:
+            entry = _find(request, name.removesuffix(STATS))
+            performance: Performance = request.app.state.performance
+            manner = manner_of(entry.task)
+            return json_response(
+                await performance.stats(entry.name, entry.slo, window, manner=manner)
+            )
+        requests: Requests = request.app.state.requests
+        if name.endswith(PROVIDERS) and live.entry(live.resolve(name.strip("/"))) is None:
+            entry = _find(request, name.removesuffix(PROVIDERS))
+            view = model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name))
+            providers: DataView[ProvidersView] = {"data": providers_view(entry, view)}
+            return json_response(providers)
+        entry = _find(request, name)
+        offered = _offered(
+            model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name)),
+            _whose_price(request, entry),
+        )
+        asked = name.lstrip("/")
+        if asked == entry.name:
+            return json_response(offered)
+        # The id that was asked for, since clients look for it, and what it stands for.
+        offered["id"], offered["alias_of"] = asked, entry.name
+        return json_response(offered, headers={ALIAS_HEADER: f"{asked} -> {entry.name}"})
+
+    @get(
+        "/catalog",
+        operation_id="ListCatalog",
+        summary="Models with tasks, prices, limits and availability; filtered and sorted",
+    )
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        task: FromQuery[Task | None] = None,
+        max_price: FromQuery[str | None] = None,
+        available: FromQuery[bool | None] = None,
+        good_for: FromQuery[str | None] = None,
+        sort: FromQuery[Sort] = "name",
+    ) -> Response[ListView[OfferedEntryView]]:
+        live: LiveCatalog = request.app.state.live
+        requests: Requests = request.app.state.requests
+        announcements = requests.watch.announcements
+        is_operator = "admin" in caller(request).scopes
+        chosen = choose(
+            live.entries(caller(request).account_id),
+            announcements,
+            task=task,
+            max_price=_amount(max_price),
+            available=available,
+            good_for=good_for,
+            sort=sort,
+        )
+        return json_response(
+            {
+                "object": "list",
+                "data": [
+                    _whole(
+                        request, entry_view(entry, announcements, for_operator=is_operator), entry
+                    )
+                    for entry in chosen
+                ],
+            }
+        )
+
+    @get(
+        "/catalog/{name:path}", operation_id="GetCatalogEntry", summary="Everything about one model"
+    )
+    async def entry(
+        self, request: Request[Any, Any, Any], name: FromPath[str]
+    ) -> Response[OfferedEntryView]:
+        requests: Requests = request.app.state.requests
+        entry = _find(request, name)
+        view = entry_view(
+            entry,
+            requests.watch.announcements,
+            for_operator="admin" in caller(request).scopes,
+        )
+        return json_response(_whole(request, view, entry))
+
+
+def _offered(model: ModelView, whose: WhosePriceView) -> OfferedModelView:
+    return cast("OfferedModelView", {**model, **whose})
+
+
+def _whole(request: Request[Any, Any, Any], view: EntryView, entry: Entry) -> OfferedEntryView:
+    whole = {**view, **_in_batches(entry), **_whose_price(request, entry)}
+    return cast("OfferedEntryView", whole)
+
+
+def _in_batches(entry: Entry) -> BatchableView:
+    """Say what a batch pays, where a batch can ask for what the entry does."""
+    does = {entry.task, *entry.also}
+    asked_for = any(endpoint.tasks & does for endpoint in ENDPOINTS.values())
+    return {"batch": batch_view(entry) if asked_for else None}
+
+
+def _whose_price(request: Request[Any, Any, Any], entry: Entry) -> WhosePriceView:
+    """Say whether the price shown is the caller's own or everybody's."""
+    live: LiveCatalog = request.app.state.live
+    own = live.has_own_price(entry.name, caller(request).account_id)
+    return {"price_of": "account" if own else "list"}
+
+
+def _find(request: Request[Any, Any, Any], name: str) -> Entry:
+    live: LiveCatalog = request.app.state.live
+    name = name.lstrip("/")
+    entry = live.entry(live.resolve(name), caller(request).account_id)
+    if entry is None:
+        raise NotFound(
+            "model_not_found",
+            f"The model {name!r} does not exist; GET /v1/models lists those that do.",
+            param="model",
+        )
+    return entry
+
+
+def _amount(text: str | None) -> Decimal | None:
+    if text is None:
+        return None
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        amount = Decimal("NaN")
+    if not amount.is_finite():
+        raise InvalidRequest(
+            "invalid_value", f"max_price is {text!r}; send USD, such as 0.05.", param="max_price"
+        )
+    return amount

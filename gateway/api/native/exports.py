@@ -1,0 +1,248 @@
+"""Usage as a file to download, and the footer by which the file can be checked.
+
+Files end ten seconds ago at the latest, so that nothing that is being booked can be missed, and the
+same question gives the same bytes again. A file is read page by page: a client that reads slowly
+keeps its place among the exports, but no connection to the database.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, TypeVar
+
+from litestar import Controller, Request, Response, get
+from litestar.concurrency import sync_to_thread
+from litestar.params import FromQuery, QueryParameter
+from litestar.response import Stream
+from sqlalchemy import Connection
+
+from gateway.api.http.access import caller, find_asked
+from gateway.api.http.answers import json_response
+from gateway.api.native.usage import key_number
+from gateway.billing.footer import MEDIA_TYPES, Footer, FooterView, Format, Profile, footer_view
+from gateway.billing.usage import Filters, Span, read_span
+from gateway.errors import InvalidRequest, TooManyRequests
+from gateway.sql.database import Database
+
+T = TypeVar("T")
+
+SETTLED_AFTER: Final = timedelta(seconds=10)
+AT_ONCE: Final = 6
+"""Exports of one gateway; each keeps a page of rows in memory."""
+OF_ACCOUNT: Final = 2
+"""Exports of one account at a time."""
+PAGES_AT_ONCE: Final = 2
+"""Pages that are read at a time, in the slow lane."""
+STALLED_S: Final = 60.0
+"""Time without progress after which an export gives its place to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    span: Span
+    filters: Filters
+    format: Format
+    profile: Profile
+    name: str
+
+
+class FileFooterView(FooterView):
+    file: str
+
+
+class ExportsController(Controller):
+    path = "/v1/usage/export"
+    tags = ["Account"]
+    opt = {"scope": "read"}
+
+    @get(
+        opt={"media": ["text/csv", "application/vnd.apache.parquet"], "errors": [404, 429]},
+        operation_id="ExportUsage",
+        summary="Every charge and refund of a span as CSV or Parquet, native or FOCUS 1.2",
+    )
+    async def file(
+        self,
+        request: Request[Any, Any, Any],
+        format: FromQuery[Format] = "csv",
+        profile: FromQuery[Profile] = "native",
+        tz: FromQuery[str | None] = None,
+        first: Annotated[str | None, QueryParameter(name="from")] = None,
+        last: Annotated[str | None, QueryParameter(name="to")] = None,
+        key: FromQuery[str | None] = None,
+        model: FromQuery[str | None] = None,
+        account: FromQuery[str | None] = None,
+    ) -> Stream:
+        asked = await _question(
+            request, format, profile, tz=tz, first=first, last=last,
+            key=key, model=model, account=account,
+        )  # fmt: skip
+        place = _places.take(caller(request).account_id)
+        return Stream(
+            _File(request.app.state.database, asked, place),
+            media_type=MEDIA_TYPES[format],
+            headers={"Content-Disposition": f'attachment; filename="{asked.name}"'},
+        )
+
+    @get(
+        "/footer",
+        opt={"errors": [404, 429]},
+        operation_id="GetExportFooter",
+        summary="How many rows that file has, what they sum to, and its SHA-256",
+    )
+    async def footer(
+        self,
+        request: Request[Any, Any, Any],
+        format: FromQuery[Format] = "csv",
+        profile: FromQuery[Profile] = "native",
+        tz: FromQuery[str | None] = None,
+        first: Annotated[str | None, QueryParameter(name="from")] = None,
+        last: Annotated[str | None, QueryParameter(name="to")] = None,
+        key: FromQuery[str | None] = None,
+        model: FromQuery[str | None] = None,
+        account: FromQuery[str | None] = None,
+    ) -> Response[FileFooterView]:
+        asked = await _question(
+            request, format, profile, tz=tz, first=first, last=last,
+            key=key, model=model, account=account,
+        )  # fmt: skip
+        place = _places.take(caller(request).account_id)
+        file = _File(request.app.state.database, asked, place)
+
+        def read() -> None:
+            for _ in file:
+                pass
+
+        await sync_to_thread(read)
+        return json_response({**footer_view(file.footer), "file": asked.name})
+
+
+async def _question(
+    request: Request[Any, Any, Any],
+    format: Format,
+    profile: Profile,
+    *,
+    tz: str | None,
+    first: str | None,
+    last: str | None,
+    key: str | None,
+    model: str | None,
+    account: str | None,
+) -> Question:
+    database: Database = request.app.state.database
+    now = datetime.now(UTC)
+
+    def read(connection: Connection) -> Question:
+        owner = find_asked(request, connection, account)
+        span = read_span(first, last, tz or owner.report_tz, now=now)
+        # Whole seconds, so that the name of the file says exactly what is in it.
+        latest = (now - SETTLED_AFTER).replace(microsecond=0)
+        span = replace(span, ends_at=min(span.ends_at, latest))
+        if span.starts_at >= span.ends_at:
+            raise InvalidRequest(
+                "invalid_value", "Nothing of that span has been booked yet.", param="from"
+            )
+        keys = None if key is None else (key_number(connection, owner.id, key),)
+        models = None if model is None else (model,)
+        dates = f"{span.starts_at:%Y%m%dT%H%M%SZ}-{span.ends_at:%Y%m%dT%H%M%SZ}"
+        name = f"usage-{owner.id}-{dates}-{profile}.{format}"
+        return Question(span, Filters((owner.id,), keys, models), format, profile, name)
+
+    return await database.report(read, account_id=caller(request).account_id)
+
+
+class Places:
+    """The exports of this process: a few in all, fewer of each account."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: set[Place] = set()
+
+    def take(self, account_id: int) -> Place:
+        """Take a place. Raise ``TooManyRequests`` if there is none."""
+        with self._lock:
+            since = time.monotonic() - STALLED_S
+            for place in [place for place in self._taken if place.moved_at < since]:
+                self._taken.remove(place)
+            if sum(place.account_id == account_id for place in self._taken) >= OF_ACCOUNT:
+                raise _too_many(f"This account has {OF_ACCOUNT} exports running")
+            if len(self._taken) >= AT_ONCE:
+                raise _too_many(f"{AT_ONCE} exports are running")
+            place = Place(account_id)
+            self._taken.add(place)
+        return place
+
+    def move(self, place: Place) -> None:
+        """Note progress. Raise ``ConnectionAbortedError`` if the place was given to another."""
+        with self._lock:
+            if place not in self._taken:
+                raise ConnectionAbortedError("the client read nothing for too long")
+            place.moved_at = time.monotonic()
+
+    def leave(self, place: Place) -> None:
+        with self._lock:
+            self._taken.discard(place)
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    account_id: int
+    moved_at: float = field(default_factory=time.monotonic)
+
+
+def _too_many(what: str) -> TooManyRequests:
+    return TooManyRequests(
+        "too_many_exports", f"{what}; try again when one has ended.", retry_after_s=5
+    )
+
+
+_places = Places()
+_pages = threading.Semaphore(PAGES_AT_ONCE)
+
+
+class _File:
+    """The parts of an export, which has a place until it ends or nobody refers to it any more: a
+    client can go away before the first part is asked for."""
+
+    def __init__(self, database: Database, asked: Question, place: Place) -> None:
+        self.footer = Footer()
+        self._database = database
+        self._place = place
+        self._leave = weakref.finalize(self, _places.leave, place)
+        self._parts = self._export(asked)
+
+    def _export(self, asked: Question) -> Iterator[bytes]:
+        # Imported where it is used: it takes a while, and a gateway should answer soon.
+        from gateway.billing.files import export
+
+        return export(
+            functools.partial(_read, self._database),
+            asked.span,
+            asked.filters,
+            format=asked.format,
+            profile=asked.profile,
+            footer=self.footer,
+        )
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        _places.move(self._place)
+        try:
+            part = next(self._parts)
+        except BaseException:
+            self._leave()
+            raise
+        _places.move(self._place)
+        return part
+
+
+def _read(database: Database, function: Callable[[Connection], T]) -> T:
+    with _pages, database.snapshot() as connection:
+        return function(connection)

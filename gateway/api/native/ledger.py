@@ -1,0 +1,140 @@
+"""The ledger as its accounts see it: every movement of a balance, with its reason and actor."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from litestar import Controller, Request, Response, get
+from litestar.params import FromQuery
+from sqlalchemy import Connection
+
+from gateway.api.http.access import caller, find_asked
+from gateway.api.http.answers import PageView, json_response
+from gateway.api.http.bodies import check_limit
+from gateway.api.http.fields import IdInPath
+from gateway.api.native.views import timestamp
+from gateway.billing.entries import Charged, Entry, entries, find_entry
+from gateway.checks.decoding import read_id
+from gateway.errors import InvalidRequest, NotFound
+from gateway.pricing import format_usd
+from gateway.sql.database import Database
+
+
+class LedgerEntryView(TypedDict):
+    """One movement of a balance; what came in is positive."""
+
+    object: Literal["ledger.entry"]
+    id: int
+    kind: str
+    amount: str
+    balance_after: str
+    requests: int
+    request_id: str | None
+    actor: str
+    reason: str
+    booked_at: str
+
+
+class ChargedView(TypedDict):
+    """A request's part of a charge."""
+
+    request_id: str
+    model: str
+    cost: str
+
+
+class LedgerEntryWithReceiptsView(LedgerEntryView):
+    receipts: list[ChargedView]
+
+
+class LedgerController(Controller):
+    path = "/v1"
+    tags = ["Account"]
+
+    @get(
+        "/ledger",
+        opt={"scope": "read"},
+        operation_id="ListLedger",
+        summary="Every movement of the account's balance, newest first, in pages",
+    )
+    async def own(
+        self,
+        request: Request[Any, Any, Any],
+        limit: FromQuery[int] = 20,
+        cursor: FromQuery[str | None] = None,
+        kind: FromQuery[str | None] = None,
+        account: FromQuery[str | None] = None,
+    ) -> Response[PageView[LedgerEntryView]]:
+        database: Database = request.app.state.database
+        check_limit(limit)
+        below = None if cursor is None else read_id(cursor)
+        if cursor is not None and below is None:
+            raise InvalidRequest(
+                "invalid_value", f"cursor is {cursor!r}; send a next_cursor.", param="cursor"
+            )
+
+        def read(connection: Connection) -> list[Entry]:
+            owner = find_asked(request, connection, account)
+            return entries(connection, owner.id, limit=limit + 1, below=below, kind=kind)
+
+        found = await database.report(read, account_id=caller(request).account_id)
+        page, more = found[:limit], len(found) > limit
+        return json_response(
+            {
+                "object": "list",
+                "data": [entry_view(entry) for entry in page],
+                "has_more": more,
+                "next_cursor": str(page[-1].id) if more else None,
+            }
+        )
+
+    @get(
+        "/ledger/{entry_id:int}",
+        opt={"scope": "read"},
+        operation_id="GetLedgerEntry",
+        summary="One movement, and the requests that a charge is for",
+    )
+    async def show(
+        self,
+        request: Request[Any, Any, Any],
+        entry_id: IdInPath,
+        account: FromQuery[str | None] = None,
+    ) -> Response[LedgerEntryWithReceiptsView]:
+        database: Database = request.app.state.database
+
+        def read(connection: Connection) -> tuple[Entry, list[Charged]]:
+            owner = find_asked(request, connection, account)
+            return find_entry(connection, owner.id, entry_id)
+
+        try:
+            entry, charged = await database.report(read, account_id=caller(request).account_id)
+        except LookupError as error:
+            raise NotFound("entry_not_found", f"{error.args[0]}.", param="entry_id") from None
+        return json_response(
+            {
+                **entry_view(entry),
+                "receipts": [
+                    {
+                        "request_id": each.request_id,
+                        "model": each.model,
+                        "cost": format_usd(each.cost_nanos),
+                    }
+                    for each in charged
+                ],
+            }
+        )
+
+
+def entry_view(entry: Entry) -> LedgerEntryView:
+    return {
+        "object": "ledger.entry",
+        "id": entry.id,
+        "kind": entry.kind,
+        "amount": format_usd(entry.amount_nanos),
+        "balance_after": format_usd(entry.balance_nanos),
+        "requests": entry.requests,
+        "request_id": entry.request_id,
+        "actor": entry.actor,
+        "reason": entry.reason,
+        "booked_at": timestamp(entry.booked_at),
+    }

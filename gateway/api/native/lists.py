@@ -1,0 +1,172 @@
+"""Lists of requests and what they came to: an account's, or for an administrator everybody's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, TypedDict
+
+from litestar import Controller, Request, Response, get
+from litestar.params import FromQuery, QueryParameter
+from sqlalchemy import Connection
+
+from gateway.api.http.access import caller, find_asked
+from gateway.api.http.answers import PageView, json_response
+from gateway.api.http.bodies import check_limit
+from gateway.api.http.media_views import links_of
+from gateway.api.native.usage import key_number, tag_filters
+from gateway.api.native.views import RequestView, request_view
+from gateway.billing.usage import read_span
+from gateway.files.download_urls import Links
+from gateway.ledger.closed import Closed
+from gateway.pricing import format_usd
+from gateway.requests.lookup import Choice, Page
+from gateway.requests.service import Requests
+from gateway.sql.database import Database
+from gateway.tasks.order import Open
+
+Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
+Outcome = Literal["charged", "released"]
+Direction = Literal["desc", "asc"]
+
+
+class RequestsSummaryView(TypedDict):
+    """Number and cost of the requests of a list."""
+
+    object: Literal["summary"]
+    requests: int
+    open: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    expired: int
+    cost: str
+    has_more: bool
+    next_cursor: str | None
+
+
+class RequestOfAllView(RequestView):
+    account_id: int
+
+
+class ListsController(Controller):
+    # The list of an account stands beside the order of a request, whose path it shares.
+    path = "/v1"
+    tags = ["Requests"]
+
+    @get(
+        "/requests/summary",
+        opt={"scope": "read"},
+        operation_id="SummarizeRequests",
+        summary="Count what the same list would show, and sum what it cost",
+    )
+    async def summary(
+        self,
+        request: Request[Any, Any, Any],
+        model: FromQuery[str | None] = None,
+        status: FromQuery[Status | None] = None,
+        task: FromQuery[str | None] = None,
+        key: FromQuery[str | None] = None,
+        outcome: FromQuery[Outcome | None] = None,
+        tz: FromQuery[str | None] = None,
+        first: Annotated[str | None, QueryParameter(name="from")] = None,
+        last: Annotated[str | None, QueryParameter(name="to")] = None,
+        account: FromQuery[str | None] = None,
+        cursor: FromQuery[str | None] = None,
+    ) -> Response[RequestsSummaryView]:
+        requests: Requests = request.app.state.requests
+        choice = await read_choice(
+            request, Choice(None, model, status, task, outcome=outcome),
+            account=account, key=key, tz=tz, first=first, last=last,
+        )  # fmt: skip
+        found = await requests.summarize(choice, cursor=cursor)
+        return json_response(
+            {
+                "object": "summary",
+                "requests": found.requests,
+                "open": found.running,
+                "succeeded": found.ended.get("succeeded", 0),
+                "failed": found.ended.get("failed", 0),
+                "cancelled": found.ended.get("cancelled", 0),
+                "expired": found.ended.get("expired", 0),
+                "cost": format_usd(found.cost_nanos),
+                "has_more": found.next_cursor is not None,
+                "next_cursor": found.next_cursor,
+            }
+        )
+
+    @get(
+        "/admin/requests",
+        opt={"scope": "admin"},
+        operation_id="ListRequestsOfAll",
+        summary="List the requests of all accounts, without what was asked or answered",
+    )
+    async def of_all(
+        self,
+        request: Request[Any, Any, Any],
+        limit: FromQuery[int] = 20,
+        cursor: FromQuery[str | None] = None,
+        order: FromQuery[Direction] = "desc",
+        model: FromQuery[str | None] = None,
+        status: FromQuery[Status | None] = None,
+        task: FromQuery[str | None] = None,
+        outcome: FromQuery[Outcome | None] = None,
+    ) -> Response[PageView[RequestOfAllView]]:
+        check_limit(limit)
+        requests: Requests = request.app.state.requests
+        page = await requests.list(
+            Choice(None, model, status, task, outcome=outcome),
+            limit=limit,
+            cursor=cursor,
+            oldest_first=order == "asc",
+        )
+        links = links_of(request)
+        return json_response(
+            {
+                "object": "list",
+                "data": [_without_output(found, links) for found in page.items],
+                "has_more": page.next_cursor is not None,
+                "next_cursor": page.next_cursor,
+            }
+        )
+
+
+def _without_output(found: Open | Closed, links: Links) -> RequestOfAllView:
+    """An administrator sees what happened, not what was said."""
+    bare = replace(found, output=None) if isinstance(found, Closed) else found
+    return {**request_view(bare, links), "account_id": found.account_id}
+
+
+def page_view(page: Page, links: Links) -> PageView[RequestView]:
+    return {
+        "object": "list",
+        "data": [request_view(found, links) for found in page.items],
+        "has_more": page.next_cursor is not None,
+        "next_cursor": page.next_cursor,
+    }
+
+
+async def read_choice(
+    request: Request[Any, Any, Any],
+    choice: Choice,
+    *,
+    account: str | None,
+    key: str | None,
+    tz: str | None,
+    first: str | None,
+    last: str | None,
+) -> Choice:
+    """Complete a choice by what must be looked up: the account, its key, its time zone."""
+    database: Database = request.app.state.database
+    tags = tag_filters(request)
+
+    def read(connection: Connection) -> Choice:
+        owner = find_asked(request, connection, account)
+        key_id = None if key is None else key_number(connection, owner.id, key)
+        found = replace(choice, account_id=owner.id, key_id=key_id, tags=tags)
+        if first is None and last is None:
+            return found
+        span = read_span(first, last, tz or owner.report_tz, now=datetime.now(UTC))
+        return replace(found, starts_at=span.starts_at, ends_at=span.ends_at)
+
+    return await database.report(read, account_id=caller(request).account_id)

@@ -1,0 +1,213 @@
+"""Topping up: a page at the payment provider, and what the provider tells of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, Literal, TypedDict
+
+from litestar import Controller, Request, Response, get, post
+from litestar.params import FromPath, JSONBody
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.http.access import caller
+from gateway.api.http.answers import ListView, json_response
+from gateway.api.native.views import timestamp
+from gateway.errors import InvalidRequest, NotFound, Unavailable
+from gateway.payments.payments import (
+    NANOS_PER_CENT,
+    Payment,
+    apply,
+    list_payments,
+    new_payment_id,
+    note_payment,
+    set_reference,
+)
+from gateway.payments.provider import BadEvent, PaymentProvider, ProviderFailed
+from gateway.pricing import format_usd, parse_usd
+from gateway.settings import Settings
+from gateway.sql.database import Database
+
+log = logging.getLogger(__name__)
+
+EVENT_BYTES_MAX = 256 * 1024
+
+Url = Annotated[str, Field(pattern=r"^https?://\S+$", max_length=2000)]
+
+
+class PaymentBody(BaseModel):
+    """Body of ``POST /v1/payments``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "amount": "25.00",
+                    "success_url": "https://example.com/thanks",
+                    "cancel_url": "https://example.com/",
+                }
+            ]
+        },
+    )
+
+    amount: Annotated[str, Field(max_length=20)]
+    success_url: Url
+    cancel_url: Url
+
+
+class PaymentView(TypedDict):
+    object: Literal["payment"]
+    id: str
+    amount: str
+    returned: str
+    status: str
+    provider: str
+    created_at: str
+
+
+class PaymentWithPageView(PaymentView):
+    """A payment and the page where it is made."""
+
+    url: str
+
+
+class EventView(TypedDict):
+    received: bool
+    result: str
+
+
+class PaymentsController(Controller):
+    path = "/v1/payments"
+    tags = ["Account"]
+
+    @post(
+        status_code=201,
+        opt={"scope": "inference"},
+        operation_id="CreatePayment",
+        summary="Open a page where credit is paid for by card",
+    )
+    async def create(
+        self, request: Request[Any, Any, Any], data: JSONBody[PaymentBody]
+    ) -> Response[PaymentWithPageView]:
+        provider: PaymentProvider | None = request.app.state.payment_provider
+        if provider is None:
+            raise Unavailable(
+                "payments_not_configured",
+                "No payment provider is set up here; ask the operator for credit.",
+            )
+        amount = _amount(data.amount, request.app.state.settings)
+        key = caller(request)
+        payment_id = new_payment_id()
+        database: Database = request.app.state.database
+        made = await database.write(
+            lambda connection: note_payment(
+                connection, payment_id, key.account_id, amount, provider=provider.name
+            )
+        )
+        try:
+            page = await provider.checkout(
+                payment_id,
+                amount // NANOS_PER_CENT,
+                account=key.account,
+                success_url=data.success_url,
+                cancel_url=data.cancel_url,
+            )
+        except ProviderFailed as error:
+            log.error("%s", error)
+            raise Unavailable(
+                "payment_provider_failed", f"{error}; nothing was charged.", retry_after_s=10
+            ) from None
+        await database.write(
+            lambda connection: set_reference(connection, payment_id, page.reference)
+        )
+        return json_response({**_view(made), "url": page.url}, status=201)
+
+    @get(opt={"scope": "read"}, operation_id="ListPayments", summary="Payments, newest first")
+    async def index(self, request: Request[Any, Any, Any]) -> Response[ListView[PaymentView]]:
+        database: Database = request.app.state.database
+        account_id = caller(request).account_id
+        found = await database.report(
+            lambda connection: list_payments(connection, account_id), account_id=account_id
+        )
+        return json_response({"object": "list", "data": [_view(each) for each in found]})
+
+    @get(
+        "/{payment_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetPayment",
+        summary="One payment, and whether it has come",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], payment_id: FromPath[str]
+    ) -> Response[PaymentView]:
+        database: Database = request.app.state.database
+        account_id = caller(request).account_id
+        found = await database.read(
+            lambda connection: list_payments(connection, account_id, payment_id=payment_id)
+        )
+        if not found:
+            raise NotFound("payment_not_found", f"There is no payment {payment_id!r}.")
+        return json_response(_view(found[0]))
+
+
+class ProviderEventsController(Controller):
+    path = "/webhooks"
+    tags = ["Operation"]
+    request_max_body_size = EVENT_BYTES_MAX
+
+    @post(
+        "/stripe",
+        status_code=200,
+        opt={"errors": [404, 413, 503]},
+        operation_id="TakeStripeEvent",
+        summary="Where Stripe tells of payments; signed by its secret",
+        security=[],
+    )
+    async def stripe(self, request: Request[Any, Any, Any]) -> Response[EventView]:
+        provider: PaymentProvider | None = request.app.state.payment_provider
+        if provider is None or provider.name != "stripe":
+            raise NotFound("not_found", "Stripe is not set up here.")
+        body = await request.body()
+        try:
+            event = provider.read_event(body, request.headers.get("stripe-signature", ""))
+        except BadEvent as error:
+            log.warning("an event was not Stripe's: %s", error)
+            raise InvalidRequest(
+                "bad_signature", "This event is not signed as it must be."
+            ) from None
+        database: Database = request.app.state.database
+        done = await database.write(
+            lambda connection: apply(connection, event, provider=provider.name)
+        )
+        return json_response({"received": True, "result": done})
+
+
+def _amount(text: str, settings: Settings) -> int:
+    least, most = parse_usd(settings.topup_min_usd), parse_usd(settings.topup_max_usd)
+    try:
+        amount = parse_usd(text)
+    except ValueError as error:
+        raise InvalidRequest("invalid_value", f"amount: {error}.", param="amount") from None
+    if amount % NANOS_PER_CENT:
+        raise InvalidRequest(
+            "invalid_value", f"amount is {text!r}; cards pay whole cents.", param="amount"
+        )
+    if not least <= amount <= most:
+        raise InvalidRequest(
+            "invalid_value",
+            f"amount is {text!r}; ${format_usd(least)} to ${format_usd(most)} can be paid at once.",
+            param="amount",
+        )
+    return amount
+
+
+def _view(payment: Payment) -> PaymentView:
+    return {
+        "object": "payment",
+        "id": payment.id,
+        "amount": format_usd(payment.amount_nanos),
+        "returned": format_usd(payment.returned_nanos),
+        "status": payment.status,
+        "provider": payment.provider,
+        "created_at": timestamp(payment.created_at),
+    }

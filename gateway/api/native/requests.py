@@ -1,0 +1,328 @@
+"""The native API: any task of any model, asynchronous, resumable, itemised."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from litestar import Controller, Request, Response, get, post
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.response import Stream
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.http.access import call_of, caller, find_asked
+from gateway.api.http.answers import (
+    PageView,
+    encode_json,
+    event_stream,
+    json_response,
+    request_headers,
+)
+from gateway.api.http.bodies import check_limit, idempotency, read_body
+from gateway.api.http.media_views import (
+    blob_of,
+    link_view,
+    links_of,
+    media_of,
+    media_views,
+    read_base64,
+)
+from gateway.api.http.sound import begin, sound_response
+from gateway.api.native.lists import Direction, Outcome, Status, page_view, read_choice
+from gateway.api.native.views import (
+    QuoteView,
+    ReceiptView,
+    RequestView,
+    margin_view,
+    quote_view,
+    receipt_view,
+    request_view,
+)
+from gateway.api.openai.chat import TASK, ChatCompletion
+from gateway.api.openapi.content_types import EVENTS, SOUNDS
+from gateway.catalog.store import LiveCatalog
+from gateway.catalog.tasks import Task, makes
+from gateway.dispatch.follow import Followed
+from gateway.errors import InvalidRequest, NotFound
+from gateway.files.download_urls import Links
+from gateway.ledger.closed import Closed
+from gateway.pricing import SERVICE_CLASSES, parse_usd
+from gateway.requests.lookup import Choice
+from gateway.requests.service import Requests
+from gateway.settings import Settings
+from gateway.sql.database import Database
+from gateway.tasks.order import Order
+from workers.contract.jobs import BlobRef
+
+KEEP_ALIVE_S: Final = 15.0
+MediaForm = Literal["url", "base64"]
+
+
+class RequestBody(BaseModel):
+    """Body of ``POST /v1/requests``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "pocket-chat",
+                    "input": {"messages": [{"role": "user", "content": "What is a queue?"}]},
+                    "metadata": {"project": "demo"},
+                }
+            ]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    input: dict[str, Any]
+    task: Task | None = None
+    """Which of the model's tasks; by default the first that fits to what is sent along."""
+    webhook: Annotated[str, Field(max_length=2000)] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            Field(max_length=16),
+        ]
+        | None
+    ) = None
+
+
+class RequestsController(Controller):
+    path = "/v1"
+    tags = ["Requests"]
+
+    @post(
+        "/requests",
+        status_code=202,
+        opt={"scope": "inference", "holds": True},
+        operation_id="CreateRequest",
+        summary="Order anything that the catalog offers, to be fetched later",
+    )
+    async def create(
+        self, request: Request[Any, Any, Any], data: JSONBody[RequestBody]
+    ) -> Response[RequestView]:
+        requests: Requests = request.app.state.requests
+        order = requests.order(
+            data.model,
+            data.input,
+            task=data.task,
+            webhook=data.webhook,
+            metadata=data.metadata,
+            idempotency=await idempotency(request),
+        )
+        with await requests.submit(call_of(request), order) as ticket:
+            found = await requests.find(caller(request).account_id, ticket.request_id)
+            return json_response(
+                request_view(found, links_of(request)),
+                status=202,
+                headers=request_headers(ticket.request_id),
+            )
+
+    @get(
+        "/requests",
+        opt={"scope": "read"},
+        operation_id="ListRequests",
+        summary="List requests by the time of their acceptance, in pages",
+        description="Filter by tag with tag:<name>=<value>.",
+    )
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        limit: FromQuery[int] = 20,
+        cursor: FromQuery[str | None] = None,
+        order: FromQuery[Direction] = "desc",
+        model: FromQuery[str | None] = None,
+        status: FromQuery[Status | None] = None,
+        task: FromQuery[str | None] = None,
+        key: FromQuery[str | None] = None,
+        outcome: FromQuery[Outcome | None] = None,
+        tz: FromQuery[str | None] = None,
+        first: Annotated[str | None, QueryParameter(name="from")] = None,
+        last: Annotated[str | None, QueryParameter(name="to")] = None,
+        account: FromQuery[str | None] = None,
+    ) -> Response[PageView[RequestView]]:
+        check_limit(limit)
+        requests: Requests = request.app.state.requests
+        choice = await read_choice(
+            request, Choice(None, model, status, task, outcome=outcome),
+            account=account, key=key, tz=tz, first=first, last=last,
+        )  # fmt: skip
+        page = await requests.list(choice, limit=limit, cursor=cursor, oldest_first=order == "asc")
+        return json_response(page_view(page, links_of(request)))
+
+    @get(
+        "/requests/{request_id:str}",
+        opt={"scope": "read", "errors": [410, 413]},
+        operation_id="GetRequest",
+        summary="Fetch a request and its output",
+        description="`media=base64` gives pictures, videos and sound within the answer.",
+    )
+    async def show(
+        self,
+        request: Request[Any, Any, Any],
+        request_id: FromPath[str],
+        media: FromQuery[MediaForm] = "url",
+    ) -> Response[RequestView]:
+        requests: Requests = request.app.state.requests
+        found = await requests.find(caller(request).account_id, request_id)
+        view = request_view(found, links_of(request))
+        if media == "base64" and isinstance(found, Closed):
+            await _with_bytes(request, found, view)
+        return json_response(view, headers=request_headers(found.request_id))
+
+    @get(
+        "/requests/{request_id:str}/receipt",
+        opt={"scope": "read"},
+        operation_id="GetReceipt",
+        summary="Itemise what a request cost and where its time went",
+        description="With the scope admin, of any account, and with cost and margin.",
+    )
+    async def receipt(
+        self,
+        request: Request[Any, Any, Any],
+        request_id: FromPath[str],
+        account: FromQuery[str | None] = None,
+    ) -> Response[ReceiptView]:
+        requests: Requests = request.app.state.requests
+        database: Database = request.app.state.database
+        owner = await database.read(lambda connection: find_asked(request, connection, account))
+        try:
+            found = await requests.receipt(owner.id, request_id)
+        except NotFound as error:
+            is_admin = "admin" in caller(request).scopes
+            if error.code != "request_not_found" or account is not None or not is_admin:
+                raise
+            raise NotFound(
+                error.code,
+                f"{error.message} If it is another account's, name that account: ?account=acme.",
+                param=error.param,
+            ) from None
+        closed = found.closed
+        live: LiveCatalog = request.app.state.live
+        entry = live.entry(closed.model)
+        view = receipt_view(found, entry.slo if entry else None)
+        # An administrator sees what happened, not what was made.
+        if closed.account_id == caller(request).account_id and closed.output is not None:
+            view["media"] = media_views(closed, links_of(request))
+        settings: Settings = request.app.state.settings
+        if "admin" in caller(request).scopes and settings.gpu_hour_usd is not None:
+            returned = sum(refund.amount_nanos for refund in found.given)
+            view["operator"] = margin_view(closed, returned, parse_usd(settings.gpu_hour_usd))
+        return json_response(view, headers=request_headers(closed.request_id))
+
+    @get(
+        "/requests/{request_id:str}/events",
+        opt={"scope": "read", "media": [EVENTS]},
+        operation_id="FollowRequest",
+        summary="Follow a request as server-sent events; resumable by Last-Event-ID",
+    )
+    async def events(self, request: Request[Any, Any, Any], request_id: FromPath[str]) -> Stream:
+        requests: Requests = request.app.state.requests
+        found = await requests.find(caller(request).account_id, request_id)
+        after = request.headers.get("last-event-id")
+        follower = requests.follow(found, after=after, keep_alive_s=KEEP_ALIVE_S)
+        return event_stream(
+            _server_sent(follower, links_of(request)), headers=request_headers(found.request_id)
+        )
+
+    @get(
+        "/requests/{request_id:str}/sound",
+        opt={"scope": "read", "media": SOUNDS, "errors": [402, 410, 424]},
+        operation_id="HearRequest",
+        summary="The sound of a request as bytes, from its start and while it is made",
+    )
+    async def sound(self, request: Request[Any, Any, Any], request_id: FromPath[str]) -> Stream:
+        requests: Requests = request.app.state.requests
+        found = await requests.find(caller(request).account_id, request_id)
+        if makes(found.task) != "audio":
+            raise InvalidRequest("no_sound", f"{request_id} does {found.task}, which has no sound.")
+        ticket = requests.resume(found.account_id, found.request_id, found.accepted_at)
+        return sound_response(await begin(request, ticket))
+
+    @post(
+        "/requests/{request_id:str}/cancel",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="CancelRequest",
+        summary="Stop a request; what was not delivered is free",
+    )
+    async def cancel(
+        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+    ) -> Response[RequestView]:
+        requests: Requests = request.app.state.requests
+        account_id = caller(request).account_id
+        await requests.cancel(account_id, request_id)
+        found = await requests.find(account_id, request_id)
+        return json_response(request_view(found, links_of(request)))
+
+    @post(
+        "/quote",
+        status_code=200,
+        opt={"scope": "read"},
+        operation_id="CreateQuote",
+        summary="Say the most that a request can cost, itemised, without running it",
+    )
+    async def quote(
+        self, request: Request[Any, Any, Any], data: JSONBody[dict[str, Any]]
+    ) -> Response[QuoteView]:
+        requests: Requests = request.app.state.requests
+        account_id = caller(request).account_id
+        return json_response(quote_view(requests.quote(_ordered(requests, data), account_id)))
+
+
+async def _server_sent(follower: AsyncIterator[Followed], links: Links) -> AsyncIterator[bytes]:
+    """Write (cursor, event name, data) as server-sent events; no name is a keep-alive."""
+    async for cursor, name, data in follower:
+        if not name:
+            yield b": keep-alive\n\n"
+            continue
+        head = f"id: {cursor}\n" if cursor else ""
+        body = request_view(data, links) if isinstance(data, Closed) else _shown(data, links)
+        yield f"{head}event: {name}\ndata: ".encode() + encode_json(body) + b"\n\n"
+
+
+def _shown(event: Mapping[str, Any], links: Links) -> Mapping[str, Any]:
+    """An event as clients see it: with an address in the place of what lies in the store."""
+    if "blob" not in event:
+        return event
+    blob = msgspec.convert(event["blob"], BlobRef)
+    return {
+        **{name: value for name, value in event.items() if name != "blob"},
+        "content_type": blob.content_type,
+        **link_view(blob, links),
+    }
+
+
+async def _with_bytes(request: Request[Any, Any, Any], closed: Closed, view: RequestView) -> None:
+    """Put the outputs themselves into a view of their request."""
+    places = [(place, blob_of(closed, one)) for place, one in enumerate(media_of(closed))]
+    found = [(place, blob) for place, blob in places if blob is not None]
+    texts = await read_base64(request.app.state.blobs, [blob for _, blob in found])
+    for (place, _), text in zip(found, texts, strict=True):
+        assert view["output"] is not None
+        view["output"]["media"][place]["b64_json"] = text
+
+
+def _ordered(requests: Requests, body: dict[str, Any]) -> Order:
+    """Make an order of a quote's body: that of a request, or of a chat completion, with the service
+    class beside it."""
+    body = dict(body)
+    service_class = body.pop("service_class", "standard")
+    if service_class not in SERVICE_CLASSES:
+        raise InvalidRequest(
+            "invalid_value",
+            f"service_class is {service_class!r}; accepted: {', '.join(SERVICE_CLASSES)}.",
+            param="service_class",
+        )
+    return replace(_plainly_ordered(requests, body), service_class=service_class)
+
+
+def _plainly_ordered(requests: Requests, body: dict[str, Any]) -> Order:
+    if "messages" in body and "input" not in body:
+        completion = read_body(ChatCompletion, body)
+        return Order(model=completion.names[0], task=TASK, input=completion.generation())
+    native = read_body(RequestBody, body)
+    return requests.order(native.model, native.input, task=native.task)

@@ -1,0 +1,385 @@
+"""Statements of an account, as JSON, as a page and as PDF; and the close of months."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
+
+from litestar import Controller, Request, Response, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from gateway.api.http.access import caller, find_asked
+from gateway.api.http.answers import ListView, json_response
+from gateway.api.http.fields import UsdAmount
+from gateway.api.native.views import timestamp
+from gateway.billing.close import (
+    CannotClose,
+    Period,
+    Rehearsal,
+    changed_since_close,
+    close_month,
+    credit_note,
+    list_periods,
+    rehearse_close,
+)
+from gateway.billing.statements import Invoice, Statement, invoices_of, months_of, statement
+from gateway.errors import Conflict, InvalidRequest, NotFound
+from gateway.pricing import format_usd
+from gateway.settings import Settings
+from gateway.sql.database import Database
+
+T = TypeVar("T")
+
+_MONTH = re.compile(r"(20\d\d-(?:0[1-9]|1[0-2]))(?:\.(html|pdf))?")
+
+
+class CreditNoteBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    amount: UsdAmount
+    reason: Annotated[str, Field(min_length=1, max_length=400)]
+
+
+class InvoiceView(TypedDict):
+    """An invoice or a credit note."""
+
+    object: str
+    number: str
+    month: str
+    total: str
+    issued_at: str
+    corrects: str | None
+    reason: str | None
+
+
+class StatementLineView(TypedDict):
+    kind: str
+    model: str | None
+    unit: str | None
+    quantity: int | str | None
+    description: str | None
+    amount: str
+
+
+class MovementView(TypedDict):
+    booked_at: str
+    kind: str
+    amount: str
+    reason: str
+
+
+class StatementView(TypedDict):
+    """The statement of a month; a draft while the month is open."""
+
+    object: Literal["statement"]
+    account: str
+    month: str
+    draft: bool
+    invoice: InvoiceView | None
+    credit_notes: list[InvoiceView]
+    opening_balance: str
+    closing_balance: str
+    lines: list[StatementLineView]
+    sum: str
+    carried_in: str
+    carried_out: str
+    total: str
+    payments: list[MovementView]
+
+
+class PeriodView(TypedDict):
+    object: Literal["period"]
+    month: str
+    state: str
+    closed_at: str | None
+    receipts: int | None
+    charged: str | None
+    transfers: int | None
+    sha256: str | None
+
+
+class RehearsedInvoiceView(TypedDict):
+    account: str
+    total: str
+    rebate: str
+
+
+class RehearsalView(TypedDict):
+    """What closing a month would write, or the obstacle to it."""
+
+    object: Literal["period.rehearsal"]
+    month: str
+    obstacle: str | None
+    receipts: int | None
+    charged: str
+    transfers: int | None
+    invoices: list[RehearsedInvoiceView]
+
+
+class VerifiedView(TypedDict):
+    object: Literal["period"]
+    month: str
+    changed: bool
+
+
+class StatementSummaryView(TypedDict):
+    object: Literal["statement"]
+    month: str
+    draft: bool
+    invoices: list[InvoiceView]
+
+
+class StatementsController(Controller):
+    path = "/v1"
+    tags = ["Account"]
+    opt = {"scope": "read"}
+
+    @get("/statements", operation_id="ListStatements", summary="Months, invoices, credit notes")
+    async def index(
+        self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
+    ) -> Response[ListView[StatementSummaryView]]:
+        def read(connection: Connection) -> ListView[StatementSummaryView]:
+            owner = find_asked(request, connection, account)
+            issued = invoices_of(connection, owner.id)
+            return {
+                "object": "list",
+                "data": [
+                    {
+                        "object": "statement",
+                        "month": month,
+                        "draft": not any(
+                            each.month == month and each.kind == "invoice" for each in issued
+                        ),
+                        "invoices": [invoice_view(each) for each in issued if each.month == month],
+                    }
+                    for month in months_of(connection, owner.id)
+                ],
+            }
+
+        return json_response(await _read(request, read))
+
+    @get(
+        "/statements/{month:str}",
+        opt={"media": ["text/html", "application/pdf"]},
+        operation_id="GetStatement",
+        summary="One month: YYYY-MM, or YYYY-MM.html, or YYYY-MM.pdf; a draft while it is open",
+    )
+    async def show(
+        self,
+        request: Request[Any, Any, Any],
+        month: FromPath[str],
+        account: FromQuery[str | None] = None,
+    ) -> Response[StatementView] | Response[bytes]:
+        found = _MONTH.fullmatch(month)
+        if found is None:
+            raise InvalidRequest(
+                "invalid_value", f"{month!r} is no month; send one as 2026-11.", param="month"
+            )
+        name, form = found.groups()
+
+        def read(connection: Connection) -> Statement:
+            return statement(connection, find_asked(request, connection, account).id, name)
+
+        made = await _read(request, read)
+        if form is None:
+            return json_response(statement_view(made))
+        data = await asyncio.to_thread(_page, made, request.app.state.settings, form)
+        kind = "text/html; charset=utf-8" if form == "html" else "application/pdf"
+        return Response(
+            data,
+            media_type=kind,
+            headers={
+                "Content-Disposition": f'inline; filename="statement-{name}.{form}"',
+                "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+            },
+        )
+
+
+class AdminPeriodsController(Controller):
+    path = "/v1/admin"
+    tags = ["Operation"]
+    opt = {"scope": "admin"}
+
+    @get("/periods", operation_id="ListPeriods", summary="Months of the books, and their seals")
+    async def index(self, request: Request[Any, Any, Any]) -> Response[ListView[PeriodView]]:
+        found = await _read(request, list_periods)
+        return json_response({"object": "list", "data": [period_view(each) for each in found]})
+
+    @post(
+        "/periods/{month:str}/close",
+        status_code=200,
+        opt={"errors": [409]},
+        operation_id="ClosePeriod",
+        summary="Close a month that has ended: seal, rebates, invoices; dry_run writes nothing",
+    )
+    async def close(
+        self,
+        request: Request[Any, Any, Any],
+        month: FromPath[str],
+        dry_run: FromQuery[bool] = False,
+    ) -> Response[PeriodView] | Response[RehearsalView]:
+        database: Database = request.app.state.database
+        actor = caller(request).prefix
+        try:
+            if dry_run:
+                now = datetime.now(UTC)
+                return json_response(
+                    rehearsal_view(
+                        await database.slow(
+                            lambda connection: rehearse_close(connection, month, now=now)
+                        )
+                    )
+                )
+            closed = await asyncio.to_thread(close_month, database, month, actor=actor)
+        except CannotClose as error:
+            raise Conflict("cannot_close", f"{error}.", param="month") from None
+        except ValueError as error:
+            raise InvalidRequest("invalid_value", f"{error}.", param="month") from None
+        return json_response(period_view(closed))
+
+    @get(
+        "/periods/{month:str}/verify",
+        operation_id="VerifyPeriod",
+        summary="Whether anything in a closed month has changed since",
+    )
+    async def verify(
+        self, request: Request[Any, Any, Any], month: FromPath[str]
+    ) -> Response[VerifiedView]:
+        changed = await _read(request, lambda connection: changed_since_close(connection, month))
+        return json_response({"object": "period", "month": month, "changed": changed})
+
+    @post(
+        "/invoices/{number:str}/credit-notes",
+        status_code=201,
+        opt={"errors": [409]},
+        operation_id="CreateCreditNote",
+        summary="Mend an invoice by giving a part of it back",
+    )
+    async def create_note(
+        self,
+        request: Request[Any, Any, Any],
+        number: FromPath[str],
+        data: JSONBody[CreditNoteBody],
+    ) -> Response[InvoiceView]:
+        database: Database = request.app.state.database
+        actor = caller(request).prefix
+        try:
+            made = await database.write(
+                lambda connection: credit_note(
+                    connection, number, data.amount, actor=actor, reason=data.reason
+                )
+            )
+        except LookupError as error:
+            raise NotFound("invoice_not_found", f"{error.args[0]}.") from None
+        except ValueError as error:
+            raise InvalidRequest("invalid_value", f"{error}.", param="amount") from None
+        return json_response(invoice_view(made), status=201)
+
+
+async def _read(request: Request[Any, Any, Any], function: Callable[[Connection], T]) -> T:
+    """Read a statement or what belongs to one: those of an open month are computed, which takes a
+    while."""
+    database: Database = request.app.state.database
+    try:
+        return await database.long_report(function, account_id=caller(request).account_id)
+    except LookupError as error:
+        raise NotFound("not_found", f"{error.args[0]}.") from None
+
+
+def _page(made: Statement, settings: Settings, form: str) -> bytes:
+    # Fonts and templates: only whoever prints needs them.
+    from gateway.billing.pages import Issuer, html, lay_out, pdf
+
+    issuer = Issuer(settings.issuer_name, settings.issuer_address, settings.issuer_note)
+    page = lay_out(made, issuer)
+    if form == "html":
+        return html(page).encode()
+    return pdf(page, at=made.invoice.issued_at if made.invoice else datetime.now(UTC))
+
+
+def statement_view(made: Statement) -> StatementView:
+    return {
+        "object": "statement",
+        "account": made.account,
+        "month": made.month,
+        "draft": made.invoice is None,
+        "invoice": invoice_view(made.invoice) if made.invoice else None,
+        "credit_notes": [invoice_view(each) for each in made.credit_notes],
+        "opening_balance": format_usd(made.opening_nanos),
+        "closing_balance": format_usd(made.closing_nanos),
+        "lines": [
+            {
+                "kind": line.kind,
+                "model": line.model,
+                "unit": line.unit,
+                "quantity": line.quantity,
+                "description": line.description or None,
+                "amount": format_usd(line.amount_nanos),
+            }
+            for line in made.lines
+        ],
+        "sum": format_usd(made.sum_nanos),
+        "carried_in": format_usd(made.carried_in_nanos),
+        "carried_out": format_usd(made.carried_out_nanos),
+        "total": format_usd(made.total_cents * 10_000_000),
+        "payments": [
+            {
+                "booked_at": timestamp(each.booked_at),
+                "kind": each.kind,
+                "amount": format_usd(each.amount_nanos),
+                "reason": each.reason,
+            }
+            for each in made.movements
+        ],
+    }
+
+
+def invoice_view(invoice: Invoice) -> InvoiceView:
+    return {
+        "object": invoice.kind,
+        "number": invoice.number,
+        "month": invoice.month,
+        "total": format_usd(invoice.total_cents * 10_000_000),
+        "issued_at": timestamp(invoice.issued_at),
+        "corrects": invoice.corrects,
+        "reason": invoice.reason or None,
+    }
+
+
+def period_view(period: Period) -> PeriodView:
+    return {
+        "object": "period",
+        "month": period.month,
+        "state": period.state,
+        "closed_at": timestamp(period.closed_at) if period.closed_at else None,
+        "receipts": period.receipts,
+        "charged": None if period.charge_nanos is None else format_usd(period.charge_nanos),
+        "transfers": period.transfers,
+        "sha256": period.sha256,
+    }
+
+
+def rehearsal_view(rehearsal: Rehearsal) -> RehearsalView:
+    """What closing a month would write."""
+    found = rehearsal.period
+    return {
+        "object": "period.rehearsal",
+        "month": found.month,
+        "obstacle": rehearsal.obstacle,
+        "receipts": found.receipts,
+        "charged": format_usd(found.charge_nanos or 0),
+        "transfers": found.transfers,
+        "invoices": [
+            {
+                "account": each.account,
+                "total": format_usd(each.total_cents * 10_000_000),
+                "rebate": format_usd(each.rebate_nanos),
+            }
+            for each in rehearsal.invoices
+        ],
+    }

@@ -1,0 +1,100 @@
+"""Room for files: how much an account has and uses, and the bounds that an operator sets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypedDict
+
+from litestar import Controller, Request, Response, get, put
+from litestar.params import FromQuery, JSONBody
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from gateway.accounts.accounts import Account, find_account
+from gateway.api.http.access import find_asked
+from gateway.api.http.answers import json_response
+from gateway.api.http.fields import AccountName, Id
+from gateway.errors import NotFound
+from gateway.files.room import BYTES_MAX, COUNT_MAX, Room, measure, set_limits
+from gateway.sql.database import Database
+
+
+class StorageLimitBody(BaseModel):
+    """Body of ``PUT /v1/admin/storage-limits``; a number that is left out is the installation's."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"account": "acme", "bytes": 107374182400}]},
+    )
+
+    account: AccountName | Id
+    files: Annotated[int, Field(ge=0, le=COUNT_MAX)] | None = None
+    bytes: Annotated[int, Field(ge=0, le=BYTES_MAX)] | None = None
+
+
+class StorageView(TypedDict):
+    """What an account keeps here, and how much it may."""
+
+    object: Literal["storage"]
+    account: str
+    files: int
+    bytes: int
+    files_max: int | None
+    bytes_max: int | None
+
+
+class StorageController(Controller):
+    path = "/v1"
+
+    @get(
+        "/storage",
+        tags=["Account"],
+        opt={"scope": "read"},
+        operation_id="GetStorage",
+        summary="Files and bytes that an account keeps here, and how many it may",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
+    ) -> Response[StorageView]:
+        database: Database = request.app.state.database
+
+        def read(connection: Connection) -> StorageView:
+            return storage_view(
+                connection, request.app.state.room, find_asked(request, connection, account)
+            )
+
+        return json_response(await database.read(read))
+
+    @put(
+        "/admin/storage-limits",
+        tags=["Operation"],
+        opt={"scope": "admin"},
+        operation_id="SetStorageLimits",
+        summary="Set how many files and bytes an account may keep",
+    )
+    async def set_limits(
+        self, request: Request[Any, Any, Any], data: JSONBody[StorageLimitBody]
+    ) -> Response[StorageView]:
+        database: Database = request.app.state.database
+        room: Room = request.app.state.room
+
+        def write(connection: Connection) -> StorageView:
+            owner = find_account(connection, data.account)
+            set_limits(connection, owner.id, files_max=data.files, bytes_max=data.bytes)
+            return storage_view(connection, room, owner)
+
+        try:
+            return json_response(await database.write(write))
+        except LookupError as error:
+            raise NotFound("not_found", f"{str(error.args[0]).capitalize()}.") from None
+
+
+def storage_view(connection: Connection, room: Room, owner: Account) -> StorageView:
+    stored, limits = measure(connection, owner.id), room.limits_of(connection, owner.id)
+    return {
+        "object": "storage",
+        "account": owner.name,
+        "files": stored.files,
+        "bytes": stored.bytes,
+        "files_max": limits.files_max,
+        "bytes_max": limits.bytes_max,
+    }

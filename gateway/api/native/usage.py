@@ -1,0 +1,196 @@
+"""Usage over time: an account's own, or for an administrator anybody's and everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
+
+from litestar import Controller, Request, Response, get
+from litestar.params import FromQuery, QueryParameter
+from sqlalchemy import Connection
+
+from gateway.accounts.keys import list_keys
+from gateway.api.http.access import caller, find_asked
+from gateway.api.http.answers import json_response
+from gateway.api.http.fields import MomentInQuery, moment_in_query
+from gateway.api.native.views import timestamp
+from gateway.billing.usage import (
+    TAG,
+    Filters,
+    Group,
+    Span,
+    read_dimensions,
+    read_span,
+    total,
+    usage,
+)
+from gateway.errors import InvalidRequest
+from gateway.pricing import format_usd
+from gateway.sql.database import Database
+
+
+class SumsView(TypedDict):
+    """Sums of a group; ``usage`` has the quantities that are not 0."""
+
+    requests: int
+    charged_requests: int
+    cost: str
+    refunded: str
+    net_cost: str
+    usage: dict[str, int]
+
+
+class GroupView(SumsView):
+    """A group with its labels; ``tag:<name>`` is a label, too."""
+
+    minute: NotRequired[str]
+    hour: NotRequired[str]
+    day: NotRequired[str]
+    month: NotRequired[str]
+    account: NotRequired[str]
+    key: NotRequired[str]
+    model: NotRequired[str]
+    task: NotRequired[str]
+
+
+UsageReportView = TypedDict(
+    "UsageReportView",
+    {
+        "object": Literal["list"],
+        "from": str,
+        "to": str,
+        "tz": str,
+        "as_of": str,
+        "group_by": list[str],
+        "data": list[GroupView],
+        "total": GroupView,
+    },
+)
+
+
+class UsageController(Controller):
+    path = "/v1"
+    tags = ["Account"]
+
+    @get(
+        "/usage",
+        opt={"scope": "read"},
+        operation_id="GetUsage",
+        summary="Requests, quantities and cost by time, model, key, task or tag, in any time zone",
+        description="Filter by tag with tag:<name>=<value>.",
+    )
+    async def own(
+        self,
+        request: Request[Any, Any, Any],
+        group_by: FromQuery[str] = "day",
+        tz: FromQuery[str | None] = None,
+        first: Annotated[str | None, QueryParameter(name="from")] = None,
+        last: Annotated[str | None, QueryParameter(name="to")] = None,
+        model: FromQuery[str | None] = None,
+        key: FromQuery[str | None] = None,
+        task: FromQuery[str | None] = None,
+        as_of: MomentInQuery = None,
+        account: FromQuery[str | None] = None,
+    ) -> Response[UsageReportView]:
+        def choose(connection: Connection) -> tuple[Filters, str]:
+            owner = find_asked(request, connection, account)
+            keys = None if key is None else (key_number(connection, owner.id, key),)
+            filters = Filters((owner.id,), keys, _one(model), _one(task), tag_filters(request))
+            return filters, tz or owner.report_tz
+
+        by = read_dimensions(group_by)
+        return await _report(request, choose, by, first=first, last=last, as_of=as_of)
+
+    @get(
+        "/admin/usage",
+        opt={"scope": "admin"},
+        operation_id="GetUsageOfAll",
+        summary="The same of all accounts together, by account too",
+    )
+    async def of_all(
+        self,
+        request: Request[Any, Any, Any],
+        group_by: FromQuery[str] = "account",
+        tz: FromQuery[str] = "UTC",
+        first: Annotated[str | None, QueryParameter(name="from")] = None,
+        last: Annotated[str | None, QueryParameter(name="to")] = None,
+        model: FromQuery[str | None] = None,
+        task: FromQuery[str | None] = None,
+        as_of: MomentInQuery = None,
+    ) -> Response[UsageReportView]:
+        filters = Filters(models=_one(model), tasks=_one(task), tags=tag_filters(request))
+        by = read_dimensions(group_by, accounts=True)
+        return await _report(
+            request, lambda _: (filters, tz), by, first=first, last=last, as_of=as_of
+        )
+
+
+def tag_filters(request: Request[Any, Any, Any]) -> Mapping[str, str]:
+    """Read ``tag:<name>=<value>`` parameters; they have no fixed names."""
+    return {
+        name.removeprefix(TAG): value
+        for name, value in request.query_params.items()
+        if name.startswith(TAG) and len(name) > len(TAG)
+    }
+
+
+def key_number(connection: Connection, account_id: int, prefix_or_id: str) -> int:
+    """Find the key that a filter names, among an account's. Raise ``InvalidRequest``."""
+    for key in list_keys(connection, account_id):
+        if prefix_or_id in (key.prefix, str(key.id)):
+            return key.id
+    raise InvalidRequest(
+        "invalid_value", f"There is no key {prefix_or_id!r}; send its prefix or id.", param="key"
+    )
+
+
+async def _report(
+    request: Request[Any, Any, Any],
+    choose: Callable[[Connection], tuple[Filters, str]],
+    by: tuple[str, ...],
+    *,
+    first: str | None,
+    last: str | None,
+    as_of: str | None,
+) -> Response[UsageReportView]:
+    database: Database = request.app.state.database
+    now = datetime.now(UTC)
+    moment = min(moment_in_query(as_of, "as_of") or now, now)
+
+    def read(connection: Connection) -> tuple[Span, str, list[Group]]:
+        filters, zone = choose(connection)
+        span = read_span(first, last, zone, now=now)
+        seen = replace(span, ends_at=max(min(span.ends_at, moment), span.starts_at))
+        return span, zone, usage(connection, seen, by, filters)
+
+    span, zone, groups = await database.report(read, account_id=caller(request).account_id)
+    return json_response(
+        {
+            "object": "list",
+            "from": span.starts_at.astimezone(span.zone).isoformat(),
+            "to": span.ends_at.astimezone(span.zone).isoformat(),
+            "tz": zone,
+            "as_of": timestamp(moment),
+            "group_by": list(by),
+            "data": [group_view(group) for group in groups],
+            "total": group_view(total(groups)),
+        }
+    )
+
+
+def _one(value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else (value,)
+
+
+def group_view(group: Group) -> GroupView:
+    return {
+        **cast("GroupView", group.labels),
+        "requests": group.requests,
+        "charged_requests": group.charged,
+        "cost": format_usd(group.cost_nanos),
+        "refunded": format_usd(group.refund_nanos),
+        "net_cost": format_usd(group.cost_nanos - group.refund_nanos),
+        "usage": group.units,
+    }

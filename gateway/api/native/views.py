@@ -1,0 +1,382 @@
+"""The JSON of our own API: requests, receipts, quotes. Pure; amounts are decimal strings of USD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Literal, NotRequired, TypedDict
+
+import msgspec
+
+from gateway.accounts.keys import KeyInfo
+from gateway.api.http.media_views import MediumView, media_views
+from gateway.catalog.schema import Slo
+from gateway.files.download_urls import Links
+from gateway.ledger.closed import Closed, Problem
+from gateway.ledger.receipts import Receipt
+from gateway.ledger.steps import StepLine
+from gateway.performance import PerformanceView, performance_view
+from gateway.pricing import Line, device_cost, format_usd
+from gateway.requests.admit import ORDERED_AS, Quoted
+from gateway.tasks.order import Open
+from workers.contract.jobs import Timings, Usage
+
+
+class OrderedAs(TypedDict, total=False):
+    """Present if the model was ordered by an alias."""
+
+    ordered_as: str
+
+
+class RequestView(OrderedAs):
+    """A request; which fields are null depends on its status."""
+
+    id: str
+    object: Literal["request"]
+    model: str
+    task: str
+    status: str
+    output: dict[str, Any] | None
+    error: Problem | None
+    usage: Usage | None
+    cost: str | None
+    hold: str
+    created_at: str
+    settled_at: str | None
+    metadata: dict[str, str]
+    queue_position: NotRequired[int | None]
+    expires_at: NotRequired[str]
+
+
+class LineView(TypedDict):
+    """A part of a price with the quantity that it was charged for."""
+
+    unit: str
+    quantity: int | str
+    price: str
+    per: int
+    amount: str
+
+
+class RefundView(TypedDict):
+    kind: str
+    amount: str
+    reason: str
+    booked_at: str
+
+
+class PhasesView(TypedDict):
+    """Durations in microseconds."""
+
+    queue_us: int
+    load_us: int
+    preprocess_us: int
+    transfer_us: int
+    forward_us: int
+    postprocess_us: int
+    first_token_us: int
+
+
+class TimingsView(PhasesView):
+    total_us: int
+    tokens: int
+
+
+class StepView(TypedDict):
+    """A step of a workflow; its cost is part of the receipt's, or 0 if the workflow has a price."""
+
+    name: str
+    model: str
+    task: str
+    status: str
+    attempts: int
+    price_id: int
+    cost: str
+    usage: Usage
+    timings: PhasesView
+    error: Problem | None
+    started_at: str | None
+    ended_at: str | None
+
+
+class MarginView(TypedDict):
+    """Cost to the operator; shown to administrators only."""
+
+    device_seconds: str
+    gpu_hour: str
+    cost: str
+    revenue: str
+    margin: str
+
+
+class ReceiptView(OrderedAs):
+    """The itemised record of one request."""
+
+    request_id: str
+    object: Literal["receipt"]
+    model: str
+    task: str
+    status: str
+    outcome: str
+    reason: str
+    service_class: str
+    price_id: int
+    lines: list[LineView]
+    cost: str
+    refunds: list[RefundView]
+    net_cost: str
+    hold: str
+    released: str
+    usage: Usage
+    timings: TimingsView
+    performance: PerformanceView
+    accepted_at: str
+    settled_at: str
+    steps: NotRequired[list[StepView]]
+    media: NotRequired[list[MediumView]]
+    operator: NotRequired[MarginView]
+
+
+class QuotedStepView(TypedDict):
+    name: str
+    model: str
+    task: str
+    price_id: int
+    max_cost: str
+    lines: list[LineView]
+
+
+class QuoteView(OrderedAs):
+    """The most that a request can cost."""
+
+    object: Literal["quote"]
+    model: str
+    task: str
+    service_class: str
+    price_id: int
+    max_cost: str
+    lines: list[LineView]
+    steps: NotRequired[list[QuotedStepView]]
+
+
+class KeyLimitsView(TypedDict):
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    spend: str | None
+
+
+class KeyView(TypedDict):
+    object: Literal["key"]
+    id: int
+    account: str
+    name: str
+    prefix: str
+    scopes: list[str]
+    created_at: str
+    expires_at: str | None
+    revoked_at: str | None
+    limits: KeyLimitsView
+    spent: str
+    held: str
+
+
+def request_view(found: Open | Closed, links: Links) -> RequestView:
+    view: RequestView = {
+        "id": found.request_id,
+        "object": "request",
+        "model": found.model,
+        "task": found.task,
+        "status": found.status,
+        "output": None,
+        "error": None,
+        "usage": None,
+        "cost": None,
+        "hold": format_usd(found.hold_nanos),
+        "created_at": timestamp(found.accepted_at),
+        "settled_at": None,
+        "metadata": dict(found.metadata),
+    }
+    if isinstance(found, Open):
+        view["queue_position"] = found.position
+        view["expires_at"] = timestamp(found.deadline_at)
+        return view
+    if found.output is not None and found.output.stored and not found.output.is_loaded:
+        # In lists and webhooks, which would otherwise be as large as all of it together.
+        view["output"] = {"omitted": True, "bytes": found.output.stored.bytes}
+    elif found.output is not None:
+        output = {**found.output.value}
+        if "media" in found.output.value:
+            output["media"] = media_views(found, links)
+        view["output"] = output
+    if found.error is not None:
+        view["error"] = msgspec.to_builtins(found.error)
+    view["usage"] = msgspec.to_builtins(found.usage)
+    if ORDERED_AS in found.usage.attributes:
+        view["ordered_as"] = found.usage.attributes[ORDERED_AS]
+    view["cost"] = format_usd(found.cost_nanos)
+    view["settled_at"] = timestamp(found.settled_at)
+    return view
+
+
+def receipt_view(receipt: Receipt, slo: Slo | None = None) -> ReceiptView:
+    """Itemise a request; of a workflow, with its steps."""
+    closed, given = receipt.closed, receipt.given
+    timings = closed.timings
+    view: ReceiptView = {
+        "request_id": closed.request_id,
+        "object": "receipt",
+        "model": closed.model,
+        **_ordered_as(closed.usage),  # type: ignore[typeddict-item]  # the optional ones come later
+        "task": closed.task,
+        "status": closed.status,
+        "outcome": closed.outcome,
+        "reason": closed.reason,
+        "service_class": closed.service_class,
+        "price_id": closed.price_id,
+        "lines": line_views(receipt.lines),
+        "cost": format_usd(closed.cost_nanos),
+        "refunds": [
+            {
+                "kind": refund.kind,
+                "amount": format_usd(refund.amount_nanos),
+                "reason": refund.reason,
+                "booked_at": timestamp(refund.booked_at),
+            }
+            for refund in given
+        ],
+        "net_cost": format_usd(closed.cost_nanos - sum(each.amount_nanos for each in given)),
+        "hold": format_usd(closed.hold_nanos),
+        "released": format_usd(closed.hold_nanos - closed.cost_nanos),
+        "usage": msgspec.to_builtins(closed.usage),
+        "timings": {**_phases(timings), "total_us": timings.total_us, "tokens": timings.tokens},
+        "performance": performance_view(
+            timings,
+            # No speed was promised to a batch.
+            slo if closed.service_class == "standard" else None,
+            succeeded=closed.status == "succeeded",
+            task=closed.task,
+            usage=closed.usage,
+        ),
+        "accepted_at": timestamp(closed.accepted_at),
+        "settled_at": timestamp(closed.settled_at),
+    }
+    if receipt.steps:
+        view["steps"] = [_step_view(line) for line in receipt.steps]
+    return view
+
+
+def _step_view(line: StepLine) -> StepView:
+    """One step of a workflow; its cost is part of the whole's, or 0 where that has its own."""
+    return {
+        "name": line.name,
+        "model": line.model,
+        "task": line.task,
+        "status": line.status,
+        "attempts": line.attempts,
+        "price_id": line.price_id,
+        "cost": format_usd(line.charge_nanos),
+        "usage": msgspec.to_builtins(line.usage),
+        "timings": _phases(line.timings),
+        "error": msgspec.to_builtins(line.error) if line.error else None,
+        "started_at": timestamp(line.placed_at) if line.placed_at else None,
+        "ended_at": timestamp(line.ended_at) if line.ended_at else None,
+    }
+
+
+def _phases(timings: Timings) -> PhasesView:
+    return {
+        "queue_us": timings.queue_us,
+        "load_us": timings.load_us,
+        "preprocess_us": timings.preprocess_us,
+        "transfer_us": timings.transfer_us,
+        "forward_us": timings.forward_us,
+        "postprocess_us": timings.postprocess_us,
+        "first_token_us": timings.first_token_us,
+    }
+
+
+def margin_view(closed: Closed, returned_nanos: int, hour_nanos: int) -> MarginView:
+    """What a request cost the operator and what is left of its charge; failed runs cost, too."""
+    cost = device_cost(closed.usage.gpu_us, hour_nanos)
+    kept = closed.cost_nanos - returned_nanos
+    return {
+        "device_seconds": f"{closed.usage.gpu_us / 1e6:.6f}",
+        "gpu_hour": format_usd(hour_nanos),
+        "cost": format_usd(cost),
+        "revenue": format_usd(kept),
+        "margin": format_usd(kept - cost),
+    }
+
+
+def quote_view(quoted: Quoted) -> QuoteView:
+    view: QuoteView = {
+        "object": "quote",
+        "model": quoted.entry.name,
+        **_ordered_as(quoted.prepared.limits),  # type: ignore[typeddict-item]  # the optional ones come later
+        "task": quoted.task,
+        "service_class": quoted.service_class,
+        "price_id": quoted.price_id,
+        "max_cost": format_usd(quoted.bill.total_nanos),
+        "lines": line_views(quoted.bill.lines),
+    }
+    if quoted.workflow is not None:
+        view["steps"] = [
+            {
+                "name": one.step.name,
+                "model": one.step.model,
+                "task": one.step.task,
+                "price_id": one.step.price_id,
+                # What it would cost by itself, even where the whole has a price of its own.
+                "max_cost": format_usd(one.bill.total_nanos),
+                "lines": line_views(one.bill.lines),
+            }
+            for one in quoted.workflow.steps
+        ]
+    return view
+
+
+def _ordered_as(usage: Usage) -> OrderedAs:
+    """The name that was ordered by, where it was an alias of the model."""
+    name = usage.attributes.get(ORDERED_AS)
+    return {"ordered_as": name} if name is not None else {}
+
+
+def line_views(lines: Iterable[Line]) -> list[LineView]:
+    return [
+        {
+            "unit": line.unit,
+            "quantity": int(line.quantity) if line.quantity.isdecimal() else line.quantity,
+            "price": format_usd(line.price_nanos),
+            "per": line.per,
+            "amount": format_usd(line.amount_nanos),
+        }
+        for line in lines
+    ]
+
+
+def key_view(key: KeyInfo) -> KeyView:
+    """What a key's holder may know of it; the secret is known to nobody else."""
+    limit = key.spend_limit_nanos
+    return {
+        "object": "key",
+        "id": key.id,
+        "account": key.account,
+        "name": key.name,
+        "prefix": key.prefix,
+        "scopes": sorted(key.scopes),
+        "created_at": timestamp(key.created_at),
+        "expires_at": timestamp(key.expires_at) if key.expires_at else None,
+        "revoked_at": timestamp(key.revoked_at) if key.revoked_at else None,
+        "limits": {
+            "requests_per_minute": key.requests_per_minute,
+            "tokens_per_minute": key.tokens_per_minute,
+            "spend": format_usd(limit) if limit is not None else None,
+        },
+        "spent": format_usd(key.spent_nanos),
+        "held": format_usd(key.held_nanos),
+    }
+
+
+def timestamp(moment: datetime) -> str:
+    """RFC 3339 in UTC, to the microsecond."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

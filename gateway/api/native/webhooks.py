@@ -1,0 +1,211 @@
+"""Webhook deliveries: what became of them, and sending one again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal, NotRequired, TypedDict
+
+from litestar import Controller, Request, Response, get, post
+from litestar.params import FromPath, FromQuery
+
+from gateway.api.http.access import caller, find_asked
+from gateway.api.http.answers import ListView, PageView, json_response
+from gateway.api.http.bodies import check_limit
+from gateway.api.native.views import timestamp
+from gateway.errors import InvalidRequest, NotFound
+from gateway.ids import is_request_id
+from gateway.sql.database import Database
+from gateway.webhooks.deliveries import Delivery, find_delivery, list_deliveries, send_again
+
+Status = Literal["pending", "delivered", "gone", "failed"]
+
+
+class AttemptView(TypedDict):
+    """One attempt; ``code`` is the status that the receiver answered with."""
+
+    number: int
+    started_at: str
+    duration_ms: int
+    code: int | None
+    error: str | None
+
+
+class DeliveryView(TypedDict):
+    """The delivery of a webhook with its attempts; ``account_id`` is for administrators."""
+
+    object: Literal["webhook.delivery"]
+    id: str
+    request_id: str
+    url: str
+    status: str
+    queued_at: str
+    next_attempt_at: str | None
+    ended_at: str | None
+    attempts: list[AttemptView]
+    account_id: NotRequired[int]
+
+
+class WebhooksController(Controller):
+    path = "/v1"
+    tags = ["Requests"]
+
+    @get(
+        "/webhooks/deliveries",
+        opt={"scope": "read"},
+        operation_id="ListWebhookDeliveries",
+        summary="List webhook deliveries with their attempts, newest request first, in pages",
+        description="With the scope admin, of any account.",
+    )
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        limit: FromQuery[int] = 20,
+        cursor: FromQuery[str | None] = None,
+        status: FromQuery[Status | None] = None,
+        account: FromQuery[str | None] = None,
+    ) -> Response[PageView[DeliveryView]]:
+        database: Database = request.app.state.database
+        owner = await database.read(lambda connection: find_asked(request, connection, account))
+        return await _page(request, owner.id, limit=limit, cursor=cursor, status=status)
+
+    @get(
+        "/admin/webhooks/deliveries",
+        opt={"scope": "admin"},
+        operation_id="ListWebhookDeliveriesOfAll",
+        summary="List the webhook deliveries of all accounts",
+    )
+    async def of_all(
+        self,
+        request: Request[Any, Any, Any],
+        limit: FromQuery[int] = 20,
+        cursor: FromQuery[str | None] = None,
+        status: FromQuery[Status | None] = None,
+    ) -> Response[PageView[DeliveryView]]:
+        return await _page(request, None, limit=limit, cursor=cursor, status=status)
+
+    @get(
+        "/requests/{request_id:str}/deliveries",
+        opt={"scope": "read"},
+        operation_id="GetWebhookDeliveries",
+        summary="The webhook delivery of a request with its attempts",
+        description="With the scope admin, of any account.",
+    )
+    async def of_request(
+        self,
+        request: Request[Any, Any, Any],
+        request_id: FromPath[str],
+        account: FromQuery[str | None] = None,
+    ) -> Response[ListView[DeliveryView]]:
+        database: Database = request.app.state.database
+        owner = await database.read(lambda connection: find_asked(request, connection, account))
+        # Raises if the account has no such request; one without a webhook has no delivery.
+        await request.app.state.requests.find(owner.id, request_id)
+        found = await database.read(
+            lambda connection: find_delivery(connection, request_id, account_id=owner.id)
+        )
+        data = [] if found is None else [delivery_view(found)]
+        return json_response({"object": "list", "data": data})
+
+    @post(
+        "/requests/{request_id:str}/redeliver",
+        status_code=202,
+        opt={"scope": "inference"},
+        operation_id="RedeliverWebhook",
+        summary="Send the webhook of a request again, with the same webhook-id",
+    )
+    async def redeliver(
+        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+    ) -> Response[DeliveryView]:
+        return await _send_again(request, request_id, caller(request).account_id)
+
+    @post(
+        "/admin/requests/{request_id:str}/redeliver",
+        status_code=202,
+        opt={"scope": "admin"},
+        operation_id="RedeliverWebhookOfAny",
+        summary="Send the webhook of any account's request again",
+    )
+    async def redeliver_any(
+        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+    ) -> Response[DeliveryView]:
+        return await _send_again(request, request_id, None)
+
+
+async def _page(
+    request: Request[Any, Any, Any],
+    account_id: int | None,
+    *,
+    limit: int,
+    cursor: str | None,
+    status: Status | None,
+) -> Response[PageView[DeliveryView]]:
+    check_limit(limit)
+    if cursor is not None and not is_request_id(cursor):
+        raise InvalidRequest(
+            "invalid_value", f"cursor is {cursor!r}; send a next_cursor.", param="cursor"
+        )
+    database: Database = request.app.state.database
+    found = await database.report(
+        lambda connection: list_deliveries(
+            connection, account_id=account_id, limit=limit + 1, status=status, before=cursor
+        ),
+        account_id=account_id,
+    )
+    views = [delivery_view(one) for one in found[:limit]]
+    if account_id is None:
+        for one, view in zip(found, views, strict=False):
+            view["account_id"] = one.account_id
+    more = len(found) > limit
+    return json_response(
+        {
+            "object": "list",
+            "data": views,
+            "has_more": more,
+            "next_cursor": found[limit - 1].request_id if more else None,
+        }
+    )
+
+
+async def _send_again(
+    request: Request[Any, Any, Any], request_id: str, account_id: int | None
+) -> Response[DeliveryView]:
+    database: Database = request.app.state.database
+    found = None
+    if is_request_id(request_id):
+        found = await database.write(
+            lambda connection: send_again(
+                connection, request_id, account_id=account_id, now=datetime.now(UTC)
+            )
+        )
+    if found is None:
+        raise NotFound(
+            "delivery_not_found",
+            f"There is no webhook delivery of {request_id!r}: the request has not ended, has no "
+            "webhook, or its delivery is no longer kept.",
+            param="request_id",
+        )
+    return json_response(delivery_view(found), status=202)
+
+
+def delivery_view(found: Delivery) -> DeliveryView:
+    """The JSON of a delivery. An attempt that was cut off by the end of its gateway is missing."""
+    return {
+        "object": "webhook.delivery",
+        "id": found.request_id,
+        "request_id": found.request_id,
+        "url": found.url,
+        "status": found.status,
+        "queued_at": timestamp(found.queued_at),
+        "next_attempt_at": timestamp(found.due_at) if found.due_at else None,
+        "ended_at": timestamp(found.ended_at) if found.ended_at else None,
+        "attempts": [
+            {
+                "number": attempt.number,
+                "started_at": timestamp(attempt.started_at),
+                "duration_ms": attempt.duration_ms,
+                "code": attempt.code,
+                "error": attempt.error,
+            }
+            for attempt in found.attempts
+        ],
+    }

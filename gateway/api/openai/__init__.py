@@ -1,0 +1,1 @@
+"""OpenAI's API, for its clients: texts, images, videos, speech, files and batches."""

@@ -1,0 +1,364 @@
+"""OpenAI's chat completions: body, answer and stream, translated to and from one request.
+
+Holds no logic of the request's life. Answers carry ``usage.cost`` as a JSON number printed with its
+exact digits, so that reading it as a decimal gives the charge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired, TypedDict
+
+from litestar import Controller, Request, Response, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from pydantic import ConfigDict, Field
+
+from gateway.api.http.access import caller
+from gateway.api.http.answering import StreamOptions, answer, order_of, wants_usage
+from gateway.api.http.answers import UsageView, encode_json, event_data, openai_usage
+from gateway.api.http.bodies import read_body, refuse_in_batch
+from gateway.api.http.text_stream import (
+    LogprobView,
+    Piece,
+    TextStream,
+    choices_of,
+    cut_of,
+    logprob_view,
+)
+from gateway.api.openapi.content_types import EVENTS
+from gateway.api.openrouter.bodies import OpenRouterOptions, first_served
+from gateway.batches.endpoint import Endpoint, Entries
+from gateway.errors import InvalidRequest, RequestFailed, render_openai
+from gateway.ledger.closed import Closed
+from gateway.requests.service import Requests
+from gateway.requests.ticket import Ticket, raise_unless_succeeded
+from gateway.tasks.order import Order
+from gateway.tasks.text import TextGeneration
+from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
+
+TASK: Final = "text-generation"
+KEEP_ALIVE_S: Final = 15.0
+
+
+class ChatCompletion(TextGeneration, OpenRouterOptions):
+    """Body of ``POST /v1/chat/completions``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "pocket-chat",
+                    "messages": [{"role": "user", "content": "What is a hold?"}],
+                    "max_tokens": 64,
+                }
+            ]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """May be left out beside ``models``, OpenRouter's list of fallbacks."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+
+    # Understood and without effect here: labels for the caller's own use, and hints to a cache.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    # Known, and refused by name rather than ignored: the answer would not be what was asked for.
+    functions: list[Any] | None = None
+    function_call: Any | None = None
+    modalities: list[str] | None = None
+    audio: Any | None = None
+    prediction: Any | None = None
+    reasoning_effort: str | None = None
+    web_search_options: Any | None = None
+
+    REFUSED: ClassVar[tuple[str, ...]] = (
+        "functions",
+        "function_call",
+        "audio",
+        "prediction",
+        "web_search_options",
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """The models to answer with, in the order of preference."""
+        named = [name for name in (self.model, *(self.models or ())) if name is not None]
+        if not named:
+            raise InvalidRequest(
+                "missing_required_parameter", "Missing required parameter: model.", param="model"
+            )
+        return named
+
+    def generation(self) -> TextGeneration:
+        """The part that the task itself understands."""
+        for name in self.REFUSED:
+            if getattr(self, name):
+                instead = "; use tools." if name.startswith("function") else "; leave it out."
+                raise InvalidRequest(
+                    "unsupported_parameter",
+                    f"{name} is not supported by the models served here{instead}",
+                    param=name,
+                )
+        self.refuse_effective()
+        if self.reasoning_effort not in (None, "none"):
+            raise InvalidRequest(
+                "unsupported_parameter",
+                f"reasoning_effort is {self.reasoning_effort!r}; the models served here do not "
+                'reason apart from their answer, so only "none" is accepted.',
+                param="reasoning_effort",
+            )
+        if self.modalities not in (None, ["text"]):
+            raise InvalidRequest(
+                "unsupported_parameter",
+                f'modalities is {self.modalities}, but only ["text"] can be had.',
+                param="modalities",
+            )
+        return self
+
+
+class CalledFunctionView(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCallView(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionView
+
+
+class MessageView(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallView]]
+
+
+class LogprobsView(TypedDict):
+    content: list[LogprobView]
+    refusal: None
+
+
+class ChoiceView(TypedDict):
+    index: int
+    message: MessageView
+    finish_reason: str
+    logprobs: LogprobsView | None
+
+
+class ChatCompletionView(TypedDict):
+    """An answer to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: None
+    choices: list[ChoiceView]
+    usage: UsageView
+
+
+class ChatController(Controller):
+    path = "/v1/chat"
+    tags = ["OpenAI"]
+    opt = {"scope": "inference", "holds": True}
+
+    @post(
+        "/completions",
+        status_code=200,
+        opt={"media": [EVENTS]},
+        operation_id="CreateChatCompletion",
+        summary="Answer a conversation, whole or as a stream",
+    )
+    async def create(
+        self, request: Request[Any, Any, Any], data: JSONBody[ChatCompletion]
+    ) -> Response[ChatCompletionView] | Stream:
+        include_usage = wants_usage(data.stream_options, stream=data.stream)
+        order = await order_of(
+            request,
+            model=_chosen_model(request, data),
+            task=TASK,
+            input=data.generation(),
+            stream=bool(data.stream),
+            metadata=data.metadata,
+        )
+        return await answer(
+            request,
+            order,
+            completion_view,
+            lambda ticket: _stream(ticket, include_usage=include_usage),
+        )
+
+
+def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
+    """Check a body as the endpoint does; nobody is there to read a stream."""
+    data = read_body(ChatCompletion, body)
+    refuse_in_batch(data, "stream", "stream_options")
+    return Order(model=data.names[0], task=TASK, input=data.generation(), metadata=data.metadata)
+
+
+def _chosen_model(request: Request[Any, Any, Any], data: ChatCompletion) -> str:
+    """The model to order, of several the first that is served; within what the client will pay."""
+    requests: Requests = request.app.state.requests
+    named = data.names
+    name = named[0] if len(named) == 1 else first_served(named, requests.is_served)
+    if data.provider is not None:
+        data.refuse_dear(requests.entry(name, caller(request).account_id))
+    return name
+
+
+def completion_view(closed: Closed) -> ChatCompletionView:
+    return {
+        "id": closed.request_id,
+        "object": "chat.completion",
+        "created": int(closed.accepted_at.timestamp()),
+        "model": closed.model,
+        "system_fingerprint": None,
+        "choices": [
+            {
+                "index": choice.index,
+                "message": _message(choice),
+                "finish_reason": choice.finish_reason,
+                "logprobs": _logprobs(choice.logprobs),
+            }
+            for choice in choices_of(closed)
+        ],
+        "usage": openai_usage(closed.usage, closed.cost_nanos),
+    }
+
+
+BATCHES: Final = Endpoint(
+    "/v1/chat/completions",
+    frozenset({TASK}),
+    read=batch_order,
+    answer=lambda closed, _: encode_json(completion_view(closed)),
+)
+
+
+def _message(choice: Choice) -> MessageView:
+    message: MessageView = {
+        "role": "assistant",
+        "content": choice.text or (None if choice.tool_calls else ""),
+        "refusal": None,
+    }
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["tool_calls"] = [_call(call) for call in choice.tool_calls]
+    return message
+
+
+def _call(call: ToolCall) -> ToolCallView:
+    function: CalledFunctionView = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+async def _stream(ticket: Ticket, *, include_usage: bool) -> AsyncIterator[bytes]:
+    """The chunks of one answer; whatever ends this generator early cancels the request."""
+    with ticket:
+        writer = ChunkWriter(ticket, include_usage=include_usage)
+        try:
+            async for sent in ticket.events(KEEP_ALIVE_S):
+                if sent is None:
+                    yield b": keep-alive\n\n"
+                elif chunks := writer.write(sent):
+                    yield chunks
+            yield writer.finish(ticket.result)
+        except RequestFailed as error:
+            yield event_data(render_openai(error))
+        yield b"data: [DONE]\n\n"
+
+
+class ChunkWriter:
+    """Writes the pieces of a text as chunks of a chat completion."""
+
+    def __init__(self, ticket: Ticket, *, include_usage: bool) -> None:
+        self._envelope = {
+            "id": ticket.request_id,
+            "object": "chat.completion.chunk",
+            "created": int(ticket.accepted_at.timestamp()),
+            "model": ticket.model,
+        }
+        self._include_usage = include_usage
+        self._stream = TextStream(ticket.request_id)
+
+    def write(self, sent: SentEvent) -> bytes:
+        """Give the chunks that an event makes, if any."""
+        piece = self._stream.hear(sent)
+        return b"" if piece is None else self._piece(piece)
+
+    def finish(self, closed: Closed) -> bytes:
+        """Give what is left: missed text, finish reasons, usage. Raise what made it fail."""
+        cut = cut_of(closed)
+        if cut is None:
+            raise_unless_succeeded(closed)
+        usage = openai_usage(closed.usage, closed.cost_nanos)
+        choices = choices_of(closed)
+        parts = [self._piece(piece) for piece in self._stream.rest(choices)]
+        for place, choice in enumerate(choices, start=1):
+            last = place == len(choices) and not self._include_usage
+            parts.append(
+                self._chunk(
+                    [_delta(choice.index, {}, finish_reason=cut or choice.finish_reason)],
+                    usage=usage if last else None,
+                )
+            )
+        if self._include_usage:
+            parts.append(self._chunk([], usage=usage))
+        return b"".join(parts)
+
+    def _piece(self, piece: Piece) -> bytes:
+        chunks = b""
+        if piece.is_first:
+            chunks += self._chunk([_delta(piece.index, {"role": "assistant", "content": ""})])
+        if piece.reasoning:
+            thought = {"reasoning_content": piece.reasoning}
+            chunks += self._chunk([_delta(piece.index, thought)])
+        if piece.text:
+            said = _delta(piece.index, {"content": piece.text}, logprobs=_logprobs(piece.logprobs))
+            chunks += self._chunk([said])
+        for number, call in enumerate(piece.calls, start=piece.first_call):
+            called = {"tool_calls": [{"index": number, **_call(call)}]}
+            chunks += self._chunk([_delta(piece.index, called)])
+        return chunks
+
+    def _chunk(
+        self, choices: list[dict[str, Any]], usage: Mapping[str, Any] | None = None
+    ) -> bytes:
+        chunk: dict[str, Any] = {**self._envelope, "choices": choices}
+        if usage is not None:
+            chunk["usage"] = usage
+        elif self._include_usage:
+            chunk["usage"] = None
+        return event_data(chunk)
+
+
+def _delta(
+    index: int,
+    delta: Mapping[str, Any],
+    *,
+    finish_reason: str | None = None,
+    logprobs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "delta": delta,
+        "finish_reason": finish_reason,
+        "logprobs": logprobs,
+    }
+
+
+def _logprobs(tokens: Sequence[TokenLogprob] | None) -> LogprobsView | None:
+    if tokens is None:
+        return None
+    return {"content": [logprob_view(token) for token in tokens], "refusal": None}

@@ -1,0 +1,219 @@
+"""OpenAI's completions, the older surface: text is continued as it stands, without a template."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Annotated, Any, Final, Literal, TypedDict
+
+from litestar import Controller, Request, Response, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from pydantic import ConfigDict, Field
+
+from gateway.api.http.answering import StreamOptions, answer, order_of, wants_usage
+from gateway.api.http.answers import UsageView, encode_json, event_data, openai_usage
+from gateway.api.http.bodies import read_body, refuse_in_batch
+from gateway.api.http.text_stream import Piece, TextStream, choices_of, cut_of
+from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
+from gateway.api.openapi.content_types import EVENTS
+from gateway.batches.endpoint import Endpoint, Entries
+from gateway.errors import InvalidRequest, RequestFailed, render_openai
+from gateway.ledger.closed import Closed
+from gateway.requests.ticket import Ticket, raise_unless_succeeded
+from gateway.tasks.order import Order
+from gateway.tasks.text import TextCompletion
+from workers.contract.jobs import TokenLogprob
+
+LENGTH: Final = 16
+"""Tokens of an answer whose length is not given, as the clients of this surface expect."""
+
+
+class Completion(TextCompletion):
+    """Body of ``POST /v1/completions``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"model": "pocket-chat", "prompt": "A hold is", "max_tokens": 24}]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    suffix: str | None = None
+    user: str | None = None
+
+    def completion(self) -> TextCompletion:
+        """The part that the task itself understands."""
+        if self.suffix:
+            raise InvalidRequest(
+                "unsupported_parameter",
+                "suffix is not supported: the models served here write forwards only.",
+                param="suffix",
+            )
+        if self.best_of not in (None, self.n or 1):
+            raise InvalidRequest(
+                "unsupported_parameter",
+                f"best_of is {self.best_of}; answers are not chosen between here, so leave it out "
+                "or make it equal to n.",
+                param="best_of",
+            )
+        return self if self.max_tokens else self.model_copy(update={"max_tokens": LENGTH})
+
+
+class CompletionLogprobsView(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoiceView(TypedDict):
+    text: str
+    index: int
+    logprobs: CompletionLogprobsView | None
+    finish_reason: str | None
+
+
+class CompletionView(TypedDict):
+    """A text that was continued."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoiceView]
+    usage: UsageView
+
+
+class CompletionsController(Controller):
+    path = "/v1/completions"
+    tags = ["OpenAI"]
+    opt = {"scope": "inference", "holds": True}
+
+    @post(
+        status_code=200,
+        opt={"media": [EVENTS]},
+        operation_id="CreateCompletion",
+        summary="Continue a text as it stands, whole or as a stream",
+    )
+    async def create(
+        self, request: Request[Any, Any, Any], data: JSONBody[Completion]
+    ) -> Response[CompletionView] | Stream:
+        include_usage = wants_usage(data.stream_options, stream=data.stream)
+        order = await order_of(
+            request,
+            model=data.model,
+            task=TASK,
+            input=data.completion(),
+            stream=bool(data.stream),
+        )
+        return await answer(
+            request,
+            order,
+            completion_view,
+            lambda ticket: _stream(ticket, include_usage=include_usage),
+        )
+
+
+def completion_view(closed: Closed) -> CompletionView:
+    return {
+        "id": closed.request_id,
+        "object": "text_completion",
+        "created": int(closed.accepted_at.timestamp()),
+        "model": closed.model,
+        "choices": [
+            _choice(choice.index, choice.text, choice.finish_reason, choice.logprobs)
+            for choice in choices_of(closed)
+        ],
+        "usage": openai_usage(closed.usage, closed.cost_nanos),
+    }
+
+
+def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
+    """Check a body as the endpoint does; nobody is there to read a stream."""
+    data = read_body(Completion, body)
+    refuse_in_batch(data, "stream", "stream_options")
+    return Order(model=data.model, task=TASK, input=data.completion())
+
+
+BATCHES: Final = Endpoint(
+    "/v1/completions",
+    frozenset({TASK}),
+    read=batch_order,
+    answer=lambda closed, _: encode_json(completion_view(closed)),
+)
+
+
+async def _stream(ticket: Ticket, *, include_usage: bool) -> AsyncIterator[bytes]:
+    envelope = {
+        "id": ticket.request_id,
+        "object": "text_completion",
+        "created": int(ticket.accepted_at.timestamp()),
+        "model": ticket.model,
+    }
+    stream = TextStream(ticket.request_id)
+    lengths: dict[int, int] = {}
+
+    def chunk(piece: Piece) -> bytes:
+        if not piece.text:
+            return b""
+        begin = lengths.get(piece.index, 0)
+        lengths[piece.index] = begin + len(piece.text)
+        choice = _choice(piece.index, piece.text, None, piece.logprobs, begin=begin)
+        return event_data({**envelope, "choices": [choice]})
+
+    with ticket:
+        try:
+            async for sent in ticket.events(KEEP_ALIVE_S):
+                if sent is None:
+                    yield b": keep-alive\n\n"
+                elif (piece := stream.hear(sent)) is not None and (data := chunk(piece)):
+                    yield data
+            closed = ticket.result
+            cut = cut_of(closed)
+            if cut is None:
+                raise_unless_succeeded(closed)
+            choices = choices_of(closed)
+            for piece in stream.rest(choices):
+                yield chunk(piece)
+            for choice in choices:
+                ended = _choice(choice.index, "", cut or choice.finish_reason, None)
+                yield event_data({**envelope, "choices": [ended]})
+            if include_usage:
+                usage = openai_usage(closed.usage, closed.cost_nanos)
+                yield event_data({**envelope, "choices": [], "usage": usage})
+        except RequestFailed as error:
+            yield event_data(render_openai(error))
+        yield b"data: [DONE]\n\n"
+
+
+def _choice(
+    index: int,
+    text: str,
+    finish_reason: str | None,
+    logprobs: Sequence[TokenLogprob] | None,
+    *,
+    begin: int = 0,
+) -> CompletionChoiceView:
+    return {
+        "text": text,
+        "index": index,
+        "logprobs": None if logprobs is None else _logprobs(logprobs, begin),
+        "finish_reason": finish_reason,
+    }
+
+
+def _logprobs(tokens: Sequence[TokenLogprob], begin: int) -> CompletionLogprobsView:
+    """The older shape: a list for each kind of thing, and where in the text each token begins."""
+    texts = [token.text for token in tokens]
+    offsets = list(accumulate((len(text) for text in texts), initial=begin))[: len(texts)]
+    return {
+        "tokens": texts,
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [dict(token.top) for token in tokens],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,108 @@
+"""OpenAI's embeddings: texts to vectors, as numbers or as base64 of little-endian float32."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypedDict
+
+from litestar import Controller, Request, Response, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from pydantic import ConfigDict, Field
+
+from gateway.api.http.answering import answer, order_of
+from gateway.api.http.answers import UsageView, encode_json, exact_number
+from gateway.api.http.bodies import read_body
+from gateway.batches.endpoint import Endpoint, Entries
+from gateway.ledger.closed import Closed
+from gateway.tasks.embedding import TextEmbedding
+from gateway.tasks.order import Order
+
+TASK: Final = "text-embedding"
+Encoding = Literal["float", "base64"]
+
+
+class Embedding(TextEmbedding):
+    """Body of ``POST /v1/embeddings``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"model": "pocket-embed", "input": ["What is a hold?", "a red circle"]}]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    encoding_format: Encoding | None = None
+    user: str | None = None
+
+
+class EmbeddingView(TypedDict):
+    """A vector, as numbers or as base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: str | tuple[float, ...]
+
+
+class EmbeddingsView(TypedDict):
+    object: Literal["list"]
+    data: list[EmbeddingView]
+    model: str
+    usage: UsageView
+
+
+class EmbeddingsController(Controller):
+    path = "/v1/embeddings"
+    tags = ["OpenAI"]
+    opt = {"scope": "inference", "holds": True}
+
+    @post(status_code=200, operation_id="CreateEmbedding", summary="Make vectors of texts")
+    async def create(
+        self, request: Request[Any, Any, Any], data: JSONBody[Embedding]
+    ) -> Response[EmbeddingsView] | Stream:
+        order = await order_of(request, model=data.model, task=TASK, input=data)
+        encoding = data.encoding_format or "float"
+        return await answer(request, order, lambda closed: embedding_view(closed, encoding))
+
+
+def embedding_view(closed: Closed, encoding: Encoding) -> EmbeddingsView:
+    vectors = closed.output.value.get("vectors", ()) if closed.output else ()
+    tokens = closed.usage.input_tokens
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _encode(vector, encoding)}
+            for index, vector in enumerate(vectors)
+        ],
+        "model": closed.model,
+        "usage": {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "cost": exact_number(closed.cost_nanos),
+        },
+    }
+
+
+def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
+    """Check a body as the endpoint does."""
+    data = read_body(Embedding, body)
+    return Order(model=data.model, task=TASK, input=data)
+
+
+BATCHES: Final = Endpoint(
+    "/v1/embeddings",
+    frozenset({TASK}),
+    read=batch_order,
+    answer=lambda closed, body: encode_json(
+        embedding_view(closed, body.get("encoding_format") or "float")
+    ),
+)
+
+
+def _encode(vector: bytes, encoding: Encoding) -> str | tuple[float, ...]:
+    if encoding == "base64":
+        return base64.b64encode(vector).decode()
+    return struct.unpack(f"<{len(vector) // 4}f", vector)

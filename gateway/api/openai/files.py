@@ -1,0 +1,276 @@
+"""OpenAI's files: what batches read and what they write, and what is sent along with requests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Annotated, Any, Final, Generic, Literal, TypedDict, TypeVar
+
+from litestar import Controller, Request, Response, delete, get, post
+from litestar.datastructures import UploadFile
+from litestar.enums import RequestEncodingType
+from litestar.params import Body, FromPath, FromQuery
+from litestar.response import Stream
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.http.access import caller
+from gateway.api.http.answers import DeletedView, json_response
+from gateway.api.http.storing import may_store
+from gateway.api.native.uploads import read_file, size_of, store_upload
+from gateway.api.openapi.content_types import BYTES
+from gateway.errors import InternalError, InvalidRequest, TollgateError, TooLarge, Unavailable
+from gateway.files.store import File, Files, Order
+from gateway.settings import Settings
+from workers.contract.blobs import BlobError, BlobTooLarge, BlobUnavailable
+from workers.contract.kinds import EXTENSIONS
+
+PAGE_MAX: Final = 10_000
+CHUNK_BYTES: Final = 1024 * 1024
+KEPT_SECONDS: Final = (3_600, 30 * 86_400)
+"""What OpenAI's ``expires_after`` may be: from an hour to thirty days."""
+PURPOSES: Final = ("batch", "vision", "user_data")
+OTHER_PURPOSES: Final = ("assistants", "fine-tune", "evals")
+
+KeptSeconds = Annotated[int, Field(ge=KEPT_SECONDS[0], le=KEPT_SECONDS[1])]
+
+
+class Named(TypedDict):
+    id: str
+
+
+ItemView = TypeVar("ItemView", bound=Named)
+
+
+class OpenAIListView(TypedDict, Generic[ItemView]):
+    """OpenAI's list: the last id is the cursor of the next page."""
+
+    object: Literal["list"]
+    data: list[ItemView]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileView(TypedDict):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: str
+    status_details: str | None
+
+
+class Upload(BaseModel):
+    """Form of ``POST /v1/files``."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    file: UploadFile
+    purpose: str
+    anchor: Annotated[Literal["created_at"] | None, Field(alias="expires_after[anchor]")] = None
+    seconds: Annotated[KeptSeconds | None, Field(alias="expires_after[seconds]")] = None
+
+
+class FilesController(Controller):
+    path = "/v1/files"
+    tags = ["OpenAI"]
+
+    @post(
+        status_code=200,
+        opt={"scope": "inference", "stores_body": True},
+        guards=[may_store],
+        operation_id="CreateFile",
+        summary="Upload a file of requests for a batch, or one that requests may name",
+    )
+    async def create(
+        self,
+        request: Request[Any, Any, Any],
+        data: Annotated[Upload, Body(media_type=RequestEncodingType.MULTI_PART)],
+    ) -> Response[FileView]:
+        settings: Settings = request.app.state.settings
+        files: Files = request.app.state.files
+        try:
+            # Litestar read the form past the door; what it read is checked by asking for it.
+            await request.form()
+            _check_purpose(data.purpose)
+            account_id, kept_for = caller(request).account_id, _kept_for(data, settings)
+            if data.purpose == "batch":
+                made = await files.create(
+                    account_id,
+                    purpose="batch",
+                    filename=data.file.filename,
+                    chunks=_chunks(data.file, settings.file_bytes_max),
+                    kept_for=kept_for,
+                    size_max=await size_of(data.file),
+                )
+            else:
+                made = await store_upload(
+                    files,
+                    account_id,
+                    read_file(data.file),
+                    filename=data.file.filename,
+                    bytes_max=settings.media_bytes_max,
+                    kept_for=kept_for,
+                    purpose=data.purpose,
+                    size_max=await size_of(data.file),
+                )
+        except BlobError as error:
+            raise _unreadable(error) from None
+        finally:
+            await data.file.close()
+        return json_response(file_view(made))
+
+    @get(opt={"scope": "read"}, operation_id="ListFiles", summary="List files, newest first")
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        after: FromQuery[str | None] = None,
+        limit: FromQuery[int] = PAGE_MAX,
+        order: FromQuery[Order] = "desc",
+        purpose: FromQuery[str | None] = None,
+    ) -> Response[OpenAIListView[FileView]]:
+        if not 1 <= limit <= PAGE_MAX:
+            raise InvalidRequest(
+                "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
+            )
+        files: Files = request.app.state.files
+        page = await files.list(
+            caller(request).account_id, limit=limit, after=after, order=order, purpose=purpose
+        )
+        return json_response(list_view([file_view(file) for file in page.items], more=page.more))
+
+    @get(
+        "/{file_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetFile",
+        summary="What is known of a file",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], file_id: FromPath[str]
+    ) -> Response[FileView]:
+        files: Files = request.app.state.files
+        return json_response(file_view(await files.find(caller(request).account_id, file_id)))
+
+    @get(
+        "/{file_id:str}/content",
+        opt={"scope": "read", "media": [BYTES]},
+        operation_id="GetFileContent",
+        summary="The bytes of a file",
+    )
+    async def content(self, request: Request[Any, Any, Any], file_id: FromPath[str]) -> Stream:
+        files: Files = request.app.state.files
+        file = await files.find(caller(request).account_id, file_id)
+        chunks = files.content(file)
+        try:
+            # The store is asked before the answer begins, so that its failure can be said.
+            first = await anext(chunks, b"")
+        except BlobError as error:
+            raise _unreadable(error) from None
+        extension = EXTENSIONS.get(file.blob.content_type, "jsonl")
+        return Stream(
+            _after(first, chunks),
+            media_type="application/octet-stream",
+            headers={
+                "Content-Length": str(file.blob.bytes),
+                "Content-Disposition": f'attachment; filename="{file.id}.{extension}"',
+            },
+        )
+
+    @delete(
+        "/{file_id:str}",
+        status_code=200,
+        opt={"scope": "inference", "errors": [409]},
+        operation_id="DeleteFile",
+        summary="Delete a file that no running batch needs",
+    )
+    async def remove(
+        self, request: Request[Any, Any, Any], file_id: FromPath[str]
+    ) -> Response[DeletedView]:
+        files: Files = request.app.state.files
+        await files.delete(caller(request).account_id, file_id)
+        return json_response({"id": file_id, "object": "file", "deleted": True})
+
+
+def file_view(file: File) -> FileView:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.blob.bytes,
+        "created_at": int(file.created_at.timestamp()),
+        "expires_at": int(file.expires_at.timestamp()) if file.expires_at else None,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def list_view(items: list[ItemView], *, more: bool) -> OpenAIListView[ItemView]:
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": more,
+    }
+
+
+async def _chunks(file: UploadFile, bytes_max: int) -> AsyncIterator[bytes]:
+    """Raise ``InvalidRequest`` for an empty file, ``TooLarge`` for one beyond the bound."""
+    size = 0
+    while chunk := await file.read(CHUNK_BYTES):
+        size += len(chunk)
+        if size > bytes_max:
+            raise TooLarge(
+                "file_too_large", f"A file may have at most {bytes_max} bytes.", param="file"
+            )
+        yield chunk
+    if not size:
+        raise InvalidRequest("empty_file", "The file is empty.", param="file")
+
+
+def _kept_for(data: Upload, settings: Settings) -> timedelta:
+    if (data.anchor is None) != (data.seconds is None):
+        raise InvalidRequest(
+            "missing_required_parameter",
+            "expires_after needs both anchor and seconds.",
+            param="expires_after",
+        )
+    if data.seconds is None:
+        return timedelta(days=settings.file_retention_days)
+    return timedelta(seconds=data.seconds)
+
+
+def _check_purpose(purpose: str) -> None:
+    if purpose in OTHER_PURPOSES:
+        raise InvalidRequest(
+            "unsupported_purpose",
+            f"Files for {purpose} have no use here; accepted: {', '.join(PURPOSES)}.",
+            param="purpose",
+        )
+    if purpose not in PURPOSES:
+        raise InvalidRequest(
+            "invalid_value",
+            f"purpose is {purpose!r}; accepted: {', '.join(PURPOSES)}.",
+            param="purpose",
+        )
+
+
+def _unreadable(error: BlobError) -> TollgateError:
+    match error:
+        case BlobUnavailable():
+            return Unavailable(
+                "files_unavailable", "The store of files does not answer.", retry_after_s=2
+            )
+        case BlobTooLarge():
+            return TooLarge("file_too_large", "The file is larger than can be stored.")
+    return InternalError("file_damaged", "The file is not what was stored; it was logged.")
+
+
+async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk

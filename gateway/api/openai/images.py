@@ -1,0 +1,200 @@
+"""OpenAI's images: drawn from a text, edited, varied; whole, or as a stream with previews.
+
+Nothing is said of how pictures are made here that OpenAI's fields have no name for; those of
+``POST /v1/requests`` (``seed``, ``steps``, ``guidance``, …) may be sent beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+from litestar import Controller, Request, Response, post
+from litestar.response import Stream
+
+from gateway.api.http.access import call_of
+from gateway.api.http.answering import order_of
+from gateway.api.http.answers import (
+    encode_json,
+    event_data,
+    event_stream,
+    json_response,
+    request_headers,
+)
+from gateway.api.http.bodies import read_body, refuse_in_batch
+from gateway.api.http.forms import Received, described, receive
+from gateway.api.http.media_views import links_of
+from gateway.api.openai.images_bodies import ImageBody
+from gateway.api.openai.images_views import (
+    ImageAnswer,
+    ImagesView,
+    PictureView,
+    drawn_of,
+    image_view,
+)
+from gateway.api.openapi.content_types import EVENTS
+from gateway.batches.endpoint import Endpoint, Entries
+from gateway.batches.stored import place
+from gateway.catalog.tasks import TASKS, Task
+from gateway.errors import InvalidRequest, TollgateError, render_openai
+from gateway.ledger.closed import Closed
+from gateway.requests.service import Requests
+from gateway.requests.ticket import Ticket, raise_unless_succeeded
+from gateway.tasks.order import Order
+from gateway.tasks.visual import drawing_task
+from workers.contract.blobs import Blobs
+
+KEEP_ALIVE_S: Final = 15.0
+SOURCES: Final = {"image": "images"}
+BODY: Final = described(ImageBody)
+
+
+class ImagesController(Controller):
+    path = "/v1/images"
+    tags = ["OpenAI"]
+    opt = {"scope": "inference", "holds": True}
+
+    @post(
+        "/generations",
+        status_code=200,
+        opt={"media": [EVENTS]},
+        operation_id="CreateImage",
+        operation_class=BODY,
+        summary="Draw pictures, whole or with previews as a stream",
+        description="JSON with `model`, `prompt` and OpenAI's fields, or those of a request.",
+    )
+    async def generate(self, request: Request[Any, Any, Any]) -> Response[ImagesView] | Stream:
+        received = await receive(request, repeated=SOURCES)
+        return await _draw(request, received, "image_generation", prefer=())
+
+    @post(
+        "/edits",
+        status_code=200,
+        opt={"media": [EVENTS]},
+        operation_id="CreateImageEdit",
+        operation_class=BODY,
+        summary="Change pictures by instruction",
+        description="A form with `image` or several `image[]`, and maybe `mask`; or JSON with "
+        '`images: [{"image_url"}]`.',
+    )
+    async def edit(self, request: Request[Any, Any, Any]) -> Response[ImagesView] | Stream:
+        received = await receive(request, repeated=SOURCES)
+        _require_image(received)
+        return await _draw(request, received, "image_edit", prefer=("image-edit",))
+
+    @post(
+        "/variations",
+        status_code=200,
+        opt={"media": [EVENTS]},
+        operation_id="CreateImageVariation",
+        operation_class=BODY,
+        summary="Draw pictures like another one",
+    )
+    async def vary(self, request: Request[Any, Any, Any]) -> Response[ImagesView] | Stream:
+        received = await receive(request, repeated=SOURCES)
+        _require_image(received)
+        return await _draw(request, received, "image_edit", prefer=("image-to-image",))
+
+
+async def _draw(
+    request: Request[Any, Any, Any], received: Received, event: str, *, prefer: Sequence[Task]
+) -> Response[ImagesView] | Stream:
+    """Place an order for pictures and answer it."""
+    requests: Requests = request.app.state.requests
+    try:
+        data = received.read(ImageBody)
+        entry = requests.entry(data.model)
+        value = data.drawing(entry)
+        order = await order_of(
+            request,
+            model=data.model,
+            task=drawing_task(entry, value, makes="image", prefer=prefer),
+            input=value,
+            stream=bool(data.stream),
+            canonical=received.canonical,
+        )
+        ticket = await requests.submit(call_of(request), order)
+    finally:
+        await received.close()
+    blobs: Blobs = request.app.state.blobs
+    answer = ImageAnswer(data, links_of(request), blobs, event)
+    if data.stream:
+        headers = request_headers(ticket.request_id)
+        return event_stream(_stream(ticket, answer), headers=headers)
+    with ticket:
+        closed = await ticket.closed(request)
+    raise_unless_succeeded(closed)
+    return json_response(
+        await answer.body(closed), headers=request_headers(closed.request_id, closed)
+    )
+
+
+def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> Endpoint:
+    def read(body: Mapping[str, Any], entries: Entries) -> Order:
+        data = read_body(ImageBody, body)
+        refuse_in_batch(data, "stream", "partial_images", "previews")
+        if edits and not (data.image or data.images):
+            raise _missing_image()
+        entry = entries(data.model)
+        value = data.drawing(entry)
+        task = drawing_task(entry, value, makes="image", prefer=prefer)
+        return Order(model=data.model, task=task, input=value)
+
+    return Endpoint(
+        f"{ImagesController.path}{path}",
+        frozenset(
+            task
+            for task, kind in TASKS.items()
+            if kind.makes == "image" and ("image" in kind.reads or not edits)
+        ),
+        read=read,
+        answer=_answer_later,
+        brings_files=True,
+    )
+
+
+def _answer_later(closed: Closed, body: Mapping[str, Any]) -> bytes:
+    """The answer with places for its pictures, which are put in when the file is written."""
+    asked = read_body(ImageBody, body)
+    pictures = [
+        {**place(blob, asked.response_format), "seed": medium.seed}
+        for medium, blob in drawn_of(closed)
+    ]
+    return encode_json(image_view(asked, closed, cast("list[PictureView]", pictures)))
+
+
+BATCHES: Final = (
+    _in_batches("/generations", prefer=()),
+    _in_batches("/edits", prefer=("image-edit",), edits=True),
+)
+
+
+async def _stream(ticket: Ticket, answer: ImageAnswer) -> AsyncIterator[bytes]:
+    """The events of one answer; whatever ends this generator early cancels the request."""
+    with ticket:
+        try:
+            async for sent in ticket.events(KEEP_ALIVE_S):
+                if sent is None:
+                    yield b": keep-alive\n\n"
+                elif event := await answer.preview(sent):
+                    yield _written(event)
+            raise_unless_succeeded(ticket.result)
+            async for event in answer.completed(ticket.result):
+                yield _written(event)
+        except TollgateError as error:
+            yield event_data(render_openai(error), name="error")
+
+
+def _written(event: Mapping[str, Any]) -> bytes:
+    return event_data(event, name=event["type"])
+
+
+def _require_image(received: Received) -> None:
+    if not (received.fields.get("image") or received.fields.get("images")):
+        raise _missing_image()
+
+
+def _missing_image() -> InvalidRequest:
+    return InvalidRequest(
+        "missing_required_parameter", "Missing required parameter: image.", param="image"
+    )

@@ -1,0 +1,91 @@
+"""The bodies of OpenAI's images, and what they mean to a model. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from gateway.catalog.schema import Entry
+from gateway.errors import InvalidRequest
+from gateway.tasks.visual import PREVIEWS_MAX, ImageTask
+from workers.contract.media import ImageFormat
+
+ResponseFormat = Literal["url", "b64_json"]
+
+
+class ImageBody(ImageTask):
+    """Body of ``POST /v1/images/generations``, ``/edits`` and ``/variations``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"model": "pocket-image", "prompt": "a red circle"}]},
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    output_format: ImageFormat | None = None
+    output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
+    response_format: ResponseFormat | None = None
+    background: Literal["auto", "opaque", "transparent"] | None = None
+    stream: bool | None = None
+    partial_images: Annotated[int, Field(ge=0, le=PREVIEWS_MAX)] | None = None
+
+    # Understood and without effect here: labels for the caller's own use, and what is not done.
+    user: str | None = None
+    safety_identifier: str | None = None
+    moderation: Literal["auto", "low"] | None = None
+
+    # Known, and refused by name rather than ignored: the answer would not be what was asked for.
+    style: Any | None = None
+    input_fidelity: Any | None = None
+    markup: Any | None = None
+    complexity: Any | None = None
+    frame_count: Any | None = None
+    frame_duration_ms: Any | None = None
+    svg: Any | None = None
+
+    REFUSED: ClassVar[tuple[str, ...]] = (
+        "style",
+        "input_fidelity",
+        "markup",
+        "complexity",
+        "frame_count",
+        "frame_duration_ms",
+        "svg",
+    )
+
+    def drawing(self, entry: Entry) -> ImageTask:
+        """The part that the task itself understands, in its own words."""
+        for name in self.REFUSED:
+            if getattr(self, name):
+                raise InvalidRequest(
+                    "unsupported_parameter",
+                    f"{name} is not supported by the models served here; leave it out.",
+                    param=name,
+                )
+        if self.background == "transparent":
+            raise InvalidRequest(
+                "unsupported_parameter",
+                "background is 'transparent', but pictures drawn here are opaque.",
+                param="background",
+            )
+        if self.partial_images and not self.stream:
+            raise InvalidRequest(
+                "invalid_value", "partial_images needs stream: true.", param="partial_images"
+            )
+        given = {name: getattr(self, name) for name in ImageTask.model_fields}
+        given |= {
+            "quality": _quality(self.quality, entry),
+            "format": self.output_format or self.format,
+            "previews": self.partial_images or self.previews,
+        }
+        if self.output_compression is not None:
+            given["compression"] = max(1, self.output_compression)
+        return ImageTask.model_construct(**given)
+
+
+def _quality(name: str | None, entry: Entry) -> str | None:
+    """Older names for what an entry has by newer ones."""
+    if name is None or name in entry.qualities:
+        return name
+    return {"standard": "auto", "hd": "high"}.get(name, name)

@@ -1,0 +1,211 @@
+"""Answers in the shape of OpenAI's images: pictures by address and by their bytes, and events.
+
+A client that names no ``response_format`` is given both, since older ones read ``url`` and newer
+ones ``b64_json``. Should the bytes not be readable any more the addresses remain: what was drawn is
+paid for, and an error here would make clients order it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict, cast
+
+from gateway.api.http.answers import ExactUsd, exact_number
+from gateway.api.http.media_views import blob_of, media_of, read_base64
+from gateway.api.openai.images_bodies import ImageBody
+from gateway.errors import RequestFailed, TollgateError
+from gateway.files.download_urls import Links
+from gateway.ledger.closed import Closed
+from workers.contract.blobs import Blobs
+from workers.contract.jobs import BlobRef, Preview, SentEvent
+from workers.contract.media import Medium
+
+log = logging.getLogger(__name__)
+
+
+class ImageTokensView(TypedDict):
+    text_tokens: int
+    image_tokens: int
+
+
+class ImageUsageView(TypedDict):
+    """OpenAI's counts of tokens, and what was counted of pictures."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: ImageTokensView
+    output_tokens_details: ImageTokensView
+    images: int
+    steps: int
+    cost: ExactUsd
+
+
+class PictureView(TypedDict):
+    """A picture, by its address, its bytes or both."""
+
+    url: NotRequired[str]
+    b64_json: NotRequired[str]
+    seed: int
+
+
+class FailedPictureView(TypedDict):
+    index: int
+    message: str
+
+
+class DescribedView(TypedDict):
+    background: str
+    output_format: str
+    quality: str
+    size: str
+
+
+class ImagesView(DescribedView):
+    """The pictures of an order."""
+
+    id: str
+    created: int
+    model: str
+    data: list[PictureView]
+    failed: NotRequired[list[FailedPictureView]]
+    usage: ImageUsageView
+
+
+@dataclass(slots=True)
+class ImageAnswer:
+    """Writes the answer to one order."""
+
+    asked: ImageBody
+    links: Links
+    blobs: Blobs
+    event: str
+    """What its events are called before the dot."""
+    said: tuple[int, int, int] = (0, 0, -1)
+    """Attempt, picture and number of the preview that was shown last."""
+
+    async def body(self, closed: Closed) -> ImagesView:
+        """The whole answer. Raise ``RequestFailed`` if it was to be bytes and has none."""
+        drawn = drawn_of(closed)
+        texts = await self._texts(closed, [blob for _, blob in drawn])
+        data: list[PictureView] = []
+        for (medium, blob), text in zip(drawn, texts, strict=True):
+            shown: dict[str, Any] = {}
+            if self.asked.response_format != "b64_json":
+                shown["url"] = self.links.link(blob).url
+            if text is not None:
+                shown["b64_json"] = text
+            data.append(cast("PictureView", {**shown, "seed": medium.seed}))
+        return image_view(self.asked, closed, data)
+
+    async def preview(self, sent: SentEvent) -> dict[str, Any] | None:
+        """An event that shows an unfinished picture, if it is one that was not shown before."""
+        event = sent.event
+        if not isinstance(event, Preview) or self.asked.response_format == "url":
+            return None
+        place = (sent.attempt, event.output, event.index)
+        if place <= self.said:
+            return None
+        self.said = place
+        try:
+            (text,) = await read_base64(self.blobs, [event.blob])
+        except TollgateError as error:
+            log.info("a preview of %s is left out: %s", sent.request_id, error.code)
+            return None
+        return {
+            "type": f"{self.event}.partial_image",
+            "b64_json": text,
+            "partial_image_index": event.index,
+            "image_index": event.output,
+            "created_at": int(time.time()),
+            **_described(self.asked, []),
+        }
+
+    async def completed(self, closed: Closed) -> AsyncIterator[dict[str, Any]]:
+        """An event for each finished picture; the last one tells what all have cost."""
+        drawn = drawn_of(closed)
+        for number, (medium, blob) in enumerate(drawn, start=1):
+            (text,) = await self._texts(closed, [blob])
+            event: dict[str, Any] = {
+                "type": f"{self.event}.completed",
+                "image_index": medium.index,
+                "created_at": int(closed.accepted_at.timestamp()),
+                "seed": medium.seed,
+                **_described(self.asked, [medium], closed),
+            }
+            if self.asked.response_format != "b64_json":
+                event["url"] = self.links.link(blob).url
+            if text is not None:
+                event["b64_json"] = text
+            if number == len(drawn):
+                event["usage"] = image_usage(closed)
+            yield event
+
+    async def _texts(self, closed: Closed, blobs: Sequence[BlobRef]) -> Sequence[str | None]:
+        if self.asked.response_format == "url":
+            return [None] * len(blobs)
+        try:
+            return await read_base64(self.blobs, blobs)
+        except TollgateError as error:
+            if self.asked.response_format is None:
+                log.warning("%s is answered by address: %s", closed.request_id, error.code)
+                return [None] * len(blobs)
+            raise RequestFailed(error.code, error.message, request_id=closed.request_id) from None
+
+
+def image_view(asked: ImageBody, closed: Closed, pictures: list[PictureView]) -> ImagesView:
+    """The whole answer, with what is to be shown of each picture that was drawn."""
+    failed: list[FailedPictureView] = [
+        {"index": medium.index, "message": medium.error}
+        for medium in media_of(closed)
+        if medium.error is not None
+    ]
+    view = {
+        "id": closed.request_id,
+        "created": int(closed.accepted_at.timestamp()),
+        "model": closed.model,
+        "data": pictures,
+        **({"failed": failed} if failed else {}),
+        **_described(asked, [medium for medium, _ in drawn_of(closed)], closed),
+        "usage": image_usage(closed),
+    }
+    return cast("ImagesView", view)
+
+
+def image_usage(closed: Closed) -> ImageUsageView:
+    """OpenAI's counts, which are of tokens and so nothing here, beside what was counted."""
+    none: ImageTokensView = {"text_tokens": 0, "image_tokens": 0}
+    return {
+        "input_tokens": closed.usage.input_tokens,
+        "output_tokens": closed.usage.output_tokens,
+        "total_tokens": closed.usage.tokens,
+        "input_tokens_details": none,
+        "output_tokens_details": none,
+        "images": closed.usage.images,
+        "steps": closed.usage.steps,
+        "cost": exact_number(closed.cost_nanos),
+    }
+
+
+def drawn_of(closed: Closed) -> list[tuple[Medium, BlobRef]]:
+    """The pictures that were drawn, and where they lie."""
+    found = [(medium, blob_of(closed, medium)) for medium in media_of(closed)]
+    return [
+        (medium, blob) for medium, blob in found if blob is not None and medium.role == "output"
+    ]
+
+
+def _described(
+    asked: ImageBody, drawn: Sequence[Medium], closed: Closed | None = None
+) -> DescribedView:
+    quality = closed.usage.attributes.get("quality") if closed is not None else None
+    size = f"{drawn[0].width}x{drawn[0].height}" if drawn else asked.size or "auto"
+    return {
+        "background": "opaque",
+        "output_format": asked.output_format or asked.format or "png",
+        "quality": quality or asked.quality or "auto",
+        "size": size,
+    }

@@ -1,0 +1,261 @@
+"""OpenAI's responses: created, streamed, run in the background, fetched, cancelled, deleted.
+
+A response is a request like any other, under another name; inputs are not kept, so a conversation
+is sent whole each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from litestar import Controller, Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.response import Stream
+
+from gateway.api.http.access import call_of, caller
+from gateway.api.http.answers import (
+    DeletedView,
+    encode_json,
+    event_data,
+    event_stream,
+    json_response,
+    request_headers,
+)
+from gateway.api.http.bodies import idempotency, is_retry, read_body, refuse_in_batch, unnamed
+from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
+from gateway.api.openai.responses_bodies import ResponseBody
+from gateway.api.openai.responses_views import (
+    EventWriter,
+    ResponseView,
+    request_id_of,
+    response_id,
+    response_view,
+    status_of,
+)
+from gateway.api.openapi.content_types import EVENTS
+from gateway.batches.endpoint import Endpoint, Entries
+from gateway.errors import InvalidRequest, NotFound, RequestFailed, render_openai
+from gateway.ledger.closed import Closed
+from gateway.requests.service import Requests
+from gateway.requests.ticket import Ticket, raise_unless_succeeded
+from gateway.tasks.order import Open, Order
+from workers.contract.jobs import RequestId, SentEvent, Tokens
+
+
+class ResponsesController(Controller):
+    path = "/v1/responses"
+    tags = ["OpenAI"]
+
+    @post(
+        status_code=200,
+        opt={"scope": "inference", "holds": True, "media": [EVENTS]},
+        operation_id="CreateResponse",
+        summary="Answer, whole, as a stream, or in the background",
+    )
+    async def create(
+        self, request: Request[Any, Any, Any], data: JSONBody[ResponseBody]
+    ) -> Response[ResponseView] | Stream:
+        requests: Requests = request.app.state.requests
+        background = bool(data.background)
+        order = Order(
+            model=data.model,
+            task=TASK,
+            input=data.generation(),
+            stream=bool(data.stream) or background,
+            waits=not background,
+            metadata=data.metadata,
+            idempotency=await idempotency(request),
+            fingerprint=None if data.stream or background else await unnamed(request),
+            retried=is_retry(request),
+        )
+        ticket = await requests.submit(call_of(request), order)
+        headers = request_headers(ticket.request_id)
+        account_id = caller(request).account_id
+        if background:
+            with ticket:
+                found = await requests.find(account_id, ticket.request_id)
+            if data.stream:
+                return event_stream(_followed(requests, found, data, -1), headers=headers)
+            return json_response(response_view(found, data), headers=headers)
+        if data.stream:
+            return event_stream(_stream(requests, account_id, ticket, data), headers=headers)
+        with ticket:
+            closed = await ticket.closed(request)
+        if closed.status == "succeeded" and closed.output is None:
+            raise _unknown(response_id(closed.request_id))
+        view = response_view(closed, data)
+        if data.store is False:
+            await requests.forget(account_id, closed.request_id)
+        if status_of(closed)[0] not in ("completed", "incomplete"):
+            raise_unless_succeeded(closed)
+        return json_response(view, headers=request_headers(closed.request_id, closed))
+
+    @get(
+        "/{id:str}",
+        opt={"scope": "read", "media": [EVENTS]},
+        operation_id="GetResponse",
+        summary="Fetch a response, or follow it",
+    )
+    async def show(
+        self,
+        request: Request[Any, Any, Any],
+        id: FromPath[str],
+        stream: FromQuery[bool] = False,
+        starting_after: FromQuery[int] = -1,
+    ) -> Response[ResponseView] | Stream:
+        requests: Requests = request.app.state.requests
+        found = await _find(request, id)
+        if stream:
+            events = _followed(requests, found, None, starting_after)
+            return event_stream(events, headers=request_headers(found.request_id))
+        return json_response(response_view(found), headers=request_headers(found.request_id))
+
+    @post(
+        "/{id:str}/cancel",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="CancelResponse",
+        summary="Stop a response in the background",
+    )
+    async def cancel(
+        self, request: Request[Any, Any, Any], id: FromPath[str]
+    ) -> Response[ResponseView]:
+        requests: Requests = request.app.state.requests
+        found = await _find(request, id)
+        await requests.cancel(found.account_id, found.request_id)
+        return json_response(response_view(await _find(request, id)))
+
+    @delete(
+        "/{id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="DeleteResponse",
+        summary="Forget what a response says; its receipt stays",
+    )
+    async def forget(
+        self, request: Request[Any, Any, Any], id: FromPath[str]
+    ) -> Response[DeletedView]:
+        requests: Requests = request.app.state.requests
+        found = await _find(request, id)
+        if isinstance(found, Open):
+            raise InvalidRequest(
+                "response_in_progress", f"{id} is still {found.status}; cancel it first."
+            )
+        await requests.forget(found.account_id, found.request_id)
+        return json_response(
+            {"id": response_id(found.request_id), "object": "response", "deleted": True}
+        )
+
+
+def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
+    """Check a body as the endpoint does; nobody is there to read a stream."""
+    data = read_body(ResponseBody, body)
+    refuse_in_batch(data, "stream", "stream_options", "background")
+    return Order(model=data.model, task=TASK, input=data.generation(), metadata=data.metadata)
+
+
+BATCHES: Final = Endpoint(
+    "/v1/responses",
+    frozenset({TASK}),
+    read=batch_order,
+    answer=lambda closed, body: encode_json(response_view(closed, read_body(ResponseBody, body))),
+    forgets=lambda body: body.get("store") is False,
+)
+
+
+async def _find(request: Request[Any, Any, Any], id: str) -> Open | Closed:
+    """Raise ``NotFound`` for what never was, is somebody else's, no text, or was forgotten."""
+    requests: Requests = request.app.state.requests
+    unknown = _unknown(id)
+    try:
+        found = await requests.find(caller(request).account_id, request_id_of(id))
+    except NotFound:
+        raise unknown from None
+    gone = isinstance(found, Closed) and found.status == "succeeded" and found.output is None
+    if found.task != TASK or gone:
+        raise unknown
+    return found
+
+
+def _unknown(id: str) -> NotFound:
+    message = f"There is no response {id!r}, or what it said is not kept any more."
+    return NotFound("response_not_found", message, param="response_id")
+
+
+async def _stream(
+    requests: Requests, account_id: int, ticket: Ticket, body: ResponseBody
+) -> AsyncIterator[bytes]:
+    """The events of an answer; whatever ends this generator early cancels the request."""
+    try:
+        with ticket:
+            found = await requests.find(account_id, ticket.request_id)
+            writer = EventWriter(_as_opened(found), body)
+            yield writer.begin()
+            try:
+                async for sent in ticket.events(KEEP_ALIVE_S):
+                    if sent is None:
+                        yield b": keep-alive\n\n"
+                    elif data := writer.write(sent):
+                        yield data
+                yield writer.finish(ticket.result)
+            except RequestFailed as error:
+                yield _error(error)
+    finally:
+        # Also where the reader leaves at the last event, as clients do.
+        if body.store is False:
+            await requests.forget(account_id, ticket.request_id)
+
+
+async def _followed(
+    requests: Requests, found: Open | Closed, body: ResponseBody | None, after: int
+) -> AsyncIterator[bytes]:
+    """The events of a response from anywhere in its life; leaving does not end it."""
+    writer = EventWriter(_as_opened(found), body, after)
+    if begun := writer.begin():
+        yield begun
+    try:
+        async for cursor, name, content in requests.follow(
+            found, after=None, keep_alive_s=KEEP_ALIVE_S
+        ):
+            if isinstance(content, Closed):
+                yield writer.finish(content)
+            elif not name:
+                yield b": keep-alive\n\n"
+            elif name == "tokens" and cursor and (data := writer.write(_sent(cursor, content))):
+                yield data
+            elif name == "started" and cursor:
+                writer.write(_sent(cursor, None))
+    except RequestFailed as error:
+        yield _error(error)
+
+
+def _sent(cursor: str, content: Any) -> SentEvent:
+    attempt, _, seq = cursor.partition("-")
+    event = Tokens(0, "", 0)
+    if content is not None:
+        event = msgspec.convert(
+            {name: value for name, value in content.items() if name != "attempt"}, Tokens
+        )
+    return SentEvent(RequestId(""), int(attempt), int(seq), event)
+
+
+def _as_opened(found: Open | Closed) -> Open:
+    """A response as it was when it had just been accepted."""
+    return Open(
+        request_id=found.request_id,
+        account_id=found.account_id,
+        model=found.model,
+        task=found.task,
+        status="queued",
+        hold_nanos=found.hold_nanos,
+        accepted_at=found.accepted_at,
+        deadline_at=found.accepted_at,
+        metadata=found.metadata,
+    )
+
+
+def _error(error: RequestFailed) -> bytes:
+    said = render_openai(error)["error"]
+    return event_data({"type": "error", **said}, name="error")

@@ -1,0 +1,331 @@
+"""Bodies of OpenAI's responses, read into a conversation as ``requests/text.py`` knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.openrouter.bodies import asks_for_reasoning
+from gateway.errors import InvalidRequest
+from gateway.tasks.text import (
+    MESSAGES_MAX,
+    CalledTool,
+    FunctionName,
+    FunctionTool,
+    JsonSchema,
+    Message,
+    NamedTool,
+    ResponseFormat,
+    Strict,
+    TextGeneration,
+)
+
+LOGPROBS: Final = "message.output_text.logprobs"
+Includable: TypeAlias = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+_WHY_NOT: Final = {
+    "previous_response_id": "what was sent before is not kept here; send the whole conversation",
+    "conversation": "what was sent before is not kept here; send the whole conversation",
+    "prompt": "no prompt templates are kept here; send the text itself",
+    "max_tool_calls": "only functions of your own can be called here, and you see every call",
+    "context_management": "nothing is left out of a conversation here",
+}
+
+
+class Part(BaseModel):
+    """A piece of text; an answer's may come back as it was sent, annotations and all."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class RefusalPart(BaseModel):
+    """A refusal in an earlier answer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class MediaPart(BaseModel):
+    """A part that is not text: read only to be refused by name."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["input_image", "input_file", "input_audio"]
+
+
+Content: TypeAlias = str | list[Part | RefusalPart | MediaPart]
+
+
+class MessageItem(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class CallItem(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(min_length=1, max_length=200)]
+    name: FunctionName
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class ResultItem(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(min_length=1, max_length=200)]
+    output: Content
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningItem(BaseModel):
+    """Reasoning of an earlier answer, of whichever model: skipped, as no model here reads it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["reasoning"]
+
+
+class ReferenceItem(BaseModel):
+    """A reference to an item that a server keeps: read only to be refused by name."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["item_reference"]
+
+
+class FlatFunction(Strict):
+    """A function as this surface writes it, without a level of its own."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FlatChoice(Strict):
+    type: Literal["function"]
+    name: FunctionName
+
+
+class Format(BaseModel):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: FunctionName | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextOptions(Strict):
+    format: Format | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint, without effect on the models served here."""
+
+
+class StreamOptions(Strict):
+    include_obfuscation: bool = False
+
+
+class ResponseBody(Strict):
+    """Body of ``POST /v1/responses``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"model": "pocket-chat", "input": "What is a hold?", "stream": True}]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    input: (
+        str
+        | Annotated[
+            list[MessageItem | CallItem | ResultItem | ReasoningItem | ReferenceItem],
+            Field(min_length=1, max_length=2048),
+        ]
+    )
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[FlatFunction], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    background: bool | None = None
+    store: bool | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+
+    # Understood and without effect here, or only in the form that changes nothing.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
+    """A conversation that is too long is refused either way; nothing is left out of it."""
+    include: Annotated[list[Includable], Field(max_length=len(get_args(Includable)))] | None = None
+    """Additions to the answer; of those listed, only log-probabilities exist here."""
+    reasoning: dict[str, Any] | None = None
+
+    # Known, and refused by name rather than ignored.
+    previous_response_id: Any | None = None
+    conversation: Any | None = None
+    prompt: Any | None = None
+    max_tool_calls: Any | None = None
+    context_management: Any | None = None
+
+    REFUSED: ClassVar[tuple[str, ...]] = tuple(_WHY_NOT)
+
+    def generation(self) -> TextGeneration:
+        """The conversation, as the task itself understands it."""
+        for name in self.REFUSED:
+            if getattr(self, name):
+                raise InvalidRequest(
+                    "unsupported_parameter",
+                    f"{name} is not supported: {_WHY_NOT[name]}.",
+                    param=name,
+                )
+        if asks_for_reasoning(self.reasoning):
+            raise InvalidRequest(
+                "unsupported_parameter",
+                "reasoning is not supported: the models served here do not reason apart from "
+                "their answer.",
+                param="reasoning",
+            )
+        if self.background and self.store is False:
+            raise InvalidRequest(
+                "invalid_value",
+                "A response in the background must be stored, or nobody could fetch it.",
+                param="store",
+            )
+        messages = list(self._messages())
+        if not 1 <= len(messages) <= MESSAGES_MAX:
+            raise InvalidRequest(
+                "invalid_value",
+                f"input and instructions make {len(messages)} messages; 1 to {MESSAGES_MAX} are "
+                "accepted.",
+                param="input",
+            )
+        return TextGeneration(
+            messages=messages,
+            max_completion_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            logprobs=True if LOGPROBS in (self.include or ()) or self.top_logprobs else None,
+            top_logprobs=self.top_logprobs,
+            tools=[_tool(tool) for tool in self.tools] if self.tools else None,
+            tool_choice=_choice(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=self._format(),
+        )
+
+    def _messages(self) -> Iterator[Message]:
+        if self.instructions:
+            yield Message(role="system", content=self.instructions)
+        if isinstance(self.input, str):
+            yield Message(role="user", content=self.input)
+            return
+        calls: list[CalledTool] = []
+        for number, item in enumerate(self.input):
+            place = f"input.{number}"
+            if isinstance(item, ReasoningItem):
+                continue
+            if isinstance(item, ReferenceItem):
+                raise InvalidRequest(
+                    "unsupported_content",
+                    f"{place} is an item_reference, but items are not kept here; send the item "
+                    "itself.",
+                    param=place,
+                )
+            if isinstance(item, CallItem):
+                function = {"name": item.name, "arguments": item.arguments}
+                calls.append(CalledTool.model_validate({"id": item.call_id, "function": function}))
+                continue
+            if calls:
+                # Calls that stand in a row were made in one turn.
+                yield Message(role="assistant", tool_calls=calls)
+                calls = []
+            if isinstance(item, MessageItem):
+                text = self._text(item.content, f"{place}.content")
+                yield Message(role=item.role, content=text)
+            else:
+                text = self._text(item.output, f"{place}.output")
+                yield Message(role="tool", content=text, tool_call_id=item.call_id)
+        if calls:
+            yield Message(role="assistant", tool_calls=calls)
+
+    def _text(self, content: Content, place: str) -> str:
+        """Join the text of a content. Raise ``InvalidRequest`` for parts that are not text."""
+        if isinstance(content, str):
+            return content
+        pieces = []
+        for number, part in enumerate(content):
+            if isinstance(part, MediaPart):
+                raise InvalidRequest(
+                    "unsupported_content",
+                    f"{self.model} reads text only; {place}.{number} is an {part.type}.",
+                    param=f"{place}.{number}",
+                )
+            pieces.append(part.text)
+        return "".join(pieces)
+
+    def _format(self) -> ResponseFormat | None:
+        format = self.text.format if self.text else None
+        if format is None or format.type != "json_schema":
+            return None if format is None else ResponseFormat(type=format.type)
+        if format.name is None or format.schema_ is None:
+            raise InvalidRequest(
+                "missing_required_parameter",
+                "text.format of type json_schema needs name and schema.",
+                param="text.format",
+            )
+        return ResponseFormat(
+            type="json_schema", json_schema=JsonSchema(name=format.name, schema_=format.schema_)
+        )
+
+
+def _tool(tool: FlatFunction) -> FunctionTool:
+    return FunctionTool.model_validate(
+        {"type": "function", "function": tool.model_dump(exclude={"type"})}
+    )
+
+
+def _choice(choice: Any) -> Any:
+    if isinstance(choice, FlatChoice):
+        return NamedTool.model_validate({"type": "function", "function": {"name": choice.name}})
+    return choice

@@ -1,0 +1,354 @@
+"""OpenAI's response object and the events of its stream. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, NotRequired, TypedDict
+
+from gateway.api.http.answers import ExactUsd, event_data, exact_number
+from gateway.api.http.text_stream import (
+    LogprobView,
+    Piece,
+    TextStream,
+    choices_of,
+    cut_of,
+    logprob_view,
+)
+from gateway.api.openai.responses_bodies import FlatChoice, ResponseBody
+from gateway.ledger.closed import Closed
+from gateway.tasks.order import Open
+from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
+
+
+class CachedTokensView(TypedDict):
+    cached_tokens: int
+
+
+class ReasoningTokensView(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsageView(TypedDict):
+    """OpenAI's usage of a response, with its cost."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokensView
+    output_tokens: int
+    output_tokens_details: ReasoningTokensView
+    total_tokens: int
+    cost: ExactUsd
+
+
+class OutputTextView(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[dict[str, Any]]
+    logprobs: list[LogprobView]
+
+
+class OutputMessageView(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: str
+    content: list[OutputTextView]
+
+
+class OutputCallView(TypedDict):
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    status: str
+
+
+class ResponseErrorView(TypedDict):
+    code: str
+    message: str
+
+
+class IncompleteView(TypedDict):
+    reason: str
+
+
+class ReasoningView(TypedDict):
+    effort: str | None
+    summary: str | None
+
+
+class AskedView(TypedDict):
+    """The part of a response that repeats its order."""
+
+    background: bool
+    instructions: Any
+    max_output_tokens: int | None
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ReasoningView
+    service_tier: str
+    store: bool
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float | None
+    truncation: str
+
+
+class ResponseView(AskedView):
+    """OpenAI's response."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: str
+    model: str
+    metadata: dict[str, str]
+    output: list[OutputMessageView | OutputCallView]
+    error: ResponseErrorView | None
+    incomplete_details: IncompleteView | None
+    usage: ResponseUsageView | None
+    completed_at: NotRequired[int]
+
+
+_STATUS: Final = {"queued": "queued", "running": "in_progress", "cancelled": "cancelled"}
+
+
+def response_id(request_id: str) -> str:
+    return f"resp_{request_id.removeprefix('req_')}"
+
+
+def request_id_of(response_id: str) -> str:
+    return f"req_{response_id.removeprefix('resp_')}"
+
+
+def status_of(found: Open | Closed) -> tuple[str, str | None]:
+    """The status in this surface's words, and why it is incomplete if it is."""
+    if isinstance(found, Closed):
+        if (cut := cut_of(found)) is not None:
+            return "incomplete", "max_output_tokens" if cut == "length" else cut
+        if found.status == "succeeded":
+            reasons = {choice.finish_reason for choice in choices_of(found)}
+            if "content_filter" in reasons:
+                return "incomplete", "content_filter"
+            return (
+                ("incomplete", "max_output_tokens") if "length" in reasons else ("completed", None)
+            )
+    return _STATUS.get(found.status, "failed"), None
+
+
+def response_view(found: Open | Closed, body: ResponseBody | None = None) -> ResponseView:
+    """A response; what was asked for is shown to who asks, and is not kept for later."""
+    status, incomplete = status_of(found)
+    closed = found if isinstance(found, Closed) else None
+    view: ResponseView = {
+        **_asked(body),  # type: ignore[typeddict-item]  # the optional ones come later
+        "id": response_id(found.request_id),
+        "object": "response",
+        "created_at": int(found.accepted_at.timestamp()),
+        "status": status,
+        "model": found.model,
+        "metadata": dict(found.metadata),
+        "output": [] if closed is None else output_items(closed),
+        "error": None,
+        "incomplete_details": {"reason": incomplete} if incomplete else None,
+        "usage": None,
+    }
+    if closed is not None:
+        view["completed_at"] = int(closed.settled_at.timestamp())
+        if closed.outcome == "charged":
+            view["usage"] = _usage(closed)
+        if status == "failed":
+            view["error"] = {
+                "code": closed.error.code if closed.error else closed.status,
+                "message": closed.error.message
+                if closed.error
+                else f"The request ended as {closed.status} ({closed.reason}).",
+            }
+    return view
+
+
+def _asked(body: ResponseBody | None) -> AskedView:
+    choice: Any = "auto"
+    if body is not None and body.tool_choice is not None:
+        choice = body.tool_choice
+        if isinstance(choice, FlatChoice):
+            choice = choice.model_dump()
+    given = body.model_dump(by_alias=True, exclude_none=True) if body is not None else {}
+    return {
+        "background": bool(given.get("background")),
+        "instructions": given.get("instructions"),
+        "max_output_tokens": given.get("max_output_tokens"),
+        "parallel_tool_calls": given.get("parallel_tool_calls", True),
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": given.get("store", True),
+        "temperature": given.get("temperature"),
+        "text": given.get("text") or {"format": {"type": "text"}},
+        "tool_choice": choice,
+        "tools": [{"strict": False, "parameters": None, **tool} for tool in given.get("tools", ())],
+        "top_p": given.get("top_p"),
+        "truncation": "disabled",
+    }
+
+
+def _usage(closed: Closed) -> ResponseUsageView:
+    usage = closed.usage
+    read = usage.input_tokens + usage.cached_input_tokens
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": usage.cached_input_tokens},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read + usage.output_tokens,
+        "cost": exact_number(closed.cost_nanos),
+    }
+
+
+def output_items(closed: Closed) -> list[OutputMessageView | OutputCallView]:
+    status, _ = status_of(closed)
+    done = "completed" if status == "completed" else "incomplete"
+    return [
+        item for choice in choices_of(closed) for item in _items(closed.request_id, choice, done)
+    ]
+
+
+def _items(
+    request_id: str, choice: Choice, status: str
+) -> Iterator[OutputMessageView | OutputCallView]:
+    if choice.text or not choice.tool_calls:
+        part = _part(choice.text, choice.logprobs)
+        yield _message(request_id, status, [part])
+    for call in choice.tool_calls:
+        yield _call(call, call.arguments, status)
+
+
+def _message(request_id: str, status: str, content: list[OutputTextView]) -> OutputMessageView:
+    return {
+        "id": f"msg_{request_id.removeprefix('req_')}",
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": content,
+    }
+
+
+def _part(text: str, logprobs: Sequence[TokenLogprob] | None = None) -> OutputTextView:
+    return {
+        "type": "output_text",
+        "text": text,
+        "annotations": [],
+        "logprobs": [logprob_view(token) for token in logprobs or ()],
+    }
+
+
+def _call(call: ToolCall, arguments: str, status: str) -> OutputCallView:
+    return {
+        "id": f"fc_{call.id.removeprefix('call_')}",
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": arguments,
+        "status": status,
+    }
+
+
+class EventWriter:
+    """Writes the pieces of one answer as this surface's events, numbered from 0.
+
+    Events up to ``after`` are counted and not written, for a reader that comes back.
+    """
+
+    def __init__(self, opened: Open, body: ResponseBody | None, after: int = -1) -> None:
+        self._request_id = opened.request_id
+        self._opened = opened
+        self._body = body
+        self._after = after
+        self._number = 0
+        self._items = 0
+        self._text: str | None = None
+        """What was said in the message that is open."""
+        self._stream = TextStream(opened.request_id)
+
+    def begin(self) -> bytes:
+        view = response_view(self._opened, self._body)
+        return self._event("response.created", response=view) + self._event(
+            "response.in_progress", response={**view, "status": "in_progress"}
+        )
+
+    def write(self, sent: SentEvent) -> bytes:
+        piece = self._stream.hear(sent)
+        return b"" if piece is None else self._piece(piece)
+
+    def finish(self, closed: Closed) -> bytes:
+        """Close what is open, and say how it ended."""
+        choices = choices_of(closed)
+        data = b"".join(self._piece(piece) for piece in self._stream.rest(choices))
+        status, _ = status_of(closed)
+        if choices and not self._items and self._text is None:
+            data += self._say("")
+        data += self._close_message("completed" if status == "completed" else "incomplete")
+        name = {"completed": "completed", "incomplete": "incomplete"}.get(status, "failed")
+        view = response_view(closed, self._body)
+        # Who comes back after its log is gone has heard of more events than there are now.
+        self._after = min(self._after, self._number - 1)
+        return data + self._event(f"response.{name}", response=view)
+
+    def _piece(self, piece: Piece) -> bytes:
+        data = self._say(piece.text, piece.logprobs) if piece.text else b""
+        for call in piece.calls:
+            data += self._close_message("completed") + self._call(call)
+        return data
+
+    def _say(self, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
+        data = b""
+        place = self._place()
+        if self._text is None:
+            item = _message(self._request_id, "in_progress", [])
+            data += self._event("response.output_item.added", output_index=self._items, item=item)
+            data += self._event("response.content_part.added", **place, part=_part(""))
+            self._text = ""
+        self._text += text
+        if text:
+            told = [logprob_view(token) for token in logprobs or ()]
+            data += self._event("response.output_text.delta", **place, delta=text, logprobs=told)
+        return data
+
+    def _close_message(self, status: str) -> bytes:
+        if self._text is None:
+            return b""
+        text, self._text = self._text, None
+        place, part = self._place(), _part(text)
+        data = self._event("response.output_text.done", **place, text=text, logprobs=[])
+        data += self._event("response.content_part.done", **place, part=part)
+        item = _message(self._request_id, status, [part])
+        data += self._event("response.output_item.done", output_index=self._items, item=item)
+        self._items += 1
+        return data
+
+    def _call(self, call: ToolCall) -> bytes:
+        opened, done = _call(call, "", "in_progress"), _call(call, call.arguments, "completed")
+        place = {"item_id": opened["id"], "output_index": self._items}
+        data = self._event("response.output_item.added", output_index=self._items, item=opened)
+        data += self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
+        data += self._event(
+            "response.function_call_arguments.done",
+            **place,
+            name=call.name,
+            arguments=call.arguments,
+        )
+        data += self._event("response.output_item.done", output_index=self._items, item=done)
+        self._items += 1
+        return data
+
+    def _place(self) -> dict[str, Any]:
+        id = f"msg_{self._request_id.removeprefix('req_')}"
+        return {"item_id": id, "output_index": self._items, "content_index": 0}
+
+    def _event(self, kind: str, /, **content: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        if number <= self._after:
+            return b""
+        return event_data({"type": kind, "sequence_number": number, **content}, name=kind)

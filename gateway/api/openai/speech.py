@@ -1,0 +1,104 @@
+"""OpenAI's speech: the bytes of a sound while it is spoken, or events with pieces of it.
+
+What fails before the first byte is answered with its status. A stream that breaks off later ends
+without its last chunk, or with an event of the error, so that no client takes a part for the whole.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+from litestar import Controller, Request, post
+from litestar.response import Stream
+
+from gateway.api.http.access import call_of
+from gateway.api.http.answering import order_of
+from gateway.api.http.answers import event_data, event_stream, exact_number
+from gateway.api.http.forms import described, receive
+from gateway.api.http.sound import Begun, begin, sound_response
+from gateway.api.openai.speech_bodies import NAMES, SpeechBody
+from gateway.api.openapi.content_types import EVENTS, SOUNDS
+from gateway.errors import TollgateError, rename, render_openai
+from gateway.ledger.closed import Closed
+from gateway.requests.service import Requests
+from gateway.tasks.audio import sounding_task
+
+
+class SpeechController(Controller):
+    path = "/v1/audio"
+    tags = ["OpenAI"]
+    opt = {"scope": "inference", "holds": True}
+
+    @post(
+        "/speech",
+        status_code=200,
+        opt={"media": [EVENTS, *SOUNDS]},
+        operation_id="CreateSpeech",
+        operation_class=described(SpeechBody),
+        summary="Speak a text, as bytes or as events while it is spoken",
+        description="`stream_format: sse` sends `speech.audio.delta` and `speech.audio.done`. "
+        "OpenAI's fields, or those of a request beside them; a `recording` may be a form's file.",
+    )
+    async def create(self, request: Request[Any, Any, Any]) -> Stream:
+        received = await receive(request, repeated={})
+        try:
+            data = received.read(SpeechBody)
+            begun = await _begin(request, data, received.canonical)
+        finally:
+            await received.close()
+        if data.stream_format == "sse":
+            return event_stream(_events(begun), headers=begun.headers())
+        return sound_response(begun, data.wanted)
+
+
+async def _begin(
+    request: Request[Any, Any, Any], data: SpeechBody, canonical: bytes | None
+) -> Begun:
+    """Place an order and wait for its first sound."""
+    requests: Requests = request.app.state.requests
+    value = data.speech()
+    try:
+        order = await order_of(
+            request,
+            model=data.model,
+            task=sounding_task(requests.entry(data.model), value),
+            input=value,
+            stream=True,
+            canonical=canonical,
+        )
+        return await begin(request, await requests.submit(call_of(request), order))
+    except TollgateError as error:
+        rename(error, NAMES)
+        raise
+
+
+async def _events(begun: Begun) -> AsyncIterator[bytes]:
+    try:
+        async for data in begun.pieces():
+            if not data:
+                yield b": keep-alive\n\n"
+                continue
+            yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+        done = {"type": "speech.audio.done", "usage": speech_usage(begun.sound.ticket.result)}
+        yield _event(done)
+    except TollgateError as error:
+        rename(error, NAMES)
+        yield event_data(render_openai(error), name="error")
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return event_data(body, name=body["type"])
+
+
+def speech_usage(closed: Closed) -> dict[str, Any]:
+    """OpenAI's counts, which are of tokens and so nothing here, beside what was counted."""
+    return {
+        "input_tokens": closed.usage.input_tokens,
+        "output_tokens": closed.usage.output_tokens,
+        "total_tokens": closed.usage.tokens,
+        "characters": closed.usage.characters,
+        "seconds": closed.usage.audio_ms / 1000,
+        "cost": exact_number(closed.cost_nanos),
+    }

@@ -1,0 +1,50 @@
+"""The body of OpenAI's speech, and what it means to a model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from gateway.tasks.audio import TEXT_MAX, Speaking, SpeechTask
+from workers.contract.media import AudioFormat
+
+PCM_RATE: Final = 24_000
+"""Bare samples do not say their rate, and OpenAI's clients know only this one."""
+DEFAULT_VOICE: Final = "default"
+"""Of a model with one voice, since OpenAI's clients must name one."""
+NAMES: Final[Mapping[str, str]] = {"text": "input", "format": "response_format"}
+"""How OpenAI calls our fields, to tell a mistake by."""
+
+
+class SpeechBody(Speaking):
+    """Body of ``POST /v1/audio/speech``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"model": "pocket-speech", "input": "Good morning.", "voice": DEFAULT_VOICE}
+            ]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    input: Annotated[str, StringConstraints(max_length=TEXT_MAX)]
+    response_format: AudioFormat | None = None
+    stream_format: Literal["audio", "sse"] | None = None
+
+    @property
+    def wanted(self) -> AudioFormat:
+        return self.response_format or self.format or "mp3"
+
+    def speech(self) -> SpeechTask:
+        """The part that the task itself understands, in its own words."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in Speaking.model_fields}
+        given |= {"text": self.input, "format": self.wanted}
+        if self.voice == DEFAULT_VOICE:
+            given["voice"] = None
+        if self.wanted == "pcm" and self.sample_rate is None:
+            given["sample_rate"] = PCM_RATE
+        return SpeechTask.model_construct(**given)

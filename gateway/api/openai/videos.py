@@ -1,0 +1,328 @@
+"""OpenAI's videos: ordered, polled, fetched, remixed, deleted; each is a request of our own.
+
+A video is found for as long as anything of it is kept. It has no state for a cancelled one, which
+counts as failed; whatever failed costs nothing and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from litestar import Controller, Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.response import Stream
+
+from gateway.api.http.access import call_of, caller
+from gateway.api.http.answers import DeletedView, encode_json, json_response, request_headers
+from gateway.api.http.bodies import idempotency, read_body, refuse_in_batch
+from gateway.api.http.forms import described, receive
+from gateway.api.http.media_views import blob_of, media_of
+from gateway.api.native.blobs import Served, serve
+from gateway.api.openai.files import OpenAIListView, list_view
+from gateway.api.openai.videos_bodies import EditBody, RemixBody, VideoBody, remixed
+from gateway.api.openai.videos_views import VideoView, video_id_of, video_status, video_view
+from gateway.api.openapi.content_types import MEDIA
+from gateway.batches.endpoint import Endpoint, Entries
+from gateway.catalog.tasks import TASKS
+from gateway.errors import Gone, InvalidRequest, NotFound
+from gateway.files.retention import MediaStore, Record
+from gateway.ledger.closed import Closed
+from gateway.requests.service import Requests
+from gateway.tasks.order import Open, Order
+from gateway.tasks.visual import drawing_task
+from workers.contract.jobs import Progress
+from workers.contract.kinds import EXTENSIONS
+
+PAGE_MAX: Final = 100
+POLL_MS: Final = (500, 5_000)
+"""The soonest and the latest that a client is asked to come back."""
+TASKS_OF_VIDEO: Final = tuple(task for task, kind in TASKS.items() if kind.makes == "video")
+
+Variant = Literal["video", "thumbnail", "spritesheet"]
+Direction = Literal["asc", "desc"]
+
+
+class VideosController(Controller):
+    path = "/v1/videos"
+    tags = ["OpenAI"]
+
+    @post(
+        status_code=200,
+        opt={"scope": "inference", "holds": True},
+        operation_id="CreateVideo",
+        operation_class=described(VideoBody),
+        summary="Order a video, to be polled until it is made",
+        description="A form or JSON with `model`, `prompt` and OpenAI's fields, or those of a "
+        "request; `input_reference` is the first picture.",
+    )
+    async def create(self, request: Request[Any, Any, Any]) -> Response[VideoView]:
+        received = await receive(request, repeated={})
+        try:
+            data = received.read(VideoBody)
+            requests: Requests = request.app.state.requests
+            value = data.drawing()
+            order = Order(
+                model=data.model,
+                task=drawing_task(requests.entry(data.model), value, makes="video"),
+                input=value,
+                stream=True,
+                waits=False,
+                idempotency=await idempotency(request, received.canonical),
+            )
+            return await _place(request, order)
+        finally:
+            await received.close()
+
+    @get(opt={"scope": "read"}, operation_id="ListVideos", summary="List videos in pages")
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        after: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
+        order: FromQuery[Direction] = "desc",
+    ) -> Response[OpenAIListView[VideoView]]:
+        if not 1 <= limit <= PAGE_MAX:
+            raise InvalidRequest(
+                "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
+            )
+        media: MediaStore = request.app.state.media
+        account_id = caller(request).account_id
+        if after is not None:
+            await _find(request, after, param="after")
+        records = await media.list(
+            account_id,
+            TASKS_OF_VIDEO,
+            limit=limit + 1,
+            after=_request_id(after) if after is not None else None,
+            oldest_first=order == "asc",
+        )
+        views = [await _described(request, record) for record in records[:limit]]
+        # One that is just being accepted has no view yet.
+        shown = [view for view in views if view is not None]
+        return json_response(list_view(shown, more=len(records) > limit))
+
+    @get(
+        "/{video_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetVideo",
+        summary="How far a video is, and what it cost",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], video_id: FromPath[str]
+    ) -> Response[VideoView]:
+        record, found = await _find(request, video_id)
+        return await _answer(request, record, found)
+
+    @delete(
+        "/{video_id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="DeleteVideo",
+        summary="Delete a video; one that is not finished is stopped, for nothing",
+    )
+    async def remove(
+        self, request: Request[Any, Any, Any], video_id: FromPath[str]
+    ) -> Response[DeletedView]:
+        requests: Requests = request.app.state.requests
+        record, found = await _find(request, video_id)
+        if isinstance(found, Open):
+            await requests.cancel(record.account_id, record.request_id)
+        await requests.forget(record.account_id, record.request_id)
+        return json_response({"id": video_id, "object": "video.deleted", "deleted": True})
+
+    @get(
+        "/{video_id:str}/content",
+        opt={"scope": "read", "media": MEDIA, "answers": [206], "errors": [410, 416]},
+        operation_id="GetVideoContent",
+        summary="The bytes of a finished video, or of a picture of it",
+    )
+    async def content(
+        self,
+        request: Request[Any, Any, Any],
+        video_id: FromPath[str],
+        variant: FromQuery[Variant] = "video",
+    ) -> Response[bytes] | Stream:
+        _, found = await _find(request, video_id)
+        if not isinstance(found, Closed) or found.status != "succeeded":
+            raise NotFound(
+                "video_not_ready",
+                f"{video_id} is {video_status(found)}; only a finished one has bytes.",
+            )
+        if found.output is None:
+            raise Gone("blob_expired", "This video was kept for its time and is deleted.")
+        role = "output" if variant == "video" else variant
+        for medium in media_of(found):
+            blob = blob_of(found, medium)
+            if medium.role == role and blob is not None:
+                extension = EXTENSIONS.get(blob.content_type, "bin")
+                filename = f"{video_id}-{variant}.{extension}"
+                return await serve(request, Served(blob.key, blob.content_type, filename))
+        raise NotFound("variant_not_found", f"{video_id} has no {variant}.", param="variant")
+
+    @post(
+        "/{video_id:str}/remix",
+        status_code=200,
+        opt={"scope": "inference", "holds": True},
+        operation_id="RemixVideo",
+        summary="Order a video again with another text: same seed, size and sources",
+    )
+    async def remix(
+        self, request: Request[Any, Any, Any], video_id: FromPath[str], data: JSONBody[RemixBody]
+    ) -> Response[VideoView]:
+        return await _remix(request, video_id, data.prompt)
+
+    @post(
+        "/edits",
+        status_code=200,
+        opt={"scope": "inference", "holds": True},
+        operation_id="EditVideo",
+        operation_class=described(EditBody),
+        summary="The same as a remix, of the video that is named by its id",
+    )
+    async def edit(self, request: Request[Any, Any, Any]) -> Response[VideoView]:
+        received = await receive(request, repeated={})
+        try:
+            if not isinstance(received.fields.get("video", {}), dict):
+                raise _cannot("change a video that was made elsewhere; name one of yours by its id")
+            data = received.read(EditBody)
+            return await _remix(request, data.video.id, data.prompt, received.canonical)
+        finally:
+            await received.close()
+
+    @post(
+        "/extensions",
+        opt={"scope": "inference"},
+        operation_id="ExtendVideo",
+        summary="Refused: no model here goes on with a video",
+    )
+    async def extend(self) -> Response[None]:
+        raise _cannot("go on with a video; order one that starts from a picture")
+
+    @post(
+        "/characters",
+        opt={"scope": "inference"},
+        operation_id="CreateCharacter",
+        summary="Refused: no model here learns a character",
+    )
+    async def learn(self) -> Response[None]:
+        raise _cannot("learn a character; order a video that starts from a picture of it")
+
+    @get(
+        "/characters/{character_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetCharacter",
+        summary="Never found: no model here learns a character",
+    )
+    async def character(self, character_id: FromPath[str]) -> Response[None]:
+        raise NotFound(
+            "character_not_found", f"There is no character {character_id!r}.", param="character_id"
+        )
+
+
+async def _remix(
+    request: Request[Any, Any, Any], video_id: str, prompt: str, canonical: bytes | None = None
+) -> Response[VideoView]:
+    record, found = await _find(request, video_id)
+    if video_status(found) != "completed" or record.asked is None:
+        raise InvalidRequest(
+            "video_not_ready",
+            f"{video_id} is {video_status(found)}; remix one that is completed.",
+        )
+    requests: Requests = request.app.state.requests
+    value = remixed(record.asked, prompt)
+    order = Order(
+        model=found.model,
+        task=drawing_task(requests.entry(found.model), value, makes="video"),
+        input=value,
+        stream=True,
+        waits=False,
+        idempotency=await idempotency(request, canonical),
+        origin=record.request_id,
+    )
+    return await _place(request, order)
+
+
+def _cannot(what: str) -> InvalidRequest:
+    return InvalidRequest("task_not_supported", f"No model here can {what}.", param="video")
+
+
+async def _place(request: Request[Any, Any, Any], order: Order) -> Response[VideoView]:
+    requests: Requests = request.app.state.requests
+    with await requests.submit(call_of(request), order) as ticket:
+        record, found = await _find(request, video_id_of(ticket.request_id))
+        return await _answer(request, record, found)
+
+
+async def _answer(
+    request: Request[Any, Any, Any], record: Record, found: Open | Closed
+) -> Response[VideoView]:
+    progress = await _progress(request, found)
+    closed = found if isinstance(found, Closed) else None
+    headers = request_headers(found.request_id, closed)
+    if closed is None:
+        soonest, latest = POLL_MS
+        eta_ms = progress.eta_ms if progress is not None and progress.eta_ms else 2 * soonest
+        headers["openai-poll-after-ms"] = str(min(max(eta_ms, soonest), latest))
+    return json_response(_view(record, found, progress), headers=headers)
+
+
+async def _described(request: Request[Any, Any, Any], record: Record) -> VideoView | None:
+    requests: Requests = request.app.state.requests
+    try:
+        found = await requests.find(record.account_id, record.request_id)
+    except NotFound:
+        return None
+    return _view(record, found, await _progress(request, found))
+
+
+async def _find(
+    request: Request[Any, Any, Any], video_id: str, *, param: str = "video_id"
+) -> tuple[Record, Open | Closed]:
+    """Raise ``NotFound`` if the account has no such video (any more)."""
+    media: MediaStore = request.app.state.media
+    requests: Requests = request.app.state.requests
+    account_id = caller(request).account_id
+    record = await media.find(account_id, _request_id(video_id))
+    if record is None or record.task not in TASKS_OF_VIDEO:
+        raise NotFound("video_not_found", f"There is no video {video_id!r}.", param=param)
+    return record, await requests.find(account_id, record.request_id)
+
+
+async def _progress(request: Request[Any, Any, Any], found: Open | Closed) -> Progress | None:
+    requests: Requests = request.app.state.requests
+    if not isinstance(found, Open) or found.status != "running":
+        return None
+    return await requests.progress(found.request_id)
+
+
+def _view(record: Record, found: Open | Closed, progress: Progress | None) -> VideoView:
+    asked = record.asked
+    return video_view(
+        found,
+        asked.input if asked else {},
+        origin=asked.origin if asked else None,
+        progress=progress,
+    )
+
+
+def _request_id(video_id: str) -> str:
+    return f"req_{video_id.removeprefix('video_')}" if video_id.startswith("video_") else ""
+
+
+def batch_order(body: Mapping[str, Any], entries: Entries) -> Order:
+    """Check a body as the endpoint does."""
+    data = read_body(VideoBody, body)
+    refuse_in_batch(data, "previews")
+    value = data.drawing()
+    task = drawing_task(entries(data.model), value, makes="video")
+    return Order(model=data.model, task=task, input=value)
+
+
+BATCHES: Final = Endpoint(
+    VideosController.path,
+    frozenset(TASKS_OF_VIDEO),
+    read=batch_order,
+    answer=lambda closed, body: encode_json(video_view(closed, body)),
+    brings_files=True,
+)

@@ -1,0 +1,86 @@
+"""The bodies of OpenAI's videos, and what they mean to a model. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from gateway.errors import InvalidRequest
+from gateway.files.retention import Asked
+from gateway.files.sources import SourceField, Stored
+from gateway.tasks.text import Strict
+from gateway.tasks.visual import VideoTask
+
+
+class VideoBody(VideoTask):
+    """Body of ``POST /v1/videos``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"model": "pocket-video", "prompt": "a ball that falls", "seconds": "2"}]
+        },
+    )
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    input_reference: SourceField | None = None
+
+    # Understood and without effect here: labels for the caller's own use.
+    user: str | None = None
+    safety_identifier: str | None = None
+
+    def drawing(self) -> VideoTask:
+        """The part that the task itself understands."""
+        given = {name: getattr(self, name) for name in VideoTask.model_fields}
+        if self.input_reference is not None:
+            if self.image is not None or self.images:
+                raise InvalidRequest(
+                    "invalid_value",
+                    "Send either input_reference or image.",
+                    param="input_reference",
+                )
+            given["image"] = self.input_reference
+        return VideoTask.model_construct(**given)
+
+
+class RemixBody(Strict):
+    """Body of ``POST /v1/videos/{id}/remix``."""
+
+    prompt: Annotated[str, Field(min_length=1, max_length=32_000)]
+
+
+class VideoReference(Strict):
+    id: str
+
+
+class EditBody(RemixBody):
+    """Body of ``POST /v1/videos/edits``."""
+
+    video: VideoReference
+
+
+def remixed(asked: Asked, prompt: str) -> VideoTask:
+    """What was asked before with another text: the same seed, size and sources."""
+    given = dict(asked.input)
+    pictures, parameters = given.get("images", 0), dict(given.get("parameters", {}))
+    sources = [Stored(blob) for blob in asked.attachments]
+    duration_ms = given.get("duration_ms")
+    kept = {
+        name: value
+        for name, value in given.items()
+        if name in VideoTask.model_fields and name not in ("images", "video", "parameters")
+    }
+    nothing = dict.fromkeys(VideoTask.model_fields)
+    return VideoTask.model_construct(
+        **{
+            **nothing,
+            **kept,
+            "prompt": prompt,
+            "images": sources[:pictures] or None,
+            "video": sources[pictures] if given.get("video") else None,
+            "seconds": duration_ms / 1000 if duration_ms else None,
+            "resolution": parameters.pop("resolution", None),
+            "parameters": parameters or None,
+        }
+    )

@@ -1,0 +1,281 @@
+"""OpenAI's custom voices: a consent and a sample are sent, and speech may name the voice.
+
+Beyond OpenAI's: voices can be listed and looked at, a recording may also be given as a data URI, an
+https address or an upload, and ``transcript`` says what is said in the sample. Nobody gets a
+recording back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypedDict
+
+from litestar import Controller, Request, Response, delete, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from gateway.api.http.access import caller
+from gateway.api.http.answers import DeletedView, json_response
+from gateway.api.http.forms import described, receive
+from gateway.api.http.storing import may_store
+from gateway.api.openai.files import OpenAIListView, list_view
+from gateway.errors import InvalidRequest
+from gateway.files.sources import Source, SourceField
+from gateway.voices.store import NAME_MAX, Kind, New, Recording, RecordingPage, Voices
+
+PAGE_MAX: Final = 100
+TRANSCRIPT_MAX: Final = 4096
+
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=NAME_MAX)]
+LanguageTag = Annotated[
+    str, StringConstraints(max_length=35, pattern=r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$")
+]
+
+
+class ConsentBody(BaseModel):
+    """Of ``POST /v1/audio/voice_consents``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    language: LanguageTag
+    recording: SourceField
+
+
+class ConsentChange(BaseModel):
+    """Of ``POST /v1/audio/voice_consents/{id}``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+
+
+class VoiceBody(BaseModel):
+    """Of ``POST /v1/audio/voices``; what it is not can be told by ``type``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["audio_sample"] = "audio_sample"
+    name: Name
+    consent: str
+    audio_sample: SourceField
+    transcript: Annotated[str, Field(max_length=TRANSCRIPT_MAX)] = ""
+    description: Annotated[str, Field(max_length=TRANSCRIPT_MAX)] = ""
+
+
+class ConsentView(TypedDict):
+    """A recorded consent to the use of a voice."""
+
+    id: str
+    object: Literal["audio.voice_consent"]
+    created_at: int
+    language: str | None
+    name: str
+
+
+class VoiceView(TypedDict):
+    id: str
+    object: Literal["audio.voice"]
+    created_at: int
+    name: str
+    type: Literal["audio_sample"]
+    consent: str | None
+    transcript: str
+    description: str
+
+
+class VoiceConsentsController(Controller):
+    path = "/v1/audio/voice_consents"
+    tags = ["OpenAI"]
+
+    @post(
+        status_code=200,
+        opt={"scope": "inference", "stores_body": True},
+        guards=[may_store],
+        operation_id="CreateVoiceConsent",
+        operation_class=described(ConsentBody),
+        summary="Keep a recording in which somebody consents to the use of their voice",
+    )
+    async def create(self, request: Request[Any, Any, Any]) -> Response[ConsentView]:
+        received = await receive(request, repeated={})
+        try:
+            data = received.read(ConsentBody)
+            new = New(data.name, language=data.language)
+            source = Source("audio", data.recording, "recording")
+            return json_response(consent_view(await _create(request, new, source)))
+        finally:
+            await received.close()
+
+    @get(
+        opt={"scope": "read"},
+        operation_id="ListVoiceConsents",
+        summary="List consents, newest first",
+    )
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        after: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
+    ) -> Response[OpenAIListView[ConsentView]]:
+        page = await _page(request, "consent", after=after, limit=limit)
+        return json_response(list_view([consent_view(each) for each in page.items], more=page.more))
+
+    @get(
+        "/{consent_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetVoiceConsent",
+        summary="What is known of a consent",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], consent_id: FromPath[str]
+    ) -> Response[ConsentView]:
+        account_id = caller(request).account_id
+        return json_response(
+            consent_view(await _voices(request).find(account_id, "consent", consent_id))
+        )
+
+    @post(
+        "/{consent_id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="UpdateVoiceConsent",
+        summary="Give a consent another name",
+    )
+    async def update(
+        self,
+        request: Request[Any, Any, Any],
+        consent_id: FromPath[str],
+        data: JSONBody[ConsentChange],
+    ) -> Response[ConsentView]:
+        account_id = caller(request).account_id
+        changed = await _voices(request).rename_consent(account_id, consent_id, data.name)
+        return json_response(consent_view(changed))
+
+    @delete(
+        "/{consent_id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="DeleteVoiceConsent",
+        summary="Withdraw a consent: it is deleted with all voices that were made with it",
+    )
+    async def remove(
+        self, request: Request[Any, Any, Any], consent_id: FromPath[str]
+    ) -> Response[DeletedView]:
+        await _voices(request).delete(caller(request).account_id, "consent", consent_id)
+        return json_response({"id": consent_id, "object": "audio.voice_consent", "deleted": True})
+
+
+class VoicesController(Controller):
+    path = "/v1/audio/voices"
+    tags = ["OpenAI"]
+
+    @post(
+        status_code=200,
+        opt={"scope": "inference", "stores_body": True},
+        guards=[may_store],
+        operation_id="CreateVoice",
+        operation_class=described(VoiceBody),
+        summary="Keep a voice: a recording of it, and the consent of whose it is",
+    )
+    async def create(self, request: Request[Any, Any, Any]) -> Response[VoiceView]:
+        received = await receive(request, repeated={})
+        try:
+            _refuse_prompts(received.fields)
+            data = received.read(VoiceBody)
+            new = New(
+                data.name,
+                consent_id=data.consent,
+                transcript=data.transcript,
+                description=data.description,
+            )
+            source = Source("audio", data.audio_sample, "audio_sample")
+            return json_response(voice_view(await _create(request, new, source)))
+        finally:
+            await received.close()
+
+    @get(opt={"scope": "read"}, operation_id="ListVoices", summary="List voices, newest first")
+    async def index(
+        self,
+        request: Request[Any, Any, Any],
+        after: FromQuery[str | None] = None,
+        limit: FromQuery[int] = 20,
+    ) -> Response[OpenAIListView[VoiceView]]:
+        page = await _page(request, "voice", after=after, limit=limit)
+        return json_response(list_view([voice_view(each) for each in page.items], more=page.more))
+
+    @get(
+        "/{voice_id:str}",
+        opt={"scope": "read"},
+        operation_id="GetVoice",
+        summary="What is known of a voice",
+    )
+    async def show(
+        self, request: Request[Any, Any, Any], voice_id: FromPath[str]
+    ) -> Response[VoiceView]:
+        account_id = caller(request).account_id
+        return json_response(voice_view(await _voices(request).find(account_id, "voice", voice_id)))
+
+    @delete(
+        "/{voice_id:str}",
+        status_code=200,
+        opt={"scope": "inference"},
+        operation_id="DeleteVoice",
+        summary="Delete a voice, for good and at once; its consent stays",
+    )
+    async def remove(
+        self, request: Request[Any, Any, Any], voice_id: FromPath[str]
+    ) -> Response[DeletedView]:
+        await _voices(request).delete(caller(request).account_id, "voice", voice_id)
+        return json_response({"id": voice_id, "object": "audio.voice.deleted", "deleted": True})
+
+
+def consent_view(consent: Recording) -> ConsentView:
+    return {
+        "id": consent.id,
+        "object": "audio.voice_consent",
+        "created_at": int(consent.created_at.timestamp()),
+        "language": consent.language,
+        "name": consent.name,
+    }
+
+
+def voice_view(voice: Recording) -> VoiceView:
+    return {
+        "id": voice.id,
+        "object": "audio.voice",
+        "created_at": int(voice.created_at.timestamp()),
+        "name": voice.name,
+        "type": "audio_sample",
+        "consent": voice.consent_id,
+        "transcript": voice.transcript,
+        "description": voice.description,
+    }
+
+
+async def _create(request: Request[Any, Any, Any], new: New, source: Source) -> Recording:
+    return await _voices(request).create(caller(request).account_id, new, source)
+
+
+async def _page(
+    request: Request[Any, Any, Any], kind: Kind, *, after: str | None, limit: int
+) -> RecordingPage:
+    if not 1 <= limit <= PAGE_MAX:
+        raise InvalidRequest(
+            "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
+        )
+    account_id = caller(request).account_id
+    return await _voices(request).list(account_id, kind, limit=limit, after=after)
+
+
+def _refuse_prompts(fields: dict[str, Any]) -> None:
+    """Say it plainly where a voice is to be thought up, which is another thing than a recording."""
+    if fields.get("type") == "prompt" or "prompt" in fields:
+        raise InvalidRequest(
+            "unsupported_parameter",
+            "Voices are made of recordings here, not of prompts; send audio_sample and consent.",
+            param="type",
+        )
+
+
+def _voices(request: Request[Any, Any, Any]) -> Voices:
+    voices: Voices = request.app.state.voices
+    return voices

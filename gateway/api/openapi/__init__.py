@@ -1,0 +1,1 @@
+"""The OpenAPI document, made from the types that handlers take and return, and its page."""

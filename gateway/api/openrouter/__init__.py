@@ -1,0 +1,1 @@
+"""OpenRouter's API, for its clients: models, credits, routing and price caps."""

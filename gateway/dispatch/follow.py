@@ -1,0 +1,139 @@
+"""Follows a request from anywhere in its life: what was logged, then what happens, then the end.
+
+Every event carries ``<attempt>-<seq>``; a follower that comes back with the last one it saw goes on
+after it, on any gateway. An event of a newer attempt makes everything of the older ones void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from gateway.dispatch.waiters import Waiter
+from gateway.ledger.closed import Closed
+from gateway.sql.outages import QUEUE_OUTAGE
+from workers.contract.jobs import Progress, SentEvent, Settled, decode_frame
+from workers.contract.streams import EventLog
+
+POLL_S: Final = 10.0
+"""Time without news after which the request is looked up in SQL: its wake-up may be lost."""
+TICK_S: Final = 1.0
+TICK_QUIET_S: Final = 4.0
+"""Intervals at which the log is read where no live event came: while there is news, and after
+``POLL_S`` without any."""
+PROGRESS_ENTRIES: Final = 4
+"""Of an event log, from its end: so far back progress is looked for."""
+PROGRESS_PATIENCE_S: Final = 1.0
+LOG_LAG_S: Final = 0.5
+"""Workers write what they say into the log a little later than they say it."""
+
+Followed: TypeAlias = tuple[str | None, str, Mapping[str, Any] | Closed]
+"""Cursor, name and data of one event, at last the closed request; no name is a sign of life."""
+
+
+async def follow(
+    waiter: Waiter,
+    log: EventLog,
+    *,
+    request_id: str,
+    after: str | None,
+    look: Callable[[], Awaitable[Closed | None]],
+    keep_alive_s: float,
+) -> AsyncIterator[Followed]:
+    """Yield the events of a request after a cursor, and last the closed request itself.
+
+    Live events come through the waiter; the log fills whatever gap it leaves, and is asked alone
+    where another process receives them.
+    """
+    seen = _place(after)
+    spoke = heard = looked = time.monotonic()
+    live: list[SentEvent] = []
+    while True:
+        if not live or _gap(seen, live[0]):
+            missed = await logged(log, request_id, seen)
+            if live and not missed:
+                # What was said a moment ago is still on its way to the log.
+                await asyncio.sleep(LOG_LAG_S)
+                missed = await logged(log, request_id, seen)
+            live = missed or live
+        for event in live:
+            if (event.attempt, event.seq) > seen and not isinstance(event.event, Settled):
+                seen = (event.attempt, event.seq)
+                spoke = heard = time.monotonic()
+                yield f"{event.attempt}-{event.seq}", *_named(event)
+        if waiter.settled:
+            found = waiter.closed or await look()
+            if found is not None and found.output and not found.output.is_loaded:
+                found = await look()
+            if found is not None:
+                for event in await logged(log, request_id, seen):
+                    if (event.attempt, event.seq) > seen:
+                        seen = (event.attempt, event.seq)
+                        yield f"{event.attempt}-{event.seq}", *_named(event)
+                yield None, found.status, found
+                return
+        quiet = time.monotonic() - heard >= POLL_S
+        live = await waiter.next(TICK_QUIET_S if quiet else TICK_S)
+        if not live and not waiter.settled and time.monotonic() - max(heard, looked) >= POLL_S:
+            looked = time.monotonic()
+            ended = await look()
+            if ended is not None:
+                waiter.settle(ended)
+        if not live and time.monotonic() - spoke >= keep_alive_s:
+            spoke = time.monotonic()
+            yield None, "", {}
+
+
+def _place(cursor: str | None) -> tuple[int, int]:
+    if not cursor:
+        return (0, 0)
+    attempt, _, seq = cursor.partition("-")
+    return (int(attempt), int(seq))
+
+
+def _gap(seen: tuple[int, int], event: SentEvent) -> bool:
+    """Whether events may be missing between what was seen and this one."""
+    attempt, seq = seen
+    return (event.attempt, event.seq) > (attempt, seq + 1) and event.seq != 1
+
+
+async def logged(log: EventLog, request_id: str, seen: tuple[int, int]) -> list[SentEvent]:
+    """What a job has said after an event, by attempt and number, as far as it is kept."""
+    after = f"{seen[0]}-{seen[1]}" if seen != (0, 0) else None
+    events: list[SentEvent] = []
+    for entry in await log.replay(request_id, after=after):
+        events.extend(decode_frame(entry.data))
+    return [event for event in events if (event.attempt, event.seq) > seen]
+
+
+def _named(event: SentEvent) -> tuple[str, Mapping[str, Any]]:
+    data = msgspec.to_builtins(event.event)
+    name = data.pop("type")
+    return name, {"attempt": event.attempt, **data}
+
+
+async def logged_soon(log: EventLog, request_id: str, seen: tuple[int, int]) -> Sequence[SentEvent]:
+    """``logged``, or nothing if the queue server does not answer soon."""
+    try:
+        async with asyncio.timeout(PROGRESS_PATIENCE_S):
+            return await logged(log, request_id, seen)
+    except QUEUE_OUTAGE:
+        return ()
+
+
+async def latest_progress(log: EventLog, request_id: str) -> Progress | None:
+    """The newest progress that a job has reported; None if there is none, or no answer soon."""
+    try:
+        async with asyncio.timeout(PROGRESS_PATIENCE_S):
+            entries = await log.latest(request_id, count=PROGRESS_ENTRIES)
+    except QUEUE_OUTAGE:
+        return None
+    for entry in entries:
+        for sent in reversed(decode_frame(entry.data)):
+            if isinstance(sent.event, Progress):
+                return sent.event
+    return None

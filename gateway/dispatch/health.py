@@ -1,0 +1,122 @@
+"""What this process last heard of the queue: how long each one is, and which workers serve what.
+
+Asked before anything is held, so that a request that cannot be run soon costs nobody anything. A
+queue server that is slow or away trips the breaker: 503 at once instead of a hold that waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from typing import Final
+
+from redis.asyncio import Redis
+
+from gateway.catalog.availability import availability
+from gateway.catalog.schema import Entry
+from gateway.dispatch.waiting import Waiting, Weight
+from gateway.errors import TooManyRequests, Unavailable
+from gateway.sql.outages import QUEUE_OUTAGE
+from gateway.supervision import Beat, unheard
+from workers.contract.load import Load
+from workers.contract.queue import loads
+from workers.contract.streams import Announcement, Workers
+
+log = logging.getLogger(__name__)
+
+REFRESH_S: Final = 0.5
+START_REFRESH_S: Final = 0.1
+"""While no worker serves anything: the first one is being waited for."""
+PATIENCE_S: Final = 1.0
+"""A refresh that takes longer counts as failed: a slow queue is worse than a dead one."""
+STALE_S: Final = 3.0
+"""Beyond this age of the last good refresh the breaker is open."""
+_MARK_MS: Final = 60_000
+RECENT_S: Final = 30.0
+"""Queues asked for within this time are refreshed; the others cost nothing."""
+
+
+class Watch:
+    def __init__(
+        self, redis: Redis, *, namespace: str, weight: Weight = lambda account: 1.0
+    ) -> None:
+        self._redis = redis
+        self._weight = weight
+        self._namespace = namespace
+        self._workers = Workers(redis, namespace=namespace)
+        self._asked: dict[str, float] = {}
+        self._loads: dict[str, Load] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._announcements: tuple[Announcement, ...] = ()
+        self._heard = -math.inf
+
+    async def run(self, beat: Beat = unheard) -> None:
+        """Refresh until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await self.refresh()
+            except QUEUE_OUTAGE as error:
+                log.warning("queue server does not answer: %s", type(error).__name__)
+            beat()
+            serving = any(worker.models for worker in self._announcements)
+            await asyncio.sleep(REFRESH_S if serving else START_REFRESH_S)
+
+    async def refresh(self) -> None:
+        """Ask for everything in a few round trips, however many models there are.
+
+        A server that refuses writes (full, or a replica) cannot queue a job, so it counts as away.
+        """
+        await self._redis.set(f"{self._namespace}:watch", b"", px=_MARK_MS)
+        announcements = await self._workers.list()
+        horizon = time.monotonic() - RECENT_S
+        models = [model for model, asked in self._asked.items() if asked > horizon]
+        found = await loads(self._redis, models, namespace=self._namespace)
+        self._announcements = tuple(announcements)
+        self._loads = found
+        self._waiting = {model: Waiting(load, self._weight) for model, load in found.items()}
+        self._heard = time.monotonic()
+
+    @property
+    def healthy(self) -> bool:
+        return time.monotonic() - self._heard < STALE_S
+
+    @property
+    def announcements(self) -> tuple[Announcement, ...]:
+        return self._announcements
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        return self._loads
+
+    def check(self, entry: Entry, *, account: str, waits: bool, wait_max_s: float) -> None:
+        """Raise ``Unavailable`` or ``TooManyRequests`` if a request of an account, by its name in
+        the queue, had better not be accepted."""
+        if not self.healthy:
+            raise Unavailable(
+                "queue_unavailable",
+                "The queue server does not answer; nothing was accepted or charged.",
+                retry_after_s=2,
+            )
+        missing = availability(entry, self._announcements)
+        if missing is not None and (waits or entry.upstream is not None):
+            # What is not set up will not be for the asking: clients are told not to try again.
+            set_up = missing.code != "upstream_not_configured"
+            raise Unavailable(
+                missing.code,
+                f"{entry.name} is not available: {missing.reason}.",
+                retry_after_s=5 if set_up else None,
+                should_retry=set_up,
+            )
+        self._asked[entry.name] = time.monotonic()
+        waiting = self._waiting.get(entry.name)
+        wait_s = waiting.seconds(account) if waiting is not None else 0.0
+        if wait_s > wait_max_s:
+            raise TooManyRequests(
+                "queue_full",
+                f"Your next request to {entry.name} would be queued for about {wait_s:.0f} s, and "
+                f"at most {wait_max_s:.0f} s are accepted for this kind of request.",
+                retry_after_s=max(1, math.ceil(wait_s - wait_max_s)),
+            )

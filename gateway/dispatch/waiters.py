@@ -1,0 +1,126 @@
+"""Who is waiting for which request in this process, and what has been heard of it.
+
+Events arrive through the process's one mailbox; the end of a request is announced by whoever
+settled it, after the charge was committed. A waiter registers before its request is queued, so
+nothing can be missed. Knows neither HTTP nor money.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+from redis.asyncio import Redis
+
+from gateway.ledger.closed import Closed
+from gateway.sql.outages import QUEUE_OUTAGE
+from gateway.supervision import Beat, unheard
+from workers.contract.jobs import RequestId, SentEvent, Settled, decode_frame
+from workers.contract.streams import Mailbox
+
+log = logging.getLogger(__name__)
+
+BUFFER_MAX: Final = 4096
+"""Events kept for a slow reader; beyond that it hears the rest from the final output."""
+
+
+class Waiter:
+    """One reader of one request. ``next`` yields events until the request is settled."""
+
+    def __init__(self) -> None:
+        self._events: list[SentEvent] = []
+        self._changed = asyncio.Event()
+        self.settled = False
+        self.closed: Closed | None = None
+        """The end itself, where it was settled in this process."""
+
+    def push(self, event: SentEvent) -> None:
+        if len(self._events) >= BUFFER_MAX:
+            self._events.clear()
+        self._events.append(event)
+        self._changed.set()
+
+    def settle(self, closed: Closed | None) -> None:
+        self.settled = True
+        self.closed = closed
+        self._changed.set()
+
+    def nudge(self) -> None:
+        """Have ``next`` return although nothing has happened."""
+        self._changed.set()
+
+    async def next(self, timeout_s: float) -> list[SentEvent]:
+        """Wait for news: events, or an empty list once settled or when the time is up."""
+        if not self._events and not self.settled:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
+        self._changed.clear()
+        events, self._events = self._events, []
+        return events
+
+
+class Waiters:
+    """The register of this process, fed by its mailbox and by its settler."""
+
+    def __init__(self) -> None:
+        self._waiters: defaultdict[RequestId, list[Waiter]] = defaultdict(list)
+        self.hear_step: Callable[[SentEvent], None] | None = None
+        """Told of events of what is a step of a request."""
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._waiters
+
+    @contextlib.contextmanager
+    def watch(self, request_id: RequestId) -> Iterator[Waiter]:
+        waiter = Waiter()
+        self._waiters[request_id].append(waiter)
+        try:
+            yield waiter
+        finally:
+            others = self._waiters[request_id]
+            others.remove(waiter)
+            if not others:
+                del self._waiters[request_id]
+
+    def hear(self, events: tuple[SentEvent, ...]) -> None:
+        for event in events:
+            if isinstance(event.event, Settled):
+                self.settle(event.request_id)
+                continue
+            if "." in event.request_id and self.hear_step is not None:
+                self.hear_step(event)
+            for waiter in self._waiters.get(event.request_id, ()):
+                waiter.push(event)
+
+    def settle(self, request_id: RequestId, closed: Closed | None = None) -> bool:
+        """Wake everybody who waits for a settled request; say whether anybody did."""
+        waiters = self._waiters.get(request_id, ())
+        for waiter in waiters:
+            waiter.settle(closed)
+        return bool(waiters)
+
+
+async def read_mailbox(
+    redis: Redis, mailbox: Mailbox, waiters: Waiters, beat: Beat = unheard
+) -> None:
+    """Hand out what arrives in this process's mailbox, until cancelled."""
+    while True:
+        try:
+            for frame in filter(None, await mailbox.read(block_ms=1000)):
+                try:
+                    waiters.hear(decode_frame(frame))
+                except msgspec.DecodeError:
+                    log.warning("a mailbox frame could not be decoded and was dropped")
+        except QUEUE_OUTAGE as error:
+            log.warning("mailbox unreadable, trying again: %s", type(error).__name__)
+            await asyncio.sleep(0.5)
+        beat()

@@ -1,0 +1,268 @@
+"""Brings what a client sends along into the blob store, before anything is held for its request.
+
+Every source is bounded in bytes, all of a request's in time, and each is told by its first bytes
+to be what the task reads. An address is called without credentials or cookies, over TLS, never in
+a private network, and every redirect is checked like the first address. Whatever was stored when
+something is refused is the caller's to discard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Final
+from urllib.parse import unquote_to_bytes, urljoin
+
+import httpx
+
+from gateway.checks.public_urls import check_url
+from gateway.errors import InvalidRequest, TollgateError, TooLarge, Unavailable
+from gateway.files.retention import BROUGHT
+from gateway.files.room import Room
+from gateway.files.sources import Inline, Kept, Remote, Sent, Source, Stored, Uploaded
+from gateway.files.spool import SPOOL
+from gateway.files.store import Files
+from workers.contract.addresses import PrivateAddress, pin
+from workers.contract.blobs import BlobError, BlobMissing, Blobs, blob_key
+from workers.contract.jobs import BlobRef, RequestId
+from workers.contract.kinds import HEAD_BYTES, accepted, may_be, sniff
+from workers.contract.media import MediumKind
+
+CHUNK_BYTES: Final = 1024 * 1024
+REDIRECTS_MAX: Final = 5
+FILE_BYTES: Final = 1024 * 1024
+"""Room that sources need at least; how large they are is not known yet."""
+STORING: Final = 4
+"""Large bodies whose files are stored at a time."""
+CONCURRENCY: Final = 64
+"""Addresses read at a time by one gateway."""
+
+
+class Fetcher:
+    """Owns the client by which addresses are read; ``close`` it at the end."""
+
+    def __init__(
+        self,
+        blobs: Blobs,
+        files: Files,
+        *,
+        bytes_max: int,
+        timeout_s: float,
+        private_allowed: bool,
+        room: Room | None = None,
+    ) -> None:
+        self._room = room
+        self._blobs = blobs
+        self._files = files
+        self._bytes_max = bytes_max
+        self._timeout_s = timeout_s
+        self._private_allowed = private_allowed
+        self._storing = asyncio.Semaphore(STORING)
+        self._free = asyncio.Semaphore(CONCURRENCY)
+        self._client = httpx.AsyncClient(
+            timeout=timeout_s,
+            follow_redirects=False,
+            trust_env=False,
+            # Addresses of one server must not share a connection that was proven for one name.
+            limits=httpx.Limits(max_keepalive_connections=0),
+            # What one client's address sets must not be sent to another's.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            headers={
+                "User-Agent": "Tollgate-Fetch",
+                "Accept": "image/*, video/*, audio/*",
+                # Small bytes that unpack into many would get around the bound.
+                "Accept-Encoding": "identity",
+            },
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def fetch(
+        self, account_id: int, request_id: RequestId, sources: Sequence[Source]
+    ) -> tuple[BlobRef, ...]:
+        """Store a request's sources, in their order. Raise ``TollgateError``."""
+        if self._room is not None:
+            await self._room.check_disk(FILE_BYTES)
+        nonce = f"{BROUGHT}{secrets.token_hex(8)}"
+
+        async def bring(place: int, source: Source) -> BlobRef:
+            key = blob_key(str(account_id), request_id, nonce, place)
+            return await self._bring(account_id, key, source)
+
+        spool = SPOOL.get()
+        try:
+            # What came in a large body waits for its turn outside the time for addresses.
+            async with (
+                self._storing if spool is not None else contextlib.nullcontext(),
+                asyncio.timeout(self._timeout_s),
+                asyncio.TaskGroup() as group,
+            ):
+                tasks = [
+                    group.create_task(bring(place, source)) for place, source in enumerate(sources)
+                ]
+        except TimeoutError:
+            raise InvalidRequest(
+                "source_unreachable",
+                f"What came with the request could not be read within {self._timeout_s:g} s.",
+                param=sources[0].param,
+            ) from None
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        if spool is not None:
+            spool.close()  # what came in the body is stored, and makes room for others
+        return tuple(task.result() for task in tasks)
+
+    async def _bring(self, account_id: int, key: str, source: Source) -> BlobRef:
+        if isinstance(source.given, Kept):
+            assert source.given.blob is not None, "a voice is looked up first"
+            return source.given.blob
+        try:
+            if isinstance(source.given, Remote):
+                async with self._free:
+                    return await self._store(key, self._download(account_id, source), source)
+            chunks = await self._open(account_id, source)
+            return await self._store(key, chunks, source)
+        except BlobMissing:
+            raise InvalidRequest(
+                "source_gone", f"{source.param} is not kept any more.", param=source.param
+            ) from None
+        except BlobError:
+            raise Unavailable(
+                "blobs_unavailable", "The store of files does not answer.", retry_after_s=2
+            ) from None
+
+    async def _open(self, account_id: int, source: Source) -> AsyncIterator[bytes]:
+        param = source.param
+        match source.given:
+            case Inline(uri) if (spool := SPOOL.get()) and (part := spool.find(uri)):
+                if not part.valid:
+                    raise _not_base64(param)
+                return spool.read(part)
+            case Inline(uri):
+                return _pieces(await asyncio.to_thread(decode, uri, param, self._most(source)))
+            case Uploaded(file_id):
+                return self._files.content(await self._files.find(account_id, file_id, param=param))
+            case Sent(read):
+                return read()
+            case Stored(blob):
+                return self._blobs.stream(blob)
+        raise AssertionError(f"{source.given!r} is read from elsewhere")
+
+    def _most(self, source: Source) -> int:
+        """Bytes that may come of a source."""
+        return min(self._bytes_max, source.bytes_max or self._bytes_max)
+
+    async def _store(self, key: str, chunks: AsyncIterator[bytes], source: Source) -> BlobRef:
+        bounded = _bounded(chunks, self._most(source), source.param)
+        content_type, whole = await identified(bounded, source.kind, source.param)
+        return await self._blobs.put_stream(key, whole, content_type=content_type)
+
+    async def _download(self, account_id: int, source: Source) -> AsyncIterator[bytes]:
+        assert isinstance(source.given, Remote)
+        url, param = source.given.url, source.param
+        try:
+            for _ in range(REDIRECTS_MAX + 1):
+                check_url(url, param=param, private_allowed=self._private_allowed)
+                to = await pin(url, private_allowed=self._private_allowed, owner=str(account_id))
+                async with self._client.stream(
+                    "GET", to.url, headers=to.headers, extensions=to.extensions
+                ) as answer:
+                    if answer.has_redirect_location:
+                        url = urljoin(url, answer.headers["location"]).partition("#")[0]
+                        continue
+                    if answer.status_code != 200:
+                        raise _unreachable(param, f"it answers {answer.status_code}")
+                    async for chunk in answer.aiter_raw(CHUNK_BYTES):
+                        yield chunk
+                    return
+        except (PrivateAddress, httpx.HTTPError, httpx.InvalidURL, OSError):
+            # One message for all: it must not reveal which names and ports exist inside.
+            raise _unreachable(
+                param, "its address is not public, or its server does not answer"
+            ) from None
+        raise _unreachable(param, f"it leads on more than {REDIRECTS_MAX} times")
+
+
+def decode(uri: str, param: str, bytes_max: int) -> bytes:
+    """Read a data URI. Raise ``InvalidRequest``, or ``TooLarge`` before it is decoded."""
+    head, comma, body = uri.partition(",")
+    if not comma:
+        raise InvalidRequest(
+            "invalid_value",
+            f"{param} is no data URI of the form data:image/png;base64,….",
+            param=param,
+        )
+    if not head.endswith(";base64"):
+        return unquote_to_bytes(body)
+    if len(body) > bytes_max * 4 // 3 + 4:
+        raise _too_large(param, bytes_max)
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise _not_base64(param) from None
+
+
+async def identified(
+    chunks: AsyncIterator[bytes], kind: MediumKind | None, param: str
+) -> tuple[str, AsyncIterator[bytes]]:
+    """Tell what a file is, and give all of it. Raise ``InvalidRequest`` if it is of another kind
+    than wanted; None takes each that is known."""
+    head = b""
+    async for chunk in chunks:
+        head += chunk
+        if len(head) >= HEAD_BYTES:
+            break
+    if not head:
+        raise InvalidRequest("empty_file", f"{param} is empty.", param=param)
+    content_type = sniff(head)
+    if content_type is None or (kind is not None and not may_be(content_type, kind)):
+        wanted: tuple[MediumKind, ...] = (kind,) if kind else ("image", "video", "audio")
+        raise InvalidRequest(
+            "unsupported_media_type",
+            f"{param} is {content_type or 'of no type that is known here'}; accepted: "
+            f"{', '.join(map(accepted, wanted))}.",
+            param=param,
+        )
+    return content_type, _resumed(head, chunks)
+
+
+async def _bounded(
+    chunks: AsyncIterator[bytes], bytes_max: int, param: str
+) -> AsyncIterator[bytes]:
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        if size > bytes_max:
+            raise _too_large(param, bytes_max)
+        yield chunk
+
+
+async def _resumed(head: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield head
+    async for chunk in rest:
+        yield chunk
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]
+
+
+def _not_base64(param: str) -> TollgateError:
+    return InvalidRequest(
+        "invalid_value", f"{param} is a data URI whose base64 cannot be read.", param=param
+    )
+
+
+def _too_large(param: str, bytes_max: int) -> TollgateError:
+    return TooLarge("source_too_large", f"{param} has more than {bytes_max} bytes.", param=param)
+
+
+def _unreachable(param: str, why: str) -> TollgateError:
+    return InvalidRequest("source_unreachable", f"{param} could not be read: {why}.", param=param)

@@ -1,0 +1,113 @@
+"""Places for one file each, made before it is sent: signed, so that sending needs no key. Pure.
+
+Nothing is stored until the file comes: account, id, type and end of time stand in the address,
+signed with a secret that derives from the server's own. Requests of the same account name the file
+by the address without the signature, which is never called and opens nothing to anybody.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+from urllib.parse import urlsplit
+
+from gateway.errors import Forbidden, Gone
+from gateway.ids import new_id
+from workers.contract.kinds import kind_of
+from workers.contract.media import MediumKind
+
+PATH: Final = "/v1/uploads"
+VALID_S: Final = 900
+
+CONTENT_TYPES: Final[Mapping[str, str]] = {
+    "png": "image/png",
+    "jpeg": "image/jpeg",
+    # What those who say jpg send, whatever its registered name is.
+    "jpg": "image/jpg",
+    "webp": "image/webp",
+    "gif": "image/gif",
+    "mp4": "video/mp4",
+    "mov": "video/quicktime",
+    "webm": "video/webm",
+    "mp3": "audio/mp3",
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "ogg": "audio/ogg",
+    "m4a": "audio/mp4",
+}
+"""What may be announced, and the content type with which it is to be sent."""
+
+_NAME: Final = re.compile(r"(file-[0-9a-f]{32})\.([a-z0-9]{3,4})")
+_PUBLIC: Final = re.compile(r"(?:/.*)?" + PATH + r"/(file-[0-9a-f]{32})\.[a-z0-9]{3,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Whose file it will be, under which id, and as what it is to be sent."""
+
+    account_id: int
+    file_id: str
+    content_type: str
+
+    @property
+    def kind(self) -> MediumKind:
+        return cast(MediumKind, kind_of(self.content_type))
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    secret: bytes
+
+    @classmethod
+    def make(cls, pepper: bytes) -> Slots:
+        return cls(hmac.digest(pepper, b"uploads", hashlib.sha256))
+
+    def open(
+        self, account_id: int, file_type: str, *, base: str, file_id: str | None = None
+    ) -> tuple[str, str]:
+        """Make an address to send a file to, and the one under which requests name it.
+
+        Raise ``KeyError`` for a type that is not taken.
+        """
+        assert CONTENT_TYPES[file_type]
+        address = f"{base.rstrip('/')}{PATH}/{file_id or new_id('file-')}.{file_type}"
+        expires_at = int(time.time()) + VALID_S
+        name = address.rpartition("/")[2]
+        signature = self._sign(name, str(account_id), expires_at)
+        query = f"account={account_id}&expires={expires_at}&signature={signature}"
+        return f"{address}?{query}", address
+
+    def check(
+        self, name: str, *, account: str | None, expires: str | None, signature: str | None
+    ) -> Slot:
+        """Read a signed address. Raise ``Forbidden`` or ``Gone``."""
+        expires_at = int(expires) if expires and re.fullmatch(r"[0-9]{1,12}", expires) else 0
+        right = self._sign(name, account or "", expires_at)
+        found = _NAME.fullmatch(name)
+        if found is None or not hmac.compare_digest(right.encode(), (signature or "").encode()):
+            raise Forbidden("invalid_signature", "This address was not made here, or was changed.")
+        if expires_at < time.time():
+            raise Gone("link_expired", "This address has expired; ask for another one.")
+        file_id, file_type = found.groups()
+        return Slot(int(account or 0), file_id, CONTENT_TYPES[file_type])
+
+    def _sign(self, name: str, account: str, expires_at: int) -> str:
+        text = f"{name}\n{account}\n{expires_at}"
+        digest = hmac.digest(self.secret, text.encode(), hashlib.sha256)
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def id_in(url: str) -> str | None:
+    """The file that an address stands for, at whatever name of this server; None if it is another
+    sort of address."""
+    try:
+        found = _PUBLIC.fullmatch(urlsplit(url).path)
+    except ValueError:
+        return None
+    return found[1] if found else None

@@ -1,0 +1,114 @@
+"""Group commit: whatever arrives while one batch is being written goes into the next.
+
+No timer: a lone item is written at once, a burst fills its batches by itself. If a batch fails for
+its data, its items are tried one by one, so that one bad item does not fail its neighbours; the
+function that writes must therefore be idempotent. An outage fails the whole batch immediately. An
+item whose caller is gone before it is written is never written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+from gateway.errors import Unavailable
+from gateway.sql.outages import OUTAGE
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+BATCH_MAX: Final = 128
+PENDING_MAX: Final = 10_000
+
+
+class GroupCommit(Generic[Item, Answer]):
+    """Calls ``write(batch)`` for one batch at a time; its answers are in the batch's order."""
+
+    def __init__(
+        self,
+        write: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]],
+        *,
+        batch_max: int = BATCH_MAX,
+    ) -> None:
+        self._write = write
+        self._batch_max = batch_max
+        self._pending: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._writer: asyncio.Task[None] | None = None
+
+    async def submit(self, item: Item) -> Answer:
+        """Write an item together with others; return its answer or raise what writing it raised.
+
+        A caller that is cancelled while it waits does not undo what is being written; what waits
+        for the next batch is dropped with it.
+        """
+        if len(self._pending) >= PENDING_MAX:
+            raise Unavailable(
+                "overloaded", "Too many requests at once; nothing was accepted.", retry_after_s=1
+            )
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._pending.append((item, answer))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._drain())
+        return await answer
+
+    async def _drain(self) -> None:
+        try:
+            while self._pending:
+                count = min(len(self._pending), self._batch_max)
+                taken = (self._pending.popleft() for _ in range(count))
+                # Awaiting a future and being cancelled cancels the future as well.
+                batch = [entry for entry in taken if not entry[1].done()]
+                if batch:
+                    try:
+                        await self._commit(batch)
+                    except Exception as error:
+                        # A mistake of ours, such as too few answers: whoever waits hears of it,
+                        # and what waits behind is written.
+                        for _, future in batch:
+                            _resolve(future, error)
+                    except BaseException:
+                        for _, future in batch:
+                            future.cancel()
+                        raise
+        finally:
+            self._writer = None
+
+    async def _commit(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+        try:
+            answers = await self._write([item for item, _ in batch])
+        except OUTAGE as error:
+            for _, future in batch:
+                _resolve(future, error)
+            return
+        except Exception as error:  # a boundary: whatever it is, it belongs to whoever asked
+            if len(batch) == 1:
+                _resolve(batch[0][1], error)
+                return
+            await self._one_by_one(batch)
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
+    async def _one_by_one(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+        for place, (item, future) in enumerate(batch):
+            if future.done():
+                continue
+            try:
+                (answer,) = await self._write([item])
+            except OUTAGE as error:
+                for _, other in batch[place:]:
+                    _resolve(other, error)
+                return
+            except Exception as error:  # as above
+                _resolve(future, error)
+            else:
+                if not future.done():
+                    future.set_result(answer)
+
+
+def _resolve(future: asyncio.Future[Answer], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

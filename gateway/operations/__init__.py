@@ -1,0 +1,1 @@
+"""What operators do, defined once for the command line and for HTTP."""

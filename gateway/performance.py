@@ -1,0 +1,456 @@
+"""How fast requests were answered: of one, and of a model over a time. Reads receipts only.
+
+- **TTFT**, time to first token: from the queue's taking a request to its first token; waiting,
+  loading and reading the prompt are in it.
+- **TPOT**, time per output token: the mean time from one token to the next of one answer.
+- **Gap**: the longest time between two tokens, which is what a reader notices.
+- **Forward**: a request's own share of the device's time in forward passes; of what draws, **step**
+  is that for each step of each output.
+- **First audio**, of what speaks or plays: from the queue's taking a request to its first sound.
+  **Real-time factor**: the time from a worker's taking it up, less loading, to its end, for each
+  second of sound; below 1 it is made faster than it is heard.
+- **Queue**: from the queue's taking a request to a worker's. **Total**: from acceptance to charge.
+- **Goodput**: requests that succeeded within every bound that the catalog entry promises (its
+  ``slo``), as a share of all that ended and for each second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
+
+import msgspec
+from sqlalchemy import Connection, select
+
+from gateway import metrics
+from gateway.catalog.schema import Slo
+from gateway.catalog.tasks import makes
+from gateway.ledger.closed import Closed
+from gateway.sql.database import Database
+from gateway.tables.core import receipts
+from workers.contract.jobs import Timings, Usage
+
+Window: TypeAlias = Literal["15m", "1h", "24h"]
+WINDOWS: Final[Mapping[Window, timedelta]] = {
+    "15m": timedelta(minutes=15),
+    "1h": timedelta(hours=1),
+    "24h": timedelta(hours=24),
+}
+NEWEST: Final = 10_000
+"""At most so many receipts are looked at, the newest."""
+ENOUGH: Final = 5
+"""Of fewer that succeeded nothing is told but how many there were: no aggregate shows just one."""
+Manner: TypeAlias = Literal["writes", "draws", "sounds"]
+"""How a task makes its output, and so what its speed is told by: tokens, steps or sound."""
+KEPT_S: Final = 5.0
+PERCENTILES: Final = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of one receipt, what counts here."""
+
+    status: str
+    reason: str
+    timings: Timings
+    settled_at: datetime
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    images: int = 0
+    video_ms: int = 0
+    steps: int = 0
+    audio_ms: int = 0
+    characters: int = 0
+
+
+def missed(slo: Slo, timings: Timings) -> str | None:
+    """Name the first bound that a request did not keep; None if it kept them all."""
+    for name, bound_ms, took_us in (
+        ("ttft_ms", slo.ttft_ms, timings.first_token_us),
+        ("first_audio_ms", slo.first_audio_ms, timings.first_token_us),
+        ("tpot_ms", slo.tpot_ms, timings.per_token_us),
+        ("total_ms", slo.total_ms, timings.total_us),
+    ):
+        if bound_ms is not None and took_us > bound_ms * 1000:
+            return name
+    return None
+
+
+def manner_of(task: str) -> Manner:
+    match makes(task):
+        case "image" | "video":
+            return "draws"
+        case "audio":
+            return "sounds"
+    return "writes"
+
+
+def real_time_factor(timings: Timings, audio_ms: int) -> float | None:
+    """Seconds of work for each second of sound, to the thousandth."""
+    busy_us = timings.total_us - timings.queue_us - timings.load_us
+    return round(busy_us / (audio_ms * 1000), 3) if audio_ms and busy_us > 0 else None
+
+
+def count_delivered(closed: Closed) -> None:
+    """Count what a request that succeeded gave, in a batch or not."""
+    usage = closed.usage
+    for kind, count in (
+        ("image", usage.images),
+        ("video_second", usage.video_ms / 1000),
+        ("audio_second", usage.audio_ms / 1000),
+        ("step", usage.steps),
+    ):
+        if count:
+            metrics.DELIVERED.labels(closed.model, kind).inc(count)
+
+
+def count_speed(closed: Closed, slo: Slo | None) -> None:
+    """Observe how fast a request that succeeded was."""
+    model, timings, usage = closed.model, closed.timings, closed.usage
+    for histogram, took_us in (
+        (metrics.TTFT_SECONDS, timings.first_token_us),
+        (metrics.TPOT_SECONDS, timings.per_token_us),
+        (metrics.GAP_SECONDS, timings.gap_us),
+        (metrics.TOTAL_SECONDS, timings.total_us),
+        (metrics.STEP_SECONDS, timings.forward_us / usage.steps if usage.steps else 0),
+    ):
+        if took_us:
+            histogram.labels(model).observe(took_us / 1e6)
+    if (factor := real_time_factor(timings, usage.audio_ms)) is not None:
+        metrics.REAL_TIME_FACTOR.labels(model).observe(factor)
+    for kind, count in (
+        ("input", usage.input_tokens),
+        ("cached_input", usage.cached_input_tokens),
+        ("output", usage.output_tokens),
+        ("drafted", timings.drafted),
+        ("accepted", timings.accepted),
+    ):
+        if count:
+            metrics.TOKENS.labels(model, kind).inc(count)
+    if slo is not None:
+        metrics.SLO.labels(model, "no" if missed(slo, timings) else "yes").inc()
+
+
+class SpeculationView(TypedDict):
+    """Draft tokens of the request and how many the model accepted."""
+
+    drafted: int
+    accepted: int
+    rate: float
+
+
+class PerformanceView(TypedDict, total=False):
+    """Speed of one request; the fields depend on its task, and null is what it did not have."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    queue_ms: float
+    first_audio_ms: float | None
+    longest_gap_ms: float | None
+    real_time_factor: float | None
+    forward_ms: float | None
+    step_ms: float | None
+    total_ms: float | None
+    tokens_per_second: float | None
+    slo: dict[str, Any] | None
+    speculation: SpeculationView | None
+
+
+class Percentiles(TypedDict):
+    """Milliseconds, by nearest rank."""
+
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+class GoodputView(TypedDict):
+    share: float | None
+    requests_per_second: float
+
+
+class _Speeds(TypedDict, total=False):
+    ttft_ms: Percentiles | None
+    tpot_ms: Percentiles | None
+    longest_gap_ms: Percentiles | None
+    output_tokens_per_second: float
+    cached_share: float | None
+    acceptance_rate: float | None
+    step_ms: Percentiles | None
+    steps: int
+    images: int
+    images_per_request: float | None
+    images_per_second: float
+    video_seconds: float
+    video_seconds_per_second: float
+    first_audio_ms: Percentiles | None
+    real_time_factor: Percentiles | None
+    audio_seconds: float
+    audio_seconds_per_second: float
+    characters: int
+    characters_per_second: float
+    queue_ms: Percentiles | None
+    forward_ms: Percentiles | None
+    total_ms: Percentiles | None
+    not_succeeded: dict[str, float | None]
+    goodput: GoodputView | None
+
+
+class SpeedView(_Speeds):
+    """Speed of a model over a time; with fewer successes than a few, only their count."""
+
+    requests: int
+    capped: bool
+    slo: dict[str, Any] | None
+
+
+class StatsView(SpeedView):
+    object: Literal["model.stats"]
+    model: str
+    window: str
+
+
+def performance_view(
+    timings: Timings, slo: Slo | None, *, succeeded: bool, task: str, usage: Usage
+) -> PerformanceView:
+    """The part of a receipt about speed; what a request did not have is null."""
+    match manner_of(task):
+        case "draws":
+            view = _of_steps(timings, usage)
+        case "sounds":
+            view = _of_sound(timings, usage)
+        case _:
+            view = _of_tokens(timings)
+    if slo is not None:
+        bound = missed(slo, timings)
+        view["slo"] = {
+            **slo.model_dump(exclude_none=True),
+            "met": succeeded and bound is None,
+            "missed": bound,
+        }
+    return view
+
+
+def _of_steps(timings: Timings, drawn: Usage) -> PerformanceView:
+    return {
+        "queue_ms": timings.queue_us / 1000,
+        "forward_ms": _ms(timings.forward_us),
+        "step_ms": _ms(_step_us(timings, drawn.steps)),
+        "total_ms": _ms(timings.total_us),
+        "slo": None,
+    }
+
+
+def _of_sound(timings: Timings, made: Usage) -> PerformanceView:
+    return {
+        "queue_ms": timings.queue_us / 1000,
+        "first_audio_ms": _ms(timings.first_token_us),
+        "longest_gap_ms": _ms(timings.gap_us),
+        "real_time_factor": real_time_factor(timings, made.audio_ms),
+        "forward_ms": _ms(timings.forward_us),
+        "total_ms": _ms(timings.total_us),
+        "slo": None,
+    }
+
+
+def _of_tokens(timings: Timings) -> PerformanceView:
+    per_token_us = timings.per_token_us
+    view: PerformanceView = {
+        "ttft_ms": _ms(timings.first_token_us),
+        "tpot_ms": _ms(per_token_us),
+        "longest_gap_ms": _ms(timings.gap_us),
+        "tokens_per_second": round(1e6 / per_token_us, 1) if per_token_us else None,
+        "slo": None,
+        "speculation": None,
+    }
+    if timings.drafted:
+        view["speculation"] = {
+            "drafted": timings.drafted,
+            "accepted": timings.accepted,
+            "rate": round(timings.accepted / timings.drafted, 3),
+        }
+    return view
+
+
+class Performance:
+    """Of models over a time; what was asked for is kept for a few seconds."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._kept: dict[tuple[str, Window], tuple[float, StatsView]] = {}
+        self._reading: dict[tuple[str, Window], asyncio.Lock] = {}
+
+    async def stats(
+        self, model: str, slo: Slo | None, window: Window, *, manner: Manner
+    ) -> StatsView:
+        # Of many who ask at the same moment one reads, and the others have its answer.
+        async with self._reading.setdefault((model, window), asyncio.Lock()):
+            return await self._stats(model, slo, window, manner=manner)
+
+    async def _stats(
+        self, model: str, slo: Slo | None, window: Window, *, manner: Manner
+    ) -> StatsView:
+        kept = self._kept.get((model, window))
+        if kept is not None and time.monotonic() - kept[0] < KEPT_S:
+            return kept[1]
+        since = datetime.now(UTC) - WINDOWS[window]
+        seen = await self._database.report(
+            lambda connection: read_seen(connection, model, since), account_id=None
+        )
+        if len(seen) >= NEWEST:
+            since = seen[-1].settled_at
+        seconds = (datetime.now(UTC) - since).total_seconds()
+        view: StatsView = {
+            "object": "model.stats",
+            "model": model,
+            "window": window,
+            **summarize(seen, slo, seconds, manner=manner),
+        }
+        self._kept[model, window] = time.monotonic(), view
+        return view
+
+
+def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]:
+    """The newest receipts of a model since a time. Batches were promised a day and no more."""
+    columns = (
+        receipts.c.status,
+        receipts.c.reason,
+        receipts.c.timings,
+        receipts.c.settled_at,
+        receipts.c.input_tokens,
+        receipts.c.cached_input_tokens,
+        receipts.c.output_tokens,
+        receipts.c.images,
+        receipts.c.video_ms,
+        receipts.c.steps,
+        receipts.c.audio_ms,
+        receipts.c.characters,
+    )
+    rows = connection.execute(
+        select(*columns)
+        .where(
+            receipts.c.settled_at >= since,
+            receipts.c.model == model,
+            receipts.c.service_class == "standard",
+        )
+        .order_by(receipts.c.settled_at.desc())
+        .limit(NEWEST)
+    )
+    return [
+        Seen(**{**row, "timings": msgspec.convert(row["timings"], Timings)})
+        for row in rows.mappings()
+    ]
+
+
+def summarize(
+    seen: Sequence[Seen], slo: Slo | None, seconds: float, *, manner: Manner
+) -> SpeedView:
+    """Aggregate receipts of a span of so many seconds."""
+    done = [one for one in seen if one.status == "succeeded"]
+    timings = [one.timings for one in done]
+    view: SpeedView = {
+        "requests": len(seen),
+        "capped": len(seen) >= NEWEST,
+        "slo": slo.model_dump(exclude_none=True) if slo else None,
+    }
+    if len(done) < ENOUGH:
+        return view
+    ends = Counter(one.reason for one in seen if one.status != "succeeded")
+    view.update(cast("SpeedView", _SUMMARIES[manner](done, seconds)))
+    view |= {
+        "queue_ms": _percentiles([timing.queue_us for timing in timings], zeros=True),
+        "forward_ms": _percentiles([timing.forward_us for timing in timings]),
+        "total_ms": _percentiles([timing.total_us for timing in timings]),
+        "not_succeeded": {reason: _share(count, len(seen)) for reason, count in ends.items()},
+        "goodput": None,
+    }
+    if slo is not None:
+        good = sum(missed(slo, timing) is None for timing in timings)
+        view["goodput"] = {
+            "share": _share(good, len(seen)),
+            "requests_per_second": round(good / seconds, 4),
+        }
+    return view
+
+
+def _writing(done: Sequence[Seen], seconds: float) -> _Speeds:
+    timings = [one.timings for one in done]
+    read = sum(one.input_tokens + one.cached_input_tokens for one in done)
+    drafted = sum(timing.drafted for timing in timings)
+    return {
+        "ttft_ms": _percentiles([timing.first_token_us for timing in timings]),
+        "tpot_ms": _percentiles([timing.per_token_us for timing in timings]),
+        "longest_gap_ms": _percentiles([timing.gap_us for timing in timings]),
+        "output_tokens_per_second": round(sum(one.output_tokens for one in done) / seconds, 3),
+        "cached_share": _share(sum(one.cached_input_tokens for one in done), read),
+        "acceptance_rate": _share(sum(timing.accepted for timing in timings), drafted),
+    }
+
+
+def _drawing(done: Sequence[Seen], seconds: float) -> _Speeds:
+    images = sum(one.images for one in done)
+    video_s = sum(one.video_ms for one in done) / 1000
+    return {
+        "step_ms": _percentiles([_step_us(one.timings, one.steps) for one in done]),
+        "steps": sum(one.steps for one in done),
+        "images": images,
+        "images_per_request": _share(images, len(done)),
+        "images_per_second": round(images / seconds, 4),
+        "video_seconds": video_s,
+        "video_seconds_per_second": round(video_s / seconds, 4),
+    }
+
+
+def _sounding(done: Sequence[Seen], seconds: float) -> _Speeds:
+    factors = [real_time_factor(one.timings, one.audio_ms) or 0 for one in done]
+    audio_s = sum(one.audio_ms for one in done) / 1000
+    characters = sum(one.characters for one in done)
+    return {
+        "first_audio_ms": _percentiles([one.timings.first_token_us for one in done]),
+        "longest_gap_ms": _percentiles([one.timings.gap_us for one in done]),
+        # Thousandths, as milliseconds are of seconds.
+        "real_time_factor": _percentiles([round(factor * 1000) for factor in factors]),
+        "audio_seconds": audio_s,
+        "audio_seconds_per_second": round(audio_s / seconds, 4),
+        "characters": characters,
+        "characters_per_second": round(characters / seconds, 4),
+    }
+
+
+_SUMMARIES: Final[Mapping[Manner, Callable[[Sequence[Seen], float], _Speeds]]] = {
+    "writes": _writing,
+    "draws": _drawing,
+    "sounds": _sounding,
+}
+
+
+def _step_us(timings: Timings, steps: int) -> int:
+    return round(timings.forward_us / steps) if steps else 0
+
+
+def _percentiles(values_us: Sequence[int], *, zeros: bool = False) -> Percentiles | None:
+    """By nearest rank, of those that have the quantity at all; None if fewer than a few do."""
+    ordered = sorted(value for value in values_us if value or zeros)
+    if len(ordered) < ENOUGH:
+        return None
+    found = {
+        f"p{percent}": ordered[math.ceil(percent / 100 * len(ordered)) - 1] / 1000
+        for percent in PERCENTILES
+    }
+    return cast("Percentiles", found)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def _ms(us: int) -> float | None:
+    return us / 1000 if us else None

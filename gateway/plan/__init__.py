@@ -1,0 +1,1 @@
+"""How much memory and time a checkpoint takes on which hardware: ``tollgate plan``."""

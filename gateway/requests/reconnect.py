@@ -1,0 +1,114 @@
+"""Orders without a name of their own that are placed again because a connection broke.
+
+A client that lost its connection sends the same bytes again, and must not pay twice. So an order
+whose client has gone is remembered for a while by its fingerprint, for all gateways; the next one
+with the same bytes from the same key is taken to be its repetition. Of two that are alike while
+both clients wait, neither is: people ask the same thing many times at once to choose from the
+answers. Only a client that says it retries is joined to what still runs here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from redis.asyncio import Redis
+
+from gateway.group_commit import GroupCommit
+from gateway.sql.outages import QUEUE_OUTAGE
+from workers.contract.jobs import RequestId
+
+BATCH_MAX: Final = 64
+NOTICE_S: Final = 0.01
+"""What it takes to notice that a connection has broken; a client may be back sooner than that."""
+LOOK_S: Final = 1.0
+"""The longest that an order waits to be recognised."""
+PATIENCE_S: Final = 0.2
+"""Nobody gives an answer up sooner."""
+
+
+def fingerprint(key_id: int, path: str, body: bytes) -> str:
+    """Name an order by who placed it, where, and its very bytes."""
+    return hashlib.sha256(b"%d %s\n" % (key_id, path.encode()) + body).hexdigest()
+
+
+class Retries:
+    """Finds the earlier request that an order repeats."""
+
+    def __init__(self, redis: Redis, *, namespace: str, window_s: float) -> None:
+        self._redis = redis
+        self._prefix = f"{namespace}:retry:"
+        self._window_ms = int(window_s * 1000)
+        self._running: dict[str, tuple[RequestId, float]] = {}
+        # Known here at once, while the other gateways are being told.
+        self._lost: dict[str, tuple[RequestId, float]] = {}
+        self._taking: GroupCommit[str, RequestId | None] = GroupCommit(
+            self._take, batch_max=BATCH_MAX
+        )
+
+    async def earlier(self, name: str, *, says_so: bool) -> RequestId | None:
+        """Give the request that an order of this fingerprint repeats, to one asker only.
+
+        ``says_so`` if the client counts its attempts and this is not the first.
+        """
+        if name in self._running:
+            request_id, since = self._running[name]
+            if says_so:
+                return request_id
+            if time.monotonic() - since > PATIENCE_S:
+                await asyncio.sleep(NOTICE_S)
+        here = self._take_lost(name)
+        with contextlib.suppress(*QUEUE_OUTAGE):
+            async with asyncio.timeout(LOOK_S):
+                return await self._taking.submit(name) or here
+        return here
+
+    def begin(self, name: str, request_id: RequestId) -> None:
+        """A client waits here for an order of this fingerprint."""
+        self._running[name] = (request_id, time.monotonic())
+
+    def end(self, name: str, request_id: RequestId) -> None:
+        """It waits no more."""
+        if name in self._running and self._running[name][0] == request_id:
+            del self._running[name]
+
+    def lose(self, name: str, request_id: RequestId) -> None:
+        """Its connection broke before the answer."""
+        self._lost.pop(name, None)
+        self._lost[name] = (request_id, time.monotonic())
+        # In the order of time; what could not be announced is not kept for ever.
+        for old, (_, since) in tuple(itertools.islice(self._lost.items(), 2)):
+            if time.monotonic() - since > self._window_ms / 1000:
+                del self._lost[old]
+
+    def _take_lost(self, name: str) -> RequestId | None:
+        request_id, since = self._lost.pop(name, (None, 0.0))
+        return request_id if time.monotonic() - since <= self._window_ms / 1000 else None
+
+    async def announce(self, name: str) -> None:
+        """Let every gateway know what was lost here, unless it has come again already."""
+        lost = self._lost.get(name)
+        if lost is not None:
+            await self._redis.set(self._prefix + name, lost[0], px=self._window_ms)
+            if self._lost.pop(name, None) is None:
+                await self._redis.delete(self._prefix + name)
+
+    async def give_up(self, name: str) -> bool:
+        """Stop waiting; say whether nobody has come meanwhile."""
+        return await self._redis.getdel(self._prefix + name) is not None
+
+    async def _take(self, names: Sequence[str]) -> list[RequestId | None]:
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.getdel(self._prefix + name)
+            found = await pipeline.execute()
+        return [None if id is None else RequestId(_text(id)) for id in found]
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

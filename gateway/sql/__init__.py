@@ -1,0 +1,1 @@
+"""The database: connections by lane, transactions, and what counts as an outage."""

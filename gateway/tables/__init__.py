@@ -1,0 +1,13 @@
+"""The SQL tables, one module for each part of the product.
+
+They share one metadata; importing any of them imports them all, so that it is whole.
+"""
+
+from gateway.tables import batches as batches
+from gateway.tables import files as files
+from gateway.tables import payments as payments
+from gateway.tables import prices as prices
+from gateway.tables import set_aside as set_aside
+from gateway.tables import voices as voices
+from gateway.tables import webhooks as webhooks
+from gateway.tables import workflows as workflows

@@ -1,0 +1,493 @@
+"""Every SQL table, with the invariants that SQL can hold.
+
+An accepted request is a row in ``holds`` or a row in ``receipts``, never both. ``transfers``,
+``receipts``, ``refunds``, ``prices``, ``price_periods``, ``invoices`` and ``invoice_lines`` are
+only ever inserted into. Only customers' accounts have a stored balance; those of the system are
+sums of transfers. Money is BIGINT nano-dollars.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    false,
+    text,
+)
+
+from gateway.sql.database import UtcDateTime
+
+metadata: Final = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite numbers the rows of an INTEGER primary key by itself, but not those of a BIGINT.
+RowId: Final = BigInteger().with_variant(Integer, "sqlite")
+RequestKey: Final = String(36)
+"""``req_`` and 32 hexadecimal digits: a UUID of version 7, so newer ones sort later."""
+
+OptionalJson: Final = JSON(none_as_null=True)
+
+QUANTITIES: Final = (
+    "input_tokens",
+    "cached_input_tokens",
+    "output_tokens",
+    "images",
+    "video_ms",
+    "audio_ms",
+    "characters",
+    "steps",
+    "gpu_us",
+)
+"""What a usage counts besides requests, each a column of receipts and of their sums."""
+
+SYSTEM_ACCOUNTS: Final = {"cash": 1, "revenue": 2, "promo": 3, "breakage": -1}
+"""Name → id of the accounts on the other side of every transfer; made by the migrations. What a
+customer owes beyond its balance (a chargeback of spent money) stands in ``receivable:<id>``."""
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("name", String(200), nullable=False, unique=True),
+    Column("kind", String(16), nullable=False),
+    Column("status", String(16), nullable=False, server_default="active"),
+    Column("posted_nanos", BigInteger, nullable=False, server_default="0"),
+    Column("held_nanos", BigInteger, nullable=False, server_default="0"),
+    Column("credit_limit_nanos", BigInteger, nullable=False, server_default="0"),
+    Column("version", BigInteger, nullable=False, server_default="0"),
+    Column("created_at", UtcDateTime, nullable=False),
+    # The zone in which its budgets reset and its reports are cut, where a query names none.
+    Column("report_tz", String(64), nullable=False, server_default="UTC"),
+    # Given anew every month (UTC), as a lot that expires with it.
+    Column("allowance_nanos", BigInteger, nullable=False, server_default="0"),
+    # Whether it has budgets or limits on concurrent requests; others are spared the look.
+    Column("bounded", Boolean, nullable=False, server_default=false()),
+    # Open requests, without batch lines. No CHECK: a wrong count must never stop a charge.
+    Column("open_requests", Integer, nullable=False, server_default="0"),
+    CheckConstraint("kind IN ('customer', 'system')", name="kind"),
+    CheckConstraint("status IN ('active', 'suspended', 'closed')", name="status"),
+    CheckConstraint("held_nanos >= 0", name="held"),
+    CheckConstraint("credit_limit_nanos >= 0", name="credit_limit"),
+    CheckConstraint(
+        "kind <> 'customer' OR posted_nanos - held_nanos >= -credit_limit_nanos", name="covered"
+    ),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("name", String(200), nullable=False, server_default=""),
+    Column("prefix", String(16), nullable=False),
+    Column("secret_hash", LargeBinary(32), nullable=False, unique=True),
+    Column("scopes", JSON, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime),
+    Column("revoked_at", UtcDateTime),
+    Column("requests_per_minute", Integer),
+    Column("tokens_per_minute", Integer),
+    Column("spend_limit_nanos", BigInteger),
+    Column("spent_nanos", BigInteger, nullable=False, server_default="0"),
+    Column("held_nanos", BigInteger, nullable=False, server_default="0"),
+    # As its account's.
+    Column("open_requests", Integer, nullable=False, server_default="0"),
+    CheckConstraint("held_nanos >= 0", name="held"),
+    CheckConstraint(
+        "spend_limit_nanos IS NULL OR spent_nanos + held_nanos <= spend_limit_nanos",
+        name="spend_limit",
+    ),
+)
+
+prices = Table(
+    "prices",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("model", String(200), nullable=False),
+    Column("components", JSON, nullable=False),
+    Column("minimum_nanos", BigInteger, nullable=False),
+    Column("content_sha256", String(64), nullable=False),
+    UniqueConstraint("model", "content_sha256"),
+    CheckConstraint("minimum_nanos >= 0", name="minimum"),
+)
+
+price_periods = Table(
+    "price_periods",
+    metadata,
+    Column("model", String(200), primary_key=True),
+    # 0 is the list price; a price of one account's own stands here under its id.
+    Column("account_id", RowId, primary_key=True, autoincrement=False, server_default="0"),
+    Column("effective_from", UtcDateTime, primary_key=True),
+    # NULL ends a price of an account's own: from here on it pays the list price again.
+    Column("price_id", RowId, ForeignKey("prices.id")),
+    Column("source", String(16), nullable=False, server_default="catalog"),
+    Column("actor", String(200), nullable=False, server_default=""),
+    Column("reason", String(500), nullable=False, server_default=""),
+    CheckConstraint("source IN ('catalog', 'operator')", name="source"),
+    CheckConstraint("account_id <> 0 OR price_id IS NOT NULL", name="list"),
+)
+
+holds = Table(
+    "holds",
+    metadata,
+    Column("request_id", RequestKey, primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("key_id", RowId, ForeignKey("keys.id"), nullable=False),
+    Column("model", String(200), nullable=False),
+    Column("task", String(40), nullable=False),
+    Column("price_id", RowId, ForeignKey("prices.id"), nullable=False),
+    Column("hold_nanos", BigInteger, nullable=False),
+    Column("job", LargeBinary, nullable=False),
+    Column("metadata", OptionalJson),
+    # Windows of budgets that it counts against, as [budget, start in µs]; also on its receipt.
+    Column("windows", OptionalJson),
+    # Output tokens covered so far, of a stream that is held for in slices, and why it was cut.
+    Column("held_tokens", BigInteger),
+    Column("cut", String(32)),
+    Column("webhook", String(2000)),
+    Column("service_class", String(16), nullable=False, server_default="standard"),
+    Column("accepted_at", UtcDateTime, nullable=False),
+    Column("deadline_at", UtcDateTime, nullable=False, index=True),
+    CheckConstraint("hold_nanos >= 0", name="hold"),
+)
+
+transfers = Table(
+    "transfers",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("key", String(200), nullable=False, unique=True),
+    Column("kind", String(16), nullable=False),
+    Column("from_account", RowId, ForeignKey("accounts.id"), nullable=False),
+    Column("to_account", RowId, ForeignKey("accounts.id"), nullable=False),
+    Column("amount_nanos", BigInteger, nullable=False),
+    # The customer's balance after this transfer, and its account's version: any row can be audited
+    # alone, and in version order each differs from the one before by exactly its amount.
+    Column("posted_after", BigInteger, nullable=False),
+    Column("account_version", BigInteger, nullable=False),
+    Column("actor", String(200), nullable=False),
+    Column("reason", String(500), nullable=False, server_default=""),
+    Column("booked_at", UtcDateTime, nullable=False),
+    CheckConstraint("amount_nanos > 0", name="amount"),
+    CheckConstraint("from_account <> to_account", name="accounts"),
+    CheckConstraint(
+        "kind IN ('charge', 'topup', 'grant', 'refund', 'expiry', 'rebate', 'chargeback', "
+        "'correction')",
+        name="kind",
+    ),
+    Index(None, "from_account", "id"),
+    Index(None, "to_account", "id"),
+    # Movements of a rare kind, beside any number of charges.
+    Index(
+        "ix_transfers_not_charges",
+        "from_account",
+        "id",
+        sqlite_where=text("kind <> 'charge'"),
+        postgresql_where=text("kind <> 'charge'"),
+    ),
+)
+
+receipts = Table(
+    "receipts",
+    metadata,
+    Column("request_id", RequestKey, primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
+    Column("key_id", RowId, ForeignKey("keys.id"), nullable=False),
+    Column("model", String(200), nullable=False),
+    Column("task", String(40), nullable=False),
+    Column("price_id", RowId, ForeignKey("prices.id"), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("reason", String(64), nullable=False),
+    Column("hold_nanos", BigInteger, nullable=False),
+    Column("charge_nanos", BigInteger, nullable=False),
+    Column("requests", BigInteger, nullable=False),
+    *(Column(quantity, BigInteger, nullable=False) for quantity in QUANTITIES),
+    Column("attributes", OptionalJson),
+    Column("timings", JSON, nullable=False),
+    Column("metadata", OptionalJson),
+    Column("windows", OptionalJson),
+    Column("error", OptionalJson),
+    Column("service_class", String(16), nullable=False, server_default="standard"),
+    Column("accepted_at", UtcDateTime, nullable=False),
+    Column("settled_at", UtcDateTime, nullable=False),
+    Column("transfer_id", RowId, ForeignKey("transfers.id")),
+    CheckConstraint("charge_nanos >= 0 AND charge_nanos <= hold_nanos", name="charge"),
+    CheckConstraint("outcome IN ('charged', 'released')", name="outcome"),
+    CheckConstraint("status IN ('succeeded', 'failed', 'cancelled', 'expired')", name="status"),
+    CheckConstraint(
+        "(outcome = 'charged') = (charge_nanos > 0) AND (outcome = 'charged') = "
+        "(transfer_id IS NOT NULL)",
+        name="charged",
+    ),
+    Index(None, "account_id", "settled_at", "request_id"),
+    Index(None, "account_id", "request_id"),
+    Index(None, "key_id", "settled_at", "request_id"),
+    Index(None, "transfer_id"),
+    Index(None, "settled_at", postgresql_using="brin"),
+    Index(None, "model", "settled_at"),
+    # Requests that failed, beside any number that succeeded.
+    Index(
+        "ix_receipts_not_succeeded",
+        "account_id",
+        "status",
+        "request_id",
+        sqlite_where=text("status <> 'succeeded'"),
+        postgresql_where=text("status <> 'succeeded'"),
+    ),
+)
+
+refunds = Table(
+    "refunds",
+    metadata,
+    # Charges given back, at most the charge in all; ``correction`` where the price was wrong.
+    Column("request_id", RequestKey, ForeignKey("receipts.request_id"), primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String(16), nullable=False),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
+    Column("amount_nanos", BigInteger, nullable=False),
+    Column("transfer_id", RowId, ForeignKey("transfers.id"), nullable=False, unique=True),
+    Column("booked_at", UtcDateTime, nullable=False, index=True),
+    CheckConstraint("amount_nanos > 0", name="amount"),
+    CheckConstraint("kind IN ('refund', 'correction')", name="kind"),
+    Index(None, "account_id", "booked_at"),
+)
+
+lots = Table(
+    "lots",
+    metadata,
+    # What a positive balance is made of; burnt in the order of priority, expiry and number.
+    Column("id", RowId, primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("amount_nanos", BigInteger, nullable=False),
+    Column("remaining_nanos", BigInteger, nullable=False),
+    Column("priority", Integer, nullable=False, server_default="100"),
+    Column("expires_at", UtcDateTime),
+    Column("transfer_id", RowId, ForeignKey("transfers.id")),
+    Column("created_at", UtcDateTime, nullable=False),
+    CheckConstraint("kind IN ('paid', 'promo', 'free')", name="kind"),
+    CheckConstraint("remaining_nanos >= 0 AND remaining_nanos <= amount_nanos", name="remaining"),
+    Index(
+        "ix_lots_open",
+        "account_id",
+        sqlite_where=text("remaining_nanos > 0"),
+        postgresql_where=text("remaining_nanos > 0"),
+    ),
+    Index(
+        "ix_lots_expiring",
+        "expires_at",
+        sqlite_where=text("remaining_nanos > 0 AND expires_at IS NOT NULL"),
+        postgresql_where=text("remaining_nanos > 0 AND expires_at IS NOT NULL"),
+    ),
+)
+
+budgets = Table(
+    "budgets",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("key_id", RowId, ForeignKey("keys.id")),
+    Column("model", String(200)),
+    Column("name", String(200), nullable=False, server_default=""),
+    Column("window", String(8), nullable=False),
+    Column("tz", String(64), nullable=False),
+    Column("limit_nanos", BigInteger, nullable=False),
+    Column("hard", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("ended_at", UtcDateTime),
+    CheckConstraint("\"window\" IN ('hour', 'day', 'month', 'total')", name="window"),
+    CheckConstraint("limit_nanos >= 0", name="limit"),
+)
+
+budget_windows = Table(
+    "budget_windows",
+    metadata,
+    # What was accepted in one window of a budget: spent when settled, held until then.
+    Column("budget_id", RowId, ForeignKey("budgets.id"), primary_key=True),
+    Column("starts_us", BigInteger, primary_key=True, autoincrement=False),
+    Column("limit_nanos", BigInteger, nullable=False),
+    Column("spent_nanos", BigInteger, nullable=False, server_default="0"),
+    Column("held_nanos", BigInteger, nullable=False, server_default="0"),
+    Column("hard", Boolean, nullable=False),
+    CheckConstraint("held_nanos >= 0", name="held"),
+    CheckConstraint("NOT hard OR spent_nanos + held_nanos <= limit_nanos", name="limit"),
+)
+
+rate_limits = Table(
+    "rate_limits",
+    metadata,
+    # Of an account, of one of its keys (0: of all together), for one model ('': for all together).
+    Column("account_id", RowId, ForeignKey("accounts.id"), primary_key=True, autoincrement=False),
+    Column("key_id", RowId, primary_key=True, autoincrement=False),
+    Column("model", String(200), primary_key=True),
+    Column("requests_per_minute", Integer),
+    Column("tokens_per_minute", Integer),
+    Column("concurrent_max", Integer),
+    # Of a whole account: device time of cancelled work that was not charged.
+    Column("cancelled_seconds_per_hour", Integer),
+)
+
+outputs = Table(
+    "outputs",
+    metadata,
+    # What a finished request gave, for as long as it may be fetched; the receipt outlives it.
+    Column("request_id", RequestKey, ForeignKey("receipts.request_id"), primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False, index=True),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("account_id", RowId, ForeignKey("accounts.id"), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("request_id", RequestKey, nullable=False),
+    Column("body_sha256", LargeBinary(32), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False, index=True),
+    # The lines of a batch, by what their names begin with. The primary key is in the order of a
+    # language, which may ignore the line breaks in these names.
+    Index(
+        "ix_idempotency_lines",
+        "account_id",
+        "key",
+        sqlite_where=text("key LIKE 'batch%'"),
+        postgresql_where=text("key LIKE 'batch%'"),
+        postgresql_ops={"key": "varchar_pattern_ops"},
+    ),
+)
+
+periods = Table(
+    "periods",
+    metadata,
+    # Months (UTC) of the books. Booking locks its month's row FOR SHARE, closing FOR UPDATE.
+    Column("month", String(7), primary_key=True),
+    Column("state", String(8), nullable=False, server_default="open"),
+    Column("closed_at", UtcDateTime),
+    Column("receipts", BigInteger),
+    Column("charge_nanos", BigInteger),
+    Column("transfers", BigInteger),
+    Column("sha256", String(64)),
+    CheckConstraint("state IN ('open', 'closing', 'closed')", name="state"),
+    CheckConstraint(
+        "month LIKE '20__-__' AND substr(month, 6) BETWEEN '01' AND '12'", name="month"
+    ),
+)
+
+rebates = Table(
+    "rebates",
+    metadata,
+    # Part of a month's spending beyond ``from_nanos`` that is given back; account 0: the default.
+    Column("account_id", RowId, primary_key=True, autoincrement=False),
+    Column("from_nanos", BigInteger, primary_key=True, autoincrement=False),
+    Column("basis_points", Integer, nullable=False),
+    CheckConstraint("from_nanos >= 0", name="from"),
+    CheckConstraint("basis_points >= 0 AND basis_points <= 10000", name="basis_points"),
+)
+
+invoices = Table(
+    "invoices",
+    metadata,
+    # Final; credit notes correct it. ``carried_in`` + lines = total in cents + ``carried_out``.
+    Column("id", RowId, primary_key=True),
+    Column("number", String(40), nullable=False, unique=True),
+    Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("month", String(7), nullable=False),
+    Column("corrects", RowId, ForeignKey("invoices.id")),
+    Column("total_cents", BigInteger, nullable=False),
+    Column("carried_in_nanos", BigInteger, nullable=False),
+    Column("carried_out_nanos", BigInteger, nullable=False),
+    Column("opening_nanos", BigInteger, nullable=False),
+    Column("closing_nanos", BigInteger, nullable=False),
+    Column("actor", String(200), nullable=False),
+    Column("reason", String(500), nullable=False, server_default=""),
+    Column("issued_at", UtcDateTime, nullable=False),
+    CheckConstraint("kind IN ('invoice', 'credit_note')", name="kind"),
+    Index(None, "account_id", "month"),
+)
+
+invoice_lines = Table(
+    "invoice_lines",
+    metadata,
+    Column("invoice_id", RowId, ForeignKey("invoices.id"), primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String(16), nullable=False),
+    Column("model", String(200)),
+    Column("unit", String(32)),
+    Column("quantity", String(64)),
+    Column("description", String(500), nullable=False, server_default=""),
+    Column("amount_nanos", BigInteger, nullable=False),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    # Numbers without gaps: taken under the row's lock, in the transaction that uses them.
+    Column("name", String(40), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+
+usage_hours = Table(
+    "usage_hours",
+    metadata,
+    Column("hour", UtcDateTime, primary_key=True),
+    Column("rows", BigInteger, nullable=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("charge_nanos", BigInteger, nullable=False),
+    Column("refund_nanos", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("built_at", UtcDateTime, nullable=False),
+)
+
+usage_hourly = Table(
+    "usage_hourly",
+    metadata,
+    Column("account_id", RowId, primary_key=True, autoincrement=False),
+    Column("hour", UtcDateTime, primary_key=True),
+    Column("key_id", RowId, primary_key=True, autoincrement=False),
+    Column("model", String(200), primary_key=True),
+    Column("task", String(40), primary_key=True),
+    Column("outcome", String(16), primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("charge_nanos", BigInteger, nullable=False),
+    Column("refund_nanos", BigInteger, nullable=False),
+    *(Column(quantity, BigInteger, nullable=False) for quantity in QUANTITIES),
+    Index(None, "hour", "model"),
+    Index(None, "key_id", "hour"),
+)
+
+reconciliations = Table(
+    "reconciliations",
+    metadata,
+    Column("id", RowId, primary_key=True),
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime, nullable=False),
+    Column("findings", JSON, nullable=False),
+)
+
+chores = Table(
+    "chores",
+    metadata,
+    Column("name", String(40), primary_key=True),
+    Column("due_at", UtcDateTime, nullable=False),
+)

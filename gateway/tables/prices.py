@@ -1,0 +1,54 @@
+"""The SQL tables beside ``price_periods``; they share the metadata of ``gateway.tables.core``.
+
+``price_version`` has one row. Triggers increment it with every row that is inserted into
+``price_periods``, ``cancelled_prices`` or ``batch_discounts``, whoever inserts it, so that a
+gateway learns from one row whether it knows all prices and discounts. The writer holds the row's
+lock until it commits: a version that can be read stands for everything up to it.
+
+``cancelled_prices`` is only ever inserted into. A period with a row there never counts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKeyConstraint,
+    Integer,
+    String,
+    Table,
+)
+
+from gateway.sql.database import UtcDateTime
+from gateway.tables.core import RowId, metadata
+
+ONLY: Final = 1
+"""Id of the only row of ``price_version``."""
+
+price_version = Table(
+    "price_version",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False, server_default="0"),
+    CheckConstraint("id = 1", name="only"),
+)
+
+cancelled_prices = Table(
+    "cancelled_prices",
+    metadata,
+    Column("model", String(200), primary_key=True),
+    Column("account_id", RowId, primary_key=True, autoincrement=False),
+    Column("effective_from", UtcDateTime, primary_key=True),
+    Column("cancelled_at", UtcDateTime, nullable=False),
+    Column("actor", String(200), nullable=False),
+    Column("reason", String(500), nullable=False),
+    ForeignKeyConstraint(
+        ["model", "account_id", "effective_from"],
+        ["price_periods.model", "price_periods.account_id", "price_periods.effective_from"],
+        name="fk_cancelled_prices_period",
+    ),
+    CheckConstraint("cancelled_at < effective_from", name="ahead"),
+)

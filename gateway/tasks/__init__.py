@@ -1,0 +1,1 @@
+"""What each task takes, checked and measured before anything is held for. Pure."""

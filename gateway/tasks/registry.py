@@ -1,0 +1,178 @@
+"""What a client may send for each task, and the most that it can use: pure, no I/O, no clock.
+
+``prepare`` checks an input against the catalog entry and bounds every quantity of it. The bounds
+are what the hold covers, so they must never be too low; too high only reserves more for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.catalog.schema import SECONDS_MAX, Entry
+from gateway.catalog.tasks import TASKS, Task
+from gateway.files.sources import Remote, Source, read_given
+from gateway.tasks.audio import (
+    MusicTask,
+    SpeechTask,
+    prepare_music,
+    prepare_speech,
+    sounding_task,
+)
+from gateway.tasks.embedding import TextEmbedding, prepare_embedding
+from gateway.tasks.mistakes import invalid_field
+from gateway.tasks.prepared import Prepared, gpu_us_max, over
+from gateway.tasks.talking_head import TalkingTask, prepare_talking
+from gateway.tasks.text import TextCompletion, TextGeneration, prepare_text
+from gateway.tasks.visual import ImageTask, VideoTask, prepare_image, prepare_video, task_of
+from workers.contract import media
+from workers.contract.jobs import Usage
+
+SECONDS_PER_TOKEN: Final = 0.005
+SECONDS_PER_IMAGE: Final = 1.0
+RECORDING: Final = "source_audio"
+"""Of a voice that is to be cloned."""
+PREFILL_SPEEDUP: Final = 16
+"""Prompts are read in parallel, answers are written one token at a time."""
+
+
+class OtherTask(BaseModel):
+    """An input in an upstream's own words: passed on as sent, with the quantities that a price can
+    name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    prompt: str | None = None
+    text: str | None = None
+    seconds: Annotated[float, Field(gt=0, le=SECONDS_MAX)] | None = None
+
+
+Input: TypeAlias = (
+    TextGeneration
+    | TextCompletion
+    | TextEmbedding
+    | ImageTask
+    | VideoTask
+    | SpeechTask
+    | MusicTask
+    | TalkingTask
+    | OtherTask
+)
+
+
+def parse(task: Task, value: Mapping[str, Any], *, prefix: str = "input") -> Input:
+    """Check an input's own shape. Raise ``InvalidRequest`` that names the field at fault."""
+    return _read(_schema(task, value), value, prefix)
+
+
+def parse_unknown(value: Mapping[str, Any], *, prefix: str = "input") -> Input:
+    """Take an input in an upstream's own words. Raise ``InvalidRequest``."""
+    return _read(OtherTask, value, prefix)
+
+
+def _read(schema: type[Input], value: Mapping[str, Any], prefix: str) -> Input:
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise invalid_field(error.errors(include_url=False), prefix=prefix) from None
+
+
+def _schema(task: Task, value: Mapping[str, Any]) -> type[Input]:
+    match task, TASKS[task].makes:
+        case "text-generation", _:
+            return TextCompletion if "prompt" in value else TextGeneration
+        case "text-embedding", _:
+            return TextEmbedding
+        case _, "image":
+            return ImageTask
+        case "talking-head", _:
+            return TalkingTask
+        case _, "video":
+            return VideoTask
+        case "text-to-music", _:
+            return MusicTask
+    return SpeechTask
+
+
+def chosen_task(entry: Entry, value: Input) -> Task:
+    """Which of a model's tasks an input asks for that names none."""
+    if isinstance(value, ImageTask | VideoTask):
+        return task_of(entry, value)
+    if isinstance(value, SpeechTask | MusicTask):
+        return sounding_task(entry, value)
+    return entry.task
+
+
+def prepare(entry: Entry, value: Input, *, task: Task | None = None, prefix: str = "") -> Prepared:
+    """Check an input against a catalog entry's limits and bound what it can use."""
+    task = task or chosen_task(entry, value)
+    prefix = f"{prefix}." if prefix else ""
+    if isinstance(value, TextGeneration | TextCompletion):
+        return prepare_text(entry, value, prefix=prefix)
+    if isinstance(value, TextEmbedding):
+        return prepare_embedding(entry, value, prefix=prefix)
+    if isinstance(value, ImageTask):
+        return prepare_image(entry, task, value, prefix=prefix)
+    if isinstance(value, VideoTask):
+        return prepare_video(entry, task, value, prefix=prefix)
+    if isinstance(value, SpeechTask):
+        return prepare_speech(entry, task, value, prefix=prefix)
+    if isinstance(value, MusicTask):
+        return prepare_music(entry, task, value, prefix=prefix)
+    if isinstance(value, TalkingTask):
+        return prepare_talking(entry, task, value, prefix=prefix)
+    return _prepare_other(entry, task, value, prefix=prefix)
+
+
+def estimate_cost_s(limits: Usage) -> float:
+    """Estimate a request's device seconds. Only ratios between requests of one model matter: the
+    queue is fair between accounts by this cost."""
+    tokens = limits.input_tokens / PREFILL_SPEEDUP + limits.output_tokens
+    seconds = (limits.video_ms + limits.audio_ms) / 1000
+    return tokens * SECONDS_PER_TOKEN + limits.images * SECONDS_PER_IMAGE + seconds
+
+
+def _prepare_other(entry: Entry, task: Task, value: OtherTask, *, prefix: str) -> Prepared:
+    limits = entry.limits
+    if value.seconds is not None and limits.seconds and value.seconds > limits.seconds:
+        raise over(
+            f"{prefix}seconds", value.seconds, f"{entry.name} makes at most {limits.seconds} s"
+        )
+    characters = media.characters(value.prompt or "") + media.characters(value.text or "")
+    if limits.characters and characters > limits.characters:
+        field = "text" if value.text else "prompt"
+        raise over(
+            f"{prefix}{field}", characters, f"{entry.name} reads {limits.characters} characters"
+        )
+    duration_ms = round((value.seconds or limits.seconds or 0) * 1000)
+    makes = TASKS[task].makes
+    given = value.model_dump(exclude_unset=True)
+    return Prepared(
+        sources=_recordings(task, given, prefix),
+        input=given,
+        limits=Usage(
+            requests=1,
+            video_ms=duration_ms if makes == "video" else 0,
+            audio_ms=duration_ms if makes == "audio" else 0,
+            characters=characters if makes == "audio" else 0,
+            steps=limits.steps or 0,
+            gpu_us=gpu_us_max(limits),
+        ),
+    )
+
+
+def _recordings(task: Task, given: dict[str, Any], prefix: str) -> tuple[Source, ...]:
+    """Take a voice out of an input if it came along or lies here; an address of somebody's, or an
+    id of the upstream's, goes over as it is."""
+    if task != "voice-clone" or RECORDING not in given:
+        return ()
+    try:
+        found = read_given(given[RECORDING])
+    except ValueError:
+        return ()
+    if isinstance(found, Remote):
+        return ()
+    del given[RECORDING]
+    return (Source("audio", found, f"{prefix}{RECORDING}"),)

@@ -1,0 +1,500 @@
+"""What a client may send for the task ``text-generation``: a conversation, or text to continue.
+
+Named as in OpenAI's chat completions and completions. Pure, as ``inputs`` is: what comes out is
+bounded without a tokenizer, never too low.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, StringConstraints
+
+from gateway.catalog.schema import Entry, Limits
+from gateway.errors import InvalidRequest
+from gateway.tasks.logprobs import refuse_many_logprobs
+from gateway.tasks.prepared import Prepared, gpu_us_max, over
+from workers.contract.jobs import ChatInput, ChatMessage, Prompt, Tool, ToolCall, Usage
+
+TOKENS_PER_MESSAGE: Final = 16
+"""Bound on what a chat template adds around one message (Llama 3, Qwen and Gemma need 4 to 8)."""
+TOKENS_PER_PROMPT: Final = 64
+"""Bound on what a chat template adds once: a default system prompt, a generation prompt. Where it
+is more, the catalog entry says so."""
+TOKENS_PER_TOOLS: Final = 512
+"""Bound on what a chat template says once about how functions are called."""
+TOKENS_PER_TOOL: Final = 64
+"""Bound on what it adds to each function, or to each call of one."""
+MESSAGES_MAX: Final = 2048
+SCHEMA_BYTES_MAX: Final = 64 * 1024
+SCHEMA_DEPTH_MAX: Final = 32
+
+TOKEN_MAX: Final = 2**31 - 1
+"""Largest number of a token; no vocabulary comes near it."""
+
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=TOKEN_MAX)]
+Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
+FunctionName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+    cache_control: Any | None = None
+    """Hint to another vendor's prompt cache; ours needs none."""
+
+
+class RefusalPart(Strict):
+    """A refusal among the parts of an assistant's earlier answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class MediaPart(BaseModel):
+    """A part that is not text: read only to be refused by name."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["image_url", "input_audio", "video_url", "file"]
+
+    @property
+    def text(self) -> str:
+        return ""
+
+
+class FunctionCall(Strict):
+    name: FunctionName
+    arguments: str
+    parsed_arguments: Any | None = None
+    """Added by the parsing helpers of OpenAI's clients; ``arguments`` counts."""
+
+
+class CalledTool(Strict):
+    """A call that the model made, as it is sent back with the conversation."""
+
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+    """Left by clients that put streamed calls together; the order of the list counts."""
+
+
+class Message(Strict):
+    """One turn of a conversation; content is text, or a list of text parts."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | RefusalPart | MediaPart] | None = None
+    name: Annotated[str, StringConstraints(max_length=64)] | None = None
+    tool_calls: Annotated[list[CalledTool], Field(max_length=128)] | None = None
+    tool_call_id: Annotated[str, StringConstraints(max_length=200)] | None = None
+    # Part of what is sent as an answer, and so of what comes back as history.
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+    # Added to an answer by the helpers of clients and by other servers, and sent back with it.
+    parsed: Any | None = None
+    reasoning: Any | None = None
+    reasoning_content: Any | None = None
+    reasoning_details: Any | None = None
+    thinking_blocks: Any | None = None
+    provider_specific_fields: Any | None = None
+    cache_control: Any | None = None
+
+    @property
+    def text(self) -> str:
+        if self.content is None:
+            return self.refusal or ""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class Function(Strict):
+    name: FunctionName
+    description: Annotated[str, StringConstraints(max_length=8192)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Strict):
+    type: Literal["function"]
+    function: Function
+    cache_control: Any | None = None
+
+
+class NamedFunction(Strict):
+    name: FunctionName
+
+
+class NamedTool(Strict):
+    """The choice of one function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    name: FunctionName
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Sampling(Strict):
+    """How tokens are chosen, and how many; what is left out is the catalog entry's default."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1000)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=300)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+
+
+class TextGeneration(Sampling):
+    """A conversation to be answered, named as in OpenAI's chat completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+
+_Tokens: TypeAlias = Annotated[
+    list[Annotated[StrictInt, Field(ge=0, le=TOKEN_MAX)]], Field(min_length=1)
+]
+Texts: TypeAlias = (
+    StrictStr
+    | Annotated[list[StrictStr], Field(min_length=1, max_length=2048)]
+    | _Tokens
+    | Annotated[list[_Tokens], Field(min_length=1, max_length=2048)]
+)
+"""One text or several, each as it stands or as token ids."""
+
+
+def read_texts(given: Texts) -> tuple[Prompt, ...]:
+    if isinstance(given, str):
+        return (given,)
+    prompts: list[Prompt] = []
+    tokens: list[int] = []
+    for one in given:
+        if isinstance(one, int):
+            tokens.append(one)
+        else:
+            prompts.append(one if isinstance(one, str) else tuple(one))
+    return (tuple(tokens),) if tokens else tuple(prompts)
+
+
+class TextCompletion(Sampling):
+    """Text to be continued as it stands, named as in OpenAI's completions."""
+
+    prompt: Texts
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+
+
+def prepare_text(entry: Entry, value: TextGeneration | TextCompletion, *, prefix: str) -> Prepared:
+    """Check an input against a catalog entry's limits and bound what it can use."""
+    limits = entry.limits
+    asked = _asked_tokens(entry, value, prefix)
+    output_max = limits.output_tokens or 1
+    given = _sampling(entry, value, asked or output_max, prefix)
+    if isinstance(value, TextGeneration):
+        chat = msgspec.structs.replace(given, **_conversation(entry, value, prefix))
+    else:
+        if value.echo and value.logprobs is not None:
+            raise InvalidRequest(
+                "unsupported_parameter",
+                "echo with logprobs is not supported: prompts have no log-probabilities here.",
+                param=f"{prefix}echo",
+            )
+        chat = msgspec.structs.replace(
+            given,
+            prompts=read_texts(value.prompt),
+            echo=bool(value.echo),
+            logprobs=value.logprobs is not None,
+            top_logprobs=value.logprobs or 0,
+        )
+    if chat.choices > (limits.choices or 1):
+        what = "n" if isinstance(value, TextGeneration) else "n times the number of prompts"
+        most = f"{entry.name} gives at most {limits.choices or 1}"
+        raise InvalidRequest(
+            "invalid_value", f"{what} is {chat.choices}, but {most}.", param=f"{prefix}n"
+        )
+    refuse_many_logprobs(chat, prefix)
+    return Prepared(
+        input=msgspec.to_builtins(chat),
+        limits=Usage(
+            requests=1,
+            input_tokens=_input_tokens_max(chat, limits),
+            output_tokens=chat.choices * chat.max_tokens,
+            gpu_us=gpu_us_max(limits),
+        ),
+        choices=chat.choices if asked is None else None,
+    )
+
+
+def _asked_tokens(entry: Entry, value: TextGeneration | TextCompletion, prefix: str) -> int | None:
+    """The length that was asked for, if one was."""
+    asked, field = value.max_tokens, "max_tokens"
+    if isinstance(value, TextGeneration) and value.max_completion_tokens:
+        if asked and asked != value.max_completion_tokens:
+            raise InvalidRequest(
+                "invalid_value",
+                "max_tokens and max_completion_tokens differ; send one of them.",
+                param=f"{prefix}max_completion_tokens",
+            )
+        asked, field = value.max_completion_tokens, "max_completion_tokens"
+    output_max = entry.limits.output_tokens or 1
+    if asked is not None and asked > output_max:
+        raise over(f"{prefix}{field}", asked, f"{entry.name} writes at most {output_max} tokens")
+    return asked
+
+
+def _sampling(entry: Entry, value: Sampling, max_tokens: int, prefix: str) -> ChatInput:
+    stop = (value.stop,) if isinstance(value.stop, str) else tuple(value.stop or ())
+    if any(not text for text in stop):
+        raise InvalidRequest("invalid_value", "A stop string is empty.", param=f"{prefix}stop")
+    plain = ChatInput(
+        messages=(),
+        max_tokens=max_tokens,
+        # Chosen here and not by the worker, so that a second attempt repeats the first.
+        seed=value.seed if value.seed is not None else secrets.randbits(63),
+        n=value.n or 1,
+        logit_bias=value.logit_bias or {},
+        stop=stop,
+    )
+    chosen = entry.default_parameters.model_dump(exclude_none=True)
+    chosen |= value.model_dump(include=_DEFAULTED, exclude_none=True)
+    return msgspec.structs.replace(plain, **chosen)
+
+
+_DEFAULTED: Final = {
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+}
+
+
+def _conversation(entry: Entry, value: TextGeneration, prefix: str) -> dict[str, Any]:
+    if value.top_logprobs and not value.logprobs:
+        raise InvalidRequest(
+            "invalid_value", "top_logprobs needs logprobs: true.", param=f"{prefix}top_logprobs"
+        )
+    tools = _tools(value, prefix)
+    choice = value.tool_choice
+    format = _response_format(value.response_format, prefix)
+    if format is not None and (choice == "required" or isinstance(choice, NamedTool)):
+        raise InvalidRequest(
+            "invalid_value",
+            "An answer cannot be both a function call and of a response_format.",
+            param=f"{prefix}tool_choice",
+        )
+    return {
+        "messages": tuple(_messages(entry, value.messages, prefix)),
+        "logprobs": bool(value.logprobs),
+        "top_logprobs": value.top_logprobs or 0,
+        "response_format": format,
+        "tools": tools,
+        "tool_choice": "required" if isinstance(choice, NamedTool) else choice or "auto",
+        "tool_name": choice.function.name if isinstance(choice, NamedTool) else None,
+        "parallel_tool_calls": value.parallel_tool_calls is not False,
+    }
+
+
+_READS: Final = {
+    "image_url": "pictures",
+    "input_audio": "sound",
+    "video_url": "videos",
+    "file": "files",
+}
+
+
+def _refuse_media(entry: Entry, message: Message, place: str) -> None:
+    if not isinstance(message.content, list):
+        return
+    for number, part in enumerate(message.content):
+        if isinstance(part, MediaPart):
+            raise InvalidRequest(
+                "unsupported_content",
+                f"{entry.name} reads no {_READS[part.type]}; {place}.content.{number} is of type "
+                f"{part.type}.",
+                param=f"{place}.content.{number}",
+            )
+
+
+def _messages(entry: Entry, messages: Sequence[Message], prefix: str) -> Iterator[ChatMessage]:
+    """Check that functions and what they gave belong together, in the order of the conversation."""
+    open_calls: set[str] = set()
+    for number, message in enumerate(messages):
+        place = f"{prefix}messages.{number}"
+        _refuse_media(entry, message, place)
+        calls = message.tool_calls or []
+        if calls and message.role != "assistant":
+            raise InvalidRequest(
+                "invalid_value",
+                f"{place}.tool_calls stands in a message of the {message.role}; only the "
+                "assistant calls functions.",
+                param=f"{place}.tool_calls",
+            )
+        if message.role == "tool":
+            if message.tool_call_id not in open_calls:
+                raise InvalidRequest(
+                    "invalid_value",
+                    f"{place}.tool_call_id is {message.tool_call_id!r}, but no call of that id "
+                    "precedes it unanswered.",
+                    param=f"{place}.tool_call_id",
+                )
+            open_calls.discard(message.tool_call_id)
+        elif message.tool_call_id is not None:
+            raise InvalidRequest(
+                "invalid_value",
+                f"{place}.tool_call_id belongs to messages of the role tool only.",
+                param=f"{place}.tool_call_id",
+            )
+        if message.content is None and not calls and message.refusal is None:
+            raise InvalidRequest(
+                "invalid_value",
+                f"{place}.content is missing.",
+                param=f"{place}.content",
+            )
+        open_calls |= {call.id for call in calls}
+        yield ChatMessage(
+            role="system" if message.role == "developer" else message.role,
+            content=message.text,
+            name=message.name,
+            tool_calls=tuple(
+                ToolCall(call.id, call.function.name, call.function.arguments) for call in calls
+            ),
+            tool_call_id=message.tool_call_id,
+        )
+
+
+def _tools(value: TextGeneration, prefix: str) -> tuple[Tool, ...]:
+    tools = tuple(
+        Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {})
+        for tool in value.tools or ()
+    )
+    if not tools:
+        if value.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequest(
+                "invalid_value", "tool_choice needs tools.", param=f"{prefix}tool_choice"
+            )
+        return ()
+    names = [tool.name for tool in tools]
+    for number, tool in enumerate(tools):
+        place = f"{prefix}tools.{number}.function"
+        if names.index(tool.name) != number:
+            raise InvalidRequest(
+                "invalid_value", f"Two functions are called {tool.name!r}.", param=f"{place}.name"
+            )
+        _check_schema(tool.parameters, f"{place}.parameters")
+    if isinstance(value.tool_choice, NamedTool) and value.tool_choice.function.name not in names:
+        raise InvalidRequest(
+            "invalid_value",
+            f"tool_choice names {value.tool_choice.function.name!r}, which is not among the tools.",
+            param=f"{prefix}tool_choice",
+        )
+    return tools
+
+
+def _response_format(value: ResponseFormat | None, prefix: str) -> dict[str, Any] | None:
+    if value is None or value.type == "text":
+        return None
+    if value.type == "json_object":
+        return {"type": "json_object"}
+    place = f"{prefix}response_format.json_schema"
+    if value.json_schema is None:
+        raise InvalidRequest(
+            "missing_required_parameter",
+            "response_format of type json_schema needs json_schema.",
+            param=place,
+        )
+    schema = value.json_schema.schema_ or {"type": "object"}
+    _check_schema(schema, f"{place}.schema")
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": value.json_schema.name, "schema": schema},
+    }
+
+
+def _check_schema(schema: Mapping[str, Any], place: str) -> None:
+    """Bound a schema; whether it can be followed is for the engine to say."""
+    size = len(msgspec.json.encode(schema))
+    if size > SCHEMA_BYTES_MAX:
+        raise over(place, size, f"a schema has at most {SCHEMA_BYTES_MAX} bytes")
+    level: list[Any] = [schema]
+    for _ in range(SCHEMA_DEPTH_MAX):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise InvalidRequest(
+        "invalid_value", f"{place} is more than {SCHEMA_DEPTH_MAX} levels deep.", param=place
+    )
+
+
+def _input_tokens_max(chat: ChatInput, limits: Limits) -> int:
+    """Bound the prompt's tokens without a tokenizer: no byte-level vocabulary makes more than one
+    token of a byte, and the template's own tokens are bounded per message."""
+    once = limits.template_tokens or TOKENS_PER_PROMPT
+    context = limits.context_tokens
+    if chat.prompts:
+        sizes = [once + len(p.encode()) if isinstance(p, str) else len(p) for p in chat.prompts]
+        return sum(min(size, context) if context else size for size in sizes)
+    size = once + sum(map(_message_bytes, chat.messages))
+    if chat.tools:
+        size += TOKENS_PER_TOOLS + sum(
+            TOKENS_PER_TOOL + len(msgspec.json.encode(tool)) for tool in chat.tools
+        )
+    if chat.response_format:
+        # Ours rules out what does not fit; an upstream may put it into the prompt.
+        size += TOKENS_PER_TOOL + len(msgspec.json.encode(chat.response_format))
+    return min(size, context) if context else size
+
+
+def _message_bytes(message: ChatMessage) -> int:
+    size = TOKENS_PER_MESSAGE + len(message.content.encode()) + len((message.name or "").encode())
+    size += len((message.tool_call_id or "").encode())
+    return size + sum(
+        TOKENS_PER_TOOL + len(f"{call.id}{call.name}{call.arguments}".encode())
+        for call in message.tool_calls
+    )

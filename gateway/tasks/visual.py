@@ -1,0 +1,436 @@
+"""What a client may send for the tasks that draw, and the most that it can use. Pure.
+
+Pictures and videos share most of their fields. What an entry lists (sizes, qualities, schedulers)
+is all that can be had of it; where it lists nothing, a model that runs here takes nothing by name,
+and an upstream's takes what the schema allows. What a name or a default stands for is filled in
+here, so that an engine reads numbers and the hold covers what will be drawn.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+from pydantic import Field, StringConstraints
+
+from gateway.catalog.schema import (
+    FPS_MAX,
+    GUIDANCE_MAX,
+    SCALE_MAX,
+    SECONDS_MAX,
+    SIDE_MAX,
+    SOURCES_MAX,
+    Entry,
+    Quality,
+)
+from gateway.catalog.tasks import TASKS, Modality, Task
+from gateway.errors import InvalidRequest
+from gateway.files.sources import Source, SourceField
+from gateway.tasks.prepared import Prepared, gpu_us_max, over
+from gateway.tasks.text import Strict
+from workers.contract.jobs import Usage
+from workers.contract.media import ImageFormat, ImageInput, VideoFormat, VideoInput
+
+PROMPT_MAX: Final = 32_000
+STEPS_MAX: Final = 1000
+SEED_MAX: Final = 2**53
+"""Exclusive: what JSON's readers keep exact."""
+PREVIEWS_MAX: Final = 3
+
+_Prompt: TypeAlias = Annotated[str, StringConstraints(max_length=PROMPT_MAX)]
+_Side: TypeAlias = Annotated[int, Field(ge=1, le=SIDE_MAX)]
+_Name: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=40)]
+SizeName: TypeAlias = Annotated[
+    str, StringConstraints(pattern=r"^([1-9][0-9]{0,4}x[1-9][0-9]{0,4}|auto)$")
+]
+
+
+class Drawing(Strict):
+    """What pictures and videos have in common."""
+
+    prompt: _Prompt | None = None
+    negative_prompt: _Prompt | None = None
+    image: SourceField | None = None
+    images: Annotated[list[SourceField], Field(max_length=SOURCES_MAX)] | None = None
+    size: SizeName | None = None
+    width: _Side | None = None
+    height: _Side | None = None
+    steps: Annotated[int, Field(ge=1, le=STEPS_MAX)] | None = None
+    guidance: Annotated[float, Field(ge=0, le=GUIDANCE_MAX)] | None = None
+    scheduler: _Name | None = None
+    seed: Annotated[int, Field(ge=0, lt=SEED_MAX)] | None = None
+    quality: _Name | None = None
+    resolution: _Name | None = None
+    scale: Annotated[int, Field(ge=1, le=SCALE_MAX)] | None = None
+    previews: Annotated[int, Field(ge=0, le=PREVIEWS_MAX)] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ImageTask(Drawing):
+    """Pictures to be drawn."""
+
+    mask: SourceField | None = None
+    n: Annotated[int, Field(ge=1, le=100)] | None = None
+    strength: Annotated[float, Field(ge=0, le=1)] | None = None
+    format: ImageFormat | None = None
+    compression: Annotated[int, Field(ge=1, le=100)] | None = None
+
+
+class VideoTask(Drawing):
+    """A video to be made."""
+
+    video: SourceField | None = None
+    seconds: Annotated[float, Field(gt=0, le=SECONDS_MAX)] | None = None
+    fps: Annotated[int, Field(ge=1, le=FPS_MAX)] | None = None
+    format: VideoFormat | None = None
+
+
+def drawing_task(
+    entry: Entry, value: Drawing, *, makes: Modality, prefer: Collection[Task] = ()
+) -> Task:
+    """Which task is meant by a surface that serves one kind of output. Raise ``InvalidRequest`` if
+    the model makes another kind."""
+    task = task_of(entry, value, prefer=prefer)
+    # What is made here from sound has no field for it on such a surface.
+    deaf = entry.upstream is None and "audio" in TASKS[task].reads
+    if TASKS[task].makes != makes or deaf:
+        raise InvalidRequest(
+            "task_not_supported", f"{entry.name} does {entry.task}, no {makes}s.", param="model"
+        )
+    return task
+
+
+def task_of(entry: Entry, value: Drawing, *, prefer: Collection[Task] = ()) -> Task:
+    """Which of a model's tasks an input asks for, told by what it brings along.
+
+    Where none fits, the entry's own, whose check says what is wrong.
+    """
+    mask = isinstance(value, ImageTask) and value.mask is not None
+    video = isinstance(value, VideoTask) and value.video is not None
+    pictures = bool(value.image or value.images)
+    makes = TASKS[entry.task].makes
+    fitting = [
+        task
+        for task in (entry.task, *entry.also)
+        if TASKS[task].makes == makes
+        and ("image" in TASKS[task].reads) == pictures
+        and ("video" in TASKS[task].reads) == video
+    ]
+    several = len(value.images or ()) > 1
+
+    def is_meant(task: Task) -> bool:
+        if mask:
+            return task == "image-edit"
+        if prefer:
+            return task in prefer
+        return several and TASKS[task].pictures > 1
+
+    meant = [task for task in fitting if is_meant(task)]
+    return next(iter((*meant, *fitting, entry.task)))
+
+
+def prepare_image(entry: Entry, task: Task, value: ImageTask, *, prefix: str) -> Prepared:
+    """Check a picture's input against a catalog entry and bound what it can use."""
+    asked = _Asked(entry, task, value, prefix)
+    n, most = value.n or 1, entry.limits.images or 1
+    if n > most:
+        raise over(f"{prefix}n", n, f"{entry.name} makes at most {most}")
+    sources = asked.sources(value.mask)
+    if value.strength is not None and "image" not in asked.reads:
+        raise asked.refuse("strength", "strength says how much of a source is kept; send an image.")
+    drawn, attributes = asked.drawn()
+    default = entry.default_parameters
+    strength = value.strength if value.strength is not None else default.strength
+    image = ImageInput(
+        **drawn,
+        mask=value.mask is not None,
+        n=n,
+        strength=strength if "image" in asked.reads else None,
+        quality=asked.quality_name or "",
+        scale=asked.scale() or 1,
+        format=value.format or "png",
+        compression=value.compression or ImageInput().compression,
+        previews=value.previews or 0,
+    )
+    return Prepared(
+        input=msgspec.to_builtins(image),
+        limits=Usage(
+            requests=1,
+            images=n,
+            steps=n * (image.steps or entry.limits.steps or 0),
+            gpu_us=gpu_us_max(entry.limits),
+            attributes=attributes,
+        ),
+        sources=sources,
+    )
+
+
+def prepare_video(entry: Entry, task: Task, value: VideoTask, *, prefix: str) -> Prepared:
+    """Check a video's input against a catalog entry and bound what it can use."""
+    asked, limits = _Asked(entry, task, value, prefix), entry.limits
+    if value.seconds is not None and limits.seconds and value.seconds > limits.seconds:
+        most = f"{entry.name} makes at most {limits.seconds} s"
+        raise over(f"{prefix}seconds", value.seconds, most)
+    sources = asked.sources(None)
+    drawn, attributes = asked.drawn()
+    seconds = value.seconds or entry.default_parameters.seconds
+    video = VideoInput(
+        **drawn,
+        video=value.video is not None,
+        duration_ms=max(1, round(seconds * 1000)) if seconds else None,
+        fps=asked.number("fps", entry.default_parameters.fps),
+        scale=asked.scale(),
+        format=value.format or "mp4",
+        previews=value.previews or 0,
+    )
+    return Prepared(
+        input=msgspec.to_builtins(video),
+        limits=Usage(
+            requests=1,
+            video_ms=video.duration_ms or round((limits.seconds or 0) * 1000),
+            steps=video.steps or limits.steps or 0,
+            gpu_us=gpu_us_max(limits),
+            attributes=attributes,
+        ),
+        sources=sources,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An input beside the entry that it is for."""
+
+    entry: Entry
+    task: Task
+    value: Drawing
+    prefix: str
+
+    @property
+    def reads(self) -> tuple[Modality, ...]:
+        return TASKS[self.task].reads
+
+    @property
+    def local(self) -> bool:
+        return self.entry.upstream is None
+
+    @property
+    def quality_name(self) -> str | None:
+        """The quality asked for, or the entry's own; None leaves it open."""
+        asked = self.value.quality
+        return asked if asked not in (None, "auto") else self.entry.default_parameters.quality
+
+    def refuse(self, field: str, message: str, code: str = "invalid_value") -> InvalidRequest:
+        return InvalidRequest(code, message, param=f"{self.prefix}{field}")
+
+    def drawn(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The fields that both inputs have, and what a price may depend on."""
+        value, default = self.value, self.entry.default_parameters
+        self._check_prompt()
+        size, resolution = self._size(), self._resolution()
+        quality = self._quality()
+        parameters = dict(value.parameters or {})
+        if parameters and self.local:
+            raise self.refuse(
+                f"parameters.{min(parameters)}",
+                f"{self.entry.name} runs here and knows no other parameters than those of the "
+                "task; parameters is for models of an upstream.",
+                "unsupported_parameter",
+            )
+        if resolution and not self.local:
+            parameters.setdefault("resolution", resolution)
+        if size is None and resolution and self.local:
+            size = self._size_of(resolution)
+        fields = {
+            "prompt": value.prompt or "",
+            "negative_prompt": value.negative_prompt or "",
+            "images": len(self._pictures()),
+            "width": size[0] if size else None,
+            "height": size[1] if size else None,
+            "steps": self.number("steps", quality.steps or default.steps),
+            "guidance": self.number(
+                "guidance", quality.guidance if quality.guidance is not None else default.guidance
+            ),
+            "scheduler": self._scheduler(quality.scheduler or default.scheduler),
+            # Chosen here and not by the worker, so that a second attempt repeats the first.
+            "seed": value.seed if value.seed is not None else secrets.randbits(32),
+            "parameters": parameters,
+        }
+        attributes = {
+            "size": f"{size[0]}x{size[1]}" if size else None,
+            "quality": self.quality_name,
+            "resolution": resolution,
+        }
+        return fields, {name: said for name, said in attributes.items() if said}
+
+    def number(self, field: str, default: float | None) -> Any:
+        """A number that an entry may limit."""
+        given, most = getattr(self.value, field), getattr(self.entry.limits, field)
+        if given is not None and most is not None and given > most:
+            raise over(f"{self.prefix}{field}", given, f"{self.entry.name} takes at most {most}")
+        return given if given is not None else default
+
+    def scale(self) -> int | None:
+        given, most = self.value.scale, self.entry.limits.scale
+        if most is None:
+            # An upscaler knows best how far it goes, and refuses what is beyond it for nothing.
+            most = 1 if self.local and not self.task.endswith("-upscale") else SCALE_MAX
+        if given is not None and given > most:
+            raise over(f"{self.prefix}scale", given, f"{self.entry.name} enlarges {most} times")
+        return given
+
+    def sources(self, mask: Any) -> tuple[Source, ...]:
+        """What is to be attached, in the order that the contract has: pictures, mask, video."""
+        pictures = self._pictures()
+        reads_pictures = "image" in self.reads
+        if pictures and not reads_pictures:
+            raise self.refuse(pictures[0][0], f"{self.entry.name} reads no pictures in {self.task}")
+        if reads_pictures and not pictures:
+            raise InvalidRequest(
+                "missing_required_parameter",
+                f"{self.task} starts from a picture; send {self.prefix}image.",
+                param=f"{self.prefix}image",
+            )
+        fewest = TASKS[self.task].pictures
+        if self.local and 0 < len(pictures) < fewest:
+            raise InvalidRequest(
+                "missing_required_parameter",
+                f"{self.task} joins pictures; send two in {self.prefix}images.",
+                param=f"{self.prefix}images",
+            )
+        most = self.entry.limits.sources or (fewest if self.local else SOURCES_MAX)
+        if len(pictures) > most:
+            raise over(
+                f"{self.prefix}images", len(pictures), f"{self.entry.name} reads at most {most}"
+            )
+        found = [Source("image", given, f"{self.prefix}{field}") for field, given in pictures]
+        if mask is not None:
+            if not reads_pictures:
+                raise self.refuse("mask", "A mask belongs to a picture; send one.")
+            if self.task == "image-upscale":
+                raise self.refuse("mask", "A picture is enlarged as a whole; leave out the mask.")
+            found.append(Source("image", mask, f"{self.prefix}mask"))
+        found.extend(self._videos())
+        return tuple(found)
+
+    def _videos(self) -> Iterator[Source]:
+        video = self.value.video if isinstance(self.value, VideoTask) else None
+        if video is None and "video" in self.reads:
+            raise InvalidRequest(
+                "missing_required_parameter",
+                f"{self.task} starts from a video; send {self.prefix}video.",
+                param=f"{self.prefix}video",
+            )
+        if video is not None:
+            if "video" not in self.reads:
+                raise self.refuse("video", f"{self.entry.name} reads no videos in {self.task}.")
+            yield Source("video", video, f"{self.prefix}video")
+
+    def _pictures(self) -> list[tuple[str, Any]]:
+        value = self.value
+        if value.image is not None and value.images:
+            raise self.refuse("images", "Send either image or images.")
+        if value.image is not None:
+            return [("image", value.image)]
+        return [(f"images.{place}", given) for place, given in enumerate(value.images or ())]
+
+    def _check_prompt(self) -> None:
+        prompt, most = self.value.prompt or "", self.entry.limits.characters
+        if not prompt.strip() and self.reads == ("text",):
+            raise InvalidRequest(
+                "missing_required_parameter",
+                f"{self.task} starts from a text; send {self.prefix}prompt.",
+                param=f"{self.prefix}prompt",
+            )
+        if most and len(prompt) > most:
+            raise over(
+                f"{self.prefix}prompt", len(prompt), f"{self.entry.name} reads {most} characters"
+            )
+
+    def _quality(self) -> Quality:
+        name, known = self.quality_name, self.entry.qualities
+        if name is None:
+            return Quality()
+        self._check_listed("quality", name, known)
+        return known.get(name, Quality())
+
+    def _scheduler(self, default: str | None) -> str | None:
+        if self.value.scheduler is None:
+            return default
+        self._check_listed("scheduler", self.value.scheduler, self.entry.schedulers)
+        return self.value.scheduler
+
+    def _resolution(self) -> str | None:
+        """The resolution asked for, or the listed one that the size asked for has."""
+        asked = self.value.resolution
+        if asked is not None:
+            self._check_listed("resolution", asked, self.entry.resolutions)
+            return asked
+        size = self._size()
+        by_side = f"{min(size)}p" if size else None
+        return by_side if by_side in self.entry.resolutions else None
+
+    def _check_listed(self, field: str, name: str, known: Collection[str]) -> None:
+        if name in known or (not known and not self.local):
+            return
+        accepted = f"it has {', '.join(known)}" if known else "it offers no choice of that"
+        raise self.refuse(field, f"{field} is {name!r}, but of {self.entry.name} {accepted}.")
+
+    def _size(self) -> tuple[int, int] | None:
+        """The size asked for, or the entry's own; None leaves it to the model."""
+        value, sizes = self.value, self.entry.sizes
+        if (value.width is None) != (value.height is None):
+            missing = "height" if value.height is None else "width"
+            raise InvalidRequest(
+                "missing_required_parameter",
+                "width and height belong together.",
+                param=f"{self.prefix}{missing}",
+            )
+        asked = None if value.size in (None, "auto") else _pair(str(value.size))
+        if value.width is not None and value.height is not None:
+            if asked is not None and asked != (value.width, value.height):
+                raise self.refuse("size", "size differs from width and height; send one of them.")
+            asked = (value.width, value.height)
+        if asked is None:
+            # A picture that is worked on has a size of its own.
+            plain = self.reads == ("text",) and value.resolution is None
+            return _pair(sizes[0]) if sizes and plain else None
+        self._check_size(*asked)
+        return asked
+
+    def _check_size(self, width: int, height: int) -> None:
+        limits, sizes = self.entry.limits, self.entry.sizes
+        said, name = f"{width}x{height}", self.entry.name
+        field = "size" if self.value.size not in (None, "auto") else "width"
+        if sizes and said not in sizes:
+            raise self.refuse(field, f"size is {said}, but {name} draws {', '.join(sizes)}.")
+        if limits.side and max(width, height) > limits.side:
+            raise self.refuse(
+                field, f"size is {said}, but {name} draws at most {limits.side} on a side."
+            )
+        if limits.pixels and width * height > limits.pixels:
+            raise self.refuse(
+                field, f"size is {said}, but {name} draws at most {limits.pixels} pixels."
+            )
+        if limits.side_step and (width % limits.side_step or height % limits.side_step):
+            raise self.refuse(
+                field, f"size is {said}, but {name} draws multiples of {limits.side_step}."
+            )
+        if max(width, height) > SIDE_MAX:
+            raise self.refuse(field, f"size is {said}; at most {SIDE_MAX} on a side can be had.")
+
+    def _size_of(self, resolution: str) -> tuple[int, int]:
+        """The first listed size of a resolution, for a model that only knows sizes."""
+        for size in map(_pair, self.entry.sizes):
+            if f"{min(size)}p" == resolution:
+                return size
+        raise self.refuse(
+            "resolution", f"{self.entry.name} has no size of {resolution}; send size instead."
+        )
+
+
+def _pair(size: str) -> tuple[int, int]:
+    width, _, height = size.partition("x")
+    return int(width), int(height)

@@ -1,0 +1,383 @@
+"""What ``tollgate up`` runs: queue server, gateway and one worker, as children of one supervisor.
+
+The supervisor holds a lock on the home directory, starts everything, starts again what falls over,
+and on SIGINT or SIGTERM stops all of it in order: worker, gateway, queue. If it is killed itself
+the kernel ends its children (Linux). All state is in the home directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+import click
+import httpx
+
+from gateway.accounts.accounts import create_account, list_accounts
+from gateway.accounts.keys import create_key
+from gateway.accounts.pepper import read_pepper
+from gateway.catalog.loader import load_catalog
+from gateway.ledger.transfers import add_credit
+from gateway.pricing import parse_usd
+from gateway.settings import Settings
+from gateway.sql.database import Database, migrate
+from gateway.up import environment
+from gateway.up import home as state
+from gateway.up.queue_server import (
+    NoQueueServer,
+    arguments,
+    die_with_parent,
+    find_server,
+    socket_path,
+    wait_until_up,
+)
+
+STARTING_CREDIT: Final = "5"
+KEYS_FILE: Final = "first-keys.env"
+LOG_BYTES_MAX: Final = 10_000_000
+"""Size at which a log is moved aside; the one before it is then dropped."""
+LOOK_AT_LOGS_S: Final = 10.0
+READY_S: Final = 120.0
+STOP_S: Final = 15.0
+"""What has not ended so long after it was asked to is killed."""
+LIVE_EVERY_S: Final = 2.0
+LIVE_PATIENCE_S: Final = 5.0
+"""Time limit of one look at ``/health/live``."""
+LIVE_FAILURES_MAX: Final = 5
+"""Looks in a row that find the gateway not live after which it is started again."""
+RESTART_PAUSES_S: Final = (0.2, 1.0, 5.0, 15.0)
+STABLE_S: Final = 60.0
+
+
+class CannotStart(Exception):
+    """Why ``up`` cannot start, in one line."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One process of ours, started again when it ends by itself."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+    started: float = 0.0
+    failures: int = 0
+    stopping: bool = field(default=False)
+
+    async def start(self) -> asyncio.subprocess.Process:
+        with open(self.log, "ab") as log:  # noqa: ASYNC230  # opened once, for the child to write
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                env=dict(self.environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C reaches the supervisor alone, which then stops everything in order.
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        self.started = time.monotonic()
+        return self.process
+
+    async def keep_running(self) -> None:
+        """Start again whenever it ends, with growing pauses while it keeps failing."""
+        while not self.stopping:
+            assert self.process is not None
+            code = await self.process.wait()
+            if self._stopped():
+                return
+            if time.monotonic() - self.started > STABLE_S:
+                self.failures = 0
+            pause = RESTART_PAUSES_S[min(self.failures, len(RESTART_PAUSES_S) - 1)]
+            self.failures += 1
+            say(f"{self.name} ended with {code}; starting it again (see {self.log})")
+            await asyncio.sleep(pause)
+            if not self._stopped():
+                await self.start()
+
+    async def keep_log_small(self) -> None:
+        """Move the log aside whenever it has grown too large, while the child writes on."""
+        while not self.stopping:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(rotate, self.log)
+            await asyncio.sleep(LOOK_AT_LOGS_S)
+
+    def _stopped(self) -> bool:
+        return self.stopping
+
+    async def stop(self) -> None:
+        """End the process for good."""
+        self.stopping = True
+        await self.end()
+
+    async def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """End the process, by force after ``STOP_S``; ``keep_running`` may start it again."""
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(how)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def rotate(log: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
+    """Copy a log that is too large and empty it. Its writer appends, so it continues at the start;
+    lines written between the two steps are lost."""
+    if not log.exists() or log.stat().st_size <= bytes_max:
+        return
+    shutil.copyfile(log, log.with_suffix(".log.1"))
+    os.truncate(log, 0)
+
+
+async def up(settings: Settings) -> None:
+    """Run everything until a signal comes. Raise ``CannotStart`` with the reason if that fails."""
+    home = settings.home.resolve()
+    state.secure(home)
+    with _lock(home):
+        _check_port(settings)
+        state.remove_queue_files(home)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        children: list[Child] = []
+        try:
+            await _run(settings, home, children, stop)
+        finally:
+            for child in reversed(children):
+                await child.stop()
+
+
+async def _run(settings: Settings, home: Path, children: list[Child], stop: asyncio.Event) -> None:
+    credentials = environment.credentials(load_catalog(settings.catalog).models)
+    environ = {
+        **os.environ,
+        "DATABASE_URL": settings.sql_url,
+        "BLOB_URL": settings.blobs,
+        "TOLLGATE_HOME": str(home),
+        "TOLLGATE_CATALOG": str(settings.catalog.resolve()),
+        "TOLLGATE_HOST": settings.host,
+        "TOLLGATE_PORT": str(settings.port),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+    def child(name: str, command: Sequence[str], environ: Mapping[str, str]) -> Child:
+        made = Child(name, command, environ, home / "logs" / f"{name.partition(' ')[0]}.log")
+        children.append(made)
+        return made
+
+    redis_url = settings.redis_url
+    if redis_url is None:
+        path = socket_path(home)
+        command = arguments(find_server(), home=home, socket=path)
+        server = child("queue server", command, environment.of_queue_server(environ))
+        await wait_until_up(path, await server.start())
+        redis_url = f"unix://{path}"
+    environ["REDIS_URL"] = redis_url
+
+    gateway = child(
+        "gateway",
+        (sys.executable, "-m", "gateway", "serve"),
+        environment.of_gateway(environ, credentials=credentials),
+    )
+    worker = child(
+        "worker",
+        (sys.executable, "-m", "workers"),
+        environment.of_worker(environ, credentials=credentials, more=settings.worker_variables),
+    )
+    # The worker comes first because it has most to load, and goes first because it must drain.
+    await worker.start()
+    await asyncio.to_thread(_prepare, settings)
+    await gateway.start()
+    tasks = [asyncio.create_task(item.keep_running()) for item in children]
+    tasks += [asyncio.create_task(item.keep_log_small()) for item in children]
+    try:
+        ready = asyncio.create_task(_wait_until_ready(settings, children))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            await ready
+            tasks.append(asyncio.create_task(_keep_live(settings, gateway)))
+            _greet(settings, home)
+            await stopped
+        say("stopping")
+        ready.cancel()
+    finally:
+        for item in children:
+            item.stopping = True
+        for task in tasks:
+            task.cancel()
+
+
+def _prepare(settings: Settings) -> None:
+    """Bring the database up to date; make the first account and its keys if there is none."""
+    migrate(settings.sql_url, prepare=settings.database_prepare)
+    pepper = read_pepper(settings)
+    database = Database(settings.sql_url, prepare=settings.database_prepare)
+    try:
+        with database.transaction() as connection:
+            if list_accounts(connection):
+                return
+            account = create_account(connection, "default")
+            secret, _ = create_key(connection, account.id, pepper=pepper, name="first key")
+            admin, _ = create_key(
+                connection,
+                account.id,
+                pepper=pepper,
+                name="first admin key",
+                scopes=("inference", "read", "admin"),
+            )
+            add_credit(
+                connection,
+                account.id,
+                parse_usd(STARTING_CREDIT),
+                kind="grant",
+                key="starting credit",
+                actor="tollgate up",
+                reason="starting credit",
+            )
+            # Written before the commit: keys that nobody has are worse than keys without account.
+            path = settings.home / KEYS_FILE
+            path.unlink(missing_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(f"TOLLGATE_API_KEY={secret}\nTOLLGATE_ADMIN_KEY={admin}\n")
+    finally:
+        database.dispose()
+
+
+async def _wait_until_ready(settings: Settings, children: list[Child]) -> None:
+    """Wait until the gateway knows a worker that serves a model, where there are models of ours."""
+    url = f"http://{settings.host}:{settings.port}/health/ready"
+    local = any(entry.engine for entry in load_catalog(settings.catalog).models)
+    deadline = time.monotonic() + READY_S
+    async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                answer = await client.get(url)
+                if answer.is_success and (answer.json()["models_served"] or not local):
+                    return
+            if time.monotonic() > deadline:
+                raise CannotStart(f"not ready after {READY_S:.0f} s; see the logs in the home")
+            for child in children:
+                if child.failures >= len(RESTART_PAUSES_S):
+                    raise CannotStart(f"{child.name} keeps failing; see {child.log}")
+            await asyncio.sleep(0.05)
+
+
+async def _keep_live(settings: Settings, gateway: Child) -> None:
+    """End a gateway that runs but is not live, or does not answer; it is then started again.
+
+    It has been seen live; one that is started again gets ``READY_S`` until its first sign of life.
+    """
+    url = f"http://{settings.host}:{settings.port}/health/live"
+    seen, failures = gateway.process, 0
+    async with httpx.AsyncClient(trust_env=False, timeout=LIVE_PATIENCE_S) as client:
+        while True:
+            await asyncio.sleep(LIVE_EVERY_S)
+            process = gateway.process
+            answer = None
+            with contextlib.suppress(httpx.HTTPError):
+                answer = await client.get(url)
+            if answer is not None and answer.is_success:
+                seen, failures = process, 0
+                continue
+            failures += 1
+            patient = seen is not process and time.monotonic() - gateway.started < READY_S
+            if failures < LIVE_FAILURES_MAX or patient or process is None:
+                continue
+            if process.returncode is None:
+                why = "does not answer" if answer is None else f"is not live: {answer.text}"
+                say(f"{gateway.name} {why}; starting it again (see {gateway.log})")
+                await gateway.end()
+            failures = 0
+
+
+def _greet(settings: Settings, home: Path) -> None:
+    """Print the addresses and a first call. The key itself goes to a terminal only: any other
+    output is kept in somebody's journal."""
+    url = f"http://{settings.host}:{settings.port}"
+    path = home / KEYS_FILE
+    key = f"$(sed -n s/^TOLLGATE_API_KEY=//p {shlex.quote(str(path))})"
+    if sys.stdout.isatty():
+        with contextlib.suppress(OSError):
+            for line in path.read_text().splitlines():
+                name, _, value = line.partition("=")
+                if name == "TOLLGATE_API_KEY":
+                    key = value
+        say(f"API key   {key}   (also in {path})")
+    else:
+        say(f"API key   in {path}")
+    say(f"API docs  {url}/schema")
+    say(f"ready {url}")
+    say(
+        f'curl {url}/v1/chat/completions -H "Authorization: Bearer {key}" '
+        "-H 'Content-Type: application/json' -d "
+        """'{"model": "pocket-chat", "messages": """
+        """[{"role": "user", "content": "What is a hold?"}]}'"""
+    )
+
+
+@contextlib.contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    """Hold the home directory for this process alone."""
+    file: IO[str] = open(home / "up.lock", "a+")  # noqa: SIM115  # held until the end
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            pid = file.read().strip() or "another process"
+            raise CannotStart(f"already running on {home} (process {pid})") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+    finally:
+        file.close()
+
+
+def _check_port(settings: Settings) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            raise CannotStart(
+                f"port {settings.port} on {settings.host} cannot be used: {error.strerror}; "
+                "set TOLLGATE_PORT to another"
+            ) from None
+
+
+def say(line: str) -> None:
+    click.echo(line)
+    sys.stdout.flush()
+
+
+def run(settings: Settings) -> None:
+    """Run ``up`` to its end. Raise ``CannotStart``, ``CatalogError`` or ``OSError``."""
+    try:
+        asyncio.run(up(settings))
+    except NoQueueServer as error:
+        raise CannotStart(str(error)) from None
+    except TimeoutError:
+        raise CannotStart("the queue server does not answer; see logs/queue.log") from None

@@ -1,0 +1,1 @@
+"""Webhooks: deliveries in SQL, and the sending of those that are due."""
