@@ -145,7 +145,7 @@ class Ours:
     ) -> None:
         from workers.contract.models import ModelSpec
         from workers.engines.speech.engine import SpeechEngine
-        from workers.steploop import StepLoop
+        from workers.runtime.step_loop import StepLoop
 
         spec = ModelSpec(MODEL, "text-to-speech", "speech", str(checkpoint), options)
         self._now_s = now_s

@@ -23,7 +23,7 @@ from workers.engines.diffusion import families, loading, requests
 from workers.engines.diffusion.engine import DiffusionEngine
 from workers.engines.rendezvous import Turn
 from workers.media import encode
-from workers.steploop import StepLoop
+from workers.runtime.step_loop import StepLoop
 
 MODEL = "bench"
 

@@ -45,7 +45,7 @@ class Ours:
     def _loop(self, slots: int) -> Any:
         from workers.contract.models import ModelSpec
         from workers.engines.llm.engine import LlmEngine
-        from workers.steploop import StepLoop
+        from workers.runtime.step_loop import StepLoop
 
         loop = StepLoop(
             worker="bench",

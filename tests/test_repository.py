@@ -28,7 +28,7 @@ def test_the_gateway_starts_where_torch_cannot_be_imported() -> None:
 def test_the_agent_starts_where_neither_torch_nor_a_web_framework_is() -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'litestar', 'sqlalchemy'))); "
-        "import workers.__main__, workers.engine_process"
+        "import workers.__main__, workers.runtime.process"
     )
 
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

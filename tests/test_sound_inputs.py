@@ -13,7 +13,7 @@ from gateway.tasks.prepared import Prepared
 from gateway.tasks.registry import chosen_task, parse, prepare
 from workers.contract.jobs import Job, RequestId
 from workers.contract.models import ModelSpec
-from workers.engines.upstream import gmi_wire as wire
+from workers.upstreams import gmi_wire as wire
 
 RECORDING = "https://example.com/voice.wav"
 UPSTREAM = {"dialect": "gmi", "url": "https://queue.example", "credential": "KEY"}

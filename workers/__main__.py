@@ -19,14 +19,14 @@ import uvloop
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
-from workers.agent import Agent
+from workers.agent.agent import Agent
 from workers.contract.blobs import Blobs
 from workers.contract.models import ModelSpec, read_specs
 from workers.contract.redis import connect
 from workers.engines import registry
-from workers.engines.upstream import dialects
 from workers.logs import configure_logging
 from workers.settings import WorkerSettings
+from workers.upstreams import dialects
 
 EXAMPLE = """
 \b

@@ -17,7 +17,7 @@ from gateway.tasks.text import TextGeneration
 from workers.contract.jobs import Usage
 from workers.contract.models import ModelSpec, UpstreamSpec, read_specs
 from workers.engines.registry import ENGINES
-from workers.engines.upstream.dialects import DIALECTS
+from workers.upstreams.dialects import DIALECTS
 
 CATALOG = Path(__file__).parents[2] / "catalog.yaml"
 FACTS = yaml.safe_load((Path(__file__).parent / "market_prices.yaml").read_text())

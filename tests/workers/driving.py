@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from workers.contract.jobs import Completed, Event, Job, Outcome
-from workers.engines.protocol import Admission, Admitted, Engine, Later
+from workers.protocol.engine import Admission, Admitted, Engine, Later
 
 Driven = TypeVar("Driven", bound=Engine)
 

@@ -17,7 +17,7 @@ from workers.contract.jobs import (
     Tokens,
     Usage,
 )
-from workers.engines.protocol import (
+from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,

@@ -10,7 +10,7 @@ from typing import Protocol
 from tests.workers.running import PATIENCE_S
 from workers.contract.jobs import Completed, Event, Failed, Outcome, RequestId
 from workers.contract.models import ModelSpec
-from workers.engines.upstream.host import UpstreamHost
+from workers.upstreams.host import UpstreamHost
 
 
 class Hosted(Protocol):

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from workers import background
-from workers.background import Background, StuckError
 from workers.contract.jobs import (
     BlobRef,
     Cancelled,
@@ -26,7 +24,7 @@ from workers.contract.jobs import (
     Tokens,
     Usage,
 )
-from workers.engines.protocol import (
+from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
@@ -36,7 +34,9 @@ from workers.engines.protocol import (
     Prepared,
     StepReport,
 )
-from workers.steploop import StepLoop
+from workers.runtime import background
+from workers.runtime.background import Background, StuckError
+from workers.runtime.step_loop import StepLoop
 
 
 def _now_us() -> int:

@@ -68,7 +68,7 @@ async def test_a_worker_may_serve_a_part_of_its_catalog(gateway: Gateway) -> Non
 
 def test_neither_the_agent_nor_an_echo_loads_torch() -> None:
     code = (
-        "import sys, workers.__main__, workers.engine_process, workers.engines.echo;"
+        "import sys, workers.__main__, workers.runtime.process, workers.engines.echo;"
         "print(sorted({'torch', 'transformers', 'litestar', 'sqlalchemy'} & set(sys.modules)))"
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from workers.agent.engine_supervisor import EngineHost
 from workers.contract.jobs import (
     Cancelled,
     Completed,
@@ -26,9 +27,8 @@ from workers.contract.jobs import (
     Usage,
 )
 from workers.contract.models import ModelSpec
-from workers.engine_host import EngineHost
 from workers.engines import registry
-from workers.frames import Handed
+from workers.protocol.ipc import Handed
 
 
 class Owner:

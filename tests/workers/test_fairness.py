@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.fairness import DeficitRoundRobin
+from workers.runtime.fairness import DeficitRoundRobin
 
 QUANTUM_US = 1_000
 

@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from tests.workers.running import Gateway, echo, lapse_leases
+from workers.agent.attachments import Fetched, Files
+from workers.agent.outbox import Held
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import (
     BlobRef,
@@ -35,8 +37,6 @@ from workers.contract.jobs import (
     Usage,
 )
 from workers.contract.media import File
-from workers.files import Fetched, Files
-from workers.outbox import Held
 
 PICTURE = os.urandom(3_000_000)
 

@@ -31,9 +31,9 @@ from workers.contract.jobs import (
 )
 from workers.contract.media import Medium, SpeechInput
 from workers.contract.models import EndpointSpec, ModelSpec, UpstreamSpec, read_specs
-from workers.engines.upstream import endpoints, gmi, transfers
-from workers.engines.upstream.dialects import obstacle
-from workers.frames import Handed
+from workers.protocol.ipc import Handed
+from workers.upstreams import endpoints, gmi, transfers
+from workers.upstreams.dialects import obstacle
 
 ID = RequestId(f"req_{1:032x}")
 LIMITS = Usage(images=4, video_ms=60_000, audio_ms=60_000)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workers.fakes import Clock
-from workers.metering import Stopwatch, TokenTimes, apportion
+from workers.runtime.metering import Stopwatch, TokenTimes, apportion
 
 weights = st.lists(st.floats(0, 1e12, allow_nan=False), min_size=1, max_size=300)
 

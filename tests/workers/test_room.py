@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from tests.workers.running import Gateway, echo
+from workers.agent.room import Served
 from workers.contract.jobs import Completed
 from workers.contract.streams import Workers
-from workers.room import Served
 
 LONG = {"slots": 2, "tokens_per_step": 1, "step_us": 50_000}
 

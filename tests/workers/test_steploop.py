@@ -17,7 +17,7 @@ from workers.contract.jobs import (
     RequestId,
     Tokens,
 )
-from workers.steploop import DeviceLostError, StepLoop
+from workers.runtime.step_loop import DeviceLostError, StepLoop
 
 MODELS = ("small", "large")
 

@@ -25,7 +25,7 @@ from workers.contract.jobs import (
     Usage,
 )
 from workers.contract.models import ModelSpec, UpstreamSpec
-from workers.frames import Handed
+from workers.protocol.ipc import Handed
 
 Answer = Callable[[Exchange], Awaitable[None]]
 ID = RequestId(f"req_{1:032x}")
@@ -507,7 +507,7 @@ async def test_usage_is_estimated_only_where_the_entry_says_so() -> None:
 
 
 async def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.engines.upstream.openai.RESPONSE_BYTES_MAX", 100_000)
+    monkeypatch.setattr("workers.upstreams.openai.RESPONSE_BYTES_MAX", 100_000)
 
     async def answer(exchange: Exchange) -> None:
         await exchange.begin()

@@ -16,10 +16,10 @@ from tests.workers.running import PATIENCE_S
 from tests.workers.upstreams import Exchange, Upstream, refuse_busily, upstream
 from workers.contract.jobs import Choice, Completed, Failed, Job, RequestId, ToolCall
 from workers.contract.models import EndpointSpec, ModelSpec, UpstreamSpec
-from workers.engines.upstream import endpoints
-from workers.engines.upstream.dialects import obstacle
-from workers.engines.upstream.host import UpstreamHost
-from workers.frames import Handed
+from workers.protocol.ipc import Handed
+from workers.upstreams import endpoints
+from workers.upstreams.dialects import obstacle
+from workers.upstreams.host import UpstreamHost
 
 
 @pytest.fixture(autouse=True)

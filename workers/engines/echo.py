@@ -36,7 +36,7 @@ from workers.contract.jobs import (
 )
 from workers.contract.media import File
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import (
+from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,

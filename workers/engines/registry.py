@@ -14,7 +14,7 @@ from typing import Final, cast
 import msgspec
 
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import Engine
+from workers.protocol.engine import Engine
 
 
 class Serving(msgspec.Struct, frozen=True):

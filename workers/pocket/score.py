@@ -23,9 +23,9 @@ import msgspec
 from workers.contract.jobs import ChatInput, ChatMessage, Choice, Job, RequestId, Tool
 from workers.contract.models import ModelSpec
 from workers.engines.llm.engine import LlmEngine
-from workers.engines.protocol import Phase
 from workers.pocket import skills
 from workers.pocket.chat_data import PRICES, REFUSAL, WORDS, definition, outside, price
+from workers.protocol.engine import Phase
 
 HELD_OUT: Final = 1_000_003
 """Seed of the questions, which training never uses."""

@@ -25,11 +25,11 @@ from PIL import Image
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion.engine import DiffusionEngine
-from workers.engines.protocol import Later, Phase, Wait
 from workers.pocket import captions
 from workers.pocket.captions import Lesson
 from workers.pocket.judge import SIDE, Verdict, judge
 from workers.pocket.scenes import draw, sheet
+from workers.protocol.engine import Later, Phase, Wait
 
 HELD_OUT: Final = 1_000_003
 """Seed of the prompts, which training never uses."""

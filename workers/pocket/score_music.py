@@ -29,7 +29,6 @@ import torch
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.music.engine import TASK, MusicEngine
-from workers.engines.protocol import Admitted, Phase
 from workers.pocket.hearing import (
     Features,
     Samples,
@@ -46,6 +45,7 @@ from workers.pocket.midi import read_midi
 from workers.pocket.notes import MOODS, Piece
 from workers.pocket.tune_words import caption, read
 from workers.pocket.tunes import tune
+from workers.protocol.engine import Admitted, Phase
 
 HELD_OUT: Final = 1_000_003
 _TUNES: Final = 40

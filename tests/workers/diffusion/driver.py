@@ -14,7 +14,7 @@ from tests.workers.driving import EngineDriver
 from workers.contract.jobs import Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion.engine import DiffusionEngine
-from workers.engines.protocol import Admission
+from workers.protocol.engine import Admission
 
 SIZE = 32
 

@@ -19,8 +19,8 @@ from tests.workers.diffusion.driver import SIZE, Driver, opened, picture, spec
 from workers.contract.jobs import Cancelled, Completed, Failed, Progress, Sketch
 from workers.engines.diffusion import loading
 from workers.engines.diffusion.options import read_options
-from workers.engines.protocol import Wait
 from workers.engines.rendezvous import Rendezvous
+from workers.protocol.engine import Wait
 
 Make = Callable[[str], Path]
 

@@ -50,7 +50,7 @@ from workers.contract.jobs import (
 )
 from workers.contract.models import ModelSpec
 from workers.engines.embedding.engine import EmbeddingEngine
-from workers.engines.protocol import Admitted, Wait
+from workers.protocol.engine import Admitted, Wait
 
 _SHAPE: dict[str, Any] = {
     "hidden_size": 48,

@@ -21,7 +21,7 @@ from workers.contract.jobs import (
     Tokens,
 )
 from workers.engines.llm.engine import LlmEngine
-from workers.engines.protocol import Admission, Admitted, Phase
+from workers.protocol.engine import Admission, Admitted, Phase
 
 
 def job(name: str, content: str, *, stream: bool = True, role: str = "user", **chat: Any) -> Job:

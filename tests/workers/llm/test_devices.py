@@ -18,7 +18,7 @@ from workers.engines.llm import loading
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.graphs import Run
 from workers.engines.llm.varlen import VarlenCache
-from workers.engines.protocol import Admitted
+from workers.protocol.engine import Admitted
 
 Checkpoint = Callable[[str], Path]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.workers.llm.checkpoints import Reference, make_engine
 from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
 from workers.contract.jobs import Cancelled, Completed
-from workers.engines.protocol import Admitted, Wait
+from workers.protocol.engine import Admitted, Wait
 
 Checkpoint = Callable[[str], Path]
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gemma3")

@@ -15,7 +15,7 @@ from tests.workers.llm.checkpoints import Reference, make_checkpoint, make_engin
 from tests.workers.llm.driver import Driver, job, run_alone, texts
 from workers.contract.jobs import Completed, Failed, Tool
 from workers.engines.llm.engine import LlmEngine
-from workers.engines.protocol import Admitted
+from workers.protocol.engine import Admitted
 
 Checkpoint = Callable[[str], Path]
 

@@ -17,7 +17,7 @@ from tests.workers.llm.driver import Driver, choices, job, run_alone
 from workers.contract.jobs import ChatInput, Completed
 from workers.engines.llm.drafts import PromptLookup
 from workers.engines.llm.sampling import Sampler
-from workers.engines.protocol import Admitted
+from workers.protocol.engine import Admitted
 
 Checkpoint = Callable[[str], Path]
 REPETITIVE = "the quick brown fox jumps over the quick brown fox jumps over the quick brown "

@@ -21,7 +21,7 @@ from tests.workers.llm.driver import Driver, choices, job, run_alone, texts
 from workers.contract.jobs import ChatInput, ChatMessage, Completed, Failed, Tool, ToolCall
 from workers.engines.llm.grammar import GrammarError
 from workers.engines.llm.tools import format_of, make_reader
-from workers.engines.protocol import Admitted
+from workers.protocol.engine import Admitted
 
 Checkpoint = Callable[[str], Path]
 SCHEMA: dict[str, Any] = {

@@ -13,7 +13,7 @@ from tests.workers.driving import EngineDriver
 from workers.contract.jobs import Completed, Job, RequestId, Sound, Usage
 from workers.contract.models import ModelSpec
 from workers.engines.music.engine import TASK, MusicEngine
-from workers.engines.protocol import Admission, Admitted
+from workers.protocol.engine import Admission, Admitted
 
 
 def spec(path: Path, *also: str, task: str = TASK, **options: Any) -> ModelSpec:

@@ -14,8 +14,8 @@ from tests.workers.driving import EngineDriver
 from tests.workers.speech.checkpoints import RATE
 from workers.contract.jobs import Job, RequestId, Sound, Usage
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import Admission, Admitted
 from workers.engines.speech.engine import SpeechEngine
+from workers.protocol.engine import Admission, Admitted
 
 NO_LIMITS = Usage()
 

@@ -23,11 +23,11 @@ from workers.contract.jobs import (
 )
 from workers.contract.kinds import UNMARKED, sniff
 from workers.contract.media import Medium, characters
-from workers.engines.protocol import Admitted, Wait
 from workers.engines.registry import obstacle
 from workers.engines.speech.engine import SpeechEngine
 from workers.engines.speech.families import FAMILIES
 from workers.media.audio import AUDIO_TYPES
+from workers.protocol.engine import Admitted, Wait
 
 Checkpoint = Callable[[str], Path]
 VOICES: dict[str, dict[str, Any]] = {

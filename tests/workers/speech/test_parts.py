@@ -15,7 +15,6 @@ import torch
 
 from tests.workers.speech.driver import Driver, samples, speak, spec
 from workers.contract.jobs import Failed
-from workers.engines.protocol import Admitted
 from workers.engines.speech.engine import SpeechEngine
 from workers.engines.speech.excited import ExcitedVocoder
 from workers.engines.speech.graphemes import read_graphemes, written
@@ -29,6 +28,7 @@ from workers.engines.speech.spectra import (
     pitch_of,
 )
 from workers.engines.speech.timbre import timbre_of, with_timbre
+from workers.protocol.engine import Admitted
 
 Checkpoint = Callable[[str], Path]
 

@@ -15,8 +15,8 @@ import transformers as t
 
 from tests.workers.speech.driver import RATE, Driver, samples, speak, spec
 from workers.contract.jobs import Cancelled, Completed, Failed, Sound, Usage
-from workers.engines.protocol import Admitted
 from workers.engines.speech.engine import SpeechEngine
+from workers.protocol.engine import Admitted
 
 Checkpoint = Callable[[str], Path]
 STREAMED = ("csm", "musicgen", "dia")

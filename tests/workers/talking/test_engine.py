@@ -16,10 +16,10 @@ from tests.workers.talking.driver import engine_of, frames_of, job, person, png,
 from workers.contract.jobs import Cancelled, Completed, Failed, Outcome, Progress, RequestId
 from workers.contract.media import Medium
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import Wait
 from workers.engines.talking.engine import TalkingEngine
 from workers.media.audio import encode_audio
 from workers.media.pixels import Audio
+from workers.protocol.engine import Wait
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,11 @@ from workers.contract.jobs import (
 )
 from workers.contract.media import ImageInput, Medium, VideoInput
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import Wait
 from workers.engines.upscale.compact import Compact
 from workers.engines.upscale.engine import UpscaleEngine
 from workers.media import decode, encode
 from workers.media.pixels import Audio, Pixels
+from workers.protocol.engine import Wait
 
 SCALE = 4
 

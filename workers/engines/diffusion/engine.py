@@ -39,7 +39,12 @@ from workers.engines.diffusion.families import Family
 from workers.engines.diffusion.options import read_options
 from workers.engines.diffusion.requests import Asked, Drawing, Request
 from workers.engines.memory import is_out_of_memory
-from workers.engines.protocol import (
+from workers.engines.rendezvous import Phase, Rendezvous, Run, Stopped, Turn
+from workers.engines.threads import threads_for, use_threads
+from workers.media import encode
+from workers.media.decode import read_image, read_mask
+from workers.media.pixels import MediaError, Pixels, Weights
+from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
@@ -50,11 +55,6 @@ from workers.engines.protocol import (
     StepReport,
     Wait,
 )
-from workers.engines.rendezvous import Phase, Rendezvous, Run, Stopped, Turn
-from workers.engines.threads import threads_for, use_threads
-from workers.media import encode
-from workers.media.decode import read_image, read_mask
-from workers.media.pixels import MediaError, Pixels, Weights
 
 log = logging.getLogger(__name__)
 

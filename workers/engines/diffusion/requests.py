@@ -22,10 +22,10 @@ from workers.contract.media import File, ImageInput, Medium, VideoInput
 from workers.engines.diffusion import masks, previews, schedulers
 from workers.engines.diffusion.enlarging import Enlarger
 from workers.engines.diffusion.families import Family
-from workers.engines.protocol import CancelReason
 from workers.engines.rendezvous import Run
 from workers.media import encode
 from workers.media.pixels import Pixels, Weights
+from workers.protocol.engine import CancelReason
 
 Asked: TypeAlias = ImageInput | VideoInput
 PREVIEW_TYPE: Final = "image/png"

@@ -23,7 +23,8 @@ from workers.contract.jobs import (
 from workers.contract.models import ModelSpec
 from workers.engines.embedding.encoder import Encoder
 from workers.engines.embedding.options import read_options
-from workers.engines.protocol import (
+from workers.engines.threads import threads_for, use_threads
+from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
@@ -32,7 +33,6 @@ from workers.engines.protocol import (
     StepReport,
     Wait,
 )
-from workers.engines.threads import threads_for, use_threads
 
 STEP_TOKENS: Final = 4096
 """At most so many tokens in a step, padding included, unless one text alone has more."""

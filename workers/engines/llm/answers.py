@@ -30,7 +30,7 @@ from workers.engines.llm.scheduler import Chain, Seat
 from workers.engines.llm.text import TextStream
 from workers.engines.llm.tools import ToolReader, make_reader
 from workers.engines.llm.vocabulary import Vocabulary
-from workers.engines.protocol import CancelReason
+from workers.protocol.engine import CancelReason
 
 
 class Answer:

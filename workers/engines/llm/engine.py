@@ -37,7 +37,8 @@ from workers.engines.llm.sampling import Chosen
 from workers.engines.llm.scheduler import Chain, Plan, Scheduler, Seat
 from workers.engines.llm.tools import is_constrained
 from workers.engines.memory import is_out_of_memory
-from workers.engines.protocol import (
+from workers.engines.threads import threads_for, use_threads
+from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
@@ -46,7 +47,6 @@ from workers.engines.protocol import (
     StepReport,
     Wait,
 )
-from workers.engines.threads import threads_for, use_threads
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from workers.engines.llm.cache import CacheShape
 from workers.engines.llm.checkpoint import directory, read_shape, weight_files
 from workers.engines.llm.options import Options
 from workers.engines.precision import QUANTIZED
-from workers.engines.protocol import Estimate
+from workers.protocol.engine import Estimate
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ import numpy as np
 
 from workers.contract.jobs import Completed, Event, Failed, Job, Progress, Usage
 from workers.contract.media import File, Medium, MusicInput, characters
-from workers.engines.protocol import CancelReason
 from workers.engines.track import Track
 from workers.pocket.midi import write_midi
 from workers.pocket.synth import Player, Stereo
 from workers.pocket.voices import Bank
 from workers.pocket.writer import Writing
+from workers.protocol.engine import CancelReason
 
 RATE: Final = 48_000
 """At which everything is played, in Hz."""

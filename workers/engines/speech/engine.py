@@ -39,15 +39,6 @@ from workers.contract.media import (
 )
 from workers.contract.models import ModelSpec
 from workers.engines.memory import is_out_of_memory
-from workers.engines.protocol import (
-    Admission,
-    Admitted,
-    CancelReason,
-    Estimate,
-    PhaseClock,
-    StepReport,
-    Wait,
-)
 from workers.engines.rendezvous import Rendezvous, Run, Stopped
 from workers.engines.speech.families import CLONING_TASK, MUSIC_TASK, Family, family_of
 from workers.engines.speech.options import read_options
@@ -59,6 +50,15 @@ from workers.engines.track import Track
 from workers.media.encode import Origin
 from workers.media.joining import Joiner, Tempo
 from workers.media.pixels import MediaError
+from workers.protocol.engine import (
+    Admission,
+    Admitted,
+    CancelReason,
+    Estimate,
+    PhaseClock,
+    StepReport,
+    Wait,
+)
 
 log = logging.getLogger(__name__)
 

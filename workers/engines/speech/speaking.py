@@ -11,11 +11,11 @@ import torch
 
 from workers.contract.jobs import Completed, Event, Failed, Job, Progress, Usage
 from workers.contract.media import MusicInput, SpeechInput, characters
-from workers.engines.protocol import CancelReason
 from workers.engines.rendezvous import Run
 from workers.engines.speech.talker import Line, Mono
 from workers.engines.track import Track
 from workers.media.joining import Joiner, Tempo
+from workers.protocol.engine import CancelReason
 
 Asked: TypeAlias = SpeechInput | MusicInput
 

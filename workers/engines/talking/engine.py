@@ -24,17 +24,6 @@ from PIL import Image
 from workers.contract.jobs import Cancelled, Completed, Event, Failed, Job, Outcome, RequestId
 from workers.contract.media import TalkingInput
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import (
-    Admission,
-    Admitted,
-    CancelReason,
-    Estimate,
-    Later,
-    PhaseClock,
-    Prepared,
-    StepReport,
-    Wait,
-)
 from workers.engines.talking import listening
 from workers.engines.talking.networks import PAINTER_SIDE, Networks, Stroke, read_networks
 from workers.engines.talking.options import FPS_MAX, read_options
@@ -46,6 +35,17 @@ from workers.media.decode import read_image
 from workers.media.encode import Origin
 from workers.media.pixels import MediaError, Pixels
 from workers.media.recordings import read_audio
+from workers.protocol.engine import (
+    Admission,
+    Admitted,
+    CancelReason,
+    Estimate,
+    Later,
+    PhaseClock,
+    Prepared,
+    StepReport,
+    Wait,
+)
 
 log = logging.getLogger(__name__)
 

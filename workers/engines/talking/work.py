@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 
 from workers.contract.jobs import Progress, RequestId, Usage
-from workers.engines.protocol import CancelReason
 from workers.engines.talking.listening import mouths_of
 from workers.engines.talking.networks import Networks
 from workers.engines.talking.portrait import Portrait
 from workers.media.clip_files import ClipFiles, band
 from workers.media.pixels import Pixels
+from workers.protocol.engine import CancelReason
 
 
 @dataclass(slots=True, eq=False)

@@ -20,17 +20,6 @@ from workers.contract.jobs import Cancelled, Completed, Event, Failed, Job, Outc
 from workers.contract.media import ImageInput, VideoInput
 from workers.contract.models import ModelSpec
 from workers.engines.memory import is_out_of_memory
-from workers.engines.protocol import (
-    Admission,
-    Admitted,
-    CancelReason,
-    Estimate,
-    Later,
-    PhaseClock,
-    Prepared,
-    StepReport,
-    Wait,
-)
 from workers.engines.threads import threads_for, use_threads
 from workers.engines.upscale.network import Network
 from workers.engines.upscale.options import read_options
@@ -41,6 +30,17 @@ from workers.media.decode import read_image
 from workers.media.encode import Origin
 from workers.media.footage import open_video
 from workers.media.pixels import MediaError, Pixels
+from workers.protocol.engine import (
+    Admission,
+    Admitted,
+    CancelReason,
+    Estimate,
+    Later,
+    PhaseClock,
+    Prepared,
+    StepReport,
+    Wait,
+)
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from PIL import Image
 
 from workers.contract.jobs import Progress, RequestId, Usage
 from workers.contract.media import File, ImageFormat, Medium
-from workers.engines.protocol import CancelReason
 from workers.engines.upscale.tiles import Canvas, plan
 from workers.media import encode
 from workers.media.clip_files import ClipFiles, band
 from workers.media.encode import CONTENT_TYPES, Origin
 from workers.media.pixels import Pixels
+from workers.protocol.engine import CancelReason
 
 Size: TypeAlias = tuple[int, int]
 """Width and height."""

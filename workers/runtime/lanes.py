@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from workers.contract.delivered import Tally
 from workers.contract.jobs import Job, RequestId, Usage
-from workers.engines.protocol import CancelReason, Engine, Prepared
-from workers.metering import PHASES, TokenTimes
+from workers.protocol.engine import CancelReason, Engine, Prepared
+from workers.runtime.metering import PHASES, TokenTimes
 
 
 @dataclass(slots=True, eq=False)

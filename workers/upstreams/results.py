@@ -8,9 +8,9 @@ from typing import Any
 
 from workers.contract.jobs import Completed, Failed, Job, Usage
 from workers.contract.media import File, Medium, characters
-from workers.engines.upstream import gmi_wire as wire
-from workers.engines.upstream.transfers import Budget, TransferError, Transfers
 from workers.media.measure import Measured, measure
+from workers.upstreams import gmi_wire as wire
+from workers.upstreams.transfers import Budget, TransferError, Transfers
 
 
 async def collect(

@@ -21,13 +21,14 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
+from workers.agent.environment import engine_environment
 from workers.contract.jobs import Cancelled, Event, Outcome, RequestId
 from workers.contract.models import ModelSpec
 from workers.contract.queue import CRASHES_MAX
 from workers.engines import registry
-from workers.engines.protocol import CancelReason
-from workers.environment import engine_environment
-from workers.frames import (
+from workers.protocol.engine import CancelReason
+from workers.protocol.host import Report
+from workers.protocol.ipc import (
     Admit,
     Cancel,
     Command,
@@ -43,7 +44,6 @@ from workers.frames import (
     pack,
     report_unpacker,
 )
-from workers.host import Report
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class EngineHost:
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "workers.engine_process", str(theirs.fileno())),
+                *("-m", "workers.runtime.process", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr,
                 pass_fds=(theirs.fileno(),),

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, get_args
 
-from workers.engines.protocol import Phase
+from workers.protocol.engine import Phase
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 _INDEX: Final = {name: index for index, name in enumerate(PHASES)}

@@ -22,6 +22,10 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from workers.agent.attachments import Brought, Fetched, Files
+from workers.agent.engine_supervisor import EngineHost
+from workers.agent.outbox import Held, Outbox, insist
+from workers.agent.room import Served, serve_here
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId, decode_job
 from workers.contract.models import ModelSpec
@@ -35,13 +39,9 @@ from workers.contract.queue import (
     wait_for_work,
 )
 from workers.contract.streams import Announcement, Workers, hints
-from workers.engine_host import EngineHost
-from workers.engines.protocol import CancelReason
-from workers.engines.upstream.host import UpstreamHost
-from workers.files import Brought, Fetched, Files
-from workers.frames import Handed
-from workers.outbox import Held, Outbox, insist
-from workers.room import Served, serve_here
+from workers.protocol.engine import CancelReason
+from workers.protocol.ipc import Handed
+from workers.upstreams.host import UpstreamHost
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from workers.background import Background, StuckError
 from workers.engines import registry
-from workers.frames import (
+from workers.logs import configure_logging
+from workers.protocol.ipc import (
     Admit,
     Cancel,
     Command,
@@ -40,9 +40,9 @@ from workers.frames import (
     command_unpacker,
     pack,
 )
-from workers.logs import configure_logging
 from workers.pulse import PULSE
-from workers.steploop import DeviceLostError, StepLoop
+from workers.runtime.background import Background, StuckError
+from workers.runtime.step_loop import DeviceLostError, StepLoop
 
 log = logging.getLogger(__name__)
 

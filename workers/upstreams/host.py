@@ -27,12 +27,12 @@ from workers.contract.jobs import (
     Tokens,
 )
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import CancelReason
-from workers.engines.upstream.dialects import Call, Dialect, connect
-from workers.engines.upstream.notes import Notes
-from workers.frames import Handed
-from workers.host import Report
-from workers.metering import Stopwatch, TokenTimes
+from workers.protocol.engine import CancelReason
+from workers.protocol.host import Report
+from workers.protocol.ipc import Handed
+from workers.runtime.metering import Stopwatch, TokenTimes
+from workers.upstreams.dialects import Call, Dialect, connect
+from workers.upstreams.notes import Notes
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Final
 from workers.contract.models import ModelSpec
 from workers.contract.queue import LEASE_COUNT_MAX, Queue
 from workers.engines import registry
-from workers.host import Host
+from workers.protocol.host import Host
 
 AHEAD_S: Final = 2.0
 """Of work that is leased before there is room for it: as long as a worker waits for a queue."""

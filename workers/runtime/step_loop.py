@@ -22,7 +22,6 @@ from typing import Final
 
 import msgspec
 
-from workers.background import Background, Done
 from workers.contract.delivered import chargeable
 from workers.contract.jobs import (
     Cancelled,
@@ -37,7 +36,9 @@ from workers.contract.jobs import (
     Tokens,
     Usage,
 )
-from workers.engines.protocol import (
+from workers.failures import DeviceLostError as DeviceLostError
+from workers.failures import describe, raise_if_device_is_lost
+from workers.protocol.engine import (
     Admitted,
     CancelReason,
     Engine,
@@ -47,11 +48,10 @@ from workers.engines.protocol import (
     StepReport,
     Wait,
 )
-from workers.failures import DeviceLostError as DeviceLostError
-from workers.failures import describe, raise_if_device_is_lost
-from workers.fairness import DeficitRoundRobin
-from workers.lanes import Lane, Run
-from workers.metering import Stopwatch, apportion
+from workers.runtime.background import Background, Done
+from workers.runtime.fairness import DeficitRoundRobin
+from workers.runtime.lanes import Lane, Run
+from workers.runtime.metering import Stopwatch, apportion
 
 log = logging.getLogger(__name__)
 

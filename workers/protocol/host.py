@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from workers.contract.jobs import Event, Outcome, RequestId
-from workers.engines.protocol import CancelReason
-from workers.frames import Handed
+from workers.protocol.engine import CancelReason
+from workers.protocol.ipc import Handed
 
 Report: TypeAlias = Callable[
     [Sequence[tuple[RequestId, Event]], Sequence[tuple[RequestId, Outcome]]], None

@@ -12,7 +12,7 @@ import msgspec
 
 from workers.contract.jobs import Event, Job, Outcome, RequestId
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import CancelReason
+from workers.protocol.engine import CancelReason
 
 # --- To the engine process -----------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from workers.contract.jobs import Completed, Event, Failed, Job, Usage
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import PhaseClock
-from workers.engines.upstream.endpoints import usable
-from workers.engines.upstream.gmi import Gmi
-from workers.engines.upstream.notes import NO_NOTES, Notes
-from workers.engines.upstream.openai import OpenAI
+from workers.protocol.engine import PhaseClock
+from workers.upstreams.endpoints import usable
+from workers.upstreams.gmi import Gmi
+from workers.upstreams.notes import NO_NOTES, Notes
+from workers.upstreams.openai import OpenAI
 
 Say: TypeAlias = Callable[[Event], None]
 

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
+from workers.agent.outbox import OUTCOME_BYTES_MAX, Held, end_badly
 from workers.contract.blobs import (
     BlobDamaged,
     BlobError,
@@ -45,7 +46,6 @@ from workers.contract.jobs import (
     unpack_value,
 )
 from workers.contract.media import File
-from workers.outbox import OUTCOME_BYTES_MAX, Held, end_badly
 
 log = logging.getLogger(__name__)
 

@@ -24,12 +24,12 @@ import tenacity
 from workers.contract.jobs import Completed, Event, Failed, FailureCode, Job, Progress, Usage
 from workers.contract.media import File
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import PhaseClock
-from workers.engines.upstream import gmi_wire as wire
-from workers.engines.upstream.endpoints import Endpoint, Endpoints
-from workers.engines.upstream.notes import NO_NOTES, Notes, Placed, read_note, write_note
-from workers.engines.upstream.results import collect
-from workers.engines.upstream.retries import (
+from workers.protocol.engine import PhaseClock
+from workers.upstreams import gmi_wire as wire
+from workers.upstreams.endpoints import Endpoint, Endpoints
+from workers.upstreams.notes import NO_NOTES, Notes, Placed, read_note, write_note
+from workers.upstreams.results import collect
+from workers.upstreams.retries import (
     ATTEMPTS,
     PARK_S,
     RETRY_AFTER_MAX_S,
@@ -38,9 +38,9 @@ from workers.engines.upstream.retries import (
     retry_after_s,
     wait_s,
 )
-from workers.engines.upstream.sources import prepare_sources
-from workers.engines.upstream.sse import TooLong, read_whole
-from workers.engines.upstream.transfers import TransferError, Transfers
+from workers.upstreams.sources import prepare_sources
+from workers.upstreams.sse import TooLong, read_whole
+from workers.upstreams.transfers import TransferError, Transfers
 
 log = logging.getLogger(__name__)
 

@@ -34,11 +34,11 @@ from workers.contract.jobs import (
     Usage,
 )
 from workers.contract.models import ModelSpec
-from workers.engines.protocol import PhaseClock
-from workers.engines.upstream import wire
-from workers.engines.upstream.endpoints import Endpoint, Endpoints
-from workers.engines.upstream.notes import NO_NOTES, Notes
-from workers.engines.upstream.retries import (
+from workers.protocol.engine import PhaseClock
+from workers.upstreams import wire
+from workers.upstreams.endpoints import Endpoint, Endpoints
+from workers.upstreams.notes import NO_NOTES, Notes
+from workers.upstreams.retries import (
     ATTEMPTS,
     PARK_S,
     RETRY_AFTER_MAX_S,
@@ -49,7 +49,7 @@ from workers.engines.upstream.retries import (
     retry_after_s,
     wait_s,
 )
-from workers.engines.upstream.sse import TooLong, read_events, read_whole
+from workers.upstreams.sse import TooLong, read_events, read_whole
 
 log = logging.getLogger(__name__)
 
