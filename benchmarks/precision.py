@@ -25,13 +25,13 @@ import torch.nn.functional as F
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from gateway.plan.this_machine import measure_bandwidth
+from training.chat.data import dialogue
+from training.chat.score import HELD_OUT
+from training.chat.train import encode
 from workers.contract.models import ModelSpec
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.options import read_options
 from workers.engines.precision import weight_bytes
-from workers.pocket.chat_data import dialogue
-from workers.pocket.score import HELD_OUT
-from workers.pocket.train_chat import encode
 
 POCKET: Final = Path(__file__).parents[1] / "workers" / "pocket" / "chat"
 PRECISIONS: Final = ("float32", "bfloat16", "int8", "fp8")

@@ -11,8 +11,8 @@ import pytest
 
 from tests.gateway.test_speaking import finished, seconds
 from tests.stack import Stack, ended
-from workers.pocket.midi import read_midi
-from workers.pocket.notes import Key
+from workers.engines.music.midi import read_midi
+from workers.engines.music.notes import Key
 
 PRICE = Decimal("0.1")
 """Of a second."""

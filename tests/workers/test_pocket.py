@@ -10,10 +10,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.workers.cards import check_card
+from training.chat import skills
+from training.chat.data import WORDS, dialogue
+from training.chat.score import Question, ask, load, score
 from workers.engines.llm.engine import LlmEngine
-from workers.pocket import skills
-from workers.pocket.chat_data import WORDS, dialogue
-from workers.pocket.score import Question, ask, load, score
 
 DIRECTORY = Path(__file__).parents[2] / "workers" / "pocket" / "chat"
 SEED = 20_261_121

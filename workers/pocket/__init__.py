@@ -1,1 +1,1 @@
-"""The small models that Tollgate ships, and the scripts that trained them."""
+"""The small models that Tollgate ships: weights and cards only."""

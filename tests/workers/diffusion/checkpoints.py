@@ -20,8 +20,8 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from workers.pocket.films import PocketVideoPipeline
-from workers.pocket.pictures import COORDINATES, SOURCES, PocketImagePipeline
+from workers.engines.diffusion.pocket_image import COORDINATES, SOURCES, PocketImagePipeline
+from workers.engines.diffusion.pocket_video import PocketVideoPipeline
 
 WORDS = [
     "a",

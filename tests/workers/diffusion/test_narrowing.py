@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from workers.pocket.denoising import LATENTS, SIDE, make_unet
-from workers.pocket.narrowing import narrow
-from workers.pocket.pictures import COORDINATES
-from workers.pocket.training import TEXT
+from training.common.denoising import LATENTS, SIDE, make_unet
+from training.common.loop import TEXT
+from training.video.narrowing import narrow
+from workers.engines.diffusion.pocket_image import COORDINATES
 
 
 @pytest.fixture(scope="module")

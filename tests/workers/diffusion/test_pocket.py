@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.workers.cards import check_card
+from training.image.score import TASKS, load, score
 from workers.contract.models import read_specs
 from workers.engines.diffusion.engine import DiffusionEngine
-from workers.pocket.score_image import TASKS, load, score
 
 ROOT = Path(__file__).parents[3]
 DIRECTORY = ROOT / "workers" / "pocket" / "image"

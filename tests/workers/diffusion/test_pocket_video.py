@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.workers.cards import check_card
+from training.image.score import load
+from training.video.score import TASKS, score
 from workers.contract.models import read_specs
 from workers.engines.diffusion.engine import DiffusionEngine
-from workers.pocket.score_image import load
-from workers.pocket.score_video import TASKS, score
 
 ROOT = Path(__file__).parents[3]
 DIRECTORY = ROOT / "workers" / "pocket" / "video"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from workers.pocket.train_music import make_tokenizer
+from training.music.train import make_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -25,12 +25,12 @@ from workers.contract.jobs import (
 )
 from workers.contract.kinds import UNMARKED, sniff
 from workers.engines.music.engine import MusicEngine
+from workers.engines.music.midi import read_midi
+from workers.engines.music.notes import Key
+from workers.engines.music.synth import render
+from workers.engines.music.writer import Writing
 from workers.engines.registry import obstacle
 from workers.media.audio import AUDIO_TYPES, encoded_rate
-from workers.pocket.midi import read_midi
-from workers.pocket.notes import Key
-from workers.pocket.synth import render
-from workers.pocket.writer import Writing
 from workers.protocol.engine import Admitted, Wait
 
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.pocket.midi import read_midi, write_midi
-from workers.pocket.notes import (
+from training.music.tunes import tune
+from workers.engines.music.midi import read_midi, write_midi
+from workers.engines.music.notes import (
     DRUMS,
     END,
     HEADER,
@@ -38,7 +39,6 @@ from workers.pocket.notes import (
     encode,
     trim,
 )
-from workers.pocket.tunes import tune
 
 keys = st.builds(Key, st.integers(0, 11), st.sampled_from(MODES))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers.cards import check_card
-from workers.pocket.score_music import Made, lessons, load, run, score
+from training.music.score import Made, lessons, load, run, score
 
 DIRECTORY = Path(__file__).parents[3] / "workers" / "pocket" / "music"
 OF = lessons(6)

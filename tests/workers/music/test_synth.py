@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from workers.pocket.hearing import chroma, fits, is_near, keys_of, tempo_of
-from workers.pocket.notes import DRUMS, INSTRUMENTS, Bar, Chord, Key, Note, Piece
-from workers.pocket.synth import RATES, Player, limit, render
-from workers.pocket.tunes import tune
-from workers.pocket.voices import VOICES, Bank, frequency
+from training.music.hearing import chroma, fits, is_near, keys_of, tempo_of
+from training.music.tunes import tune
+from workers.engines.music.instruments import VOICES, Bank, frequency
+from workers.engines.music.notes import DRUMS, INSTRUMENTS, Bar, Chord, Key, Note, Piece
+from workers.engines.music.synth import RATES, Player, limit, render
 
 RATE = 44_100
 HEAD = Piece("calm", Key(0, "major"), "4/4", 120, "piano", "strings", "upright", "kit", ())

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from workers.pocket.hearing import in_scale, is_near, keys_of, pitch_classes
-from workers.pocket.notes import METRES, MOODS, RANGES, SCALES, Key, Piece
-from workers.pocket.styles import STYLES
-from workers.pocket.tune_words import caption, known_words, read
-from workers.pocket.tunes import bars_for, plan, tune
+from training.music.hearing import in_scale, is_near, keys_of, pitch_classes
+from training.music.styles import STYLES
+from training.music.tunes import tune
+from workers.engines.music.form import bars_for, plan
+from workers.engines.music.notes import METRES, MOODS, RANGES, SCALES, Key, Piece
+from workers.engines.music.prompt import caption, known_words, read
 
 SEEDS = range(60)
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workers.pocket.hearing import in_scale
-from workers.pocket.notes import END, TOKENS, Key, Piece, decode, encode
-from workers.pocket.score_music import moods_of
-from workers.pocket.train_music import CONTEXT, HEAD, batches, make_model, make_tokenizer
-from workers.pocket.tunes import RING, bars_for, plan, tune
-from workers.pocket.writer import Order, Writing
+from training.music.hearing import in_scale
+from training.music.score import moods_of
+from training.music.train import CONTEXT, HEAD, batches, make_model, make_tokenizer
+from training.music.tunes import tune
+from workers.engines.music.form import RING, bars_for, plan
+from workers.engines.music.notes import END, TOKENS, Key, Piece, decode, encode
+from workers.engines.music.writer import Order, Writing
 
 VOCABULARY: dict[str, int] = make_tokenizer().get_vocab()
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tests.workers.cards import check_card
+from training.speech.sentences import SENTENCES
+from training.speech.understanding import Reader, understood
 from workers.contract.models import read_specs
 from workers.engines.speech.families import CLONING_TASK
 from workers.engines.speech.spectra import pitch_of
 from workers.engines.speech.talker import Voice
-from workers.pocket.sentences import SENTENCES
-from workers.pocket.understanding import Reader, understood
 
 ROOT = Path(__file__).parents[3]
 DIRECTORY = ROOT / "workers" / "pocket" / "speech"

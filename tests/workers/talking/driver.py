@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from training.talking import faces
+from training.talking.utterances import RATE, Utterance, utter
 from workers.contract.jobs import Job, RequestId, Usage
 from workers.contract.media import TalkingInput
 from workers.contract.models import ModelSpec
@@ -19,8 +21,6 @@ from workers.engines.talking.engine import TalkingEngine
 from workers.media import encode
 from workers.media.audio import encode_audio
 from workers.media.pixels import Audio, Pixels
-from workers.pocket import faces
-from workers.pocket.utterances import RATE, Utterance, utter
 
 CHECKPOINT: Final = Path("workers/pocket/talking")
 HELD_OUT: Final = 987_654

@@ -20,12 +20,13 @@ from tests.workers.talking.driver import (
     speech,
     wav,
 )
+from training.common import scenes
+from training.talking import faces
+from training.talking.score import drawn, faceless, score_ear, spoken
 from workers.contract.jobs import Completed
 from workers.engines.talking.listening import loudness, mouths_of
 from workers.engines.talking.networks import Networks, read_networks
 from workers.engines.talking.portrait import NoMouth, Portrait
-from workers.pocket import faces, scenes
-from workers.pocket.score_talking import drawn, faceless, score_ear, spoken
 
 
 @pytest.fixture(scope="module")

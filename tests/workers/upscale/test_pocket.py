@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from tests.workers.driving import made_of
 from tests.workers.llm.driver import Clock
+from training.upscale import train as train_upscale
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.upscale.engine import UpscaleEngine
 from workers.media import decode, encode
-from workers.pocket import train_upscale
 
 ROOT = Path(__file__).parents[3]
 DIRECTORY = ROOT / "workers" / "pocket" / "upscale"

@@ -50,17 +50,21 @@ class Family:
 
 
 _POCKET_IMAGE: Final = Family(
-    "PocketImagePipeline", module="workers.pocket.pictures", image="image", sources=2
+    "PocketImagePipeline", module="workers.engines.diffusion.pocket_image", image="image", sources=2
 )
 _POCKET_OVER: Final = Family(
     "PocketImagePipeline",
-    module="workers.pocket.pictures",
+    module="workers.engines.diffusion.pocket_image",
     image="image",
     sources=1,
     strength=0.6,
 )
 _POCKET_VIDEO: Final = Family(
-    "PocketVideoPipeline", module="workers.pocket.films", image="image", sources=1, frames=True
+    "PocketVideoPipeline",
+    module="workers.engines.diffusion.pocket_video",
+    image="image",
+    sources=1,
+    frames=True,
 )
 _INSTRUCTED: Final = Family(
     "StableDiffusionInstructPix2PixPipeline", image="image", sources=1, sized=False

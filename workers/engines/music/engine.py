@@ -26,15 +26,15 @@ from workers.engines.llm.checkpoint import Weights
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.loading import make_decoder
 from workers.engines.memory import is_out_of_memory
+from workers.engines.music.instruments import Bank
+from workers.engines.music.notes import MARKS, MOODS, TEMPOS, TOKENS
 from workers.engines.music.options import decoding, read_options
 from workers.engines.music.playing import RATE, Playing
+from workers.engines.music.prompt import key_named, mood_named, read
+from workers.engines.music.writer import Order, Writing
 from workers.engines.threads import threads_for, use_threads
 from workers.engines.track import Track
 from workers.media.encode import Origin
-from workers.pocket.notes import MARKS, MOODS, TEMPOS, TOKENS
-from workers.pocket.tune_words import key_named, mood_named, read
-from workers.pocket.voices import Bank
-from workers.pocket.writer import Order, Writing
 from workers.protocol.engine import (
     Admission,
     Admitted,

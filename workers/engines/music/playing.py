@@ -9,11 +9,11 @@ import numpy as np
 
 from workers.contract.jobs import Completed, Event, Failed, Job, Progress, Usage
 from workers.contract.media import File, Medium, MusicInput, characters
+from workers.engines.music.instruments import Bank
+from workers.engines.music.midi import write_midi
+from workers.engines.music.synth import Player, Stereo
+from workers.engines.music.writer import Writing
 from workers.engines.track import Track
-from workers.pocket.midi import write_midi
-from workers.pocket.synth import Player, Stereo
-from workers.pocket.voices import Bank
-from workers.pocket.writer import Writing
 from workers.protocol.engine import CancelReason
 
 RATE: Final = 48_000

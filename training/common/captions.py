@@ -1,0 +1,402 @@
+"""What the pocket models are told: captions of scenes, and instructions that change them.
+
+Every ``Lesson`` is exact: its target is what the text asks for, and nothing else is changed. What a
+caption leaves out is the usual: a white background, daylight, flat, medium in size.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from training.common.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    LIGHTS,
+    RELATIONS,
+    SHAPES,
+    SIZES,
+    STYLES,
+    Scene,
+    Thing,
+    place,
+    scene,
+)
+
+SHAPE_WORDS: Final = {
+    "circle": ("circle", "disc", "ball", "dot"),
+    "square": ("square", "box"),
+    "triangle": ("triangle",),
+    "star": ("star",),
+    "heart": ("heart",),
+    "cross": ("cross", "plus"),
+}
+SIZE_WORDS: Final = {
+    "small": ("small", "little", "tiny"),
+    "medium": ("", "", "", "medium"),
+    "large": ("large", "big", "huge"),
+}
+RELATION_WORDS: Final = {
+    "left of": ("left of", "to the left of", "on the left of"),
+    "right of": ("right of", "to the right of", "on the right of"),
+    "above": ("above", "over", "on top of"),
+    "below": ("below", "under", "beneath"),
+}
+COLOUR_WORDS: Final = {"purple": ("purple", "violet")}
+BACKGROUND_WORDS: Final = {
+    "white": ("white",),
+    "grey": ("grey", "gray"),
+    "dark": ("dark", "black"),
+    "light blue": ("light blue", "sky blue"),
+}
+LIGHT_WORDS: Final = {
+    "daylight": ("bright daylight", "in daylight", "by day"),
+    "left": ("soft light from the left", "light from the left", "lit from the left"),
+    "right": ("soft light from the right", "light from the right", "lit from the right"),
+    "night": ("calm night light", "at night", "by night"),
+}
+STYLE_WORDS: Final = {
+    "flat": ("flat style", "clean edges", "flat"),
+    "outline": ("outline style", "as an outline", "in outline style", "outlined"),
+    "pixel": ("pixel art", "in pixel style", "as pixel art", "pixelated"),
+}
+OPENINGS: Final = (
+    "",
+    "",
+    "",
+    "",
+    "draw ",
+    "a picture of ",
+    "an image of ",
+    "please draw ",
+    "show me ",
+    "paint ",
+    "i want ",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A text, the pictures that it speaks of (none, one or two), and the picture that it asks for.
+
+    ``meaning`` says the same in classes, for the text encoder's first lessons.
+    """
+
+    text: str
+    target: Scene
+    sources: tuple[Scene, ...] = ()
+    task: str = "text-to-image"
+    meaning: dict[str, str] = field(default_factory=dict)
+
+
+def name_thing(one: Thing, r: random.Random) -> str:
+    """Name a thing by size, colour and shape, in one of many ways."""
+    words = (
+        r.choice(SIZE_WORDS[one.size]),
+        r.choice(COLOUR_WORDS.get(one.colour, (one.colour,))),
+        r.choice(SHAPE_WORDS[one.shape]) if r.random() < 0.3 else one.shape,
+    )
+    return " ".join(filter(None, words))
+
+
+def with_article(words: str) -> str:
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def caption(s: Scene, r: random.Random) -> str:
+    """Say what a scene shows, in one of many ways."""
+    bare = r.random() < 0.15
+    things = [name_thing(one, r) for one in s.things]
+    if not bare:
+        things = [with_article(words) for words in things]
+    text = things[0]
+    if s.relation:
+        text += f" {r.choice(RELATION_WORDS[s.relation])} {things[1]}"
+    clauses = []
+    if s.background != "white" or r.random() < 0.4:
+        ground = r.choice(BACKGROUND_WORDS[s.background])
+        forms = (f"on a {ground} background", f"on {ground}", f"{ground} background")
+        clauses.append(r.choice(forms))
+    if s.light != "daylight" or r.random() < 0.15:
+        clauses.append(r.choice(LIGHT_WORDS[s.light]))
+    if s.style != "flat" or r.random() < 0.15:
+        clauses.append(r.choice(STYLE_WORDS[s.style]))
+    r.shuffle(clauses)
+    comma = ", " if r.random() < 0.6 else " "
+    return r.choice(OPENINGS) + comma.join([text, *clauses]) + ("." if r.random() < 0.2 else "")
+
+
+def meaning(s: Scene) -> dict[str, str]:
+    """What a caption says, in classes."""
+    found = {"task": "draw", "background": s.background, "light": s.light, "style": s.style}
+    places = (s.relation, _OPPOSITE.get(s.relation or ""))
+    for number, (one, where) in enumerate(zip(s.things, places, strict=False), start=1):
+        found |= {
+            f"shape{number}": one.shape,
+            f"colour{number}": one.colour,
+            f"size{number}": one.size,
+            f"place{number}": where or "anywhere",
+        }
+    if len(s.things) == 1:
+        found["shape2"] = found["colour2"] = found["size2"] = found["place2"] = "none"
+    return found
+
+
+_OPPOSITE: Final = {
+    "left of": "right of",
+    "right of": "left of",
+    "above": "below",
+    "below": "above",
+}
+
+# --- Instructions --------------------------------------------------------------------------------
+
+
+def _reference(s: Scene, index: int, r: random.Random) -> str:
+    """Name a thing of a scene so that no other can be meant."""
+    one = s.things[index]
+    others = [other for place_, other in enumerate(s.things) if place_ != index]
+    choices = [f"the {one.colour} {one.shape}"]
+    if all(other.shape != one.shape for other in others):
+        choices += [f"the {one.shape}"] * 2
+    if not others:
+        choices.append("it")
+    return r.choice(choices)
+
+
+def _with(s: Scene, index: int, one: Thing) -> Scene:
+    things = list(s.things)
+    things[index] = one
+    return replace(s, things=tuple(things))
+
+
+def _about(s: Scene, index: int) -> dict[str, str]:
+    return {"colour1": s.things[index].colour, "shape1": s.things[index].shape}
+
+
+def _other(r: random.Random, choices: Iterable[str], now: str) -> str:
+    return r.choice([one for one in choices if one != now])
+
+
+def recolour(r: random.Random) -> Lesson:
+    s = scene(r, wide=True)
+    index = r.randrange(len(s.things))
+    one = s.things[index]
+    while True:
+        colour = _other(r, COLOURS, one.colour)
+        new = replace(one, colour=colour)
+        if (colour, s.background) in (("white", "white"), ("black", "dark")):
+            continue
+        if all((new.shape, colour) != (x.shape, x.colour) for x in s.things):
+            break
+    name = _reference(s, index, r)
+    text = r.choice(
+        (
+            f"make {name} {colour}",
+            f"change {name} to {colour}",
+            f"paint {name} {colour}",
+            f"turn {name} {colour}",
+            f"{name} should be {colour}",
+        )
+    )
+    told = _about(s, index) | {"task": "recolour", "colour2": colour}
+    return Lesson(text, _with(s, index, new), (s,), "image-edit", told)
+
+
+def reshape(r: random.Random) -> Lesson:
+    s = scene(r, wide=True)
+    index = r.randrange(len(s.things))
+    one = s.things[index]
+    while True:
+        shape = _other(r, SHAPES, one.shape)
+        new = replace(one, shape=shape)
+        if all((shape, new.colour) != (x.shape, x.colour) for x in s.things):
+            break
+    name = _reference(s, index, r)
+    text = r.choice(
+        (
+            f"turn {name} into {with_article(shape)}",
+            f"replace {name} with {with_article(shape)}",
+            f"change {name} to {with_article(shape)}",
+            f"make {name} {with_article(shape)}",
+        )
+    )
+    told = _about(s, index) | {"task": "reshape", "shape2": shape}
+    return Lesson(text, _with(s, index, new), (s,), "image-edit", told)
+
+
+def resize(r: random.Random) -> Lesson:
+    order = tuple(SIZES)
+    while True:
+        s = scene(r, wide=True)
+        index = r.randrange(len(s.things))
+        now = order.index(s.things[index].size)
+        to = now + r.choice((-1, 1))
+        if 0 <= to < len(order):
+            break
+    new = replace(s.things[index], size=order[to])
+    name = _reference(s, index, r)
+    words = ("larger", "bigger") if to > now else ("smaller",)
+    way = "larger" if to > now else "smaller"
+    text = f"make {name} {r.choice(words)}"
+    told = _about(s, index) | {"task": way}
+    return Lesson(text, _with(s, index, new), (s,), "image-edit", told)
+
+
+def remove(r: random.Random) -> Lesson:
+    s = scene(r, things=2, wide=True)
+    index = r.randrange(2)
+    name = _reference(s, index, r)
+    text = r.choice((f"remove {name}", f"delete {name}", f"take {name} away", f"without {name}"))
+    kept = replace(s, things=(s.things[1 - index],), relation=None)
+    return Lesson(text, kept, (s,), "image-edit", _about(s, index) | {"task": "remove"})
+
+
+def add(r: random.Random) -> Lesson:
+    s = scene(r, things=2, wide=True)
+    assert s.relation is not None
+    before = replace(s, things=(s.things[1],), relation=None)
+    words = r.choice(RELATION_WORDS[s.relation])
+    name = _reference(before, 0, r)
+    what = with_article(name_thing(s.things[0], r))
+    text = f"{r.choice(('add', 'put', 'draw'))} {what} {words} {name}"
+    told = {
+        "task": "add",
+        "shape2": s.things[0].shape,
+        "colour2": s.things[0].colour,
+        "size2": s.things[0].size,
+        "place2": s.relation,
+        "shape1": s.things[1].shape,
+    }
+    if name == "it":
+        del told["shape1"]
+    return Lesson(text, s, (before,), "image-edit", told)
+
+
+def reground(r: random.Random) -> Lesson:
+    while True:
+        s = scene(r, plain=0.3, wide=True)
+        to = _other(r, BACKGROUNDS, s.background)
+        clash = {"white": "white", "dark": "black"}.get(to)
+        if all(one.colour != clash for one in s.things):
+            break
+    words = r.choice(BACKGROUND_WORDS[to])
+    text = r.choice(
+        (
+            f"make the background {words}",
+            f"change the background to {words}",
+            f"on a {words} background",
+            f"{words} background",
+        )
+    )
+    told = {"task": "reground", "background": to}
+    return Lesson(text, replace(s, background=to), (s,), "image-edit", told)
+
+
+def relight(r: random.Random) -> Lesson:
+    s = scene(r, plain=0.3, wide=True)
+    to = _other(r, LIGHTS, s.light)
+    words = r.choice(LIGHT_WORDS[to])
+    text = r.choice((words, words, f"make it {words}", f"relight it, {words}"))
+    told = {"task": "relight", "light": to}
+    return Lesson(text, replace(s, light=to), (s,), "image-relight", told)
+
+
+def restyle(r: random.Random) -> Lesson:
+    s = scene(r, plain=0.3, wide=True)
+    to = _other(r, STYLES, s.style)
+    words = r.choice(STYLE_WORDS[to])
+    text = r.choice((words, words, f"make it {words}", f"restyle it, {words}", f"draw it {words}"))
+    told = {"task": "restyle", "style": to}
+    return Lesson(text, replace(s, style=to), (s,), "image-restyle", told)
+
+
+def blend(r: random.Random) -> Lesson:
+    """The thing of the first picture beside that of the second, in the first picture's world.
+
+    Of each picture it stands in the middle, nearly."""
+    while True:
+        a, b = scene(r, things=1), scene(r, things=1)
+        first, second = a.things[0], b.things[0]
+        clash = {"white": "white", "dark": "black"}.get(a.background)
+        if second.colour != clash and (first.shape, first.colour) != (second.shape, second.colour):
+            break
+    relation = r.choice(tuple(RELATIONS))
+    target = replace(a, things=place((first, second), relation, r), relation=relation)
+    words = r.choice(RELATION_WORDS[relation])
+    if relation == "left of" and r.random() < 0.4:
+        text = r.choice(("blend them", "blend both pictures", "put them together", "combine them"))
+    else:
+        text = r.choice(
+            (
+                f"the first {words} the second",
+                f"put the first {words} the second",
+                f"blend, the first {words} the second",
+            )
+        )
+    told = {"task": "blend", "place1": relation}
+    return Lesson(text, target, (a, b), "image-blend", told)
+
+
+def describe(r: random.Random) -> Lesson:
+    s = scene(r)
+    return Lesson(caption(s, r), s, meaning=meaning(s))
+
+
+EDITS: Final[tuple[Callable[[random.Random], Lesson], ...]] = (
+    recolour,
+    recolour,
+    reshape,
+    reshape,
+    resize,
+    remove,
+    remove,
+    add,
+    reground,
+)
+FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "task": (
+        *("draw", "recolour", "reshape", "larger", "smaller", "remove", "add"),
+        *("reground", "relight", "restyle", "blend"),
+    ),
+    "background": tuple(BACKGROUNDS),
+    "light": LIGHTS,
+    "style": STYLES,
+} | {
+    f"{name}{number}": (*values, "none")
+    for number in (1, 2)
+    for name, values in (
+        ("shape", SHAPES),
+        ("colour", tuple(COLOURS)),
+        ("size", tuple(SIZES)),
+        ("place", (*RELATIONS, "anywhere")),
+    )
+}
+"""The classes of each part of a meaning."""
+
+
+def which(r: random.Random, *, blending: float = 0.3) -> Lesson:
+    """Choose an instruction of which it must be found out what it means: one of two things, or
+    that of another picture."""
+    if r.random() < blending:
+        return blend(r)
+    while True:
+        kinds = (recolour, recolour, reshape, reshape, resize, remove, remove)
+        found = r.choice(kinds)(r)
+        if len(found.sources[0].things) == 2:
+            return found
+
+
+def lesson(r: random.Random, *, drawing: float = 0.55, blending: float = 0.3) -> Lesson:
+    """Choose a lesson; ``drawing`` is how often it is a picture from words alone, ``blending`` how
+    often one of two pictures, of those that bring any."""
+    if r.random() < drawing:
+        return describe(r)
+    if r.random() < blending:
+        return blend(r)
+    kind = r.random()
+    if kind < 0.76:
+        return r.choice(EDITS)(r)
+    return relight(r) if kind < 0.88 else restyle(r)

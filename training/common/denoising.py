@@ -1,0 +1,301 @@
+"""How the denoisers of ``pocket-image`` and ``pocket-video`` are made, trained and saved.
+
+They learn rectified flow with x-prediction, together with the text encoder, from batches that each
+script draws. What is saved is a directory in diffusers' format, in bfloat16, with a mean of the
+weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from diffusers import AutoencoderTiny, FlowMatchEulerDiscreteScheduler, UNet2DConditionModel
+from PIL import Image
+from transformers import PreTrainedTokenizerFast, T5EncoderModel
+
+from training.common.loop import (
+    TEXT,
+    Mean,
+    Told,
+    adam,
+    clock,
+    set_rate,
+    step,
+    train_text,
+)
+from training.common.outlook import Outlook
+from workers.engines.diffusion.pocket_image import (
+    COORDINATES,
+    PocketPipeline,
+    coordinates,
+    encode_text,
+)
+
+SIDE: Final = 64
+LATENTS: Final = 8
+SCALE: Final = 4
+UNTOLD: Final = 0.1
+"""How often the text is left out, so that guidance has something to guide away from."""
+CHANGED: Final = 0.25
+"""A latent pixel that differs more from its source was changed, not only drawn again."""
+SMALL: Final = 0.03
+"""The smallest part of a picture that still counts as half of it."""
+AHEAD: Final = 0.2
+"""How much it counts to say what is about to be drawn, beside drawing it."""
+SOFT: Final = 0.05
+"""Bounds the weight of errors at little noise, where there is nothing left to decide."""
+SAVED_S: Final = 480
+
+
+# --- Parts ---------------------------------------------------------------------------------------
+
+
+def make_unet(*, drawn: int, sources: int, width: int) -> Any:
+    """``drawn`` pictures are made at once, ``sources`` are seen beside them; ``width`` are the
+    channels of the outermost blocks."""
+    return UNet2DConditionModel(
+        sample_size=SIDE // SCALE,
+        in_channels=LATENTS * (drawn + sources) + COORDINATES,
+        out_channels=LATENTS * drawn,
+        block_out_channels=(width, 96, 128),
+        down_block_types=(
+            "DownBlock2D",
+            "SimpleCrossAttnDownBlock2D",
+            "SimpleCrossAttnDownBlock2D",
+        ),
+        mid_block_type="UNetMidBlock2DSimpleCrossAttn",
+        up_block_types=("SimpleCrossAttnUpBlock2D", "SimpleCrossAttnUpBlock2D", "UpBlock2D"),
+        layers_per_block=1,
+        cross_attention_dim=TEXT,
+        attention_head_dim=32,
+        norm_num_groups=16,
+        resnet_time_scale_shift="scale_shift",
+        class_embed_type="projection",
+        projection_class_embeddings_input_dim=TEXT,
+    )
+
+
+@torch.no_grad()
+def encode(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """Latents (B, LATENTS, H, W) of unit variance."""
+    with torch.autocast("cpu", torch.bfloat16):
+        latents: torch.Tensor = vae.encode(pixels).latents.float()
+    return (latents - float(vae.config.shift_factor)) * float(vae.config.scaling_factor)
+
+
+# --- Training ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Lessons as the UNet sees them."""
+
+    target: torch.Tensor
+    """Latents (B, C, H, W) of what is to be drawn."""
+    sources: torch.Tensor
+    """Latents (B, S, H, W) of what is given."""
+    texts: Sequence[str]
+    counts: torch.Tensor
+    """How much each latent pixel counts, (B, 1, H, W), see ``importance``."""
+    told: torch.Tensor | None = None
+    """Which are instructions, whose answer can be known before anything is in the noise: (B,)."""
+    shows: Sequence[Mapping[str, str]] = ()
+    """What will be seen in each, for an ``Outlook``."""
+    changed: torch.Tensor | None = None
+    """Where an instruction changes something: (B, 1, H, W), 0 or 1."""
+
+
+def importance(apart: torch.Tensor) -> torch.Tensor:
+    """How much each latent pixel counts, 1 on average: (B, 1, H, W).
+
+    ``apart`` (B, 1, H, W) is how far each is from what is known without the text. Where that is far
+    counts as much as all the rest together, however small it is.
+    """
+    changed = (apart > CHANGED).float()
+    share = changed.mean((1, 2, 3), keepdim=True)
+    return torch.where(share > 0, 0.5 + 0.5 * changed / share.clamp(min=SMALL), 1.0)
+
+
+def noise_levels(count: int) -> torch.Tensor:
+    """From 0 to 1, most of them where the text decides what the noise is to become."""
+    broad = torch.randn(count) * 1.2
+    where = torch.rand(count)
+    sigma = torch.sigmoid(torch.where(where < 0.7, torch.randn(count) * 0.8 + 1.0, broad))
+    return torch.where(where > 0.9, 1 - 0.05 * torch.rand(count), sigma)
+
+
+def train_unet(
+    pipe: PocketPipeline,
+    next_batch: Callable[[], Batch],
+    minutes: float,
+    r: random.Random,
+    save: Callable[[str], None],
+    *,
+    rate: float,
+    compiled: bool,
+    outlook: Outlook | None = None,
+    blind: bool = False,
+) -> None:
+    """Learn rectified flow; keep a mean of the weights, which is what is saved.
+
+    ``blind``: nothing is ever seen through the noise.
+    """
+    unet, encoder = pipe.unet, pipe.text_encoder
+    unet.to(memory_format=torch.channels_last)
+    learned = [*unet.parameters(), *encoder.parameters()]
+    mean = Mean(learned)
+    denoise = torch.compile(unet) if compiled else unet
+    optimizer = adam((unet.parameters(), rate), (encoder.parameters(), rate * 0.2))
+    if outlook is not None:
+        optimizer.add_param_group({"params": [*outlook.parameters()], "initial_lr": 2 * rate})
+    place = coordinates(SIDE // SCALE, SIDE // SCALE)
+    turns, total, saved = 0, 0.0, time.monotonic()
+    for done in clock(minutes):
+        set_rate(optimizer, done)
+        batch = next_batch()
+        target, size = batch.target, len(batch.texts)
+        texts = ["" if r.random() < UNTOLD else text for text in batch.texts]
+        sigma = noise_levels(size)
+        if batch.told is not None:
+            early = batch.told & (torch.rand(size) < 0.5)
+            sigma = torch.where(early, 0.7 + 0.3 * torch.rand(size), sigma)
+        if blind:
+            sigma = torch.ones(size)
+        wide = sigma[:, None, None, None]
+        noisy = (1 - wide) * target + wide * torch.randn_like(target)
+        seen = torch.cat([noisy, batch.sources, place.expand(size, -1, -1, -1)], 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            states, mask, summary = encode_text(pipe.tokenizer, encoder, texts)
+            made = denoise(
+                seen.contiguous(memory_format=torch.channels_last),
+                sigma * 1000,
+                encoder_hidden_states=states,
+                encoder_attention_mask=mask,
+                class_labels=summary,
+            ).sample
+        far = ((made.float() - target) ** 2 * batch.counts).mean((1, 2, 3))
+        loss = (far / (sigma**2 + SOFT)).mean()
+        if outlook is not None and batch.changed is not None and batch.told is not None:
+            loss = loss + AHEAD * outlook.loss(batch.shows, batch.changed, batch.told)
+        step(optimizer, learned, loss)
+        mean.update()
+        turns, total = turns + 1, total + float(loss.detach())
+        if turns % 200 == 0:
+            print(f"unet {done:.3f} step {turns} loss {total / 200:.4f}", flush=True)
+            total = 0.0
+        if time.monotonic() - saved > SAVED_S:
+            mean.exchange()
+            save(f"{done:.3f}")
+            mean.exchange()
+            saved = time.monotonic()
+    mean.exchange()
+
+
+# --- Scripts -------------------------------------------------------------------------------------
+
+
+def arguments(description: str | None, *stages: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--stage", choices=stages, required=True)
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--compile", action="store_true", help="a sixth faster, after two minutes")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+def seeded(seed: int) -> random.Random:
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    return random.Random(seed)
+
+
+def text_stage(
+    tokenizer: Any,
+    encoder: Any,
+    fields: Mapping[str, Sequence[str]],
+    choose: Callable[[random.Random], Told],
+    options: argparse.Namespace,
+    r: random.Random,
+) -> None:
+    train_text(tokenizer, encoder, fields, choose, minutes=options.minutes, r=r)
+    tokenizer.save_pretrained(options.out / "tokenizer")
+    encoder.save_pretrained(options.out / "text_encoder")
+
+
+def unet_stage(
+    kind: type[PocketPipeline],
+    vae: Any,
+    unet: Any,
+    next_batch: Callable[[], Batch],
+    show: Callable[[Any, Path], None],
+    options: argparse.Namespace,
+    r: random.Random,
+    *,
+    outlook: Outlook | None = None,
+    blind: bool = False,
+) -> None:
+    """Train, and save now and then, each time with a page of what is drawn beside the directory."""
+    out: Path = options.out
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=1.0)
+    vae.requires_grad_(requires_grad=False)
+    pipe = kind(vae, read(out, "text_encoder"), read(out, "tokenizer"), unet, scheduler)
+    pipe.set_progress_bar_config(disable=True)
+    count = sum(one.numel() for one in unet.parameters())
+    print(f"unet {count / 1e6:.2f} M", flush=True)
+
+    def save(note: str) -> None:
+        save_pipeline(pipe, out)
+        show(pipe, out.parent / f"{out.name}-{note}.png")
+        print(f"saved at {note}", flush=True)
+
+    train_unet(
+        pipe,
+        next_batch,
+        options.minutes,
+        r,
+        save,
+        rate=options.rate,
+        compiled=options.compile,
+        outlook=outlook,
+        blind=blind,
+    )
+    save("last")
+
+
+def save_pipeline(pipe: Any, out: Path) -> None:
+    """Write the directory in bfloat16, beside the weights that training goes on with."""
+    pipe.save_pretrained(out, safe_serialization=True)
+    for part in ("unet", "text_encoder", "vae"):
+        module = getattr(pipe, part)
+        state = {name: one.clone() for name, one in module.state_dict().items()}
+        module.to(torch.bfloat16).save_pretrained(out / part)
+        module.to(torch.float32).load_state_dict(state)
+    index = out / "model_index.json"
+    fields = json.loads(index.read_text())
+    fields["_class_name"] = type(pipe).__name__
+    index.write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def read(out: Path, part: str) -> Any:
+    classes: dict[str, Any] = {
+        "vae": AutoencoderTiny,
+        "unet": UNet2DConditionModel,
+        "text_encoder": T5EncoderModel,
+        "tokenizer": PreTrainedTokenizerFast,
+    }
+    found = classes[part].from_pretrained(out / part)
+    return found if part == "tokenizer" else found.to(torch.float32)
+
+
+def as_image(pixels: torch.Tensor) -> Image.Image:
+    return Image.fromarray(((pixels[0] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy())

@@ -1,0 +1,247 @@
+"""Looks at a picture and says whether it shows a scene: by its pixels, without a model.
+
+The light that the scene should have is divided out, what is not background falls into connected
+pieces, and each piece has a colour (the nearest known one), a shape (that whose template of equal
+area covers it best) and a place. A picture in another light, with a blurred, missing or additional
+thing, or with the right things in the wrong places, is not what was asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+
+from training.common.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    RELATIONS,
+    SHAPES,
+    Scene,
+    Thing,
+    draw,
+    light_of,
+    mask,
+)
+
+SIDE: Final = 64
+FAR: Final = 0.17
+"""From the background's colour: a pixel that differs more belongs to a thing."""
+BACKGROUND_FAR: Final = 0.10
+"""Of the background's mean colour from what was asked for."""
+COVER: Final = 0.66
+"""Intersection over union with the right template, at least."""
+TIE: Final = 0.03
+"""Templates whose cover differs less cannot be told apart at this size."""
+PIXEL_COVER: Final = 0.55
+PIXEL_TIE: Final = 0.15
+SPECK: Final = 0.12
+"""Of the largest piece: what is smaller is no thing."""
+_SMALLEST: Final = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A connected piece: its colour's name, cover by shape, centre (from -1 to 1) and pixels."""
+
+    colour: str
+    cover: dict[str, float]
+    x: float
+    y: float
+    pixels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is right. ``things`` counts pieces; shapes, colours and place are of all of them."""
+
+    background: bool
+    things: bool
+    colours: bool
+    shapes: bool
+    places: bool
+
+    @property
+    def right(self) -> bool:
+        return self.background and self.things and self.colours and self.shapes and self.places
+
+
+def judge(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) -> Verdict:
+    """Compare a picture ``(3, 64, 64)`` from -1 to 1 with what it should show.
+
+    With ``stays`` each thing must also stand where it does in the scene, at most so far off.
+    """
+    flat, front = _front(picture, scene)
+    ground = torch.tensor(BACKGROUNDS[scene.background])
+    behind = flat[:, ~front]
+    background = behind.shape[1] > SIDE and bool(
+        ((behind.mean(1) - ground).abs() < BACKGROUND_FAR).all()
+    )
+    found = pieces(flat, front, scene)
+    if len(found) != len(scene.things):
+        return Verdict(background, False, False, False, False)
+    order = _assign(found, scene.things)
+    pairs = list(zip(order, scene.things, strict=True))
+    return Verdict(
+        background,
+        True,
+        all(piece.colour == thing.colour for piece, thing in pairs),
+        all(_has_shape(piece, thing, scene.style) for piece, thing in pairs),
+        (scene.relation is None or _related(order[0], order[1], scene.relation))
+        and (stays is None or all(_stands(piece, thing, stays) for piece, thing in pairs)),
+    )
+
+
+def seen(picture: torch.Tensor, scene: Scene) -> list[Piece]:
+    """What stands before the background that a scene has, in its light."""
+    return pieces(*_front(picture, scene), scene)
+
+
+def _front(picture: torch.Tensor, scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
+    """A picture in daylight, from 0 to 1, and which pixels are not background."""
+    light = light_of(scene.light, SIDE)
+    flat = ((picture.float().clamp(-1, 1) + 1) / 2 / light).clamp(0, 1.2)
+    ground = torch.tensor(BACKGROUNDS[scene.background])[:, None, None]
+    far = (flat - ground).abs().amax(0)
+    if scene.style != "pixel":
+        return flat, far > FAR
+    # The cells at the edge are mixtures.
+    cells = F.avg_pool2d(far[None], SIDE // 16)[0].repeat_interleave(4, 0).repeat_interleave(4, 1)
+    return flat, cells > 2 * FAR
+
+
+def pieces(flat: torch.Tensor, front: torch.Tensor, scene: Scene) -> list[Piece]:
+    """The connected pieces in front, largest first, without specks."""
+    labels = _label(front)
+    found = []
+    for label in torch.unique(labels[front]).tolist():
+        covered = labels == label
+        count = int(covered.sum())
+        if count < _SMALLEST:
+            continue
+        found.append((count, covered))
+    found.sort(key=lambda pair: -pair[0])
+    kept = [pair for pair in found if pair[0] >= SPECK * found[0][0]]
+    return [_piece(flat, covered, scene.style) for _, covered in kept]
+
+
+def _label(front: torch.Tensor) -> torch.Tensor:
+    """Give each connected piece (with diagonals) a number above 0; 0 is behind."""
+    labels = torch.arange(1, front.numel() + 1, dtype=torch.float32).view(front.shape) * front
+    while True:
+        grown = F.max_pool2d(labels[None, None], 3, 1, 1)[0, 0] * front
+        if torch.equal(grown, labels):
+            return labels
+        labels = grown
+
+
+def _piece(flat: torch.Tensor, covered: torch.Tensor, style: str) -> Piece:
+    filled = _filled(covered)
+    core = _core(covered)
+    seen = flat[:, core].median(1).values
+    colour = min(COLOURS, key=lambda name: float(((seen - torch.tensor(COLOURS[name])) ** 2).sum()))
+    ys, xs = filled.nonzero(as_tuple=True)
+    half = SIDE / 2
+    x, y = float(xs.float().mean() + 0.5) / half - 1, float(ys.float().mean() + 0.5) / half - 1
+    cover = {shape: _covers(filled, shape, style) for shape in SHAPES}
+    return Piece(colour, cover, x, y, len(xs))
+
+
+def _core(covered: torch.Tensor) -> torch.Tensor:
+    """Without the mixed pixels of the edge, if anything is left then."""
+    inner = -F.max_pool2d(-covered.float()[None, None], 3, 1, 1)[0, 0] > 0.5
+    return inner if int(inner.sum()) >= 4 else covered
+
+
+def _filled(covered: torch.Tensor) -> torch.Tensor:
+    """With its holes: whatever cannot be reached from the border."""
+    outside = _label(F.pad(~covered, (1, 1, 1, 1), value=True))
+    return ~(outside == outside[0, 0])[1:-1, 1:-1]
+
+
+@functools.cache
+def _template(shape: str, tenths: int) -> torch.Tensor:
+    """A shape of so many tenths of a pixel in radius, its centroid in the middle, as a picture."""
+    radius = tenths / 10 / (SIDE / 2)
+    plain = Thing(shape, "red", "large", 0.0, 0.0, scale=radius / 0.42)
+    drawn = mask(plain, SIDE)
+    ys, xs = torch.meshgrid(torch.arange(SIDE) + 0.5, torch.arange(SIDE) + 0.5, indexing="ij")
+    whole = drawn.sum()
+    dx = float((drawn * xs).sum() / whole) / (SIDE / 2) - 1
+    dy = float((drawn * ys).sum() / whole) / (SIDE / 2) - 1
+    return mask(Thing(shape, "red", "large", -dx, -dy, scale=radius / 0.42), SIDE)
+
+
+@functools.cache
+def _area(shape: str) -> float:
+    """Of a shape of radius 1 pixel, in pixels."""
+    return float(_template(shape, 200).sum()) / 400
+
+
+def _covers(filled: torch.Tensor, shape: str, style: str) -> float:
+    """Intersection over union with a template of the same area and centroid."""
+    count = int(filled.sum())
+    tenths = max(10, round(math.sqrt(count / _area(shape)) * 10))
+    if tenths > 10 * SIDE // 2:
+        return 0.0
+    ys, xs = filled.nonzero(as_tuple=True)
+    best = 0.0
+    middle = (SIDE - 1) / 2
+    for radius in (tenths, round(tenths * 0.94), round(tenths * 1.06)):
+        template = _template(shape, radius)
+        dy, dx = float(ys.float().mean()) - middle, float(xs.float().mean()) - middle
+        moved = torch.roll(template, (round(dy), round(dx)), (0, 1))
+        if style == "pixel":
+            cells = F.avg_pool2d(moved[None], SIDE // 16)[0]
+            moved = cells.repeat_interleave(4, 0).repeat_interleave(4, 1)
+        over = moved > 0.5
+        union = int((over | filled).sum())
+        best = max(best, int((over & filled).sum()) / max(1, union))
+    return best
+
+
+def _has_shape(piece: Piece, thing: Thing, style: str) -> bool:
+    least, tie = (PIXEL_COVER, PIXEL_TIE) if style == "pixel" else (COVER, TIE)
+    cover = piece.cover[thing.shape]
+    return cover >= least and cover >= max(piece.cover.values()) - tie
+
+
+def _assign(found: Sequence[Piece], things: Sequence[Thing]) -> list[Piece]:
+    """Which piece is meant to be which thing: as colours and shapes fit best."""
+    if len(found) == 1:
+        return list(found)
+
+    def fit(pair: list[Piece]) -> float:
+        return sum(
+            (piece.colour == thing.colour) + piece.cover[thing.shape]
+            for piece, thing in zip(pair, things, strict=True)
+        )
+
+    either = [found[0], found[1]], [found[1], found[0]]
+    return max(either, key=fit)
+
+
+def _stands(piece: Piece, thing: Thing, most: float) -> bool:
+    return abs(piece.x - thing.x) <= most and abs(piece.y - thing.y) <= most
+
+
+def _related(first: Piece, second: Piece, relation: str) -> bool:
+    dx, dy = RELATIONS[relation]
+    x, y = first.x - second.x, first.y - second.y
+    along, across = x * dx + y * dy, abs(x * dy) + abs(y * dx)
+    return along > 0.25 and along > across
+
+
+def as_drawn(scene: Scene) -> torch.Tensor:
+    """What would be right, to judge the judge."""
+    return draw([scene], SIDE)[0]
+
+
+def share(verdicts: Sequence[Any], name: str) -> float:
+    """How many of the verdicts are right in something."""
+    return sum(bool(getattr(one, name)) for one in verdicts) / max(1, len(verdicts))

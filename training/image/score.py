@@ -1,0 +1,194 @@
+"""How much the pocket image model gets right, by the engine that serves it and an exact judge.
+
+    python -m training.image.score workers/pocket/image --count 500
+
+Prompts and scenes come from a seed that training never uses. A picture is right if it has all that
+was asked for: things, colours, shapes, places, background, light and style. An edit is right if its
+result is, and if what it did not speak of stands where it stood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from PIL import Image
+
+from training.common import captions
+from training.common.captions import Lesson
+from training.common.judge import SIDE, Verdict, judge
+from training.common.scenes import draw, sheet
+from workers.contract.jobs import Completed, Job, RequestId
+from workers.contract.models import ModelSpec
+from workers.engines.diffusion.engine import DiffusionEngine
+from workers.protocol.engine import Later, Phase, Wait
+
+HELD_OUT: Final = 1_000_003
+"""Seed of the prompts, which training never uses."""
+SLOTS: Final = 16
+TASKS: Final = (
+    "text-to-image",
+    "image-edit",
+    "image-relight",
+    "image-restyle",
+    "image-blend",
+)
+KINDS: Final[dict[str, Callable[[random.Random], Lesson]]] = {
+    "text to image": captions.describe,
+    "edit: colour": captions.recolour,
+    "edit: shape": captions.reshape,
+    "edit: size": captions.resize,
+    "edit: remove": captions.remove,
+    "edit: add": captions.add,
+    "edit: background": captions.reground,
+    "relight": captions.relight,
+    "restyle": captions.restyle,
+    "blend": captions.blend,
+}
+STAYS: Final = 0.15
+"""How far a thing may seem to move, of a picture from -1 to 1."""
+
+
+class _Clock:
+    @contextlib.contextmanager
+    def phase(self, _: Phase) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the engine is asked for: input, task and source pictures."""
+
+    task: str
+    asked: dict[str, Any]
+    sources: tuple[bytes, ...] = ()
+
+
+def load(path: Path, task: str = TASKS[0], *also: str, **options: Any) -> DiffusionEngine:
+    spec = ModelSpec(
+        "pocket",
+        task,
+        engine="diffusion",
+        checkpoint=str(path),
+        options={"slots": SLOTS, "threads": 1, **options},
+        also=also,
+    )
+    engine = DiffusionEngine(spec)
+    engine.load()
+    return engine
+
+
+def run(engine: DiffusionEngine, orders: Sequence[Order]) -> list[Completed]:
+    """Have all of them made by a loaded engine. Raise ``AssertionError`` if one fails."""
+    clock = _Clock()
+    waiting, open_, found = list(enumerate(orders)), 0, dict[str, Completed]()
+    while waiting or open_:
+        while waiting:
+            number, order = waiting[0]
+            job = Job(RequestId(str(number)), "score", "pocket", order.task, order.asked)
+            admission = engine.admit(job, clock, order.sources)
+            if isinstance(admission, Wait):
+                break
+            assert not hasattr(admission, "code"), admission
+            waiting.pop(0)
+            open_ += 1
+        for name, reported in engine.step(clock).outcomes:
+            engine.release(name)
+            outcome = reported.make() if isinstance(reported, Later) else reported
+            assert isinstance(outcome, Completed), outcome
+            found[name] = outcome
+            open_ -= 1
+    return [found[str(number)] for number in range(len(orders))]
+
+
+def order_of(lesson: Lesson, seed: int, **asked: Any) -> Order:
+    files = tuple(png(draw([source], SIDE)[0]) for source in lesson.sources)
+    given = {"prompt": lesson.text, "seed": seed, "images": len(files), **asked}
+    return Order(lesson.task, given, files)
+
+
+def picture_of(outcome: Completed) -> torch.Tensor:
+    return as_tensor(outcome.files[0].data)
+
+
+def as_tensor(data: bytes) -> torch.Tensor:
+    """``(3, H, W)`` from -1 to 1."""
+    pixels = np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1) / 127.5 - 1
+
+
+def png(picture: torch.Tensor) -> bytes:
+    out = io.BytesIO()
+    pixels = ((picture + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def is_right(lesson: Lesson, picture: torch.Tensor) -> bool:
+    """Whether a picture is what a lesson asked for, and the rest of it where it was."""
+    free = lesson.task in ("text-to-image", "image-blend")
+    return judge(picture, lesson.target, stays=None if free else STAYS).right
+
+
+def verdict_of(lesson: Lesson, picture: torch.Tensor) -> Verdict:
+    return judge(picture, lesson.target)
+
+
+def score(
+    engine: DiffusionEngine, kind: str, count: int, *, seed: int = HELD_OUT, **asked: Any
+) -> tuple[float, list[tuple[Lesson, torch.Tensor]]]:
+    """The share that is right, and all pictures with what they should be."""
+    r = random.Random(seed)
+    lessons = [KINDS[kind](r) for _ in range(count)]
+    orders = [order_of(one, seed + place, **asked) for place, one in enumerate(lessons)]
+    drawn = [picture_of(outcome) for outcome in run(engine, orders)]
+    right = sum(is_right(one, picture) for one, picture in zip(lessons, drawn, strict=True))
+    return right / count, list(zip(lessons, drawn, strict=True))
+
+
+def contact_sheet(
+    pairs: Sequence[tuple[Lesson, torch.Tensor]], path: Path, *, columns: int = 12
+) -> None:
+    """Save a page of what was drawn, each behind its sources."""
+    pictures = []
+    for lesson, picture in pairs:
+        pictures += [draw([source], SIDE)[0] for source in lesson.sources]
+        pictures.append(picture)
+    Image.fromarray(sheet(torch.stack(pictures), columns).numpy()).save(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--count", type=int, default=500, help="prompts from words alone")
+    parser.add_argument("--edits", type=int, default=60, help="of each kind of edit")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--guidance", type=float, default=3.0)
+    parser.add_argument("--sheets", type=Path, help="directory for pages to look at")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    engine = load(options.path, *TASKS)
+    asked = {"steps": options.steps, "guidance": options.guidance}
+    for kind in KINDS:
+        count = options.count if kind == "text to image" else options.edits
+        right, pairs = score(engine, kind, count, **asked)
+        parts = [verdict_of(lesson, picture) for lesson, picture in pairs]
+        names = ("background", "things", "colours", "shapes", "places")
+        told = {name: f"{sum(getattr(v, name) for v in parts) / count:.3f}" for name in names}
+        print(f"{kind:18} {right:.3f} of {count}  {told}", flush=True)
+        if options.sheets:
+            options.sheets.mkdir(parents=True, exist_ok=True)
+            name = kind.replace(": ", "-").replace(" ", "-")
+            contact_sheet(pairs[:48], options.sheets / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""What the pocket speech model learns from: sentences that the teacher says, in many voices.
+
+The sentences are drawn word by word, frequent words more often (package ``wordfreq``, extra
+``train``). Nobody wrote them and they mean nothing; the teacher says them as it says any.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+from wordfreq import top_n_list, word_frequency
+
+from training.speech.teacher import Manner, Teacher, draw_manner
+from workers.engines.speech.spectra import HOP, analyse, levelled
+
+WORDS: Final = 30_000
+_BINDING_WORDS: Final = (
+    "the a of to in and is that it for on with as was at be by this have from or had not "
+    "are but they which you we he she his her their an were been has can will would if no "
+    "there when "
+)
+_BINDING: Final = _BINDING_WORDS.split()
+_WORD: Final = re.compile(r"[a-z]+(?:'[a-z]+)?")
+_MARKS: Final = ",.?!"
+_SOUND_NAMES: Final = (
+    "'0 '3: '@2 'A: 'A@ 'E 'I 'O2 'O: 'O@ 'OI 'U 'U@ 'V 'a 'aI 'aI3 'aI@ 'aU 'aa 'e@ 'eI "
+    "'i: 'i@ 'i@3 'o@ 'oU 'u: ,0 ,3: ,A: ,A@ ,E ,I ,O2 ,O: ,OI ,U ,V ,a ,aI ,aU ,aa ,e@ "
+    ",eI ,i: ,i@ ,i@3 ,o@ ,oU ,u: 0 3 3: ; ? @ @- @2 @L A: A@ D E I I# I2 N O2 O: O@ OI S "
+    "T U U@ V Z _! _, _. _? a a# aI aI3 aI@ aU aa b d dZ e@ eI f g h i i: i@ i@3 j k l m "
+    "n n- o@ oU p r r- s t t# t2 tS u: v w x z "
+)
+SOUNDS: Final = _SOUND_NAMES.split()
+"""All that the model says, in the teacher's names. A stressed one begins with a mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A sentence as it is written and as it was said."""
+
+    text: str
+    sounds: tuple[str, ...]
+    """Pauses are ``_`` and the mark that they stand for."""
+    frames: torch.Tensor
+    """Of each sound, ``(S,)``; their sum is T."""
+    features: torch.Tensor
+    """``(T, 82)``, see ``spectra``."""
+    samples: torch.Tensor
+    """``(N,)`` float32."""
+
+
+@cache
+def words() -> tuple[list[str], list[float]]:
+    """Those that sentences are made of, and how often."""
+    found = [word for word in top_n_list("en", WORDS) if _WORD.fullmatch(word)]
+    return found, [word_frequency(word, "en") ** 0.45 for word in found]
+
+
+def sentence(r: random.Random, *, words_max: int = 10) -> str:
+    known, weights = words()
+    count = r.choice((1, 2, *range(3, words_max + 1), *range(3, words_max + 1)))
+    said: list[str] = []
+    for place in range(count):
+        binds = r.random() < 0.38 and place + 1 < count
+        word = r.choice(_BINDING) if binds else r.choices(known, weights)[0]
+        if place + 1 < count and not binds and r.random() < 0.08:
+            word += ","
+        said.append(word)
+    return " ".join(said) + r.choices(_MARKS[1:], (8, 1.5, 0.7))[0]
+
+
+def sounds_of(text: str, sounds: tuple[tuple[str, int], ...]) -> list[tuple[str, int]] | None:
+    """Sounds with pauses named by their marks; none where they do not match."""
+    marks = [letter for letter in text if letter in _MARKS]
+    made: list[tuple[str, int]] = []
+    for name, start in sounds:
+        if name != "_":
+            made.append((name, start))
+        elif made and made[-1][0][0] == "_":
+            continue
+        elif not made or not marks:
+            return None
+        else:
+            made.append(("_" + marks.pop(0), start))
+    return None if marks else made
+
+
+def lesson(teacher: Teacher, text: str, manner: Manner | None) -> Lesson | None:
+    spoken = teacher.say(text, manner)
+    named = sounds_of(text, spoken.sounds)
+    if not named:
+        return None
+    samples = levelled(torch.from_numpy(spoken.samples))
+    features = analyse(samples)
+    starts = [0, *(min(len(features), round(at / HOP)) for _, at in named[1:]), len(features)]
+    frames = torch.tensor(starts).diff()
+    if int(frames.min()) < 0:
+        return None
+    return Lesson(text, tuple(name for name, _ in named), frames, features, samples)
+
+
+def lessons(
+    teacher: Teacher, r: random.Random, manner: Manner | None, count: int
+) -> Iterator[Lesson]:
+    """So many, in one voice."""
+    while count:
+        made = lesson(teacher, sentence(r), manner)
+        if made is not None:
+            count -= 1
+            yield made
+
+
+def write(folder: Path, *, seed: int, shards: int, voices: int, each: int = 5) -> None:
+    """Files of lessons, for other processes to begin with as they come."""
+    folder.mkdir(parents=True, exist_ok=True)
+    teacher, r = Teacher(), random.Random(seed)
+    for shard in range(shards):
+        made = [
+            (
+                shard * voices + voice,
+                one.text,
+                one.sounds,
+                one.frames.short(),
+                one.features.half(),
+                (one.samples.clamp(-1, 1) * 32767).short(),
+            )
+            for voice, manner in enumerate(draw_manner(r) for _ in range(voices))
+            for one in lessons(teacher, r, manner, each)
+        ]
+        path = folder / f"s{seed}_{shard}.pt"
+        torch.save(made, path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A lesson from a file, and the number of its voice."""
+
+    voice: int
+    lesson: Lesson
+
+
+def read(paths: Sequence[Path], *, sound: bool) -> list[Kept]:
+    """With the samples, or without them, which need the most room."""
+    found: list[Kept] = []
+    for path in paths:
+        for voice, text, sounds, frames, features, samples in torch.load(path):
+            samples = samples.float() / 32767 if sound else torch.zeros(0)
+            made = Lesson(text, sounds, frames.long(), features.float(), samples)
+            found.append(Kept(voice, made))
+    return found

@@ -1,0 +1,350 @@
+"""Trains the voice of ``pocket-speech``, and with it the reference encoder, on what a teacher says.
+
+    python -m training.speech.train --stage lessons --lessons /tmp/lessons
+    python -m training.speech.train --lessons /tmp/lessons --minutes 40 --out DIR
+    python -m training.speech.train --stage voices --out DIR
+
+A voice is always given by another sentence that it says, so that the encoder learns what the
+sentences of a voice have in common, and the model to speak in any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+from transformers import FastSpeech2ConformerConfig, FastSpeech2ConformerModel
+from transformers.models.fastspeech2_conformer.modeling_fastspeech2_conformer import (
+    length_regulator,
+)
+
+from training.common.loop import Mean, adam, clock, set_rate, step
+from training.speech.lessons import SOUNDS, Kept, Lesson, lessons, read, write
+from training.speech.speakers import SPEAKERS
+from training.speech.teacher import Teacher
+from workers.engines.speech.reference import Reference, read_reference
+from workers.engines.speech.spectra import CHANNELS, MELS
+
+WIDTH: Final = 128
+VOICE: Final = 32
+_EAR: Final = 80
+_BATCH: Final = 12
+_REDUCTION: Final = 2
+"""Frames that are drawn at a step."""
+_MEETING: Final = 8
+"""Steps from one averaging to the next."""
+_REFERENCE: Final = 160
+"""Frames that a voice is known by, two seconds."""
+_SHARDS_MAX: Final = 30
+_LONGEST: Final = 240
+"""Frames of a lesson; what a model has of longer ones is not worth their time."""
+
+
+def make_model() -> Any:
+    config = FastSpeech2ConformerConfig(
+        hidden_size=WIDTH,
+        vocab_size=len(SOUNDS) + 1,
+        num_mel_bins=CHANNELS,
+        reduction_factor=_REDUCTION,
+        encoder_normalize_before=True,
+        decoder_normalize_before=True,
+        encoder_layers=3,
+        encoder_linear_units=4 * WIDTH,
+        decoder_layers=3,
+        decoder_num_attention_heads=1,
+        decoder_linear_units=2 * WIDTH,
+        positionwise_conv_kernel_size=1,
+        use_macaron_style_in_conformer=False,
+        encoder_kernel_size=7,
+        decoder_kernel_size=11,
+        speech_decoder_postnet_layers=2,
+        speech_decoder_postnet_units=64,
+        speech_decoder_postnet_dropout=0.0,
+        duration_predictor_channels=128,
+        duration_predictor_dropout_rate=0.0,
+        energy_predictor_layers=1,
+        energy_predictor_channels=8,
+        energy_predictor_dropout=0.0,
+        pitch_predictor_layers=2,
+        pitch_predictor_channels=128,
+        pitch_predictor_kernel_size=5,
+        pitch_predictor_dropout=0.0,
+        stop_gradient_from_pitch_predictor=False,
+        encoder_dropout_rate=0.0,
+        encoder_positional_dropout_rate=0.0,
+        encoder_attention_dropout_rate=0.0,
+        decoder_dropout_rate=0.0,
+        decoder_positional_dropout_rate=0.0,
+        decoder_attention_dropout_rate=0.0,
+        max_source_positions=1500,
+        speaker_embed_dim=VOICE,
+    )
+    model = FastSpeech2ConformerModel(config)
+    with torch.no_grad():  # a vector of length 1 would be hard to hear beside the sounds
+        model.projection.weight[:, WIDTH:] *= 4
+        model.energy_predictor.linear.weight.zero_()  # loudness is left to the decoder
+        model.energy_predictor.linear.bias.zero_()
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    ids: torch.Tensor
+    steps: torch.Tensor
+    """Of the decoder, for each sound."""
+    pitch: torch.Tensor
+    features: torch.Tensor
+    there: torch.Tensor
+    """Which frames there are."""
+    references: torch.Tensor
+    heard: torch.Tensor
+    """Which of their frames there are."""
+
+
+class Pool:
+    """Lessons by voice, of all files that there are by now."""
+
+    def __init__(self, folder: Path, r: random.Random) -> None:
+        self._folder, self._r = folder, r
+        self._seen: set[Path] = set()
+        self._voices: dict[tuple[Path, int], list[Kept]] = defaultdict(list)
+        self._numbers = {name: place + 1 for place, name in enumerate(SOUNDS)}
+        self.look()
+
+    def look(self) -> None:
+        for path in sorted(set(self._folder.glob("*.pt")) - self._seen)[:_SHARDS_MAX]:
+            self._seen.add(path)
+            for one in read([path], sound=False):
+                known = all(name in self._numbers for name in one.lesson.sounds)
+                if known and len(one.lesson.features) <= _LONGEST:
+                    self._voices[path, one.voice].append(one)
+
+    def batch(self) -> Batch:
+        """Of lessons about equally long, each in another voice."""
+        several = [voice for voice in self._voices.values() if len(voice) > 1]
+        voices = self._r.sample(several, min(_BATCH, len(several)))
+        length = len(self._r.choice(self._r.choice(voices)).lesson.features)
+        pairs = []
+        for voice in voices:
+            some = self._r.sample(voice, min(5, len(voice)))
+            chosen = min(some[1:], key=lambda one: abs(len(one.lesson.features) - length))
+            pairs.append((chosen.lesson, some[0].lesson))
+        rows = [self._row(lesson, other) for lesson, other in pairs]
+        return Batch(
+            *(nn.utils.rnn.pad_sequence(one, True) for one in map(list, zip(*rows, strict=True)))
+        )
+
+    def _row(self, lesson: Lesson, other: Lesson) -> tuple[torch.Tensor, ...]:
+        ends = (lesson.frames.cumsum(0) / _REDUCTION).round().long()
+        ends[-1] = -(-len(lesson.features) // _REDUCTION)
+        lack = int(ends[-1]) * _REDUCTION - len(lesson.features)
+        features = torch.cat([lesson.features, lesson.features[-1:].expand(lack, -1)])
+        reference = self._reference(other.features)
+        return (
+            torch.tensor([self._numbers[name] for name in lesson.sounds]),
+            ends.diff(prepend=torch.zeros(1, dtype=torch.long)),
+            _mean_pitch(lesson.features[:, MELS], lesson.frames)[:, None],
+            features,
+            torch.ones(len(features)),
+            reference,
+            torch.ones(len(reference)),
+        )
+
+    def _reference(self, features: torch.Tensor) -> torch.Tensor:
+        """A part, with some noise, as of a recording of any quality."""
+        at = self._r.randrange(max(1, len(features) - _REFERENCE))
+        part = features[at : at + _REFERENCE].clone()
+        if self._r.random() < 0.7:
+            floor = self._r.uniform(-2.5, 0)
+            part[:, :MELS] = torch.logaddexp(part[:, :MELS] * 2.5, torch.tensor(floor * 2.5)) / 2.5
+            part[:, :MELS] += self._r.uniform(-0.1, 0.1)
+        return part
+
+
+def _mean_pitch(pitch: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+    sums = F.pad(pitch.cumsum(0), (1, 0))
+    ends = frames.cumsum(0)
+    made: torch.Tensor = (sums[ends] - sums[ends - frames]) / frames.clamp(min=1)
+    return made
+
+
+def losses(model: Any, ear: Reference, batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Of the frames, of the durations, of the pitch, and of telling the voices apart.
+
+    As transformers has it, whose own forward cannot be trained with several frames a step.
+    """
+    voice = ear(batch.references, batch.heard)
+    own = ear(batch.features * batch.there[..., None], batch.there)
+    told = F.cross_entropy(voice @ own.T / 0.1, torch.arange(len(voice)))
+    sounds = batch.ids > 0
+    states = model.encoder(batch.ids, sounds.long()[:, None], return_dict=True)[0]
+    spread = voice[:, None].expand(-1, states.shape[1], -1)
+    states = model.projection(torch.cat([states, spread], -1))
+    pitch = model.pitch_predictor(states, ~sounds[..., None])
+    duration = model.duration_predictor(states)
+    states = states + model.pitch_embed(batch.pitch)
+    states = states + model.energy_embed(torch.zeros_like(batch.pitch))
+    states = length_regulator(states, batch.steps)  # type: ignore[no-untyped-call]
+    steps = batch.there[:, ::_REDUCTION].int()
+    states = model.decoder(states, steps[:, None], return_dict=True)[0]
+    frames = batch.there > 0
+    draws = model.speech_decoder_postnet(states)
+    drawn = [(one - batch.features).abs()[frames] for one in draws]
+    frame = sum(one.mean() + 0.05 * one[:, MELS:].mean() for one in drawn)
+    frame = frame + (_timbre(draws[-1], batch) - _timbre(batch.features, batch)).abs().mean()
+    late = (duration - torch.log(batch.steps + 1.0))[sounds].square().mean()
+    high = (pitch - batch.pitch)[sounds].square().mean()
+    return frame, late, high, told
+
+
+def _timbre(features: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """How loud each band of a sentence is on average, and how much that varies: by it voices are
+    told apart, and what is drawn too evenly is too even in it."""
+    weights = (batch.there / batch.there.sum(1, keepdim=True))[..., None]
+    mel = features[..., :MELS]
+    mean = (mel * weights).sum(1, keepdim=True)
+    spread = ((mel - mean).square() * weights).sum(1, keepdim=True).clamp(min=1e-4).sqrt()
+    return torch.cat([mean, spread], -1)
+
+
+def train(
+    folder: Path, *, minutes: float, seed: int, out: Path, go_on: bool, rank: int, meet: Path | None
+) -> None:
+    """Alone, or as one of several processes, which ``meet`` to average what each has learned."""
+    torch.manual_seed(seed)
+    r = random.Random(seed + rank)
+    model, ear = make_model(), Reference(width=_EAR, size=VOICE)
+    if go_on:
+        model.load_state_dict(FastSpeech2ConformerModel.from_pretrained(str(out)).state_dict())
+        ear = read_reference(out / "reference")
+    pool = Pool(folder, r)
+    model.train()
+    weights = [*model.parameters(), *ear.parameters()]
+    rest = [one for one in model.buffers() if one.is_floating_point() and one.ndim == 1]
+    optimizer = adam((weights, 1e-3 if go_on else 2e-3))
+    mean = Mean(weights, keep=0.99)
+    shown, turns, done = torch.zeros(4), 0, 0.0
+    for now in clock(10 * minutes):
+        done = done if meet else 10 * now
+        set_rate(optimizer, done)
+        found = losses(model, ear, pool.batch())
+        step(optimizer, weights, found[0] + found[1] + found[2] + 0.1 * found[3])
+        mean.update()
+        turns += 1
+        heard = torch.stack([one.detach().float() for one in found])
+        shown += (heard - shown) * max(0.02, 1 / turns)
+        if meet and turns % _MEETING == 0:
+            done = _average([*weights, *rest], 10 * now)
+        if rank == 0 and turns % 50 == 0:
+            said = " ".join(f"{value:.3f}" for value in shown.tolist())
+            print(f"voice {done:.2f} step {turns} losses {said}", flush=True)
+        if turns % 50 == 0:
+            pool.look()
+        if rank == 0 and turns % 100 == 0:
+            _save_mean(model, ear, mean, out)
+        if done >= 1:
+            break
+    if rank == 0:
+        _save_mean(model, ear, mean, out)
+        print(f"{turns} steps")
+
+
+@torch.no_grad()
+def _average(weights: list[torch.Tensor], done: float) -> float:
+    """Of all processes; also of how much of the time has gone, so that all end together."""
+    all_of = torch.cat([*(one.flatten() for one in weights), torch.tensor([done])])
+    torch.distributed.all_reduce(all_of)
+    all_of /= torch.distributed.get_world_size()
+    at = 0
+    for one in weights:
+        one.copy_(all_of[at : at + one.numel()].view_as(one))
+        at += one.numel()
+    return float(all_of[-1])
+
+
+def _save_mean(model: Any, ear: Reference, mean: Mean, out: Path) -> None:
+    mean.exchange()
+    part = Path(str(out) + ".part")
+    save(model, ear, part)
+    for one in sorted(part.rglob("*.*")):
+        place = out / one.relative_to(part)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        one.replace(place)
+    mean.exchange()
+
+
+def save(model: Any, ear: Reference, out: Path) -> None:
+    deepcopy(model).bfloat16().save_pretrained(str(out))
+    (out / "reference").mkdir(parents=True, exist_ok=True)
+    heard = {name: value.bfloat16() for name, value in ear.state_dict().items()}
+    save_file(heard, out / "reference" / "model.safetensors")
+    config = {"width": _EAR, "size": VOICE}
+    (out / "reference" / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_voices(out: Path, *, seed: int, each: int = 8) -> None:
+    """What the encoder hears in the catalog's voices, on average over some recordings."""
+    ear, teacher, r = read_reference(out / "reference"), Teacher(), random.Random(seed)
+    (out / "voices").mkdir(exist_ok=True)
+    for name, manner in SPEAKERS.items():
+        # A sentence may be one word, in which no voice can be heard.
+        said = [one.samples for one in lessons(teacher, r, manner, 3 * each)]
+        with torch.no_grad():
+            heard = [ear.hear(torch.cat(said[at::each])).voice for at in range(each)]
+        voice = F.normalize(torch.stack(heard).mean(0), dim=0)
+        save_file({"voice": voice}, out / "voices" / f"{name}.safetensors")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stage", choices=("lessons", "voice", "voices"), default="voice")
+    parser.add_argument("--lessons", type=Path, default=Path("lessons"))
+    parser.add_argument("--shards", type=int, default=30)
+    parser.add_argument("--voices", type=int, default=40, help="in each shard")
+    parser.add_argument("--minutes", type=float, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("workers/pocket/speech"))
+    parser.add_argument("--go-on", action="store_true")
+    parser.add_argument("--meet", type=Path, help="a new file, by which several processes meet")
+    parser.add_argument("--rank", type=int, default=0, help="which of them this is")
+    parser.add_argument("--ranks", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.stage == "lessons":
+        write(given.lessons, seed=given.seed, shards=given.shards, voices=given.voices)
+    elif given.stage == "voices":
+        write_voices(given.out, seed=given.seed)
+    else:
+        if given.meet:
+            torch.distributed.init_process_group(
+                "gloo",
+                init_method=f"file://{given.meet.absolute()}",
+                rank=given.rank,
+                world_size=given.ranks,
+                timeout=timedelta(minutes=20),
+            )
+        train(
+            given.lessons,
+            minutes=given.minutes,
+            seed=given.seed,
+            out=given.out,
+            go_on=given.go_on,
+            rank=given.rank,
+            meet=given.meet,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Data, training and score of ``pocket-talking``."""

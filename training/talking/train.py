@@ -1,0 +1,318 @@
+"""Trains ``pocket-talking``: networks that hear what a mouth does, find it, and draw it.
+
+    python -m training.talking.train --minutes 20 --out workers/pocket/talking
+
+Speech comes from ``utterances``, people from ``faces``; both say exactly how each mouth is.
+``score_talking`` measures on voices and people that are never trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from training.common import scenes
+from training.common.loop import Mean, adam, clock, set_rate, step
+from training.talking import faces
+from training.talking.utterances import Utterance, utter
+from workers.engines.talking import networks
+from workers.engines.talking.listening import loudness
+from workers.engines.talking.networks import (
+    FINDER_SIDE,
+    PAINTER_SIDE,
+    Ear,
+    Finder,
+    Painter,
+    Square,
+    mouth_square,
+)
+
+PARTS: Final = {"ear": 0.2, "finder": 0.35, "painter": 0.45}
+"""Of the time."""
+_BATCH: Final = 16
+_UTTERANCES: Final = 320
+_PICTURES: Final = 768
+_PAIRS: Final = 640
+_FRESH: Final = 4
+"""Of what is at hand, so many are replaced in every step."""
+_MOUTHLESS: Final = 0.12
+_FACELESS: Final = 0.22
+
+
+def mouths(generator: torch.Generator, count: int, *, closed: float = 0.0) -> torch.Tensor:
+    """Choose how mouths are: ``(B, 4)``; ``closed`` is how many of them are shut and at rest."""
+    said = torch.rand(count, 4, generator=generator)
+    said[:, 1] = said[:, 1] * 2 - 1
+    shut = torch.rand(count, generator=generator)
+    said[shut < 0.15 + closed, 0] = 0.0
+    said[shut < closed, 1] = 0.0
+    return said
+
+
+# --- Hearing -------------------------------------------------------------------------------------
+
+
+def train_ear(ear: Ear, *, minutes: float, seed: int) -> None:
+    r = np.random.default_rng(seed)
+    pool = [_lesson(utter(r)) for _ in range(_UTTERANCES)]
+    optimizer = adam((ear.parameters(), 2e-3))
+    mean, shown = Mean(list(ear.parameters()), keep=0.995), 0.0
+    for turns, done in enumerate(clock(minutes), start=1):
+        set_rate(optimizer, done)
+        pool[int(r.integers(_UTTERANCES))] = _lesson(utter(r))
+        chosen = [pool[int(i)] for i in r.integers(_UTTERANCES, size=_BATCH)]
+        bands, truth, silent = (torch.stack([one[i] for one in chosen]) for i in range(3))
+        said = ear(bands)
+        error = (said - truth).square()
+        weight = 1 + 2 * silent
+        # Width, teeth and tongue are seen only as far as the mouth is open.
+        visible = truth[:, :1].clamp(min=0.1)
+        loss = (3 * error[:, 0] * weight).mean() + (error[:, 1:] * visible).mean()
+        step(optimizer, ear.parameters(), loss)
+        mean.update()
+        if done - shown > 0.1:
+            shown = done
+            found = torch.corrcoef(torch.stack([said[:, 0].flatten(), truth[:, 0].flatten()]))
+            print(f"ear {done:.2f} step {turns} loss {loss:.4f} r {found[0, 1]:.3f}", flush=True)
+    mean.exchange()
+
+
+def _lesson(one: Utterance) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    bands = loudness(one.samples)
+    return bands, torch.from_numpy(one.mouths.T.copy()), torch.from_numpy(one.silent).float()
+
+
+# --- Finding -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Pictures ``(B, 3, 96, 96)``, points ``(B, 5, 2)`` from -1 to 1, and whether they count."""
+
+    pictures: torch.Tensor
+    points: torch.Tensor
+    there: torch.Tensor
+
+
+def draw_seen(generator: torch.Generator, count: int) -> Seen:
+    """Faces at any place and size, some without a mouth; plain things and textures among them."""
+    people = faces.choose(generator, count, near=(0.28, 1.0))
+    shapes = mouths(generator, count, closed=0.4)
+    chance = torch.rand(count, generator=generator)
+    mouthless = (chance < _MOUTHLESS).float()
+    places = faces.grid(count, FINDER_SIDE)
+    drawn, _ = faces.draw(people, shapes, places, mouthless=mouthless[:, None, None])
+    points = faces.points(people, shapes)
+    inside = (points[:, :3].abs() < 0.97).flatten(1).all(1)
+    there = inside & (mouthless == 0)
+    faceless = (chance > 1 - _FACELESS).nonzero()[:, 0].tolist()
+    for row in faceless:
+        drawn[row] = _nobody(generator)
+        there[row] = False
+    upside = ((chance > _MOUTHLESS) & (chance < _MOUTHLESS + 0.03)).nonzero()[:, 0]
+    drawn[upside] = drawn[upside].flip(2)
+    there[upside] = False
+    return Seen(_spoiled(drawn, generator), points, there)
+
+
+def _nobody(generator: torch.Generator) -> torch.Tensor:
+    seed = int(torch.randint(2**31, (1,), generator=generator))
+    kind = seed % 4
+    if kind < 2:
+        scene = scenes.scene(random.Random(seed), wide=True)
+        return (scenes.draw([scene], FINDER_SIDE)[0] + 1) / 2
+    coarse = torch.rand(1, 3, 3 + seed % 20, 3 + seed % 20, generator=generator)
+    mode = "bilinear" if kind == 2 else "nearest"
+    return F.interpolate(coarse, size=FINDER_SIDE, mode=mode)[0]
+
+
+def _spoiled(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A little noise in all of them, and half of them out of focus."""
+    count = len(pictures)
+    soft = F.avg_pool2d(F.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    much = torch.rand(count, 1, 1, 1, generator=generator) * 2 - 1
+    mixed = torch.lerp(pictures, soft, much.clamp(min=0))
+    noise = torch.randn(pictures.shape, generator=generator)
+    return (mixed + noise * 0.04 * torch.rand(count, 1, 1, 1, generator=generator)).clamp(0, 1)
+
+
+def train_finder(finder: Finder, *, minutes: float, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    finder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    pool = draw_seen(g, 128)
+    while len(pool.there) < _PICTURES:
+        more = draw_seen(g, 128)
+        pool = Seen(*(torch.cat(pair) for pair in _pairs(pool, more)))
+    optimizer = adam((finder.parameters(), 2e-3))
+    mean, shown = Mean(list(finder.parameters()), keep=0.995), 0.0
+    for turns, done in enumerate(clock(minutes), start=1):
+        set_rate(optimizer, done)
+        fresh = draw_seen(g, _FRESH)
+        rows = torch.randint(_PICTURES, (_FRESH,), generator=g)
+        for old, new in _pairs(pool, fresh):
+            old[rows] = new
+        rows = torch.randint(_PICTURES, (2 * _BATCH,), generator=g)
+        pictures = pool.pictures[rows].contiguous(memory_format=torch.channels_last)
+        points, there = pool.points[rows], pool.there[rows]
+        with torch.autocast("cpu", torch.bfloat16):
+            maps, sure = finder(pictures)
+        maps, sure = maps.float(), sure.float()
+        loss = F.binary_cross_entropy_with_logits(sure, there.float())
+        off = torch.zeros(1)
+        if there.any():
+            maps, wanted = maps[there], points[there]
+            target = _bumps(wanted, maps.shape[-1])
+            near = -(target * maps.flatten(2).log_softmax(2)).sum(2).mean()
+            off = (finder.places(maps) - wanted).norm(dim=2)
+            loss = loss + 0.5 * near + 4 * off.clamp(max=0.15).mean()
+        step(optimizer, finder.parameters(), loss)
+        mean.update()
+        if done - shown > 0.1:
+            shown = done
+            right = ((sure > 0) == there).float().mean()
+            pixels = off.mean() * FINDER_SIDE / 2
+            print(
+                f"finder {done:.2f} step {turns} loss {loss:.3f} right {right:.2f} "
+                f"off {pixels:.2f} px",
+                flush=True,
+            )
+    mean.exchange()
+    finder.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
+def _bumps(points: torch.Tensor, cells: int) -> torch.Tensor:
+    """Where a map is to be high: ``(B, 5, cells * cells)``, which sums to 1."""
+    line = (torch.arange(cells) + 0.5) * 2 / cells - 1
+    x = (line - points[..., :1]) * cells / 2
+    y = (line - points[..., 1:]) * cells / 2
+    far = y[..., :, None] ** 2 + x[..., None, :] ** 2
+    return (-far / (2 * 0.7**2)).flatten(2).softmax(2)
+
+
+def _pairs(one: Seen, other: Seen) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for name in ("pictures", "points", "there"):
+        yield getattr(one, name), getattr(other, name)
+
+
+# --- Drawing -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Squares around mouths ``(B, 3, 64, 64)`` before and after; how they shall be ``(B, 4)``; how
+    much of each pixel is inside the mouth then ``(B, 1, 64, 64)``."""
+
+    before: torch.Tensor
+    after: torch.Tensor
+    shapes: torch.Tensor
+    inside: torch.Tensor
+
+
+def draw_pairs(generator: torch.Generator, count: int, *, unsure: float = 0.03) -> Pairs:
+    """People with two mouths each; ``unsure`` is how far off the points are, as if found."""
+    people = faces.choose(generator, count, near=(0.5, 0.9))
+    old, new = mouths(generator, count, closed=0.65), mouths(generator, count)
+    shut = torch.rand(count, generator=generator) < 0.5
+    old[:, 0] = torch.where(shut, old[:, 0] * 0.2, old[:, 0] * 0.6)
+    points = faces.points(people, old)
+    half = mouth_square(points).half[:, None, None]
+    found = points + unsure * half * torch.randn(points.shape, generator=generator)
+    square = mouth_square(found)
+    size = 1 + 0.05 * torch.randn(count, generator=generator)
+    places = Square(square.centre, square.half * size, square.turn).places(PAINTER_SIDE)
+    before, _ = faces.draw(people, old, places)
+    after, inside = faces.draw(people, new, places)
+    return Pairs(before, after, new, inside)
+
+
+def painted(
+    painter: Painter, before: torch.Tensor, shapes: torch.Tensor
+) -> tuple[torch.Tensor, networks.Stroke]:
+    """The pictures after a stroke, and the stroke, at the square's own resolution."""
+    stroke = painter(painter.look(before), shapes)
+    flow = stroke.flow.float().permute(0, 2, 3, 1)
+    whole = faces.grid(len(before), before.shape[-1])
+    warped = F.grid_sample(before, whole + flow, padding_mode="border", align_corners=False)
+    return warped * (1 - stroke.cover) + stroke.paint * stroke.cover, stroke
+
+
+def train_painter(painter: Painter, *, minutes: float, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    painter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    parts = [draw_pairs(g, 64) for _ in range(_PAIRS // 64)]
+    pool = Pairs(*(torch.cat([getattr(one, name) for one in parts]) for name in _FIELDS))
+    optimizer = adam((painter.parameters(), 2e-3))
+    mean, shown = Mean(list(painter.parameters()), keep=0.995), 0.0
+    for turns, done in enumerate(clock(minutes), start=1):
+        set_rate(optimizer, done)
+        fresh = draw_pairs(g, _FRESH)
+        rows = torch.randint(_PAIRS, (_FRESH,), generator=g)
+        for name in _FIELDS:
+            getattr(pool, name)[rows] = getattr(fresh, name)
+        rows = torch.randint(_PAIRS, (_BATCH,), generator=g)
+        before, after, shapes, inside = (getattr(pool, name)[rows] for name in _FIELDS)
+        with torch.autocast("cpu", torch.bfloat16):
+            after_stroke, stroke = painted(
+                painter, before.contiguous(memory_format=torch.channels_last), shapes
+            )
+        after_stroke, cover = after_stroke.float(), stroke.cover.float()
+        # What changes is a small part of the square, and all that anybody looks at.
+        weight = 1 + 6 * ((before - after).abs().amax(1, keepdim=True) * 4).clamp(max=1)
+        error = ((after_stroke - after).abs() * weight).mean()
+        hidden = F.binary_cross_entropy(cover.clamp(1e-4, 1 - 1e-4), inside, reduction="none")
+        bent = (
+            stroke.flow.float().diff(dim=2).abs().mean()
+            + stroke.flow.float().diff(dim=3).abs().mean()
+        )
+        loss = error + 0.25 * (hidden * (1 + 3 * inside)).mean() + 0.5 * bent
+        step(optimizer, painter.parameters(), loss)
+        mean.update()
+        if done - shown > 0.1:
+            shown = done
+            plain = ((before - after).abs() * weight).mean()
+            print(
+                f"painter {done:.2f} step {turns} error {error:.4f} of {plain:.4f} cover "
+                f"{hidden.mean():.4f}",
+                flush=True,
+            )
+    mean.exchange()
+    painter.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
+_FIELDS: Final = ("before", "after", "shapes", "inside")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train pocket-talking.")
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("workers/pocket/talking"))
+    parser.add_argument("--only", choices=tuple(PARTS), help="train this part, for all the time")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(asked.seed)
+    found = networks.fresh()
+    if asked.only and (asked.out / networks.WEIGHTS).exists():
+        found = networks.read_networks(asked.out)
+        found.module.requires_grad_(True).train()
+    trainers = {
+        "ear": lambda minutes: train_ear(found.ear, minutes=minutes, seed=asked.seed),
+        "finder": lambda minutes: train_finder(found.finder, minutes=minutes, seed=asked.seed),
+        "painter": lambda minutes: train_painter(found.painter, minutes=minutes, seed=asked.seed),
+    }
+    for name, part in PARTS.items():
+        if asked.only in (None, name):
+            trainers[name](asked.minutes if asked.only else asked.minutes * part)
+            found.save(asked.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""How much the pocket video model gets right, by the engine that serves it and an exact judge.
+
+    python -m training.video.score workers/pocket/video --count 200
+
+Clips come from a seed that training never uses, half of them told in words only and half with their
+first frame. A clip is right if the named thing has its colour from the first frame to the last,
+moves in the named direction (or grows, or shrinks), and whatever else there is stays where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from PIL import Image
+
+from training.common.judge import SIDE, Piece, seen
+from training.common.scenes import Scene, Thing, sheet
+from training.image.score import HELD_OUT, Order, load, png, run
+from training.video.clips import DIRECTIONS, FPS, FRAMES, Clip, clip, film
+from workers.contract.jobs import Completed
+from workers.engines.diffusion.engine import DiffusionEngine
+from workers.media.decode import read_video
+
+TASKS: Final = ("text-to-video", "image-to-video")
+STEPS: Final = 8
+GUIDANCE: Final = 1.5
+"""As the catalog sells it, where nothing else is asked for."""
+MOVES: Final = 0.25
+"""How far a thing must have come, of a picture from -1 to 1."""
+STAYS: Final = 0.15
+GROWS: Final = 1.25
+"""In pixels; what shrinks loses as much."""
+
+
+def is_right(one: Clip, frames: torch.Tensor) -> bool:
+    """Whether frames ``(T, 3, 64, 64)`` from -1 to 1 show what a clip says."""
+    ends = [_named(frames[place], one.scene) for place in (0, -1)]
+    if any(found is None for found in ends):
+        return False
+    before, after = (found for found in ends if found is not None)
+    if len(before) > 1 and _far(before[1], after[1]) > STAYS:
+        return False
+    dx, dy = after[0].x - before[0].x, after[0].y - before[0].y
+    if one.motion in DIRECTIONS:
+        x, y = DIRECTIONS[one.motion]
+        along, across = dx * x + dy * y, abs(dx * y) + abs(dy * x)
+        return along >= MOVES and along > 2 * across
+    if _far(before[0], after[0]) > STAYS:
+        return False
+    factor = after[0].pixels / before[0].pixels
+    return factor >= GROWS if one.motion == "grows" else factor <= 1 / GROWS
+
+
+def _far(one: Piece, other: Piece) -> float:
+    return max(abs(one.x - other.x), abs(one.y - other.y))
+
+
+def _named(picture: torch.Tensor, scene: Scene) -> list[Piece] | None:
+    """The pieces that are the scene's things, in their order; None if one is not there."""
+    left = list(seen(picture, scene))
+    found: list[Piece] = []
+    for thing in scene.things:
+        fitting = [piece for piece in left if piece.colour == thing.colour]
+        if not fitting:
+            return None
+        found.append(max(fitting, key=lambda piece: _fit(piece, thing)))
+        left.remove(found[-1])
+    return found
+
+
+def _fit(piece: Piece, thing: Thing) -> float:
+    return piece.cover[thing.shape]
+
+
+def frames_of(outcome: Completed) -> torch.Tensor:
+    """``(T, 3, H, W)`` from -1 to 1."""
+    found = read_video(
+        outcome.files[0].data, pixels_max=SIDE**2 * 64, frames_max=1000, seconds_max=60
+    )
+    return torch.from_numpy(found.frames.copy()).permute(0, 3, 1, 2) / 127.5 - 1
+
+
+def order_of(one: Clip, seed: int, *, steps: int, guidance: float) -> Order:
+    asked = {
+        "prompt": one.text,
+        "seed": seed,
+        "steps": steps,
+        "guidance": guidance,
+        "duration_ms": FRAMES * 1000 // FPS,
+        "fps": FPS,
+        "images": int(one.pictured),
+    }
+    if not one.pictured:
+        return Order("text-to-video", asked)
+    return Order("image-to-video", asked, (png(film([one], SIDE)[0, 0]),))
+
+
+def score(
+    engine: DiffusionEngine,
+    count: int,
+    *,
+    pictured: bool,
+    seed: int = HELD_OUT,
+    steps: int = STEPS,
+    guidance: float = GUIDANCE,
+) -> tuple[float, list[tuple[Clip, torch.Tensor]]]:
+    """The share that is right, and all clips as they came out."""
+    r = random.Random(seed)
+    clips = [clip(r, pictured=pictured, resting=0.0) for _ in range(count)]
+    orders = [
+        order_of(one, seed + place, steps=steps, guidance=guidance)
+        for place, one in enumerate(clips)
+    ]
+    made = [frames_of(outcome) for outcome in run(engine, orders)]
+    right = sum(is_right(one, frames) for one, frames in zip(clips, made, strict=True))
+    return right / count, list(zip(clips, made, strict=True))
+
+
+def contact_sheet(pairs: Sequence[tuple[Clip, torch.Tensor]], path: Path) -> None:
+    """Save a page of clips, every third frame of each."""
+    pictures = [frames[::3] for _, frames in pairs]
+    Image.fromarray(sheet(torch.cat(pictures), 12).numpy()).save(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--guidance", type=float, default=GUIDANCE)
+    parser.add_argument("--sheets", type=Path, help="directory for pages to look at")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    engine = load(options.path, *TASKS)
+    for pictured in (False, True):
+        right, pairs = score(
+            engine,
+            options.count,
+            pictured=pictured,
+            steps=options.steps,
+            guidance=options.guidance,
+        )
+        name = "first-frame" if pictured else "words"
+        print(f"{name:12} {right:.3f} of {options.count}", flush=True)
+        if options.sheets:
+            options.sheets.mkdir(parents=True, exist_ok=True)
+            contact_sheet(pairs[:16], options.sheets / f"video-{name}.png")
+
+
+if __name__ == "__main__":
+    main()

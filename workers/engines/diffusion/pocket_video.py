@@ -1,0 +1,83 @@
+"""The pocket video model as one diffusers pipeline: from words, or from words and a first frame.
+
+The frames of a clip lie side by side on the denoiser's channels, behind them the latents of the
+first frame, if it is given, and two coordinates. It predicts the clean latents (x-prediction). A
+longer video is made clip by clip, each from the last frame of the one before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from diffusers.utils import BaseOutput
+from PIL import Image
+
+from workers.engines.diffusion.pocket_image import PocketPipeline
+
+
+class VideoOutput(BaseOutput):  # type: ignore[misc]
+    """``frames``: of one video, (1, T, H, W, 3) from 0 to 1, or (1, T, 3, H, W) as a tensor."""
+
+    frames: np.ndarray | torch.Tensor
+
+
+class PocketVideoPipeline(PocketPipeline):
+    @property
+    def clip_frames(self) -> int:
+        """Frames that are made at once."""
+        return int(self.unet.config.out_channels) // int(self.vae.config.latent_channels)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str,
+        image: Image.Image | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_frames: int | None = None,
+        num_inference_steps: int = 20,
+        guidance_scale: float = 3.0,
+        negative_prompt: str = "",
+        generator: torch.Generator | None = None,
+        output_type: str = "np",
+    ) -> VideoOutput:
+        """Make a video of ``num_frames``, of which ``image`` is the first.
+
+        ``guidance_scale`` 1 looks at the prompt once a step, any other twice. ``output_type`` is
+        ``np`` or ``pt``. Raise ``ValueError`` for a size that is no multiple of the scale factor.
+        """
+        height, width = self._size(height, width)
+        words = self._read(prompt, negative_prompt, guidance_scale)
+        first = None if image is None else self.encode_image(image, height, width)
+        wanted = num_frames or self.clip_frames
+        # A clip that goes on from another shares a frame with it.
+        clips = 1 + max(0, -(-(wanted - self.clip_frames) // (self.clip_frames - 1)))
+        self._num_timesteps = clips * num_inference_steps
+        frames: list[torch.Tensor] = []
+        for _ in range(clips):
+            noise = self._noise(height, width, generator)
+            self.scheduler.set_timesteps(num_inference_steps, device=self._execution_device)
+            made = self._clip(noise, first, words, guidance_scale)
+            frames.append(made[1:] if frames else made)
+            first = made[-1:]
+        drawn = self.decode_latents(torch.cat(frames)[:wanted])
+        pictures = (drawn.float() / 2 + 0.5).clamp(0, 1)
+        if output_type == "pt":
+            return VideoOutput(frames=pictures[None])
+        return VideoOutput(frames=pictures.permute(0, 2, 3, 1).cpu().numpy()[None])
+
+    def _clip(
+        self,
+        noise: torch.Tensor,
+        first: torch.Tensor | None,
+        words: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        guidance_scale: float,
+    ) -> torch.Tensor:
+        """Denoise one clip: (frames, channels, height, width)."""
+        frames = noise.view(self.clip_frames, -1, *noise.shape[2:])
+        given = torch.zeros_like(frames[:1]) if first is None else first
+        latents = self._denoise(noise, [given], words, self.scheduler.timesteps, guidance_scale)
+        frames = latents.view_as(frames)
+        if first is not None:
+            frames = torch.cat([first, frames[1:]])
+        return frames
