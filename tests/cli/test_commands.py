@@ -6,46 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import update
 
+from gateway.__main__ import cli
 from gateway.ledger.holds import hold
 from gateway.ledger.prices import put_in_force, set_price
 from gateway.pricing import Component, Price
 from gateway.sql.database import Database, migrate
 from gateway.tables.webhooks import webhook_deliveries
 from tests.ledger.books import done, open_books
-
-COMMANDS = (
-    "up",
-    "serve",
-    "migrate",
-    "account create",
-    "account list",
-    "account show",
-    "key create",
-    "key list",
-    "key revoke",
-    "credit add",
-    "budget create",
-    "budget list",
-    "budget set",
-    "budget end",
-    "limit set",
-    "limit list",
-    "limit remove",
-    "catalog check",
-    "catalog show",
-    "catalog price cancel",
-    "plan",
-    "reconcile",
-    "webhook list",
-    "webhook resend",
-)
 
 
 class Command:
@@ -83,9 +60,20 @@ def command(home: Path) -> Command:
     return made
 
 
-def test_every_command_has_help_with_an_example(command: Command) -> None:
-    for name in COMMANDS:
-        assert f"tollgate {name}" in command.run(*name.split(), "--help").split("Example:")[1]
+def commands(group: click.Group, path: str = "") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}"
+
+
+@pytest.mark.parametrize("name", list(commands(cli)))
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    shown = CliRunner().invoke(cli, [*name.split(), "--help"], prog_name="tollgate")
+
+    assert shown.exit_code == 0
+    assert f"tollgate {name}" in shown.output.split("Example:")[1]
 
 
 def test_webhook_deliveries_are_listed_and_sent_again(command: Command) -> None:

@@ -14,22 +14,36 @@ class LossyProxy:
     def __init__(self, socket: str) -> None:
         self.lose = 0
         self._socket = socket
+        self._served: set[asyncio.Task[None]] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_unix_connection(self._socket)
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._served.add(asyncio.create_task(self._serve(reader, writer)))
+
+    async def close(self) -> None:
+        for task in self._served:
+            task.cancel()
+        await asyncio.gather(*self._served, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, server = await asyncio.open_unix_connection(self._socket)
+        requests = asyncio.create_task(self._forward(reader, server))
         try:
-            while request := await reader.read(1 << 20):
-                server_writer.write(request)
-                answer = await server_reader.read(1 << 20)
+            while answer := await answers.read(1 << 20):
                 if self.lose:
                     self.lose -= 1
                     break
                 writer.write(answer)
         finally:
-            for end in (writer, server_writer):
+            requests.cancel()
+            for end in (writer, server):
                 end.close()
                 with contextlib.suppress(OSError):
                     await end.wait_closed()
+
+    async def _forward(self, reader: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
+        while request := await reader.read(1 << 20):
+            server.write(request)
+        server.close()
 
 
 @contextlib.asynccontextmanager
@@ -44,3 +58,4 @@ async def lossy_proxy(server_url: str) -> AsyncIterator[tuple[LossyProxy, str]]:
         finally:
             server.close()
             await server.wait_closed()
+            await proxy.close()

@@ -1,4 +1,4 @@
-"""Trains ``pocket-chat``, a decoder of Qwen3's shape, on dialogues made by ``chat_data``.
+"""Trains ``pocket-chat``, a decoder of Qwen3's shape, on dialogues made by ``data.py``.
 
     python -m training.chat.train --minutes 45 --out workers/pocket/chat
 

@@ -3,7 +3,7 @@
     python -m training.talking.train --minutes 20 --out workers/pocket/talking
 
 Speech comes from ``utterances``, people from ``faces``; both say exactly how each mouth is.
-``score_talking`` measures on voices and people that are never trained on.
+``score.py`` measures on voices and people that are never trained on.
 """
 
 from __future__ import annotations

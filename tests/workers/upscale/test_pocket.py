@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tests.workers.driving import made_of
 from tests.workers.llm.driver import Clock
-from training.upscale import train as train_upscale
+from training.upscale import train as training
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.upscale.engine import UpscaleEngine
@@ -34,7 +34,7 @@ def test_the_weights_are_few_and_those_on_the_card() -> None:
 
 @pytest.fixture(scope="module")
 def scores() -> dict[str, tuple[float, float]]:
-    return train_upscale.score(train_upscale.load(DIRECTORY), count=16)
+    return training.score(training.load(DIRECTORY), count=16)
 
 
 @pytest.mark.parametrize("way", ["area", "bicubic", "lanczos", "drawn"])
@@ -56,8 +56,8 @@ def test_the_engine_that_serves_it_draws_what_was_scored() -> None:
     )
     engine = UpscaleEngine(spec)
     engine.load()
-    low, _ = train_upscale.draw_pair(random.Random(5))
-    source = np.asarray(train_upscale.to_image(low))
+    low, _ = training.draw_pair(random.Random(5))
+    source = np.asarray(training.to_image(low))
     job = Job(RequestId("a"), "1", "pocket-upscale", "image-upscale", {"images": 1})
 
     engine.admit(job, Clock(), [encode.image(source, "png")])
@@ -67,8 +67,8 @@ def test_the_engine_that_serves_it_draws_what_was_scored() -> None:
     assert isinstance(outcome, Completed)
     found = decode.read_image(outcome.files[0].data)
     with torch.inference_mode():
-        given = train_upscale.from_image(train_upscale.to_image(low))
-        drawn = train_upscale.load(DIRECTORY)(given[None])[0]
-    expected = np.asarray(train_upscale.to_image(drawn))
+        given = training.from_image(training.to_image(low))
+        drawn = training.load(DIRECTORY)(given[None])[0]
+    expected = np.asarray(training.to_image(drawn))
     assert found.shape == (256, 256, 3)
     assert np.abs(found.astype(int) - expected).max() <= 1
