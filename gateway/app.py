@@ -18,49 +18,21 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 
 from gateway.accounts.pepper import read_pepper
 from gateway.accounts.rates import Rates
-from gateway.api.admin.credit import CreditController
-from gateway.api.admin.maintenance import AdminController
-from gateway.api.admin.prices import PricesController
-from gateway.api.admin.set_aside import SetAsideController
-from gateway.api.elevenlabs.speech import ElevenLabsController
-from gateway.api.elevenlabs.voices import ElevenLabsVoicesController
+from gateway.api import admin, elevenlabs, gmi, native, openai, openrouter
 from gateway.api.front import FrontPageController
-from gateway.api.gmi.requests import GmiController
 from gateway.api.health import HealthController
 from gateway.api.http.access import Access, require_key
 from gateway.api.http.bodies import EXCEPTION_HANDLERS
 from gateway.api.http.door import CheckedRequest, check_address
 from gateway.api.http.headers import READABLE_HEADERS, add_limit_headers, allowed_methods
 from gateway.api.http.large_bodies import Bodies
-from gateway.api.native.accounts import AccountController
-from gateway.api.native.blobs import BlobsController
 from gateway.api.native.catalog import CatalogController
-from gateway.api.native.exports import ExportsController
-from gateway.api.native.ledger import LedgerController
-from gateway.api.native.limits import AdminLimitsController, LimitsController
-from gateway.api.native.lists import ListsController
-from gateway.api.native.payments import PaymentsController, ProviderEventsController
-from gateway.api.native.requests import RequestsController
-from gateway.api.native.statements import AdminPeriodsController, StatementsController
-from gateway.api.native.storage import StorageController
-from gateway.api.native.uploads import UploadsController
-from gateway.api.native.usage import UsageController
 from gateway.api.native.views import request_view
-from gateway.api.native.webhooks import WebhooksController
-from gateway.api.openai.batches import ENDPOINTS, BatchesController
+from gateway.api.openai.batches import ENDPOINTS
 from gateway.api.openai.chat import ChatController
-from gateway.api.openai.completions import CompletionsController
 from gateway.api.openai.embeddings import EmbeddingsController
-from gateway.api.openai.files import FilesController
-from gateway.api.openai.images import ImagesController
-from gateway.api.openai.organization import OrganizationController
-from gateway.api.openai.responses import ResponsesController
-from gateway.api.openai.speech import SpeechController
-from gateway.api.openai.videos import VideosController
-from gateway.api.openai.voices import VoiceConsentsController, VoicesController
 from gateway.api.openapi.document import DocumentConfig
 from gateway.api.openapi.page import DocumentationPlugin
-from gateway.api.openrouter.handlers import OpenRouterController
 from gateway.batches.runner import Runner
 from gateway.batches.stored import Stored
 from gateway.catalog.store import LiveCatalog
@@ -269,64 +241,33 @@ def create_app(settings: Settings) -> Litestar:
     )
     app = Litestar(
         route_handlers=[
-            ChatController,
-            Router(
-                "",
-                route_handlers=[FilesController],
-                request_max_body_size=settings.file_bytes_max + FORM_BYTES,
-            ),
-            BatchesController,
-            CompletionsController,
-            EmbeddingsController,
-            ResponsesController,
-            Router(
-                "",
-                route_handlers=[
-                    ElevenLabsController,
-                    ElevenLabsVoicesController,
-                    GmiController,
-                    ImagesController,
-                    RequestsController,
-                    SpeechController,
-                    UploadsController,
-                    VideosController,
-                    VoiceConsentsController,
-                    VoicesController,
-                ],
-                request_max_body_size=settings.media_body_bytes_max,
-            ),
-            BlobsController,
-            CatalogController,
-            AccountController,
-            StatementsController,
-            StorageController,
-            WebhooksController,
-            AdminPeriodsController,
-            UsageController,
-            ExportsController,
-            LedgerController,
-            ListsController,
-            PaymentsController,
-            ProviderEventsController,
-            OpenRouterController,
+            *(admin.HANDLERS + native.HANDLERS + openai.HANDLERS + openrouter.HANDLERS),
             # OpenRouter's clients have one base address, /api/v1.
             Router(
                 "/api",
                 route_handlers=[
+                    *openrouter.HANDLERS,
                     CatalogController,
                     ChatController,
                     EmbeddingsController,
-                    OpenRouterController,
                 ],
                 include_in_schema=False,
             ),
-            OrganizationController,
-            AdminController,
-            SetAsideController,
-            PricesController,
-            CreditController,
-            LimitsController,
-            AdminLimitsController,
+            Router(
+                "",
+                route_handlers=[*openai.FILE_HANDLERS],
+                request_max_body_size=settings.file_bytes_max + FORM_BYTES,
+            ),
+            Router(
+                "",
+                route_handlers=[
+                    *elevenlabs.MEDIA_HANDLERS,
+                    *gmi.MEDIA_HANDLERS,
+                    *native.MEDIA_HANDLERS,
+                    *openai.MEDIA_HANDLERS,
+                ],
+                request_max_body_size=settings.media_body_bytes_max,
+            ),
             FrontPageController,
             HealthController,
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import get_args
 
@@ -55,15 +56,26 @@ def test_every_way_in_which_a_worker_fails_has_a_status() -> None:
     assert all(400 <= status < 500 for status in FAILURE_STATUS.values())
 
 
+SOURCES = [
+    path for top in ("gateway", "workers", "training") for path in (ROOT / top).rglob("*.py")
+]
+
+
 def test_no_module_is_longer_than_a_reader_can_hold() -> None:
+    data = {ROOT / "training" / "chat" / "data.py", ROOT / "training" / "chat" / "skills.py"}
     long = {
         str(path.relative_to(ROOT)): lines
-        for folder in ("gateway", "workers")
-        for path in (ROOT / folder).rglob("*.py")
-        if (lines := len(path.read_text().splitlines())) > 500 and "pocket" not in path.parts
+        for path in SOURCES
+        if (lines := len(path.read_text().splitlines())) > 500 and path not in data
     }
 
     assert long == {}
+
+
+def test_no_folder_has_more_modules_than_a_reader_can_hold() -> None:
+    count = Counter(path.parent for path in SOURCES if path.name != "__init__.py")
+
+    assert {str(path.relative_to(ROOT)): n for path, n in count.items() if n > 20} == {}
 
 
 def test_the_mistakes_that_tests_must_notice_fit_the_source() -> None:

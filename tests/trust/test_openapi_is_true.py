@@ -14,7 +14,7 @@ import httpx
 import pytest
 import schemathesis
 
-from gateway.api.openapi.schemas import Schemas
+from gateway.api.http.schemas import Schemas
 from gateway.app import create_app
 from gateway.settings import Settings
 from tests.databases import Databases

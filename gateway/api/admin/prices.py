@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import ListView, json_response
-from gateway.api.native.views import timestamp
+from gateway.api.http.answers import ListView, json_response, timestamp
 from gateway.catalog.offers import BadOffer, read_offer, read_scheduled, read_start
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import Conflict, InvalidRequest, NotFound

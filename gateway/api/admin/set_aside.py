@@ -8,9 +8,8 @@ from typing import Any, Literal, TypedDict
 from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath, FromQuery
 
-from gateway.api.http.answers import ListView, json_response
+from gateway.api.http.answers import ListView, json_response, timestamp
 from gateway.api.http.bodies import check_limit
-from gateway.api.native.views import timestamp
 from gateway.aside import Kind, Note, drop, notes
 from gateway.operations.set_aside import check, release, retry
 from gateway.requests.service import Requests

@@ -1,1 +1,16 @@
 """ElevenLabs' API, for its clients: speech, music and voices."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from litestar.types import ControllerRouterHandler
+
+from gateway.api.elevenlabs.speech import ElevenLabsController
+from gateway.api.elevenlabs.voices import ElevenLabsVoicesController
+
+MEDIA_HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
+    ElevenLabsController,
+    ElevenLabsVoicesController,
+)
+"""Their bodies may hold files."""

@@ -28,9 +28,9 @@ from gateway.api.elevenlabs.views import (
 from gateway.api.http.access import call_of, caller
 from gateway.api.http.answering import order_of
 from gateway.api.http.answers import json_response
+from gateway.api.http.content_types import SOUNDS
 from gateway.api.http.dialects import ELEVENLABS
 from gateway.api.http.sound import begin, sound_response
-from gateway.api.openapi.content_types import SOUNDS
 from gateway.catalog.schema import Entry
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import InvalidRequest, NotFound, TollgateError, rename

@@ -19,7 +19,7 @@ from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Sche
 from pydantic import BaseModel
 
 from gateway.api.http.bodies import read_body
-from gateway.api.openapi.schemas import REF
+from gateway.api.http.schemas import REF
 from gateway.checks.decoding import decode_json
 from gateway.errors import InvalidRequest
 from gateway.files.fetch import CHUNK_BYTES

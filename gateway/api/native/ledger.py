@@ -9,10 +9,9 @@ from litestar.params import FromQuery
 from sqlalchemy import Connection
 
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import PageView, json_response
+from gateway.api.http.answers import PageView, json_response, timestamp
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath
-from gateway.api.native.views import timestamp
 from gateway.billing.entries import Charged, Entry, entries, find_entry
 from gateway.checks.decoding import read_id
 from gateway.errors import InvalidRequest, NotFound

@@ -10,8 +10,7 @@ from litestar.params import FromPath, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.http.access import caller
-from gateway.api.http.answers import ListView, json_response
-from gateway.api.native.views import timestamp
+from gateway.api.http.answers import ListView, json_response, timestamp
 from gateway.errors import InvalidRequest, NotFound, Unavailable
 from gateway.payments.payments import (
     NANOS_PER_CENT,

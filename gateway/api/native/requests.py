@@ -21,6 +21,7 @@ from gateway.api.http.answers import (
     request_headers,
 )
 from gateway.api.http.bodies import check_limit, idempotency, read_body
+from gateway.api.http.content_types import EVENTS, SOUNDS
 from gateway.api.http.media_views import (
     blob_of,
     link_view,
@@ -41,7 +42,6 @@ from gateway.api.native.views import (
     request_view,
 )
 from gateway.api.openai.chat import TASK, ChatCompletion
-from gateway.api.openapi.content_types import EVENTS, SOUNDS
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task, makes
 from gateway.dispatch.follow import Followed

@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import ListView, json_response
+from gateway.api.http.answers import ListView, json_response, timestamp
 from gateway.api.http.fields import UsdAmount
-from gateway.api.native.views import timestamp
 from gateway.billing.close import (
     CannotClose,
     Period,

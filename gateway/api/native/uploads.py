@@ -6,8 +6,6 @@ deleted there. It comes with a key, or to an address that was signed for it alon
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any, Final, Literal, TypedDict
@@ -17,16 +15,13 @@ from litestar.datastructures import UploadFile
 from litestar.params import FromPath, FromQuery
 
 from gateway.api.http.access import caller
-from gateway.api.http.answers import json_response
+from gateway.api.http.answers import json_response, timestamp
 from gateway.api.http.storing import may_store
-from gateway.api.native.views import timestamp
-from gateway.errors import Forbidden, InvalidRequest, TooLarge, Unavailable
-from gateway.files.fetch import CHUNK_BYTES, identified
+from gateway.api.http.uploading import read_file, size_of, store_upload
+from gateway.errors import Forbidden, InvalidRequest
 from gateway.files.store import File, Files
 from gateway.files.upload_urls import PATH, Slots
 from gateway.settings import Settings
-from workers.contract.blobs import BlobError
-from workers.contract.media import MediumKind
 
 
 class UploadView(TypedDict):
@@ -110,39 +105,6 @@ class UploadsController(Controller):
         return json_response(upload_view(made))
 
 
-async def store_upload(
-    files: Files,
-    account_id: int,
-    chunks: AsyncIterator[bytes],
-    *,
-    filename: str,
-    bytes_max: int,
-    kept_for: timedelta,
-    purpose: str = "user_data",
-    kind: MediumKind | None = None,
-    file_id: str | None = None,
-    size_max: int,
-) -> File:
-    """Store what a request may name, if it is a picture, a video or a sound, or of these the one
-    that it is to be. Raise ``TollgateError``."""
-    try:
-        content_type, whole = await identified(_bounded(chunks, bytes_max), kind, "file")
-        return await files.create(
-            account_id,
-            purpose="vision" if purpose == "vision" else "user_data",
-            filename=filename,
-            chunks=whole,
-            kept_for=kept_for,
-            content_type=content_type,
-            file_id=file_id,
-            size_max=min(size_max, bytes_max),
-        )
-    except BlobError:
-        raise Unavailable(
-            "files_unavailable", "The store of files does not answer.", retry_after_s=2
-        ) from None
-
-
 def upload_view(file: File) -> UploadView:
     return {
         "id": file.id,
@@ -155,19 +117,7 @@ def upload_view(file: File) -> UploadView:
     }
 
 
-async def read_file(file: UploadFile) -> AsyncIterator[bytes]:
-    while chunk := await file.read(CHUNK_BYTES):
-        yield chunk
-
-
 FORM: Final = "multipart/form-data"
-
-
-async def size_of(file: UploadFile) -> int:
-    """Return the bytes of a file of a form, which has been received whole."""
-    found: int = await asyncio.to_thread(file.file.seek, 0, os.SEEK_END)
-    await file.seek(0)
-    return found
 
 
 def _announced(request: Request[Any, Any, Any], bytes_max: int) -> int:
@@ -191,14 +141,3 @@ async def _opened(
             param="file",
         )
     return file.filename, read_file(file), await size_of(file)
-
-
-async def _bounded(chunks: AsyncIterator[bytes], bytes_max: int) -> AsyncIterator[bytes]:
-    size = 0
-    async for chunk in chunks:
-        size += len(chunk)
-        if size > bytes_max:
-            raise TooLarge(
-                "file_too_large", f"An upload may have at most {bytes_max} bytes.", param="file"
-            )
-        yield chunk

@@ -13,9 +13,8 @@ from sqlalchemy import Connection
 
 from gateway.accounts.keys import list_keys
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import json_response
+from gateway.api.http.answers import json_response, timestamp
 from gateway.api.http.fields import MomentInQuery, moment_in_query
-from gateway.api.native.views import timestamp
 from gateway.billing.usage import (
     TAG,
     Filters,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
 from gateway.accounts.keys import KeyInfo
+from gateway.api.http.answers import timestamp
 from gateway.api.http.media_views import MediumView, media_views
 from gateway.catalog.schema import Slo
 from gateway.files.download_urls import Links
@@ -375,8 +375,3 @@ def key_view(key: KeyInfo) -> KeyView:
         "spent": format_usd(key.spent_nanos),
         "held": format_usd(key.held_nanos),
     }
-
-
-def timestamp(moment: datetime) -> str:
-    """RFC 3339 in UTC, to the microsecond."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

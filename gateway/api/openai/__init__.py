@@ -1,1 +1,40 @@
 """OpenAI's API, for its clients: texts, images, videos, speech, files and batches."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from litestar.types import ControllerRouterHandler
+
+from gateway.api.openai.batches import BatchesController
+from gateway.api.openai.chat import ChatController
+from gateway.api.openai.completions import CompletionsController
+from gateway.api.openai.embeddings import EmbeddingsController
+from gateway.api.openai.files import FilesController
+from gateway.api.openai.images import ImagesController
+from gateway.api.openai.organization import OrganizationController
+from gateway.api.openai.responses import ResponsesController
+from gateway.api.openai.speech import SpeechController
+from gateway.api.openai.videos import VideosController
+from gateway.api.openai.voices import VoiceConsentsController, VoicesController
+
+HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
+    BatchesController,
+    ChatController,
+    CompletionsController,
+    EmbeddingsController,
+    OrganizationController,
+    ResponsesController,
+)
+
+MEDIA_HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
+    ImagesController,
+    SpeechController,
+    VideosController,
+    VoiceConsentsController,
+    VoicesController,
+)
+"""Their bodies may hold files."""
+
+FILE_HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (FilesController,)
+"""Their bodies are files."""

@@ -18,6 +18,7 @@ from gateway.api.http.access import caller
 from gateway.api.http.answering import StreamOptions, answer, order_of, wants_usage
 from gateway.api.http.answers import UsageView, encode_json, event_data, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
+from gateway.api.http.content_types import EVENTS
 from gateway.api.http.text_stream import (
     LogprobView,
     Piece,
@@ -26,7 +27,6 @@ from gateway.api.http.text_stream import (
     cut_of,
     logprob_view,
 )
-from gateway.api.openapi.content_types import EVENTS
 from gateway.api.openrouter.bodies import OpenRouterOptions, first_served
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai

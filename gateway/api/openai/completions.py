@@ -14,9 +14,9 @@ from pydantic import ConfigDict, Field
 from gateway.api.http.answering import StreamOptions, answer, order_of, wants_usage
 from gateway.api.http.answers import UsageView, encode_json, event_data, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
+from gateway.api.http.content_types import EVENTS
 from gateway.api.http.text_stream import Piece, TextStream, choices_of, cut_of
 from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
-from gateway.api.openapi.content_types import EVENTS
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.http.access import caller
 from gateway.api.http.answers import DeletedView, json_response
+from gateway.api.http.content_types import BYTES
 from gateway.api.http.storing import may_store
-from gateway.api.native.uploads import read_file, size_of, store_upload
-from gateway.api.openapi.content_types import BYTES
+from gateway.api.http.uploading import read_file, size_of, store_upload
 from gateway.errors import InternalError, InvalidRequest, TollgateError, TooLarge, Unavailable
 from gateway.files.store import File, Files, Order
 from gateway.settings import Settings

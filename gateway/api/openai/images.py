@@ -22,6 +22,7 @@ from gateway.api.http.answers import (
     request_headers,
 )
 from gateway.api.http.bodies import read_body, refuse_in_batch
+from gateway.api.http.content_types import EVENTS
 from gateway.api.http.forms import Received, described, receive
 from gateway.api.http.media_views import links_of
 from gateway.api.openai.images_bodies import ImageBody
@@ -32,7 +33,6 @@ from gateway.api.openai.images_views import (
     drawn_of,
     image_view,
 )
-from gateway.api.openapi.content_types import EVENTS
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.batches.stored import place
 from gateway.catalog.tasks import TASKS, Task

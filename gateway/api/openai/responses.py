@@ -24,6 +24,7 @@ from gateway.api.http.answers import (
     request_headers,
 )
 from gateway.api.http.bodies import idempotency, is_retry, read_body, refuse_in_batch, unnamed
+from gateway.api.http.content_types import EVENTS
 from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
 from gateway.api.openai.responses_bodies import ResponseBody
 from gateway.api.openai.responses_views import (
@@ -34,7 +35,6 @@ from gateway.api.openai.responses_views import (
     response_view,
     status_of,
 )
-from gateway.api.openapi.content_types import EVENTS
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.errors import InvalidRequest, NotFound, RequestFailed, render_openai
 from gateway.ledger.closed import Closed

@@ -16,10 +16,10 @@ from litestar.response import Stream
 from gateway.api.http.access import call_of
 from gateway.api.http.answering import order_of
 from gateway.api.http.answers import event_data, event_stream, exact_number
+from gateway.api.http.content_types import EVENTS, SOUNDS
 from gateway.api.http.forms import described, receive
 from gateway.api.http.sound import Begun, begin, sound_response
 from gateway.api.openai.speech_bodies import NAMES, SpeechBody
-from gateway.api.openapi.content_types import EVENTS, SOUNDS
 from gateway.errors import TollgateError, rename, render_openai
 from gateway.ledger.closed import Closed
 from gateway.requests.service import Requests

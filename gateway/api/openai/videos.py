@@ -16,13 +16,13 @@ from litestar.response import Stream
 from gateway.api.http.access import call_of, caller
 from gateway.api.http.answers import DeletedView, encode_json, json_response, request_headers
 from gateway.api.http.bodies import idempotency, read_body, refuse_in_batch
+from gateway.api.http.content_types import MEDIA
 from gateway.api.http.forms import described, receive
 from gateway.api.http.media_views import blob_of, media_of
-from gateway.api.native.blobs import Served, serve
+from gateway.api.http.serving import Served, serve
 from gateway.api.openai.files import OpenAIListView, list_view
 from gateway.api.openai.videos_bodies import EditBody, RemixBody, VideoBody, remixed
 from gateway.api.openai.videos_views import VideoView, video_id_of, video_status, video_view
-from gateway.api.openapi.content_types import MEDIA
 from gateway.batches.endpoint import Endpoint, Entries
 from gateway.catalog.tasks import TASKS
 from gateway.errors import Gone, InvalidRequest, NotFound

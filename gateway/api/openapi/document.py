@@ -19,9 +19,9 @@ from litestar.openapi.spec import OpenAPI
 from litestar.response import Stream
 from litestar.routes import BaseRoute, HTTPRoute
 
+from gateway.api.http.content_types import EVENTS, JSON
 from gateway.api.http.dialects import dialect_of
-from gateway.api.openapi.content_types import EVENTS, JSON
-from gateway.api.openapi.schemas import REF, Schemas
+from gateway.api.http.schemas import REF, Schemas
 
 _ORDER: Final = (402, 404, 409, 410, 413, 424, 429)
 """Errors of everything that can end in a hold."""

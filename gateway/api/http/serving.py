@@ -1,0 +1,102 @@
+"""Hands out blobs of the store, whole or in part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from litestar import Request, Response
+from litestar.response import Stream
+
+from gateway.api.http.answers import json_response
+from gateway.api.http.media_views import unreadable
+from gateway.errors import InvalidRequest, render_openai
+from workers.contract.blobs import BlobError, Blobs
+
+_RANGE: Final = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
+
+
+_POLICY: Final = "default-src 'none'; img-src 'self'; media-src 'self'; sandbox"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Something to be handed out: where it lies, and what it is said to be."""
+
+    key: str
+    content_type: str
+    filename: str
+
+    @property
+    def etag(self) -> str:
+        """What lies under a key never changes."""
+        return '"' + "-".join(self.key.split("/")[-2:]) + '"'
+
+    def headers(self, start: int, end: int, size: int) -> dict[str, str]:
+        found = {
+            "Content-Length": str(end - start),
+            "Content-Disposition": f'inline; filename="{self.filename}"',
+            "Accept-Ranges": "bytes",
+            "ETag": self.etag,
+            "Cache-Control": "private, max-age=3600, immutable",
+            "X-Content-Type-Options": "nosniff",
+            "Content-Security-Policy": _POLICY,
+            "Cross-Origin-Resource-Policy": "cross-origin",
+        }
+        if (start, end) != (0, size):
+            found["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        return found
+
+
+async def serve(request: Request[Any, Any, Any], found: Served) -> Response[Any] | Stream:
+    """Answer with a blob of the store, or with the part of it that was asked for."""
+    blobs: Blobs = request.app.state.blobs
+    try:
+        size = await blobs.size(found.key)
+        start, end = _asked_range(request, size, found.etag)
+        chunks = blobs.stream_part(found.key, start=start, end=end)
+        # The store is asked before the answer begins, so that its failure can be said.
+        first = await anext(chunks, b"")
+    except BlobError as error:
+        raise unreadable(error) from None
+    except _Unsatisfiable as error:
+        wrong = InvalidRequest(
+            "range_not_satisfiable", f"The output has {error.size} bytes.", param="Range"
+        )
+        return json_response(
+            render_openai(wrong), status=416, headers={"Content-Range": f"bytes */{error.size}"}
+        )
+    return Stream(
+        _after(first, chunks),
+        status_code=200 if (start, end) == (0, size) else 206,
+        media_type=found.content_type,
+        headers=found.headers(start, end, size),
+    )
+
+
+class _Unsatisfiable(Exception):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def _asked_range(request: Request[Any, Any, Any], size: int, etag: str) -> tuple[int, int]:
+    """Start and end (excluded) of what is wanted; several ranges at once are given whole."""
+    found = _RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))
+    if found is None or request.headers.get("if-range", etag) != etag:
+        return 0, size
+    first, last = found.groups()
+    if not first and not last:
+        return 0, size
+    start = int(first) if first else max(0, size - int(last))
+    end = min(size, int(last) + 1) if first and last else size
+    if start >= size or end <= start:
+        raise _Unsatisfiable(size)
+    return start, end
+
+
+async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk
