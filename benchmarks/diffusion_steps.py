@@ -12,7 +12,7 @@ import torch
 from benchmarks.diffusion_players import Ask, Ours, Pipeline, Setting, wait_for_device
 from workers.engines.diffusion.families import DENOISERS
 from workers.engines.fusing import Call, fuse, rows_of
-from workers.engines.rendezvous import Phase, Rendezvous, Run
+from workers.engines.rendezvous import Phase, PipelineRun, Rendezvous
 
 
 def fused_and_plain_s(
@@ -25,7 +25,7 @@ def fused_and_plain_s(
     rendezvous = Rendezvous(rows_max=sum(rows))
     site = rendezvous.site("denoiser", denoiser.forward, "forward")
     for args, kwargs in calls:
-        rendezvous.start(Run(functools.partial(_repeat, site, args, kwargs, rounds + 1)))
+        rendezvous.start(PipelineRun(functools.partial(_repeat, site, args, kwargs, rounds + 1)))
     args, kwargs = fuse(calls, rows)
     fused: list[float] = []
     plain: list[float] = []

@@ -54,7 +54,7 @@ from gateway.disk import written_paths
 from gateway.files.download_urls import Links
 from gateway.files.fetch import Fetcher
 from gateway.files.retention import MediaStore
-from gateway.files.room import Limits, Room
+from gateway.files.room import Room, StorageLimits
 from gateway.files.store import Files
 from gateway.files.upload_urls import Slots
 from gateway.payments.provider import PaymentProvider
@@ -92,7 +92,7 @@ def create_app(settings: Settings) -> Litestar:
             blobs = Blobs(settings.blobs, bytes_max=2**40)
             room = Room(
                 database,
-                Limits(settings.account_files_max, settings.account_file_bytes_max),
+                StorageLimits(settings.account_files_max, settings.account_file_bytes_max),
                 paths=written_paths(settings),
                 disk_reserve=settings.disk_reserve_bytes,
             )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import get_args
 
@@ -76,6 +77,22 @@ def test_no_folder_has_more_modules_than_a_reader_can_hold() -> None:
     count = Counter(path.parent for path in SOURCES if path.name != "__init__.py")
 
     assert {str(path.relative_to(ROOT)): n for path, n in count.items() if n > 20} == {}
+
+
+SHARED_NAMES = {"Options"}
+"""Each engine's own options; no module reads those of two."""
+
+
+def test_a_class_name_means_one_thing_in_a_package() -> None:
+    for top in ("gateway", "workers"):
+        homes: defaultdict[str, list[str]] = defaultdict(list)
+        for path in (ROOT / top).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes[node.name].append(str(path.relative_to(ROOT)))
+
+        twice = {name: found for name, found in homes.items() if len(found) > 1}
+        assert {name: found for name, found in twice.items() if name not in SHARED_NAMES} == {}
 
 
 def test_the_mistakes_that_tests_must_notice_fit_the_source() -> None:

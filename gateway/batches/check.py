@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-from gateway.batches.endpoint import Endpoint
-from gateway.batches.lines import Line, pages, read_line, within_body
+from gateway.batches.endpoint import BatchEndpoint
+from gateway.batches.lines import BatchLine, pages, read_line, within_body
 from gateway.batches.names import order_of
 from gateway.batches.store import Batch
 from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
@@ -35,7 +35,7 @@ class Checked:
 
 class Check:
     def __init__(
-        self, batch: Batch, endpoint: Endpoint, *, requests: Requests, settings: Settings
+        self, batch: Batch, endpoint: BatchEndpoint, *, requests: Requests, settings: Settings
     ) -> None:
         self._batch = batch
         self._endpoint = endpoint
@@ -65,7 +65,7 @@ class Check:
         model = min(self._models) if len(self._models) == 1 else None
         return Checked(total, model, mistakes[:ERRORS_MAX])
 
-    def _mistakes(self, page: list[Line]) -> list[Mapping[str, Any]]:
+    def _mistakes(self, page: list[BatchLine]) -> list[Mapping[str, Any]]:
         found = []
         for line in page:
             try:
@@ -76,7 +76,7 @@ class Check:
                 found.append(mistake(line.number, error.code, error.message, error.param))
         return found
 
-    def _line(self, line: Line) -> None:
+    def _line(self, line: BatchLine) -> None:
         """Raise ``TollgateError`` that says what is wrong with a line."""
         placed = read_line(
             line, self._endpoint, self._requests.entry, bytes_max=self._body_bytes_max
@@ -96,9 +96,11 @@ class Check:
         self._models.add(quoted.entry.name)
 
 
-async def lines_of(copy: IO[bytes], bytes_max: int = LINE_BYTES_MAX) -> AsyncIterator[list[Line]]:
+async def lines_of(
+    copy: IO[bytes], bytes_max: int = LINE_BYTES_MAX
+) -> AsyncIterator[list[BatchLine]]:
     """Read lines, some at a time, without keeping the event loop."""
-    found: Iterator[list[Line]] = pages(copy, bytes_max)
+    found: Iterator[list[BatchLine]] = pages(copy, bytes_max)
     while (page := await asyncio.to_thread(next, found, None)) is not None:
         yield page
 

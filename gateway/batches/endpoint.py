@@ -21,7 +21,7 @@ def _never(_: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class BatchEndpoint:
     """One path of the live API as a batch uses it."""
 
     path: str

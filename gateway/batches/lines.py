@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any, Final, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.batches.endpoint import Endpoint, Entries
+from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.checks.decoding import decode_json
 from gateway.errors import InvalidRequest, RequestFailed, TollgateError, TooLarge, render_openai
 from gateway.ledger.closed import Closed
@@ -30,14 +30,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """One line as it stands in the file; ``number`` counts from 1. None is one that is too long."""
 
     number: int
     text: bytes | None
 
 
-class Asked(BaseModel):
+class AskedByLine(BaseModel):
     """What one line asks for."""
 
     model_config = ConfigDict(extra="forbid")
@@ -58,7 +58,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LineResult:
     """How a line ended, as a line of the output file (``succeeded``) or of the error file."""
 
     number: int
@@ -68,7 +68,7 @@ class Result:
     """The request that it made, if it made one."""
 
 
-def pages(file: IO[bytes], bytes_max: int) -> Iterator[list[Line]]:
+def pages(file: IO[bytes], bytes_max: int) -> Iterator[list[BatchLine]]:
     """Give the lines of a file, some at a time; empty ones are counted but not given."""
     number, rest, too_long = 1, bytearray(), False
     file.seek(0)
@@ -82,20 +82,22 @@ def pages(file: IO[bytes], bytes_max: int) -> Iterator[list[Line]]:
         found = []
         for text in whole:
             if too_long or len(text) > bytes_max:
-                found.append(Line(number, None))
+                found.append(BatchLine(number, None))
             elif text.strip():
-                found.append(Line(number, text))
+                found.append(BatchLine(number, text))
             number, too_long = number + 1, False
         if len(rest) > bytes_max:
             rest, too_long = bytearray(), True
         yield found
     if too_long:
-        yield [Line(number, None)]
+        yield [BatchLine(number, None)]
     elif rest.strip():
-        yield [Line(number, bytes(rest))]
+        yield [BatchLine(number, bytes(rest))]
 
 
-def read_line(line: Line, endpoint: Endpoint, entries: Entries, *, bytes_max: int) -> Placed:
+def read_line(
+    line: BatchLine, endpoint: BatchEndpoint, entries: Entries, *, bytes_max: int
+) -> Placed:
     """Check a line by itself, its body as the live endpoint would. Raise ``TollgateError``."""
     if line.text is None:
         raise TooLarge("line_too_long", f"The line is longer than {bytes_max} bytes.")
@@ -106,7 +108,7 @@ def read_line(line: Line, endpoint: Endpoint, entries: Entries, *, bytes_max: in
     if not isinstance(value, dict):
         raise InvalidRequest("invalid_json_line", "The line is no JSON object.")
     try:
-        asked = Asked.model_validate(value)
+        asked = AskedByLine.model_validate(value)
     except ValidationError as error:
         raise invalid_field(error.errors(include_url=False)) from None
     if asked.url != endpoint.path:
@@ -129,14 +131,14 @@ def within_body(error: TollgateError) -> TollgateError:
     return error
 
 
-def asked_by(line: Line) -> tuple[str, dict[str, Any]]:
+def asked_by(line: BatchLine) -> tuple[str, dict[str, Any]]:
     """Name and body of a line that has been checked before."""
     assert line.text is not None
     value = msgspec.json.decode(_without_mark(line))
     return value["custom_id"], value["body"]
 
 
-def answered(batch_id: str, line: Line, closed: Closed, endpoint: Endpoint) -> Result:
+def answered(batch_id: str, line: BatchLine, closed: Closed, endpoint: BatchEndpoint) -> LineResult:
     """The result of a line whose request has ended."""
     number, (custom_id, body) = line.number, asked_by(line)
     try:
@@ -151,7 +153,7 @@ def answered(batch_id: str, line: Line, closed: Closed, endpoint: Endpoint) -> R
         return refused(batch_id, line, error, closed=closed)
     # Without the tags of the batch, which the live endpoint would not have shown.
     as_asked = replace(closed, metadata=body.get("metadata") or {})
-    return Result(
+    return LineResult(
         number,
         succeeded=True,
         text=_line(
@@ -166,24 +168,24 @@ def answered(batch_id: str, line: Line, closed: Closed, endpoint: Endpoint) -> R
 
 
 def refused(
-    batch_id: str, line: Line, error: TollgateError, *, closed: Closed | None = None
-) -> Result:
+    batch_id: str, line: BatchLine, error: TollgateError, *, closed: Closed | None = None
+) -> LineResult:
     """The result of a line that came to an error, as the live endpoint would have answered it."""
     request_id = closed.request_id if closed is not None else None
     response = _response(error.http_status, request_id, _encode(render_openai(error)))
     text = _line(batch_id, line.number, asked_by(line)[0], response, error)
-    return Result(line.number, succeeded=False, text=text, closed=closed)
+    return LineResult(line.number, succeeded=False, text=text, closed=closed)
 
 
 def not_run(
-    batch_id: str, line: Line, error: TollgateError, *, closed: Closed | None = None
-) -> Result:
+    batch_id: str, line: BatchLine, error: TollgateError, *, closed: Closed | None = None
+) -> LineResult:
     """The result of a line that was never answered, because its batch ended before."""
     text = _line(batch_id, line.number, asked_by(line)[0], None, error)
-    return Result(line.number, succeeded=False, text=text, closed=closed)
+    return LineResult(line.number, succeeded=False, text=text, closed=closed)
 
 
-def _without_mark(line: Line) -> bytes:
+def _without_mark(line: BatchLine) -> bytes:
     """A file may begin with a byte order mark."""
     text = line.text or b""
     return text.removeprefix(codecs.BOM_UTF8) if line.number == 1 else text

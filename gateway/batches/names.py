@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gateway.batches.endpoint import Endpoint
+from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.lines import Placed
 from gateway.batches.store import Batch
 from gateway.tasks.order import Idempotency, Order
@@ -31,7 +31,9 @@ def prefix_of(batch_id: str) -> str:
     return f"batch\n{batch_id}\n"
 
 
-def order_of(batch: Batch, endpoint: Endpoint, placed: Placed, number: int, attempt: int) -> Order:
+def order_of(
+    batch: Batch, endpoint: BatchEndpoint, placed: Placed, number: int, attempt: int
+) -> Order:
     """Make a line an order of the class ``batch``, with its name and the batch's deadline."""
     name = f"{prefix_of(batch.id)}{number}\n{attempt}"
     return replace(

@@ -24,10 +24,10 @@ from gateway import metrics
 from gateway.accounts.keys import KeyInfo
 from gateway.batches import store
 from gateway.batches.check import Check, lines_of, mistake
-from gateway.batches.endpoint import Endpoint
+from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.lines import (
-    Line,
-    Result,
+    BatchLine,
+    LineResult,
     answered,
     asked_by,
     not_run,
@@ -87,7 +87,7 @@ class Run:
         self,
         batch: Batch,
         key: KeyInfo,
-        endpoint: Endpoint,
+        endpoint: BatchEndpoint,
         *,
         database: Database,
         files: Files,
@@ -108,7 +108,7 @@ class Run:
         self._stopping = asyncio.Event()
         self._stop: TollgateError | None = None
 
-        async def write(results: Sequence[Result]) -> list[None]:
+        async def write(results: Sequence[LineResult]) -> list[None]:
             await self._write(lambda connection: store.record(connection, batch, results))
             return [None] * len(results)
 
@@ -208,7 +208,7 @@ class Run:
         )
         return last_attempts(batch.id, names)
 
-    async def _line(self, line: Line, earlier: Earlier | None) -> None:
+    async def _line(self, line: BatchLine, earlier: Earlier | None) -> None:
         try:
             result = await self._result(line, earlier)
             if result is not None:
@@ -219,13 +219,13 @@ class Run:
         finally:
             self._slots.release()
 
-    async def _forget(self, line: Line, result: Result) -> None:
+    async def _forget(self, line: BatchLine, result: LineResult) -> None:
         """Drop an answer that is to be in the batch's files alone."""
         closed = result.closed
         if closed is not None and self._endpoint.forgets(asked_by(line)[1]):
             await self._persist(lambda: self._requests.forget(closed.account_id, closed.request_id))
 
-    async def _result(self, line: Line, earlier: Earlier | None) -> Result | None:
+    async def _result(self, line: BatchLine, earlier: Earlier | None) -> LineResult | None:
         """Run one line to its end; None if the batch was stopped before it was accepted."""
         batch = self._batch
         attempt, in_doubt = 0, False
@@ -255,7 +255,7 @@ class Run:
                     await self._stopping.wait()
         raise AssertionError
 
-    async def _ticket(self, line: Line, attempt: int, earlier: Earlier | None) -> Ticket:
+    async def _ticket(self, line: BatchLine, attempt: int, earlier: Earlier | None) -> Ticket:
         """Place a line, or wait for what was placed of it before. Raise why it is not accepted."""
         batch = self._batch
         if earlier is not None:
@@ -263,7 +263,7 @@ class Run:
         order = await _off_loop(line, lambda: self._order(line, attempt))
         return await self._requests.submit(Call(self._key), order)
 
-    def _order(self, line: Line, attempt: int) -> Order:
+    def _order(self, line: BatchLine, attempt: int) -> Order:
         bytes_max = self._endpoint.body_bytes_max(self._settings)
         placed = read_line(line, self._endpoint, self._requests.entry, bytes_max=bytes_max)
         return order_of(self._batch, self._endpoint, placed, line.number, attempt)
@@ -276,7 +276,7 @@ class Run:
         finally:
             self._in_flight.discard(ticket.request_id)
 
-    async def _judge(self, line: Line, closed: Closed) -> Result:
+    async def _judge(self, line: BatchLine, closed: Closed) -> LineResult:
         if closed.status == "expired":
             # Its deadline was the batch's own; the queue noticed first.
             self._end_with(_STOPS["expired"])
@@ -414,7 +414,7 @@ class Run:
         return await self._database.write(function)
 
 
-async def _off_loop(line: Line, read: Callable[[], T]) -> T:
+async def _off_loop(line: BatchLine, read: Callable[[], T]) -> T:
     """Read a line, without keeping the event loop where it is long."""
     if line.text is not None and len(line.text) > SMALL_BYTES:
         return await asyncio.to_thread(read)

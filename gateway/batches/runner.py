@@ -12,7 +12,7 @@ from typing import Final
 from gateway.accounts.keys import key_by_id
 from gateway.aside import Aside
 from gateway.batches import store
-from gateway.batches.endpoint import Endpoint
+from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.run import Run
 from gateway.batches.store import Batch, LeaseLost
 from gateway.batches.stored import Stored
@@ -37,7 +37,7 @@ class Runner:
         database: Database,
         files: Files,
         requests: Requests,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, BatchEndpoint],
         stored: Stored,
         settings: Settings,
     ) -> None:

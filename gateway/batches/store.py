@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from gateway.aside import describe, put_aside
-from gateway.batches.lines import Result
+from gateway.batches.lines import LineResult
 from gateway.errors import Conflict, InvalidRequest, NotFound, TooManyRequests
 from gateway.files.store import File, add_file, find_file
 from gateway.ids import is_id, new_id
@@ -327,7 +327,7 @@ def begin(
     return "in_progress"
 
 
-def record(connection: Connection, batch: Batch, results: Sequence[Result]) -> None:
+def record(connection: Connection, batch: Batch, results: Sequence[LineResult]) -> None:
     """Write down how lines ended; one that is known counts once. Raise ``LeaseLost``."""
     _lock(connection, batch)
     known = set(

@@ -51,7 +51,7 @@ BASIS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
+class BillingPeriod:
     month: str
     state: str
     closed_at: datetime | None
@@ -74,7 +74,7 @@ class ExpectedInvoice:
 class Rehearsal:
     """What closing a month would do; ``obstacle`` says why it cannot be closed yet."""
 
-    period: Period
+    period: BillingPeriod
     obstacle: str | None
     invoices: tuple[ExpectedInvoice, ...]
 
@@ -83,7 +83,9 @@ class CannotClose(ValueError):
     """The month has not ended, or one before it is open."""
 
 
-def close_month(database: Database, month: str, *, actor: str, clock: Clock = utc_now) -> Period:
+def close_month(
+    database: Database, month: str, *, actor: str, clock: Clock = utc_now
+) -> BillingPeriod:
     """Close a month in steps, each in a transaction of its own; closing it again finishes it.
 
     What takes long is read on snapshots, so that nobody who books waits for it. Raise
@@ -129,17 +131,17 @@ def rehearse_close(connection: Connection, month: str, *, now: datetime) -> Rehe
     return Rehearsal(sealed, _obstacle(connection, month, now), tuple(expected))
 
 
-def find_period(connection: Connection, month: str) -> Period:
+def find_period(connection: Connection, month: str) -> BillingPeriod:
     """Raise ``LookupError`` if nothing was ever booked in that month."""
     row = connection.execute(select(periods).where(periods.c.month == month)).mappings().first()
     if row is None:
         raise LookupError(f"nothing was booked in {month}")
-    return Period(**row)
+    return BillingPeriod(**row)
 
 
-def list_periods(connection: Connection) -> list[Period]:
+def list_periods(connection: Connection) -> list[BillingPeriod]:
     rows = connection.execute(select(periods).order_by(periods.c.month))
-    return [Period(**row) for row in rows.mappings()]
+    return [BillingPeriod(**row) for row in rows.mappings()]
 
 
 def changed_since_close(connection: Connection, month: str) -> bool:
@@ -296,7 +298,7 @@ def _obstacle(connection: Connection, month: str, now: datetime) -> str | None:
     return f"{open_before} is still open; months are closed in their order"
 
 
-def _sealed(connection: Connection, month: str, now: datetime) -> Period:
+def _sealed(connection: Connection, month: str, now: datetime) -> BillingPeriod:
     """Count and digest a month into which nothing more comes."""
     span = span_of(month)
     counted = connection.execute(
@@ -309,10 +311,12 @@ def _sealed(connection: Connection, month: str, now: datetime) -> Period:
         .select_from(transfers)
         .where(transfers.c.booked_at >= span[0], transfers.c.booked_at < span[1])
     ).scalar_one()
-    return Period(month, "closed", now, counted[0], counted[1], moved, _digest(connection, month))
+    return BillingPeriod(
+        month, "closed", now, counted[0], counted[1], moved, _digest(connection, month)
+    )
 
 
-def _seal(connection: Connection, sealed: Period) -> None:
+def _seal(connection: Connection, sealed: BillingPeriod) -> None:
     connection.execute(
         update(periods)
         .where(periods.c.month == sealed.month, periods.c.state == "closing")

@@ -15,7 +15,7 @@ REQUESTS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One movement: what came in is positive. ``requests`` counts what a charge is for."""
 
     id: int
@@ -46,7 +46,7 @@ def entries(
     limit: int,
     below: int | None = None,
     kind: str | None = None,
-) -> list[Entry]:
+) -> list[LedgerEntry]:
     """Read movements by falling number, from below a number on."""
     found = []
     for side in (transfers.c.from_account, transfers.c.to_account):
@@ -64,7 +64,9 @@ def entries(
     return found[:limit]
 
 
-def find_entry(connection: Connection, account_id: int, id: int) -> tuple[Entry, list[Charged]]:
+def find_entry(
+    connection: Connection, account_id: int, id: int
+) -> tuple[LedgerEntry, list[Charged]]:
     """Read one movement and the requests of a charge. Raise ``LookupError``."""
     for side in (transfers.c.from_account, transfers.c.to_account):
         row = connection.execute(_entries().where(transfers.c.id == id, side == account_id)).first()
@@ -94,8 +96,8 @@ def _entries() -> Any:
     ).outerjoin(refunds, refunds.c.transfer_id == transfers.c.id)
 
 
-def _entry(row: Any, inward: bool) -> Entry:
-    return Entry(
+def _entry(row: Any, inward: bool) -> LedgerEntry:
+    return LedgerEntry(
         id=row.id,
         kind=row.kind,
         amount_nanos=row.amount_nanos if inward else -row.amount_nanos,

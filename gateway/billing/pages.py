@@ -48,7 +48,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PrintedPage:
     title: str
     draft: bool
     account: str
@@ -60,7 +60,7 @@ class Page:
     note: str
 
 
-def lay_out(made: Statement, issuer: Issuer) -> Page:
+def lay_out(made: Statement, issuer: Issuer) -> PrintedPage:
     """Say in words and tables what a statement has."""
     invoice = made.invoice
     month = dates.date.fromisoformat(f"{made.month}-01").strftime("%B %Y")
@@ -116,7 +116,7 @@ def lay_out(made: Statement, issuer: Issuer) -> Page:
                 frozenset({3}),
             )
         )
-    return Page(
+    return PrintedPage(
         title=f"Invoice {invoice.number}" if invoice else f"Statement of {month}",
         draft=invoice is None,
         account=made.account,
@@ -129,11 +129,11 @@ def lay_out(made: Statement, issuer: Issuer) -> Page:
     )
 
 
-def html(page: Page) -> str:
+def html(page: PrintedPage) -> str:
     return _TEMPLATES.get_template("statement.html").render(page=page)
 
 
-def pdf(page: Page, *, at: dates.datetime) -> bytes:
+def pdf(page: PrintedPage, *, at: dates.datetime) -> bytes:
     """Write a PDF; ``at`` is its date of creation, so that the same page gives the same bytes."""
     paper = FPDF(format="A4")
     paper.set_creation_date(at)
@@ -154,7 +154,7 @@ def pdf(page: Page, *, at: dates.datetime) -> bytes:
     return bytes(paper.output())
 
 
-def _head(paper: FPDF, page: Page) -> None:
+def _head(paper: FPDF, page: PrintedPage) -> None:
     top = paper.get_y()
     paper.set_font("Roboto", "", 9)
     paper.set_text_color(87, 96, 106)

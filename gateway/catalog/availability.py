@@ -14,7 +14,7 @@ NOT_SET_UP: Final = "it is not set up on this gateway"
 
 
 @dataclass(frozen=True, slots=True)
-class Unavailable:
+class WhyUnavailable:
     """Why not: a code for programs, a sentence for customers, the cause for operators."""
 
     code: Literal["upstream_not_configured", "upstream_unavailable", "no_worker"]
@@ -23,7 +23,7 @@ class Unavailable:
     """Names settings and hosts of the installation."""
 
 
-def availability(entry: Entry, announcements: Sequence[Announcement]) -> Unavailable | None:
+def availability(entry: Entry, announcements: Sequence[Announcement]) -> WhyUnavailable | None:
     """None if a worker serves the model and takes jobs; of a workflow, the models of its steps."""
     staying = [worker for worker in announcements if not worker.draining]
     if entry.workflow is not None:
@@ -34,20 +34,20 @@ def availability(entry: Entry, announcements: Sequence[Announcement]) -> Unavail
         worker.unavailable[entry.name] for worker in staying if entry.name in worker.unavailable
     ]
     if entry.upstream is None:
-        return Unavailable("no_worker", said[0] if said else "no worker serves it now")
+        return WhyUnavailable("no_worker", said[0] if said else "no worker serves it now")
     credential = entry.upstream.credential
     if said and said[0] != f"{credential} is not set":
-        return Unavailable("upstream_unavailable", said[0])
+        return WhyUnavailable("upstream_unavailable", said[0])
     if credential is None:
-        return Unavailable("no_worker", "no worker serves it now")
+        return WhyUnavailable("no_worker", "no worker serves it now")
     needed = said[0] if said else f"no worker serves it now; it needs one with {credential} set"
-    return Unavailable("upstream_not_configured", NOT_SET_UP, needed)
+    return WhyUnavailable("upstream_not_configured", NOT_SET_UP, needed)
 
 
-def _of_steps(workflow: Workflow, staying: Sequence[Announcement]) -> Unavailable | None:
+def _of_steps(workflow: Workflow, staying: Sequence[Announcement]) -> WhyUnavailable | None:
     for step in workflow.steps:
         if not any(step.model in worker.models for worker in staying):
-            return Unavailable(
+            return WhyUnavailable(
                 "no_worker", f"no worker serves {step.model} now, which its step {step.name} needs"
             )
     return None

@@ -66,7 +66,7 @@ _PATTERNS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CatalogProblem:
     """One thing wrong with a catalog; ``path`` leads to it, as in ``models[3].price[0].unit``."""
 
     file: str
@@ -83,7 +83,7 @@ class Problem:
 class CatalogError(Exception):
     """A catalog that cannot be sold from; ``problems`` lists everything that is wrong."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[CatalogProblem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
 
@@ -94,7 +94,9 @@ def load_catalog(path: Path) -> Catalog:
         document = Document(path.read_bytes().decode())
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise CatalogError([Problem(str(path), line, 1, "", "no UTF-8; save it as such")]) from None
+        raise CatalogError(
+            [CatalogProblem(str(path), line, 1, "", "no UTF-8; save it as such")]
+        ) from None
     except Unreadable as error:
         raise CatalogError([_problem(path, error.flaw)]) from None
     problems = [_problem(path, flaw) for flaw in document.repeated_keys]
@@ -110,24 +112,24 @@ def load_catalog(path: Path) -> Catalog:
     return catalog
 
 
-def check(path: Path) -> tuple[Problem, ...]:
+def check(path: Path) -> tuple[CatalogProblem, ...]:
     """List what is wrong with a catalog file; nothing if it can be sold from."""
     try:
         load_catalog(path)
     except CatalogError as error:
         return error.problems
     except OSError as error:
-        return (Problem(str(path), 1, 1, "", f"cannot be read: {error.strerror}"),)
+        return (CatalogProblem(str(path), 1, 1, "", f"cannot be read: {error.strerror}"),)
     return ()
 
 
-def _problem(path: Path, flaw: Flaw, place: str = "") -> Problem:
-    return Problem(str(path), flaw.position.line, flaw.position.column, place, flaw.message)
+def _problem(path: Path, flaw: Flaw, place: str = "") -> CatalogProblem:
+    return CatalogProblem(str(path), flaw.position.line, flaw.position.column, place, flaw.message)
 
 
-def _once_per_position(problems: Sequence[Problem]) -> list[Problem]:
+def _once_per_position(problems: Sequence[CatalogProblem]) -> list[CatalogProblem]:
     """Say once what is written once, even if aliases make it part of many entries."""
-    distinct: dict[tuple[int, int, str], Problem] = {}
+    distinct: dict[tuple[int, int, str], CatalogProblem] = {}
     for problem in problems:
         distinct.setdefault((problem.line, problem.column, problem.message), problem)
     return [distinct[key] for key in sorted(distinct)]

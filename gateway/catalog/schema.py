@@ -95,11 +95,11 @@ def _condition(name: str) -> str:
     return name
 
 
-class Strict(BaseModel):
+class CatalogModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class PriceLine(Strict):
+class PriceLine(CatalogModel):
     """An amount for every ``per`` units, where what is made matches ``when``."""
 
     unit: Unit
@@ -108,7 +108,7 @@ class PriceLine(Strict):
     when: dict[Annotated[str, AfterValidator(_condition)], Text] = {}
 
 
-class Limits(Strict):
+class Limits(CatalogModel):
     """Bounds on one request; what a hold covers follows from them."""
 
     context_tokens: Count | None = None
@@ -145,7 +145,7 @@ class Limits(Strict):
     timeout_s: Seconds | None = None
 
 
-class Quality(Strict):
+class Quality(CatalogModel):
     """What a named quality means, where a request does not say it itself."""
 
     steps: Steps | None = None
@@ -153,7 +153,7 @@ class Quality(Strict):
     scheduler: Tag | None = None
 
 
-class DefaultParameters(Strict):
+class DefaultParameters(CatalogModel):
     """What a model takes for a parameter that a request leaves out: first of a model of text, then
     of one that draws."""
 
@@ -174,7 +174,7 @@ class DefaultParameters(Strict):
     fps: Annotated[StrictInt, Field(ge=1, le=FPS_MAX)] | None = None
 
 
-class Slo(Strict):
+class Slo(CatalogModel):
     """How fast a model promises to be; a request that keeps every bound counts as goodput."""
 
     ttft_ms: Count | None = None
@@ -191,7 +191,7 @@ Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@]+(/
 Variable: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
 
 
-class Endpoint(Strict):
+class Endpoint(CatalogModel):
     """One of several places where a model is served; what it leaves out is the upstream's."""
 
     url: Url
@@ -202,7 +202,7 @@ class Endpoint(Strict):
     concurrency: Annotated[StrictInt, Field(ge=1, le=10_000)] | None = None
 
 
-class Upstream(Strict):
+class Upstream(CatalogModel):
     """A model that somebody else serves over HTTP; ``credential`` names a worker's variable."""
 
     url: Url | None = None
@@ -220,7 +220,7 @@ def _price(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
     return () if value in (rules.BY_STEPS, ()) else read(value)
 
 
-class Offer(Strict):
+class Offer(CatalogModel):
     """What something is sold at; without a line of its own, a workflow at what its steps cost."""
 
     price: Annotated[tuple[PriceLine, ...], Field(min_length=1), WrapValidator(_price)]
@@ -306,7 +306,7 @@ class Entry(Offer):
         return self.model_copy(update={"price": lines, "minimum": price.minimum_nanos or None})
 
 
-class Catalog(Strict):
+class Catalog(CatalogModel):
     """The whole file."""
 
     version: Literal[1] = 1

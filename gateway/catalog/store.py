@@ -25,7 +25,7 @@ from sqlalchemy.exc import IntegrityError, NoResultFound
 from gateway import metrics
 from gateway.aside import Aside
 from gateway.catalog.classes import BatchPrice, Period, Periods, due
-from gateway.catalog.loader import CatalogError, Problem, load_catalog
+from gateway.catalog.loader import CatalogError, CatalogProblem, load_catalog
 from gateway.catalog.schema import Catalog, Entry
 from gateway.errors import InvalidRequest, Unavailable
 from gateway.ledger.discounts import (
@@ -103,7 +103,7 @@ class LiveCatalog:
         await live.refresh()
         return live
 
-    async def reload(self) -> tuple[Problem, ...]:
+    async def reload(self) -> tuple[CatalogProblem, ...]:
         """Read the file again; on any problem change nothing and return what is wrong. When this
         returns, changed prices are in force."""
         async with self._reloading:
@@ -112,7 +112,9 @@ class LiveCatalog:
             except CatalogError as error:
                 return error.problems
             except OSError as error:
-                return (Problem(str(self._path), 1, 1, "", f"cannot be read: {error.strerror}"),)
+                return (
+                    CatalogProblem(str(self._path), 1, 1, "", f"cannot be read: {error.strerror}"),
+                )
             await self._put_on_sale(catalog)
             return ()
 

@@ -11,8 +11,8 @@ import click
 from gateway.accounts.accounts import find_account
 from gateway.billing.close import (
     EVERYBODY,
+    BillingPeriod,
     ExpectedInvoice,
-    Period,
     changed_since_close,
     close_month,
     credit_note,
@@ -180,7 +180,7 @@ def _tier(text: str) -> tuple[int, int]:
     return from_nanos, points // 10**9
 
 
-def _period_row(found: Period) -> dict[str, Any]:
+def _period_row(found: BillingPeriod) -> dict[str, Any]:
     charged = found.charge_nanos
     return {
         "month": found.month,

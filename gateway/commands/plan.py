@@ -19,9 +19,9 @@ from gateway.plan.hardware import GIGA, GPUS, PRECISIONS, Device, find_gpu
 from gateway.plan.roofline import (
     EFFICIENCY,
     MEMORY_SHARE,
+    CapacityPlan,
     Cost,
     Load,
-    Plan,
     cost,
     plan,
     price_of_million,
@@ -51,7 +51,7 @@ class Subject:
 class Row:
     """A plan with the costs of a million tokens; None where no hour's price is known."""
 
-    plan: Plan
+    plan: CapacityPlan
     output: Cost | None
     input: Cost | None
 
@@ -205,7 +205,9 @@ def _load(
     )
 
 
-def _row(subject: Subject, made: Plan, *, hour_nanos: int | None, efficiency: Fraction) -> Row:
+def _row(
+    subject: Subject, made: CapacityPlan, *, hour_nanos: int | None, efficiency: Fraction
+) -> Row:
     price = None if subject.entry is None else subject.entry.selling_price
 
     def of(tokens_per_second: Fraction | None, unit: str) -> Cost | None:

@@ -16,7 +16,7 @@ from gateway.group_commit import GroupCommit
 from gateway.settings import Settings
 from gateway.tasks.registry import estimate_cost_s
 from workers.contract.jobs import Job, RequestId
-from workers.contract.queue import Enqueued, Entry, Queue
+from workers.contract.queue import Enqueued, Queue, QueueEntry
 
 PATIENCE_S: Final = 5.0
 BATCH_PRIORITY: Final = -1
@@ -45,14 +45,14 @@ class Dispatch:
         self._settings = settings
         self._weight = weights(settings)
         self._queues: dict[str, Queue] = {}
-        self._groups: dict[str, GroupCommit[Entry, Enqueued]] = {}
+        self._groups: dict[str, GroupCommit[QueueEntry, Enqueued]] = {}
 
     def queue(self, model: str) -> Queue:
         if model not in self._queues:
             self._queues[model] = Queue(self._redis, model, namespace=self._settings.namespace)
         return self._queues[model]
 
-    async def enqueue(self, model: str, entry: Entry) -> Status:
+    async def enqueue(self, model: str, entry: QueueEntry) -> Status:
         """Queue one job together with whatever else arrives in the same instant.
 
         Raise ``RedisError``, ``OSError`` or ``TimeoutError`` if it is not known to be queued.
@@ -62,8 +62,8 @@ class Dispatch:
         async with asyncio.timeout(PATIENCE_S):
             return (await self._groups[model].submit(entry)).status
 
-    def _batch(self, model: str) -> Callable[[Sequence[Entry]], Awaitable[list[Enqueued]]]:
-        async def enqueue(entries: Sequence[Entry]) -> list[Enqueued]:
+    def _batch(self, model: str) -> Callable[[Sequence[QueueEntry]], Awaitable[list[Enqueued]]]:
+        async def enqueue(entries: Sequence[QueueEntry]) -> list[Enqueued]:
             return await self.queue(model).enqueue(
                 entries,
                 queue_max=self._settings.queue_max,
@@ -72,13 +72,15 @@ class Dispatch:
 
         return enqueue
 
-    def entry(self, job: Job, payload: bytes, *, batch_key: str = "", reply: str = "") -> Entry:
+    def entry(
+        self, job: Job, payload: bytes, *, batch_key: str = "", reply: str = ""
+    ) -> QueueEntry:
         """Make the queue's view of a job; its events come to this process, or to ``reply``.
 
         Jobs of batches are a flow of their own beside their account's, of a small share.
         """
         account = flow_of(job.account_id, batch=job.priority <= BATCH_PRIORITY)
-        return Entry(
+        return QueueEntry(
             id=job.request_id,
             account=account,
             weight=self._weight(account),
@@ -93,7 +95,7 @@ class Dispatch:
         """Say which of these jobs the queue does not know."""
         return set(await self.queue(model).missing(ids))
 
-    async def requeue(self, model: str, entries: Sequence[Entry]) -> int:
+    async def requeue(self, model: str, entries: Sequence[QueueEntry]) -> int:
         """Queue accepted jobs again, bounds or not; return how many were not known."""
         answers = await self.queue(model).enqueue(entries, queue_max=2**31, account_max=2**31)
         return sum(answer.status == "ok" for answer in answers)

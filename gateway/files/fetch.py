@@ -24,7 +24,7 @@ from gateway.checks.public_urls import check_url
 from gateway.errors import InvalidRequest, TollgateError, TooLarge, Unavailable
 from gateway.files.retention import BROUGHT
 from gateway.files.room import Room
-from gateway.files.sources import Inline, Kept, Remote, Sent, Source, Stored, Uploaded
+from gateway.files.sources import Inline, Kept, Remote, Sent, Source, StoredSource, Uploaded
 from gateway.files.spool import SPOOL
 from gateway.files.store import Files
 from workers.contract.addresses import PrivateAddress, pin
@@ -150,7 +150,7 @@ class Fetcher:
                 return self._files.content(await self._files.find(account_id, file_id, param=param))
             case Sent(read):
                 return read()
-            case Stored(blob):
+            case StoredSource(blob):
                 return self._blobs.stream(blob)
         raise AssertionError(f"{source.given!r} is read from elsewhere")
 

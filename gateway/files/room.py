@@ -32,7 +32,7 @@ BYTES_MAX: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StorageLimits:
     """Bounds of one account's files."""
 
     files_max: int
@@ -40,7 +40,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StorageUse:
     """Files and bytes of an account, with those that are reserved."""
 
     files: int
@@ -53,7 +53,7 @@ class Room:
     def __init__(
         self,
         database: Database,
-        defaults: Limits,
+        defaults: StorageLimits,
         *,
         paths: Sequence[Path] = (),
         disk_reserve: int | None = None,
@@ -101,7 +101,7 @@ class Room:
             lambda connection: reserve(connection, account_id, file_id, self._defaults, size=size)
         )
 
-    def limits_of(self, connection: Connection, account_id: int) -> Limits:
+    def limits_of(self, connection: Connection, account_id: int) -> StorageLimits:
         return limits_of(connection, account_id, self._defaults)
 
     async def release(self, file_id: str) -> None:
@@ -132,7 +132,12 @@ def check_standing(connection: Connection, account_id: int) -> None:
 
 
 def check_room(
-    connection: Connection, account_id: int, defaults: Limits, *, size: int, of: str | None = None
+    connection: Connection,
+    account_id: int,
+    defaults: StorageLimits,
+    *,
+    size: int,
+    of: str | None = None,
 ) -> None:
     """Check standing and bounds for one more file; ``of`` is the one that has a reservation."""
     check_standing(connection, account_id)
@@ -155,7 +160,7 @@ def check_room(
 
 
 def reserve(
-    connection: Connection, account_id: int, file_id: str, defaults: Limits, *, size: int
+    connection: Connection, account_id: int, file_id: str, defaults: StorageLimits, *, size: int
 ) -> None:
     """Reserve room under the account's lock. Raise ``TollgateError``."""
     now = datetime.now(UTC)
@@ -173,7 +178,7 @@ def reserve(
         )
 
 
-def measure(connection: Connection, account_id: int, *, but: str | None = None) -> Stored:
+def measure(connection: Connection, account_id: int, *, but: str | None = None) -> StorageUse:
     """Count what an account has here; deleted files count until their bytes are gone."""
     count, size = 0, 0
     for table, key in (
@@ -192,17 +197,17 @@ def measure(connection: Connection, account_id: int, *, but: str | None = None) 
         # Voices have a bound of their own in number.
         count += found[0] if table is not voice_recordings else 0
         size += int(found[1])
-    return Stored(count, size)
+    return StorageUse(count, size)
 
 
-def limits_of(connection: Connection, account_id: int, defaults: Limits) -> Limits:
+def limits_of(connection: Connection, account_id: int, defaults: StorageLimits) -> StorageLimits:
     """Read the bounds of an account: its own, or the installation's."""
     row = connection.execute(
         select(storage_limits).where(storage_limits.c.account_id == account_id)
     ).first()
     if row is None:
         return defaults
-    return Limits(
+    return StorageLimits(
         defaults.files_max if row.files_max is None else row.files_max,
         defaults.bytes_max if row.bytes_max is None else row.bytes_max,
     )

@@ -45,7 +45,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredSource:
     """Something that an earlier request was given or gave."""
 
     blob: BlobRef
@@ -60,7 +60,7 @@ class Kept:
     blob: BlobRef | None = None
 
 
-Given: TypeAlias = Inline | Remote | Uploaded | Sent | Stored | Kept
+Given: TypeAlias = Inline | Remote | Uploaded | Sent | StoredSource | Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Source:
 
 def read_given(value: Any) -> Given:
     """Read what stands in a field. Raise ``ValueError`` with what would have been accepted."""
-    if isinstance(value, Inline | Remote | Uploaded | Sent | Stored):
+    if isinstance(value, Inline | Remote | Uploaded | Sent | StoredSource):
         return value
     if isinstance(value, dict) and len(value) == 1:
         ((name, inner),) = value.items()

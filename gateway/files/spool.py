@@ -39,7 +39,7 @@ _PLACEHOLDER: Final = re.compile(r"data:[A-Za-z0-9.+/-]{0,160};spooled=([0-9]{1,
 
 
 @dataclass(slots=True)
-class Part:
+class SpooledFile:
     """One file, in a temporary file that has no name."""
 
     file: IO[bytes]
@@ -56,14 +56,14 @@ class Spool:
         self, directory: Path, threads: ThreadPoolExecutor, *, closed: Callable[[], None]
     ) -> None:
         """``closed`` is called once, when the files are gone."""
-        self.parts: list[Part] = []
+        self.parts: list[SpooledFile] = []
         self._closed: Callable[[], None] | None = closed
         self._directory = directory
         self._threads = threads
 
-    def begin(self) -> Part:
+    def begin(self) -> SpooledFile:
         # Unlinked from the beginning: nothing is left of it, however the process ends.
-        part = Part(tempfile.TemporaryFile(dir=self._directory))  # noqa: SIM115 -- see close
+        part = SpooledFile(tempfile.TemporaryFile(dir=self._directory))  # noqa: SIM115 -- see close
         self.parts.append(part)
         return part
 
@@ -71,7 +71,7 @@ class Spool:
         """Run a function in a thread that only spools."""
         await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
-    def find(self, uri: str) -> Part | None:
+    def find(self, uri: str) -> SpooledFile | None:
         """Find the file that a placeholder stands for."""
         found = _PLACEHOLDER.fullmatch(uri) if len(uri) < 2 * HEAD_MAX else None
         if found is None or int(found[1]) >= len(self.parts):
@@ -79,7 +79,7 @@ class Spool:
         part = self.parts[int(found[1])]
         return part if part.sha256 == found[2] else None
 
-    async def read(self, part: Part) -> AsyncIterator[bytes]:
+    async def read(self, part: SpooledFile) -> AsyncIterator[bytes]:
         """Read a file in pieces of about a megabyte."""
         place = 0
         while place < part.bytes:
@@ -112,7 +112,7 @@ class Extractor:
     def __init__(self, spool: Spool) -> None:
         self.kept = bytearray()
         self._spool = spool
-        self._part: Part | None = None
+        self._part: SpooledFile | None = None
         self._kind = b""
         self._text = bytearray()
         """Characters of the current data URI that were not decoded yet, or all that is unread."""
@@ -211,7 +211,7 @@ class Extractor:
             self._part = None
         return True
 
-    def _write(self, part: Part, text: bytes) -> None:
+    def _write(self, part: SpooledFile, text: bytes) -> None:
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):

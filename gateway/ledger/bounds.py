@@ -29,7 +29,7 @@ Place = tuple[int, int]
 """A window of a budget, as (budget, start in µs)."""
 
 
-class Ordered(Protocol):
+class BudgetedRequest(Protocol):
     """What is to be accepted, as far as bounds concern it."""
 
     @property
@@ -82,7 +82,7 @@ class Bounds:
     """Budgets of one batch's accounts, as they stand while it is decided."""
 
     def __init__(
-        self, connection: Connection, orders: Sequence[Ordered], accounts: Collection[int]
+        self, connection: Connection, orders: Sequence[BudgetedRequest], accounts: Collection[int]
     ) -> None:
         """Read what bounds these locked accounts; no account, no query."""
         self._budgets: Mapping[int, list[Budget]] = {}
@@ -95,7 +95,7 @@ class Bounds:
             connection, {place for order in orders for _, place in self._windows(order)}
         )
 
-    def exceeded(self, order: Ordered) -> BudgetExceeded | None:
+    def exceeded(self, order: BudgetedRequest) -> BudgetExceeded | None:
         """Say which hard budget accepting this would pass, if any."""
         for budget, place in self._windows(order):
             remaining = self._remaining(budget, place)
@@ -110,7 +110,7 @@ class Bounds:
                 )
         return None
 
-    def add(self, order: Ordered) -> tuple[list[Place], tuple[Budget, ...]]:
+    def add(self, order: BudgetedRequest) -> tuple[list[Place], tuple[Budget, ...]]:
         """Count what is accepted; give its windows, and the soft budgets that it passes."""
         places, passed = [], []
         for budget, place in self._windows(order):
@@ -144,7 +144,7 @@ class Bounds:
             ],
         )
 
-    def _windows(self, order: Ordered) -> list[tuple[Budget, Place]]:
+    def _windows(self, order: BudgetedRequest) -> list[tuple[Budget, Place]]:
         found = []
         for budget in self._budgets.get(order.account_id, ()):
             if budget.covers(order.key_id, order.model):

@@ -42,7 +42,7 @@ class TooManyConcurrent:
     limit: int
 
 
-class Ordered(Protocol):
+class CountedRequest(Protocol):
     """A request to be accepted, as far as its concurrency is concerned."""
 
     @property
@@ -119,7 +119,7 @@ class OpenRequests:
         if bounded:
             self._read_limits(connection, bounded)
 
-    def too_many(self, order: Ordered) -> TooManyConcurrent | None:
+    def too_many(self, order: CountedRequest) -> TooManyConcurrent | None:
         """Return the bound that one more request would pass, if any."""
         if not self._checks or order.service_class != COUNTED:
             return None
@@ -140,7 +140,7 @@ class OpenRequests:
                 return TooManyConcurrent("model", limit)
         return None
 
-    def add(self, order: Ordered) -> None:
+    def add(self, order: CountedRequest) -> None:
         """Count a request that is accepted."""
         if order.service_class == COUNTED:
             account, key = order.account_id, order.key_id

@@ -93,7 +93,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     device: Device
     fit: Fit
     speed: Speed
@@ -114,9 +114,13 @@ def step_bytes(shape: Shape, load: Load, batch: int) -> int:
     return weight_bytes(shape, load.precision) + kept
 
 
-def plan(shape: Shape, load: Load, device: Device, *, share: Fraction = MEMORY_SHARE) -> Plan:
+def plan(
+    shape: Shape, load: Load, device: Device, *, share: Fraction = MEMORY_SHARE
+) -> CapacityPlan:
     fit = _fit(shape, load, device, share=share)
-    return Plan(device, fit, _speed(shape, load, device, batch=min(load.batch, fit.sequences)))
+    return CapacityPlan(
+        device, fit, _speed(shape, load, device, batch=min(load.batch, fit.sequences))
+    )
 
 
 def cost(

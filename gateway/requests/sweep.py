@@ -34,7 +34,7 @@ from gateway.sql.outages import OUTAGE
 from gateway.supervision import Beat, unheard
 from gateway.workflows.flows import Flows
 from workers.contract.jobs import RequestId, decode_job
-from workers.contract.queue import LIVE_S, Entry
+from workers.contract.queue import LIVE_S, QueueEntry
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class Sweeper:
     async def _requeue_jobs(self, model: str, ids: Sequence[str]) -> int:
         before = datetime.now(UTC) - timedelta(seconds=UNTOUCHED_S)
         rows = await self._database.read(lambda connection: jobs_of(connection, ids))
-        entries: list[Entry] = []
+        entries: list[QueueEntry] = []
         workflows: list[RequestId] = []
         for row in rows:
             if row.accepted_at >= before:

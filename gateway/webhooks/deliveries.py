@@ -78,7 +78,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class AttemptResult:
     """How an attempt went. With neither a code nor an error it was not made and does not count."""
 
     of: Claimed
@@ -277,7 +277,7 @@ _UNSENT: Final = (
 )
 
 
-def record(connection: Connection, results: Sequence[Result], now: datetime) -> None:
+def record(connection: Connection, results: Sequence[AttemptResult], now: datetime) -> None:
     """Record how attempts went, and when those deliveries are due again that go on."""
     ended, again, unsent, attempts = [], [], [], []
     kept = _kept(connection, [result.of.request_id for result in results])

@@ -32,7 +32,7 @@ from gateway.sql.database import Database
 from gateway.sql.outages import SQL_OUTAGE
 from gateway.supervision import Beat, unheard
 from gateway.tasks.order import Open
-from gateway.webhooks.deliveries import Claim, Claimed, Result, claim, record
+from gateway.webhooks.deliveries import AttemptResult, Claim, Claimed, claim, record
 from gateway.webhooks.lanes import POOL, Lanes
 from workers.contract.addresses import InvalidUrl, PrivateAddress, pin
 
@@ -73,7 +73,7 @@ class Webhooks:
         self._pepper = pepper
         self._private_allowed = private_allowed
         self._lanes = Lanes()
-        self._results: list[Result] = []
+        self._results: list[AttemptResult] = []
         self._ended = asyncio.Event()
         self._after = 0
 
@@ -162,7 +162,9 @@ class Webhooks:
         elif error in SILENCE:
             self._lanes.failed(one.account_id, one.host, _now())
         metrics.WEBHOOK_SECONDS.labels(error or "none").observe(duration_s)
-        self._results.append(Result(one, started_at, int(duration_s * 1000), code, error, final))
+        self._results.append(
+            AttemptResult(one, started_at, int(duration_s * 1000), code, error, final)
+        )
         self._ended.set()
 
     async def _post(self, client: httpx.AsyncClient, one: Claimed) -> int:

@@ -17,17 +17,17 @@ from gateway.catalog.schema import Entry
 from gateway.catalog.tasks import TASKS
 from gateway.catalog.workflow import BACKOFF_MAX_S, Reference, is_retried
 from gateway.errors import TollgateError
-from gateway.files.sources import Given, Stored
+from gateway.files.sources import Given, StoredSource
 from gateway.ledger.closed import Output, Problem, Status
 from gateway.ledger.workflow_plan import Plan, PlannedStep, StepId
 from gateway.workflows.plan import Filling, prepared_step
-from gateway.workflows.store import Attempt, Flow, NewStep
+from gateway.workflows.store import Flow, NewStep, StepAttempt
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 from workers.contract.media import Medium
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WorkflowEnded:
     """The whole has come to its end."""
 
     status: Status
@@ -45,18 +45,18 @@ class Ready:
     due: datetime | None = None
 
 
-Next: TypeAlias = Ended | Ready
+Next: TypeAlias = WorkflowEnded | Ready
 
 
-def advance(plan: Plan, attempts: Sequence[Attempt], *, now: datetime) -> Next:
+def advance(plan: Plan, attempts: Sequence[StepAttempt], *, now: datetime) -> Next:
     """Decide what is to be done; ``Ready`` with nothing while what runs is waited for."""
-    last: dict[str, Attempt] = {}
+    last: dict[str, StepAttempt] = {}
     for attempt in attempts:
         if attempt.id.name not in last or attempt.id.attempt > last[attempt.id.name].id.attempt:
             last[attempt.id.name] = attempt
     done = {name for name, attempt in last.items() if attempt.status == "succeeded"}
     if plan.output in done:
-        return Ended("succeeded", "completed", output=last[plan.output].output)
+        return WorkflowEnded("succeeded", "completed", output=last[plan.output].output)
     ready = []
     due: datetime | None = None
     for step in plan.steps:
@@ -67,16 +67,16 @@ def advance(plan: Plan, attempts: Sequence[Attempt], *, now: datetime) -> Next:
         tried = last[step.name]
         if tried.status == "failed":
             if not _tried_again(step, tried):
-                return Ended("failed", _code(tried), error=_problem(step, tried))
+                return WorkflowEnded("failed", _code(tried), error=_problem(step, tried))
             again = _again(step, tried)
             if again is None or again <= now:
                 ready.append((step, tried.id.attempt + 1))
             else:
                 due = min(due or again, again)
         elif tried.status == "expired":
-            return Ended("expired", "deadline")
+            return WorkflowEnded("expired", "deadline")
         elif tried.status == "cancelled":
-            return Ended("cancelled", "operator")
+            return WorkflowEnded("cancelled", "operator")
     return Ready(tuple(ready), due)
 
 
@@ -95,7 +95,7 @@ def job_of(flow: Flow, step: PlannedStep, attempt: int, entry: Entry) -> NewStep
                 if each.name in flow.plan.texts:
                     return flow.plan.texts[each.name]
                 if each.name in flow.plan.media:
-                    return Stored(flow.job.attachments[flow.plan.media[each.name]])
+                    return StoredSource(flow.job.attachments[flow.plan.media[each.name]])
             elif each.name in made:
                 return _flowing(steps[each.name], made[each.name])
         return None
@@ -119,7 +119,9 @@ def job_of(flow: Flow, step: PlannedStep, attempt: int, entry: Entry) -> NewStep
         stream=TASKS[_task(step)].makes in ("image", "video"),
         deadline_ms=flow.job.deadline_ms,
         attachments=tuple(
-            source.given.blob for source in prepared.sources if isinstance(source.given, Stored)
+            source.given.blob
+            for source in prepared.sources
+            if isinstance(source.given, StoredSource)
         ),
         priority=flow.job.priority,
         stored_under=flow.request_id,
@@ -127,10 +129,10 @@ def job_of(flow: Flow, step: PlannedStep, attempt: int, entry: Entry) -> NewStep
     return NewStep(id, step.model, encode(job))
 
 
-def refused(step: PlannedStep, error: TollgateError) -> Ended:
+def refused(step: PlannedStep, error: TollgateError) -> WorkflowEnded:
     """The end of a workflow of which a step was given what it cannot take."""
     problem = Problem(error.code, f"The step {step.name} ({step.model}): {error}", error.param)
-    return Ended("failed", "invalid_input", error=problem)
+    return WorkflowEnded("failed", "invalid_input", error=problem)
 
 
 def done_of(flow: Flow) -> int:
@@ -148,15 +150,15 @@ def _flowing(step: PlannedStep, output: Output) -> str | Given | None:
     for medium in msgspec.convert(output.value.get("media", ()), tuple[Medium, ...]):
         if medium.kind == makes and medium.role == "output" and medium.blob is not None:
             blob: BlobRef = output.blobs[medium.blob]
-            return Stored(blob)
+            return StoredSource(blob)
     return None
 
 
-def _tried_again(step: PlannedStep, attempt: Attempt) -> bool:
+def _tried_again(step: PlannedStep, attempt: StepAttempt) -> bool:
     return attempt.id.attempt <= step.retries and is_retried(_code(attempt))
 
 
-def _again(step: PlannedStep, failed: Attempt) -> datetime | None:
+def _again(step: PlannedStep, failed: StepAttempt) -> datetime | None:
     """When a step that failed may be tried again."""
     if failed.ended_at is None:
         return None
@@ -164,11 +166,11 @@ def _again(step: PlannedStep, failed: Attempt) -> datetime | None:
     return failed.ended_at + timedelta(seconds=min(seconds, BACKOFF_MAX_S))
 
 
-def _code(attempt: Attempt) -> str:
+def _code(attempt: StepAttempt) -> str:
     return attempt.error.code if attempt.error else "engine_error"
 
 
-def _problem(step: PlannedStep, attempt: Attempt) -> Problem:
+def _problem(step: PlannedStep, attempt: StepAttempt) -> Problem:
     said = attempt.error.message if attempt.error else "it ended without an outcome."
     tries = f" {attempt.id.attempt} times" if attempt.id.attempt > 1 else ""
     return Problem(_code(attempt), f"The step {step.name} ({step.model}) failed{tries}: {said}")

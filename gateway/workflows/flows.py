@@ -31,8 +31,8 @@ from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE
 from gateway.supervision import Beat, Supervisor, next_of
 from gateway.workflows import store
-from gateway.workflows.advance import Ended, advance, done_of, job_of, refused
-from gateway.workflows.store import Attempt, Flow, NewStep, StepEnd
+from gateway.workflows.advance import WorkflowEnded, advance, done_of, job_of, refused
+from gateway.workflows.store import Flow, NewStep, StepAttempt, StepEnd
 from workers.contract.blobs import BlobError, Blobs
 from workers.contract.jobs import (
     Event,
@@ -125,7 +125,7 @@ class Flows:
         self._learn(flow)
         now = datetime.now(UTC)
         found = advance(flow.plan, flow.attempts, now=now)
-        if isinstance(found, Ended):
+        if isinstance(found, WorkflowEnded):
             await self._end(flow, found, reply)
             return
         wanted: list[NewStep] = []
@@ -277,11 +277,11 @@ class Flows:
                 await self._enqueue(one, reply)
                 self._say_of(one.id, "retrying" if one.id.attempt > 1 else "running")
 
-    async def _enqueue(self, one: Attempt, reply: str) -> int:
+    async def _enqueue(self, one: StepAttempt, reply: str) -> int:
         entry = self._dispatch.entry(decode_job(one.job), one.job, reply=reply)
         return await self._dispatch.requeue(one.model, [entry])
 
-    async def _end(self, flow: Flow, ended: Ended, reply: str) -> None:
+    async def _end(self, flow: Flow, ended: WorkflowEnded, reply: str) -> None:
         self._known.pop(flow.request_id, None)
         reach("workflow_ended")
         await self._close(

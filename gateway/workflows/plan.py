@@ -26,7 +26,7 @@ from gateway.catalog.workflow import (
     whole,
 )
 from gateway.errors import InvalidRequest
-from gateway.files.sources import Given, Kept, Source, Stored, read_given
+from gateway.files.sources import Given, Kept, Source, StoredSource, read_given
 from gateway.ledger.workflow_plan import Plan, PlannedStep, combined
 from gateway.pricing import Bill, Price, UnpricedUsage, quote
 from gateway.tasks.prepared import Prepared
@@ -40,7 +40,7 @@ TEXT_MAX: Final = 32_000
 
 _WIDEST: Final = "\U0001f7e6"
 """A character of four bytes: a text of these is the longest there is of its length."""
-_PICTURE: Final = Stored(BlobRef("", 0, ""))
+_PICTURE: Final = StoredSource(BlobRef("", 0, ""))
 """Stands for what a step will make."""
 
 _Value = str | Given | None

@@ -53,7 +53,7 @@ class StepEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class StepAttempt:
     """An attempt at a step; without a status it is queued or running."""
 
     id: StepId
@@ -72,9 +72,9 @@ class Flow:
     request_id: RequestId
     job: Job
     plan: Plan
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[StepAttempt, ...]
 
-    def of(self, name: str) -> list[Attempt]:
+    def of(self, name: str) -> list[StepAttempt]:
         return [attempt for attempt in self.attempts if attempt.id.name == name]
 
 
@@ -90,7 +90,7 @@ def read_flow(connection: Connection, request_id: str) -> Flow | None:
     return Flow(RequestId(request_id), job, plan, tuple(attempts_of(connection, request_id)))
 
 
-def attempts_of(connection: Connection, request_id: str) -> list[Attempt]:
+def attempts_of(connection: Connection, request_id: str) -> list[StepAttempt]:
     """Read the attempts at the steps of a request, in their order."""
     query = (
         select(steps)
@@ -126,7 +126,7 @@ def attempts_at(connection: Connection, request_ids: Sequence[str]) -> list[Trie
 
 def place(
     connection: Connection, request_id: str, wanted: Sequence[NewStep], *, now: datetime
-) -> list[Attempt]:
+) -> list[StepAttempt]:
     """Make rows of steps that are to run, unless somebody has; return them as they are now.
 
     Nothing is placed for a request that has been closed.
@@ -213,8 +213,8 @@ def _is(id: StepId) -> Any:
     )
 
 
-def _attempt(row: RowMapping) -> Attempt:
-    return Attempt(
+def _attempt(row: RowMapping) -> StepAttempt:
+    return StepAttempt(
         id=StepId(RequestId(row["request_id"]), row["name"], row["attempt"]),
         model=row["model"],
         job=row["job"],

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from workers.contract.queue import Completion, Enqueued, Entry, Lease, Queue
+from workers.contract.queue import Completion, Enqueued, Lease, Queue, QueueEntry
 from workers.contract.streams import Delivery, Outcomes
 
 
-def entry(id: str, account: str = "a", **rest: Any) -> Entry:
-    return Entry(
+def entry(id: str, account: str = "a", **rest: Any) -> QueueEntry:
+    return QueueEntry(
         id=id, account=account, payload=b"payload of " + id.encode(), **{"cost": 1.0, **rest}
     )
 
 
-async def fill(queue: Queue, *entries: Entry) -> list[Enqueued]:
+async def fill(queue: Queue, *entries: QueueEntry) -> list[Enqueued]:
     return await queue.enqueue(entries, queue_max=100_000, account_max=100_000)
 
 

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.contract.making import entry, fill, finished, ids, settle_all
-from workers.contract.queue import CRASHES_MAX, RETRIES_MAX, Completion, Entry, Queue
+from workers.contract.queue import CRASHES_MAX, RETRIES_MAX, Completion, Queue, QueueEntry
 from workers.contract.streams import Outcomes
 
 IN_AN_HOUR_MS = int(time.time() * 1000) + 3_600_000
@@ -399,7 +399,7 @@ async def test_the_load_tells_how_long_to_wait(queue: Queue) -> None:
 
 
 async def test_an_ended_job_keeps_no_payload(queue: Queue, client: Redis, namespace: str) -> None:
-    large = Entry(id="j1", account="a", payload=b"x" * 50_000, cost=1.0)
+    large = QueueEntry(id="j1", account="a", payload=b"x" * 50_000, cost=1.0)
     await fill(queue, large)
     await queue.complete(finished(await queue.lease("w", 1)))
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from redis.asyncio import Redis
 
 from tests.contract.reference import Job, Reference
-from workers.contract.queue import Completion, Entry, Queue
+from workers.contract.queue import Completion, Queue, QueueEntry
 from workers.contract.redis import connect
 
 ACCOUNTS = ("ann", "bob", "cy")
@@ -40,7 +40,7 @@ RECENT = st.integers(-6, 0)
 _numbers = itertools.count()
 
 entries = st.builds(
-    Entry,
+    QueueEntry,
     id=st.just(""),
     account=st.sampled_from(ACCOUNTS),
     payload=st.binary(max_size=4),
@@ -74,7 +74,7 @@ class QueueMachine(RuleBasedStateMachine):
         return f"j{self.model.arrivals + back}"
 
     @initialize(batch=st.lists(entries, min_size=3, max_size=8))
-    def fill(self, batch: list[Entry]) -> None:
+    def fill(self, batch: list[QueueEntry]) -> None:
         self.enqueue(batch, 1000, 1000, 0)
 
     @rule(
@@ -83,7 +83,7 @@ class QueueMachine(RuleBasedStateMachine):
         account_max=st.sampled_from([1000, 1000, 2]),
         back=st.sampled_from([0, 0, 0, -1, -3]),
     )
-    def enqueue(self, batch: list[Entry], queue_max: int, account_max: int, back: int) -> None:
+    def enqueue(self, batch: list[QueueEntry], queue_max: int, account_max: int, back: int) -> None:
         batch = [
             msgspec.structs.replace(entry, id=self.id(back + number))
             for number, entry in enumerate(batch, start=1)
@@ -333,7 +333,7 @@ def test_any_sequence_of_moves_does_what_the_model_does(
         runner.run(client.aclose())
 
 
-def _job(entry: Entry) -> Job:
+def _job(entry: QueueEntry) -> Job:
     return Job(
         id=entry.id,
         account=entry.account,

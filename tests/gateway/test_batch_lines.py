@@ -7,7 +7,7 @@ import io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batches.lines import CHUNK_BYTES, Line, pages
+from gateway.batches.lines import CHUNK_BYTES, BatchLine, pages
 
 texts = st.lists(st.binary(max_size=12).filter(lambda text: b"\n" not in text), max_size=20)
 
@@ -23,7 +23,7 @@ class Pieces(io.BytesIO):
         return super().read(self._size)
 
 
-def lines_of(content: bytes, *, size: int = CHUNK_BYTES, bytes_max: int = 100) -> list[Line]:
+def lines_of(content: bytes, *, size: int = CHUNK_BYTES, bytes_max: int = 100) -> list[BatchLine]:
     return [line for page in pages(Pieces(content, size), bytes_max) for line in page]
 
 
@@ -37,7 +37,7 @@ def test_lines_are_the_same_however_the_file_is_read(
     found = lines_of(whole, size=size)
 
     assert found == [
-        Line(number, text) for number, text in enumerate(content, start=1) if text.strip()
+        BatchLine(number, text) for number, text in enumerate(content, start=1) if text.strip()
     ]
 
 
@@ -50,5 +50,5 @@ def test_a_line_that_is_too_long_is_said_so_and_the_others_are_read(
 
     found = lines_of(content, size=size, bytes_max=10)
 
-    assert found[:2] == [Line(1, b"first"), Line(2, None)]
-    assert found[2:] == ([Line(3, b"last")] if ends else [])
+    assert found[:2] == [BatchLine(1, b"first"), BatchLine(2, None)]
+    assert found[2:] == ([BatchLine(3, b"last")] if ends else [])

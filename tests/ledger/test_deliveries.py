@@ -13,9 +13,9 @@ from gateway.tables.webhooks import webhook_attempts, webhook_deliveries
 from gateway.webhooks.deliveries import (
     ATTEMPTS_MAX,
     SERIES_MAX,
+    AttemptResult,
     Claim,
     Claimed,
-    Result,
     claim,
     find_delivery,
     forget_ended,
@@ -302,5 +302,5 @@ def ids_of(database: Database) -> list[str]:
         return list(connection.scalars(select(webhook_deliveries.c.request_id)))
 
 
-def result(of: Claimed, *, code: int | None = None, error: str | None = None) -> Result:
-    return replace(Result(of, datetime.now(UTC), 12), code=code, error=error)
+def result(of: Claimed, *, code: int | None = None, error: str | None = None) -> AttemptResult:
+    return replace(AttemptResult(of, datetime.now(UTC), 12), code=code, error=error)

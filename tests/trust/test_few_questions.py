@@ -22,7 +22,7 @@ from tests.ledger.books import done, open_books
 from tests.servers import queue_server
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import RequestId
-from workers.contract.queue import Entry, Queue
+from workers.contract.queue import Queue, QueueEntry
 from workers.contract.redis import connect
 
 MODEL = "m"
@@ -48,7 +48,7 @@ async def reads(redis: Redis) -> int:
 
 async def queued(redis: Redis, namespace: str, *ids: str) -> Queue:
     queue = Queue(redis, MODEL, namespace=namespace)
-    entries = [Entry(id, "1", b"", cost=1.0) for id in ids]
+    entries = [QueueEntry(id, "1", b"", cost=1.0) for id in ids]
     await queue.enqueue(entries, queue_max=10_000, account_max=10_000)
     return queue
 

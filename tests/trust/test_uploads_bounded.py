@@ -13,7 +13,7 @@ from sqlalchemy import insert, update
 
 from gateway.accounts.accounts import create_account
 from gateway.errors import TollgateError
-from gateway.files.room import Limits, Stored, measure, reserve, set_limits
+from gateway.files.room import StorageLimits, StorageUse, measure, reserve, set_limits
 from gateway.sql.database import Database
 from gateway.tables.batches import file_reservations
 from gateway.tables.core import accounts
@@ -204,7 +204,7 @@ def test_no_file_is_taken_below_the_reserve_and_requests_are_served(bounded: Sta
 
 
 def test_reservation_ends_by_itself_when_its_file_never_comes(database: Database) -> None:
-    defaults = Limits(files_max=1, bytes_max=1000)
+    defaults = StorageLimits(files_max=1, bytes_max=1000)
     with database.transaction() as connection:
         account = create_account(connection, "a", credit_limit_nanos=1)
         connection.execute(
@@ -217,7 +217,7 @@ def test_reservation_ends_by_itself_when_its_file_never_comes(database: Database
         )
 
         reserve(connection, account.id, "file-2", defaults, size=900)
-        assert measure(connection, account.id) == Stored(1, 900)
+        assert measure(connection, account.id) == StorageUse(1, 900)
         with pytest.raises(TollgateError) as caught:
             reserve(connection, account.id, "file-3", defaults, size=1)
         assert caught.value.code == "too_many_files"

@@ -28,7 +28,7 @@ from workers.contract.jobs import (
     decode_outcome,
     encode,
 )
-from workers.contract.queue import Entry, Queue
+from workers.contract.queue import Queue, QueueEntry
 from workers.contract.streams import Delivery, Mailbox, Outcomes
 
 PATIENCE_S = 40
@@ -112,7 +112,7 @@ class Gateway:
     async def enqueue(self, *request_ids: RequestId) -> None:
         for model in self.models:
             entries = [
-                Entry(
+                QueueEntry(
                     id=job.request_id,
                     account=job.account_id,
                     payload=encode(job),

@@ -19,7 +19,7 @@ from workers.contract.jobs import (
     decode_frame,
     unpack_value,
 )
-from workers.contract.queue import Entry
+from workers.contract.queue import QueueEntry
 from workers.contract.streams import EventLog, Workers
 from workers.engines.registry import ENGINES
 
@@ -106,7 +106,7 @@ async def test_a_job_past_its_deadline_is_cancelled(gateway: Gateway) -> None:
 
 async def test_a_job_that_cannot_be_read_fails(gateway: Gateway) -> None:
     async with gateway.worker():
-        entry = Entry(id="req_bad", account="acc", payload=b"no job", cost=1.0)
+        entry = QueueEntry(id="req_bad", account="acc", payload=b"no job", cost=1.0)
         await gateway.queue().enqueue([entry], queue_max=10, account_max=10)
 
         await gateway.until(lambda: "req_bad" in gateway.deliveries)

@@ -12,7 +12,7 @@ import torch
 
 from tests.workers.driving import PhaseNames
 from workers import pulse
-from workers.engines.rendezvous import Rendezvous, Run, Stopped, Turn
+from workers.engines.rendezvous import PipelineRun, Rendezvous, Stopped, Turn
 
 
 class Model:
@@ -54,7 +54,7 @@ def _play(rendezvous: Rendezvous, most: int = 100) -> list[Turn]:
 def test_runs_of_different_lengths_share_calls() -> None:
     model, rendezvous = Model(), Rendezvous(rows_max=16)
     call = rendezvous.site("model", model, "forward")
-    runs = [Run(_steps(call, float(i), count)) for i, count in enumerate((2, 5, 3))]
+    runs = [PipelineRun(_steps(call, float(i), count)) for i, count in enumerate((2, 5, 3))]
     for run in runs:
         rendezvous.start(run)
     turns = _play(rendezvous)
@@ -68,9 +68,9 @@ def test_runs_of_different_lengths_share_calls() -> None:
 def test_who_comes_late_joins_at_the_next_call() -> None:
     model, rendezvous = Model(), Rendezvous(rows_max=16)
     call = rendezvous.site("model", model, "forward")
-    rendezvous.start(Run(_steps(call, 1.0, 4)))
+    rendezvous.start(PipelineRun(_steps(call, 1.0, 4)))
     rendezvous.turn(PhaseNames().phase)
-    rendezvous.start(Run(_steps(call, 2.0, 4)))
+    rendezvous.start(PipelineRun(_steps(call, 2.0, 4)))
     _play(rendezvous)
     assert model.batches == [1, 2, 2, 2, 1]
 
@@ -78,7 +78,7 @@ def test_who_comes_late_joins_at_the_next_call() -> None:
 def test_no_more_rows_than_allowed_and_the_longest_waiting_first() -> None:
     model, rendezvous = Model(), Rendezvous(rows_max=4)
     call = rendezvous.site("model", model, "forward")
-    runs = [Run(_steps(call, 1.0, 2, rows=2)) for _ in range(3)]
+    runs = [PipelineRun(_steps(call, 1.0, 2, rows=2)) for _ in range(3)]
     for run in runs:
         rendezvous.start(run)
     turns = _play(rendezvous)
@@ -89,7 +89,7 @@ def test_no_more_rows_than_allowed_and_the_longest_waiting_first() -> None:
 def test_the_urgent_goes_first_and_the_other_waits_where_it_is() -> None:
     model, rendezvous = Model(), Rendezvous(rows_max=1)
     call = rendezvous.site("model", model, "forward")
-    slow, urgent = Run(_steps(call, 1.0, 5)), Run(_steps(call, 2.0, 3), priority=1)
+    slow, urgent = PipelineRun(_steps(call, 1.0, 5)), PipelineRun(_steps(call, 2.0, 3), priority=1)
     rendezvous.start(slow)
     rendezvous.turn(PhaseNames().phase)
     rendezvous.start(urgent)
@@ -104,8 +104,8 @@ def test_the_urgent_goes_first_and_the_other_waits_where_it_is() -> None:
 def test_too_little_memory_splits_a_batch_and_only_the_offender_fails() -> None:
     model, rendezvous = Model(rows_max=2), Rendezvous(rows_max=16)
     call = rendezvous.site("model", model, "forward")
-    fit = [Run(_steps(call, float(i), 2)) for i in range(4)]
-    large = Run(_steps(call, 9.0, 2, rows=3))
+    fit = [PipelineRun(_steps(call, float(i), 2)) for i in range(4)]
+    large = PipelineRun(_steps(call, 9.0, 2, rows=3))
     for run in (*fit, large):
         rendezvous.start(run)
     _play(rendezvous)
@@ -116,7 +116,7 @@ def test_too_little_memory_splits_a_batch_and_only_the_offender_fails() -> None:
 def test_an_error_costs_only_the_run_that_caused_it() -> None:
     model, rendezvous = Model(), Rendezvous(rows_max=16)
     call = rendezvous.site("model", model, "forward")
-    good, bad = Run(_steps(call, 1.0, 3)), Run(_steps(call, float("nan"), 3))
+    good, bad = PipelineRun(_steps(call, 1.0, 3)), PipelineRun(_steps(call, float("nan"), 3))
     rendezvous.start(good)
     rendezvous.start(bad)
     _play(rendezvous)
@@ -133,7 +133,7 @@ def test_a_lost_device_is_everybodys() -> None:
 
     rendezvous = Rendezvous(rows_max=4)
     call = rendezvous.site("model", lost, "forward")
-    rendezvous.start(Run(lambda: call(torch.zeros(1, 1))))
+    rendezvous.start(PipelineRun(lambda: call(torch.zeros(1, 1))))
     with pytest.raises(AcceleratorError):
         rendezvous.turn(PhaseNames().phase)
 
@@ -151,7 +151,7 @@ def test_a_stopped_run_ends_where_it_is() -> None:
         finally:
             cleaned.append(True)
 
-    stopped, other = Run(work), Run(_steps(call, 2.0, 3))
+    stopped, other = PipelineRun(work), PipelineRun(_steps(call, 2.0, 3))
     rendezvous.start(stopped)
     rendezvous.start(other)
     rendezvous.turn(PhaseNames().phase)
@@ -175,7 +175,7 @@ def test_calls_that_differ_in_what_has_no_rows_are_made_apart() -> None:
     rendezvous = Rendezvous(rows_max=16)
     call = rendezvous.site("model", model, "forward")
     for table in (torch.ones(5), torch.ones(5), torch.zeros(5)):
-        rendezvous.start(Run(lambda table=table: call(torch.zeros(1, 2), table)))
+        rendezvous.start(PipelineRun(lambda table=table: call(torch.zeros(1, 2), table)))
     _play(rendezvous)
     assert sorted(seen) == [1, 2]
 
@@ -199,7 +199,7 @@ def test_one_run_goes_on_at_a_time_and_none_before_the_turn() -> None:
             call(torch.zeros(1, 3), torch.tensor(0.0))
 
     for _ in range(5):
-        rendezvous.start(Run(work))
+        rendezvous.start(PipelineRun(work))
     assert not most
     _play(rendezvous)
     assert most == [1] * 15
@@ -208,7 +208,7 @@ def test_one_run_goes_on_at_a_time_and_none_before_the_turn() -> None:
 
 def test_who_is_stopped_before_the_first_turn_never_begins() -> None:
     rendezvous, began = Rendezvous(rows_max=4), []
-    run = Run(lambda: began.append(True))
+    run = PipelineRun(lambda: began.append(True))
     rendezvous.start(run)
     rendezvous.stop(run)
     assert run.ended
@@ -235,8 +235,8 @@ def test_what_fails_or_is_stopped_keeps_no_tensor() -> None:
         seen.append(weakref.ref(latents))
         site(latents, *([torch.tensor(0.0)] if site is waiting else []))
 
-    failed = [Run(lambda: work(failing)) for _ in range(2)]
-    stopped = Run(lambda: work(waiting), priority=-1)
+    failed = [PipelineRun(lambda: work(failing)) for _ in range(2)]
+    stopped = PipelineRun(lambda: work(waiting), priority=-1)
     gc.disable()
     try:
         for run in (*failed, stopped):
@@ -270,7 +270,7 @@ def test_who_switches_gradients_off_and_parks_changes_nothing_for_the_rest() -> 
         seen.append(torch.is_grad_enabled())
 
     for times in (3, 1, 2):
-        rendezvous.start(Run(lambda times=times: decorated(times)))
+        rendezvous.start(PipelineRun(lambda times=times: decorated(times)))
     _play(rendezvous)
     assert seen == [False] * 9
     assert torch.is_grad_enabled()
@@ -290,7 +290,7 @@ class _Layers(torch.nn.Module):
 def test_a_module_that_was_cast_under_a_site_is_not_computed_with() -> None:
     rendezvous, module = Rendezvous(rows_max=4), _Layers()
     meet = rendezvous.site("m", module.forward, "forward", module=module)
-    run = Run(lambda: meet(torch.ones(1, 2)))
+    run = PipelineRun(lambda: meet(torch.ones(1, 2)))
     rendezvous.start(run)
     module.to(torch.bfloat16)
 
@@ -306,7 +306,7 @@ def test_the_layers_of_a_long_call_show_that_it_gets_on(monkeypatch: pytest.Monk
     monkeypatch.setattr(pulse.PULSE, "tell", lambda: beats.append(1))
     rendezvous, module = Rendezvous(rows_max=4), _Layers()
     meet = rendezvous.site("vae", module.forward, "postprocess", module=module)
-    rendezvous.start(Run(lambda: meet(torch.ones(1, 2))))
+    rendezvous.start(PipelineRun(lambda: meet(torch.ones(1, 2))))
 
     rendezvous.turn(PhaseNames().phase)
 

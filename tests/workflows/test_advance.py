@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.ledger.closed import Output, Problem
 from gateway.ledger.workflow_plan import Plan, PlannedStep, StepId, combined, read_step_id
-from gateway.workflows.advance import Ended, Ready, advance
-from gateway.workflows.store import Attempt
+from gateway.workflows.advance import Ready, WorkflowEnded, advance
+from gateway.workflows.store import StepAttempt
 from workers.contract.jobs import RequestId, Usage
 
 REQUEST = RequestId(f"req_{'0' * 32}")
@@ -46,11 +46,11 @@ def plans(draw: st.DrawFn) -> Plan:
 def test_every_step_runs_after_what_it_needs_and_as_often_as_it_may(
     plan: Plan, data: st.DataObject
 ) -> None:
-    attempts: list[Attempt] = []
+    attempts: list[StepAttempt] = []
     while True:
         found = advance(plan, attempts, now=NOW)
         assert advance(plan, attempts, now=NOW) == found
-        if isinstance(found, Ended):
+        if isinstance(found, WorkflowEnded):
             break
         done = {each.id.name for each in attempts if each.status == "succeeded"}
         for step, number in found.steps:
@@ -58,12 +58,12 @@ def test_every_step_runs_after_what_it_needs_and_as_often_as_it_may(
             assert number <= step.retries + 1
             id = StepId(REQUEST, step.name, number)
             assert id not in {each.id for each in attempts}
-            attempts.append(Attempt(id, "m", b"", None, None, None))
+            attempts.append(StepAttempt(id, "m", b"", None, None, None))
         running = [place for place, each in enumerate(attempts) if each.status is None]
         place = data.draw(st.sampled_from(running))
         code = data.draw(st.sampled_from(["", "", "upstream_error", "invalid_input"]))
         problem = Problem(code, "It broke.") if code else None
-        attempts[place] = Attempt(
+        attempts[place] = StepAttempt(
             attempts[place].id,
             "m",
             b"",
@@ -88,7 +88,9 @@ def test_each_further_attempt_waits_twice_as_long_and_a_minute_at_most(
 ) -> None:
     step = PlannedStep("s", "m", "text-to-image", 1, Usage(), {}, retries=50, backoff_ms=2000)
     plan, id = Plan((step,), "s"), StepId(REQUEST, "s", attempt)
-    failed = Attempt(id, "m", b"", "failed", Problem("upstream_error", "No."), None, ended_at=NOW)
+    failed = StepAttempt(
+        id, "m", b"", "failed", Problem("upstream_error", "No."), None, ended_at=NOW
+    )
 
     early = advance(plan, [failed], now=NOW + timedelta(seconds=wait_s - 0.1))
     late = advance(plan, [failed], now=NOW + timedelta(seconds=wait_s))

@@ -49,7 +49,7 @@ Terminal: TypeAlias = Literal["ok", "failed", "cancelled", "expired", "dead"]
 ``cancelled``."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class QueueEntry(msgspec.Struct, frozen=True):
     """A job to be queued. ``cost`` is its estimated device time in seconds: fairness goes by it."""
 
     id: str
@@ -158,7 +158,7 @@ class Queue:
         self._prefix = prefix(namespace, model)
 
     async def enqueue(
-        self, entries: Sequence[Entry], *, queue_max: int, account_max: int
+        self, entries: Sequence[QueueEntry], *, queue_max: int, account_max: int
     ) -> list[Enqueued]:
         """Queue what is not known yet, within the bounds; one round trip for all of them."""
         calls = [
@@ -433,7 +433,7 @@ def _state(answer: Any) -> JobState | None:
     )
 
 
-def _arguments(entry: Entry) -> tuple[Any, ...]:
+def _arguments(entry: QueueEntry) -> tuple[Any, ...]:
     if not entry.weight > 0:
         raise ValueError(f"job {entry.id}: weight must be positive, not {entry.weight}")
     return (

@@ -34,7 +34,7 @@ class Serving(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EngineEntry:
     """Where an engine is, what must be installed for it, and how many jobs share its steps."""
 
     module: str
@@ -46,30 +46,30 @@ class Entry:
 
 
 ENGINES: Final = {
-    "diffusion": Entry(
+    "diffusion": EngineEntry(
         "workers.engines.diffusion.engine",
         "DiffusionEngine",
         packages=("torch", "diffusers", "transformers", "safetensors", "greenlet", "PIL", "av"),
         step_limit_s=180.0,
     ),
-    "echo": Entry("workers.engines.echo", "EchoEngine", slots=256),
-    "embedding": Entry(
+    "echo": EngineEntry("workers.engines.echo", "EchoEngine", slots=256),
+    "embedding": EngineEntry(
         "workers.engines.embedding.engine",
         "EmbeddingEngine",
         packages=("torch", "transformers", "safetensors", "tokenizers"),
         slots=32,
     ),
-    "llm": Entry(
+    "llm": EngineEntry(
         "workers.engines.llm.engine",
         "LlmEngine",
         packages=("torch", "transformers", "safetensors", "tokenizers", "llguidance"),
     ),
-    "music": Entry(
+    "music": EngineEntry(
         "workers.engines.music.engine",
         "MusicEngine",
         packages=("torch", "transformers", "safetensors", "tokenizers", "av", "mido"),
     ),
-    "speech": Entry(
+    "speech": EngineEntry(
         "workers.engines.speech.engine",
         "SpeechEngine",
         packages=(
@@ -77,12 +77,12 @@ ENGINES: Final = {
             *("babel", "num2words", "sentencex"),
         ),
     ),
-    "talking": Entry(
+    "talking": EngineEntry(
         "workers.engines.talking.engine",
         "TalkingEngine",
         packages=("torch", "safetensors", "av", "PIL"),
     ),
-    "upscale": Entry(
+    "upscale": EngineEntry(
         "workers.engines.upscale.engine",
         "UpscaleEngine",
         packages=("torch", "safetensors", "av", "PIL"),

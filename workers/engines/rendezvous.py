@@ -40,7 +40,7 @@ class Site:
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class PipelineRun:
     """One execution of a pipeline. ``priority``: of those parked the higher goes first."""
 
     work: Callable[[], Any]
@@ -54,7 +54,7 @@ class Run:
 
 
 class _Course(greenlet):
-    def __init__(self, of: Run) -> None:
+    def __init__(self, of: PipelineRun) -> None:
         super().__init__(_execute)
         self.of = of
 
@@ -63,7 +63,7 @@ class _Course(greenlet):
 class _Call:
     """A parked call; ``answer`` is its rows of the result, ``error`` what was raised instead."""
 
-    run: Run
+    run: PipelineRun
     site: Site
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -81,7 +81,7 @@ class Turn:
     site: Site | None = None
     rows: dict[int, int] = field(default_factory=dict)
     """By ``id`` of the run."""
-    ended: tuple[Run, ...] = ()
+    ended: tuple[PipelineRun, ...] = ()
 
 
 class Rendezvous:
@@ -89,9 +89,9 @@ class Rendezvous:
 
     def __init__(self, *, rows_max: int) -> None:
         self._rows_max = rows_max
-        self._fresh: list[Run] = []
+        self._fresh: list[PipelineRun] = []
         self._parked: list[_Call] = []
-        self._ended: list[Run] = []
+        self._ended: list[PipelineRun] = []
         self._order = 0
         self._turn = getcurrent()
 
@@ -123,11 +123,11 @@ class Rendezvous:
 
         return meet
 
-    def start(self, run: Run) -> None:
+    def start(self, run: PipelineRun) -> None:
         """Let a run begin with the next turn."""
         self._fresh.append(run)
 
-    def stop(self, *runs: Run) -> None:
+    def stop(self, *runs: PipelineRun) -> None:
         """End runs where they are, between two turns; no turn reports them."""
         for run in runs:
             run.stopping = True
@@ -173,7 +173,7 @@ class Rendezvous:
             raise call.error
         return call.answer
 
-    def _go_on(self, runs: Sequence[Run]) -> None:
+    def _go_on(self, runs: Sequence[PipelineRun]) -> None:
         """Let runs go on, one after the other, until each has parked or ended."""
         # What libraries switch about gradients is a thread's: all see it as it is here, and put
         # it back to that, in whichever order they go on.
@@ -189,7 +189,7 @@ class Rendezvous:
                     run.course = None
                     self._ended.append(run)
 
-    def _takes_back(self, run: Run) -> bool:
+    def _takes_back(self, run: PipelineRun) -> bool:
         """Whether a run was to begin or was parked; it is so no longer."""
         if run in self._fresh:
             self._fresh.remove(run)
@@ -199,7 +199,7 @@ class Rendezvous:
         self._parked = others
         return was_parked
 
-    def _take_ended(self) -> tuple[Run, ...]:
+    def _take_ended(self) -> tuple[PipelineRun, ...]:
         ended, self._ended = tuple(self._ended), []
         return ended
 
@@ -280,7 +280,7 @@ def _beat(*_: Any) -> None:
     PULSE.beat()
 
 
-def _execute(run: Run) -> None:
+def _execute(run: PipelineRun) -> None:
     try:
         if run.stopping:
             raise Stopped

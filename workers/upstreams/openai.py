@@ -146,7 +146,7 @@ class ChatCall:
         self._chunks = 0
         self._begun: set[int] = set()
         """Choices of which something was passed on."""
-        self._usage: wire.Usage | None = None
+        self._usage: wire.WireUsage | None = None
         self._complete = False
 
     async def run(self, clock: PhaseClock) -> Completed | Failed:
@@ -319,7 +319,7 @@ class ChatCall:
             return _failed("The upstream broke off its answer.")
         return None
 
-    def _take(self, answer: wire.Answer) -> Failed | None:
+    def _take(self, answer: wire.WireAnswer) -> Failed | None:
         if answer.error is not None:
             return self._explain(answer.error, "upstream_error")
         self._usage = answer.usage or self._usage
@@ -329,7 +329,7 @@ class ChatCall:
             self._take_choice(choice)
         return None
 
-    def _take_choice(self, choice: wire.Choice) -> None:
+    def _take_choice(self, choice: wire.WireChoice) -> None:
         index = choice.index
         part = choice.delta or choice.message
         text = choice.text or (part.content if part else None) or ""
@@ -357,7 +357,7 @@ class ChatCall:
             read = self._count(estimate=True)
         self._say(Tokens(index, text, count, logprobs, finish_reason, made, thought, read))
 
-    def _take_call(self, index: int, piece: wire.ToolCall) -> None:
+    def _take_call(self, index: int, piece: wire.WireToolCall) -> None:
         """Put a call together; its pieces share a number, whole ones may have none."""
         calls = self._calls[index]
         number = len(calls) if piece.index is None else piece.index

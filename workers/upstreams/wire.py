@@ -13,7 +13,7 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: Count | None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
+class WireUsage(msgspec.Struct, frozen=True):
     """``prompt_tokens`` includes those that were cached."""
 
     prompt_tokens: Count
@@ -51,7 +51,7 @@ class Function(msgspec.Struct, frozen=True):
     arguments: str | None = None
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class WireToolCall(msgspec.Struct, frozen=True):
     """A call, or a piece of the one with the same ``index``."""
 
     index: Count | None = None
@@ -61,14 +61,14 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 class Text(msgspec.Struct, frozen=True):
     content: str | None = None
-    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_calls: tuple[WireToolCall, ...] | None = None
     reasoning_content: str | None = None
     """Reasoning as DeepSeek, vLLM and SGLang name it."""
     reasoning: str | None = None
     """The same as OpenRouter and newer servers name it."""
 
 
-class Choice(msgspec.Struct, frozen=True):
+class WireChoice(msgspec.Struct, frozen=True):
     """Of a chunk, with a ``delta``, of a whole answer, with a ``message``, or with ``text``, of a
     completion."""
 
@@ -86,18 +86,18 @@ class Error(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class WireAnswer(msgspec.Struct, frozen=True):
     """A chunk, a whole answer, or an error, which some services send in the midst of a stream."""
 
-    choices: tuple[Choice, ...] = ()
-    usage: Usage | None = None
+    choices: tuple[WireChoice, ...] = ()
+    usage: WireUsage | None = None
     error: Error | None = None
 
 
-_decoder: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
+_decoder: Final[msgspec.json.Decoder[WireAnswer]] = msgspec.json.Decoder(WireAnswer)
 
 
-def decode_answer(data: bytes) -> Answer:
+def decode_answer(data: bytes) -> WireAnswer:
     """Raise ``msgspec.DecodeError`` if it is none."""
     return _decoder.decode(data)
 

@@ -41,16 +41,16 @@ Reference = Annotated[str, Field(min_length=1, max_length=120)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Strict(BaseModel):
+class AdminBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class AccountBody(Strict):
+class AccountBody(AdminBody):
     name: Name
     credit_limit: UsdAmount = 0
 
 
-class AccountChange(Strict):
+class AccountChange(AdminBody):
     credit_limit: UsdAmount | None = None
     allowance: UsdAmount | None = None
     status: Literal["active", "suspended", "closed"] | None = None
@@ -58,7 +58,7 @@ class AccountChange(Strict):
     name: Name | None = None
 
 
-class CreditBody(Strict):
+class CreditBody(AdminBody):
     kind: Literal["topup", "grant"]
     amount: UsdAmount
     reference: Reference
@@ -67,19 +67,19 @@ class CreditBody(Strict):
     expires_at: Moment | None = None
 
 
-class ChargebackBody(Strict):
+class ChargebackBody(AdminBody):
     amount: UsdAmount
     reference: Reference
     reason: Reason
 
 
-class RefundBody(Strict):
+class RefundBody(AdminBody):
     amount: UsdAmount | None = None
     reason: Reason
     reference: Reference | None = None
 
 
-class CorrectionBody(Strict):
+class CorrectionBody(AdminBody):
     model: Name
     account: str | None = None
     starts_at: Annotated[Moment, Field(alias="from")]
@@ -91,7 +91,7 @@ class CorrectionBody(Strict):
     dry_run: bool = True
 
 
-class KeyBody(Strict):
+class KeyBody(AdminBody):
     name: Annotated[str, Field(max_length=200)] = ""
     scopes: Annotated[tuple[Literal["inference", "read", "admin"], ...], Field(min_length=1)] = (
         "inference",

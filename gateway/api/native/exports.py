@@ -161,9 +161,9 @@ class Places:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken: set[Place] = set()
+        self._taken: set[ExportCursor] = set()
 
-    def take(self, account_id: int) -> Place:
+    def take(self, account_id: int) -> ExportCursor:
         """Take a place. Raise ``TooManyRequests`` if there is none."""
         with self._lock:
             since = time.monotonic() - STALLED_S
@@ -173,24 +173,24 @@ class Places:
                 raise _too_many(f"This account has {OF_ACCOUNT} exports running")
             if len(self._taken) >= AT_ONCE:
                 raise _too_many(f"{AT_ONCE} exports are running")
-            place = Place(account_id)
+            place = ExportCursor(account_id)
             self._taken.add(place)
         return place
 
-    def move(self, place: Place) -> None:
+    def move(self, place: ExportCursor) -> None:
         """Note progress. Raise ``ConnectionAbortedError`` if the place was given to another."""
         with self._lock:
             if place not in self._taken:
                 raise ConnectionAbortedError("the client read nothing for too long")
             place.moved_at = time.monotonic()
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ExportCursor) -> None:
         with self._lock:
             self._taken.discard(place)
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class ExportCursor:
     account_id: int
     moved_at: float = field(default_factory=time.monotonic)
 
@@ -209,7 +209,7 @@ class _File:
     """The parts of an export, which has a place until it ends or nobody refers to it any more: a
     client can go away before the first part is asked for."""
 
-    def __init__(self, database: Database, asked: Question, place: Place) -> None:
+    def __init__(self, database: Database, asked: Question, place: ExportCursor) -> None:
         self.footer = Footer()
         self._database = database
         self._place = place

@@ -12,7 +12,7 @@ from gateway.api.http.access import caller, find_asked
 from gateway.api.http.answers import PageView, json_response, timestamp
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath
-from gateway.billing.entries import Charged, Entry, entries, find_entry
+from gateway.billing.entries import Charged, LedgerEntry, entries, find_entry
 from gateway.checks.decoding import read_id
 from gateway.errors import InvalidRequest, NotFound
 from gateway.pricing import format_usd
@@ -72,7 +72,7 @@ class LedgerController(Controller):
                 "invalid_value", f"cursor is {cursor!r}; send a next_cursor.", param="cursor"
             )
 
-        def read(connection: Connection) -> list[Entry]:
+        def read(connection: Connection) -> list[LedgerEntry]:
             owner = find_asked(request, connection, account)
             return entries(connection, owner.id, limit=limit + 1, below=below, kind=kind)
 
@@ -101,7 +101,7 @@ class LedgerController(Controller):
     ) -> Response[LedgerEntryWithReceiptsView]:
         database: Database = request.app.state.database
 
-        def read(connection: Connection) -> tuple[Entry, list[Charged]]:
+        def read(connection: Connection) -> tuple[LedgerEntry, list[Charged]]:
             owner = find_asked(request, connection, account)
             return find_entry(connection, owner.id, entry_id)
 
@@ -124,7 +124,7 @@ class LedgerController(Controller):
         )
 
 
-def entry_view(entry: Entry) -> LedgerEntryView:
+def entry_view(entry: LedgerEntry) -> LedgerEntryView:
     return {
         "object": "ledger.entry",
         "id": entry.id,

@@ -17,8 +17,8 @@ from gateway.api.http.access import caller, find_asked
 from gateway.api.http.answers import ListView, json_response, timestamp
 from gateway.api.http.fields import UsdAmount
 from gateway.billing.close import (
+    BillingPeriod,
     CannotClose,
-    Period,
     Rehearsal,
     changed_since_close,
     close_month,
@@ -350,7 +350,7 @@ def invoice_view(invoice: Invoice) -> InvoiceView:
     }
 
 
-def period_view(period: Period) -> PeriodView:
+def period_view(period: BillingPeriod) -> PeriodView:
     return {
         "object": "period",
         "month": period.month,

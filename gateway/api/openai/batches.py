@@ -18,14 +18,14 @@ from gateway.api.openai import chat, completions, embeddings, images, responses,
 from gateway.api.openai.files import KeptSeconds, OpenAIListView, list_view
 from gateway.api.openai.responses_views import ResponseUsageView
 from gateway.batches import store
-from gateway.batches.endpoint import Endpoint
+from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.runner import Runner
 from gateway.batches.store import Batch, NewBatch
 from gateway.errors import InvalidRequest
 from gateway.settings import Settings
 from gateway.sql.database import Database
 
-ENDPOINTS: Final[Mapping[str, Endpoint]] = {
+ENDPOINTS: Final[Mapping[str, BatchEndpoint]] = {
     endpoint.path: endpoint
     for endpoint in (
         chat.BATCHES,

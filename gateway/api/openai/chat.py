@@ -28,7 +28,7 @@ from gateway.api.http.text_stream import (
     logprob_view,
 )
 from gateway.api.openrouter.bodies import OpenRouterOptions, first_served
-from gateway.batches.endpoint import Endpoint, Entries
+from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.requests.service import Requests
@@ -237,7 +237,7 @@ def completion_view(closed: Closed) -> ChatCompletionView:
     }
 
 
-BATCHES: Final = Endpoint(
+BATCHES: Final = BatchEndpoint(
     "/v1/chat/completions",
     frozenset({TASK}),
     read=batch_order,

@@ -17,7 +17,7 @@ from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
 from gateway.api.http.text_stream import Piece, TextStream, choices_of, cut_of
 from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
-from gateway.batches.endpoint import Endpoint, Entries
+from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
@@ -140,7 +140,7 @@ def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
     return Order(model=data.model, task=TASK, input=data.completion())
 
 
-BATCHES: Final = Endpoint(
+BATCHES: Final = BatchEndpoint(
     "/v1/completions",
     frozenset({TASK}),
     read=batch_order,

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from gateway.api.http.answering import answer, order_of
 from gateway.api.http.answers import UsageView, encode_json, exact_number
 from gateway.api.http.bodies import read_body
-from gateway.batches.endpoint import Endpoint, Entries
+from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.ledger.closed import Closed
 from gateway.tasks.embedding import TextEmbedding
 from gateway.tasks.order import Order
@@ -92,7 +92,7 @@ def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
     return Order(model=data.model, task=TASK, input=data)
 
 
-BATCHES: Final = Endpoint(
+BATCHES: Final = BatchEndpoint(
     "/v1/embeddings",
     frozenset({TASK}),
     read=batch_order,

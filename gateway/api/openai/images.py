@@ -33,7 +33,7 @@ from gateway.api.openai.images_views import (
     drawn_of,
     image_view,
 )
-from gateway.batches.endpoint import Endpoint, Entries
+from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.batches.stored import place
 from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest, TollgateError, render_openai
@@ -129,7 +129,7 @@ async def _draw(
     )
 
 
-def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> Endpoint:
+def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> BatchEndpoint:
     def read(body: Mapping[str, Any], entries: Entries) -> Order:
         data = read_body(ImageBody, body)
         refuse_in_batch(data, "stream", "partial_images", "previews")
@@ -140,7 +140,7 @@ def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> En
         task = drawing_task(entry, value, makes="image", prefer=prefer)
         return Order(model=data.model, task=task, input=value)
 
-    return Endpoint(
+    return BatchEndpoint(
         f"{ImagesController.path}{path}",
         frozenset(
             task

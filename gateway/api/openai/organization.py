@@ -47,7 +47,7 @@ _DIMENSIONS: Final[Mapping[str, str | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class UsageReport:
     """One of OpenAI's usage reports: the tasks that it is about, and what it counts of them."""
 
     tasks: tuple[str, ...]
@@ -69,21 +69,21 @@ def _makes(kind: str) -> tuple[str, ...]:
     return tuple(name for name, task in TASKS.items() if task.makes == kind)
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "completions": Kind(_makes("text"), _completions),
-    "images": Kind(_makes("image"), lambda group: {"images": group.units.get("images", 0)}),
-    "audio_speeches": Kind(
+KINDS: Final[Mapping[str, UsageReport]] = {
+    "completions": UsageReport(_makes("text"), _completions),
+    "images": UsageReport(_makes("image"), lambda group: {"images": group.units.get("images", 0)}),
+    "audio_speeches": UsageReport(
         _makes("audio"), lambda group: {"characters": group.units.get("characters", 0)}
     ),
-    "embeddings": Kind(
+    "embeddings": UsageReport(
         _makes("embedding"), lambda group: {"input_tokens": group.units.get("input_tokens", 0)}
     ),
-    "moderations": Kind((), lambda _: {}),
-    "audio_transcriptions": Kind((), lambda _: {}),
-    "vector_stores": Kind((), lambda _: {}),
-    "code_interpreter_sessions": Kind((), lambda _: {}),
-    "file_search_calls": Kind((), lambda _: {}),
-    "web_search_calls": Kind((), lambda _: {}),
+    "moderations": UsageReport((), lambda _: {}),
+    "audio_transcriptions": UsageReport((), lambda _: {}),
+    "vector_stores": UsageReport((), lambda _: {}),
+    "code_interpreter_sessions": UsageReport((), lambda _: {}),
+    "file_search_calls": UsageReport((), lambda _: {}),
+    "web_search_calls": UsageReport((), lambda _: {}),
 }
 
 

@@ -35,7 +35,7 @@ from gateway.api.openai.responses_views import (
     response_view,
     status_of,
 )
-from gateway.batches.endpoint import Endpoint, Entries
+from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.errors import InvalidRequest, NotFound, RequestFailed, render_openai
 from gateway.ledger.closed import Closed
 from gateway.requests.service import Requests
@@ -156,7 +156,7 @@ def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
     return Order(model=data.model, task=TASK, input=data.generation(), metadata=data.metadata)
 
 
-BATCHES: Final = Endpoint(
+BATCHES: Final = BatchEndpoint(
     "/v1/responses",
     frozenset({TASK}),
     read=batch_order,

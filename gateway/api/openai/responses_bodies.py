@@ -42,7 +42,7 @@ _WHY_NOT: Final = {
 }
 
 
-class Part(BaseModel):
+class ResponsePart(BaseModel):
     """A piece of text; an answer's may come back as it was sent, annotations and all."""
 
     model_config = ConfigDict(extra="ignore")
@@ -51,7 +51,7 @@ class Part(BaseModel):
     text: str
 
 
-class RefusalPart(BaseModel):
+class ResponseRefusalPart(BaseModel):
     """A refusal in an earlier answer."""
 
     model_config = ConfigDict(extra="ignore")
@@ -64,7 +64,7 @@ class RefusalPart(BaseModel):
         return self.refusal
 
 
-class MediaPart(BaseModel):
+class ResponseMediaPart(BaseModel):
     """A part that is not text: read only to be refused by name."""
 
     model_config = ConfigDict(extra="ignore")
@@ -72,7 +72,7 @@ class MediaPart(BaseModel):
     type: Literal["input_image", "input_file", "input_audio"]
 
 
-Content: TypeAlias = str | list[Part | RefusalPart | MediaPart]
+Content: TypeAlias = str | list[ResponsePart | ResponseRefusalPart | ResponseMediaPart]
 
 
 class MessageItem(BaseModel):
@@ -154,7 +154,7 @@ class TextOptions(Strict):
     """A hint, without effect on the models served here."""
 
 
-class StreamOptions(Strict):
+class ResponseStreamOptions(Strict):
     include_obfuscation: bool = False
 
 
@@ -186,7 +186,7 @@ class ResponseBody(Strict):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     background: bool | None = None
     store: bool | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
@@ -295,7 +295,7 @@ class ResponseBody(Strict):
             return content
         pieces = []
         for number, part in enumerate(content):
-            if isinstance(part, MediaPart):
+            if isinstance(part, ResponseMediaPart):
                 raise InvalidRequest(
                     "unsupported_content",
                     f"{self.model} reads text only; {place}.{number} is an {part.type}.",

@@ -23,7 +23,7 @@ from gateway.api.http.serving import Served, serve
 from gateway.api.openai.files import OpenAIListView, list_view
 from gateway.api.openai.videos_bodies import EditBody, RemixBody, VideoBody, remixed
 from gateway.api.openai.videos_views import VideoView, video_id_of, video_status, video_view
-from gateway.batches.endpoint import Endpoint, Entries
+from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.catalog.tasks import TASKS
 from gateway.errors import Gone, InvalidRequest, NotFound
 from gateway.files.retention import MediaStore, Record
@@ -319,7 +319,7 @@ def batch_order(body: Mapping[str, Any], entries: Entries) -> Order:
     return Order(model=data.model, task=task, input=value)
 
 
-BATCHES: Final = Endpoint(
+BATCHES: Final = BatchEndpoint(
     VideosController.path,
     frozenset(TASKS_OF_VIDEO),
     read=batch_order,

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from gateway.errors import InvalidRequest
 from gateway.files.retention import Asked
-from gateway.files.sources import SourceField, Stored
+from gateway.files.sources import SourceField, StoredSource
 from gateway.tasks.text import Strict
 from gateway.tasks.visual import VideoTask
 
@@ -64,7 +64,7 @@ def remixed(asked: Asked, prompt: str) -> VideoTask:
     """What was asked before with another text: the same seed, size and sources."""
     given = dict(asked.input)
     pictures, parameters = given.get("images", 0), dict(given.get("parameters", {}))
-    sources = [Stored(blob) for blob in asked.attachments]
+    sources = [StoredSource(blob) for blob in asked.attachments]
     duration_ms = given.get("duration_ms")
     kept = {
         name: value

@@ -20,7 +20,7 @@ from workers.engines.diffusion import loading, masks, requests
 from workers.engines.diffusion.families import FAMILIES
 from workers.engines.diffusion.options import read_options
 from workers.engines.diffusion.requests import Drawing, Request
-from workers.engines.rendezvous import Rendezvous, Run
+from workers.engines.rendezvous import PipelineRun, Rendezvous
 from workers.media.pixels import Weights
 
 TOLERANCE = 1e-4
@@ -39,7 +39,7 @@ PROMPTS = ("a red circle", "a blue star left of the circle", "make it night", "a
 
 
 def _request(
-    loaded: loading.Loaded, task: str, index: int, *, masked: bool
+    loaded: loading.LoadedCheckpoint, task: str, index: int, *, masked: bool
 ) -> tuple[Request, Drawing]:
     family = loaded.families[task]
     if masked:
@@ -96,7 +96,7 @@ def test_together_gives_what_alone_gives(
     for index in range(len(STEPS)):
         request, drawing = _request(loaded, task, index, masked=masked)
         pipeline = loaded.copy_for(request.family, None)
-        runs.append(Run(requests.work(request, drawing, pipeline, None)))
+        runs.append(PipelineRun(requests.work(request, drawing, pipeline, None)))
         rendezvous.start(runs[-1])
     ended = 0
     while ended < len(runs):
@@ -126,7 +126,7 @@ def test_in_sixteen_bits_they_draw_together_as_well(
     for index in (0, 2):
         request, drawing = _request(loaded, task, index, masked=masked)
         pipeline = loaded.copy_for(request.family, None)
-        runs.append(Run(requests.work(request, drawing, pipeline, None)))
+        runs.append(PipelineRun(requests.work(request, drawing, pipeline, None)))
     rendezvous.start(runs[0])
     ended = turns = 0
     while ended < len(runs):
@@ -153,7 +153,7 @@ def test_what_starts_from_a_picture_changes_no_others_precision(
     for task in ("text-to-image", "image-to-image"):
         request, drawing = _request(loaded, task, 0, masked=False)
         pipeline = loaded.copy_for(request.family, None)
-        runs.append(Run(requests.work(request, drawing, pipeline, None)))
+        runs.append(PipelineRun(requests.work(request, drawing, pipeline, None)))
     rendezvous.start(runs[0])
     ended = turns = 0
     while ended < len(runs):

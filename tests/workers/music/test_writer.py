@@ -14,12 +14,12 @@ from training.music.train import CONTEXT, HEAD, batches, make_model, make_tokeni
 from training.music.tunes import tune
 from workers.engines.music.form import RING, bars_for, plan
 from workers.engines.music.notes import END, TOKENS, Key, Piece, decode, encode
-from workers.engines.music.writer import Order, Writing
+from workers.engines.music.writer import PieceOrder, Writing
 
 VOCABULARY: dict[str, int] = make_tokenizer().get_vocab()
 
 
-def write(order: Order, *, context: int = CONTEXT) -> Writing:
+def write(order: PieceOrder, *, context: int = CONTEXT) -> Writing:
     """As a model would that says anything."""
     writing = Writing(order, VOCABULARY, context=context)
     chance = torch.Generator().manual_seed(order.seed)
@@ -39,7 +39,7 @@ def piece_of(writing: Writing) -> Piece:
 
 
 def test_what_is_written_is_a_piece_as_long_as_planned() -> None:
-    writing = write(Order("a sad waltz in F# minor at 91 bpm", seconds=12, seed=3))
+    writing = write(PieceOrder("a sad waltz in F# minor at 91 bpm", seconds=12, seed=3))
 
     piece = piece_of(writing)
     assert (piece.key, piece.tempo, piece.metre) == (Key(6, "minor"), 91, "3/4")
@@ -52,21 +52,23 @@ def test_what_is_written_is_a_piece_as_long_as_planned() -> None:
 
 
 def test_an_order_goes_before_its_prompt() -> None:
-    order = Order("in C major at 60 bpm", key=Key(2, "minor"), tempo=150, mood="tense", seconds=4)
+    order = PieceOrder(
+        "in C major at 60 bpm", key=Key(2, "minor"), tempo=150, mood="tense", seconds=4
+    )
     head = piece_of(write(order))
 
     assert (head.key, head.tempo, head.mood) == (Key(2, "minor"), 150, "tense")
 
 
 def test_mood_and_instruments_of_a_prompt_are_kept() -> None:
-    head = piece_of(write(Order("a gloomy waltz with organ and cello, no drums", seconds=4)))
+    head = piece_of(write(PieceOrder("a gloomy waltz with organ and cello, no drums", seconds=4)))
 
     assert (head.mood, head.lead, head.bass, head.drums) == ("dark", "organ", "cello", "none")
 
 
 def test_the_same_seed_writes_the_same() -> None:
     once, again, other = (
-        piece_of(write(Order("a tune", tempo=120, seconds=4, seed=seed))) for seed in (1, 1, 2)
+        piece_of(write(PieceOrder("a tune", tempo=120, seconds=4, seed=seed))) for seed in (1, 1, 2)
     )
 
     assert once == again
@@ -74,7 +76,7 @@ def test_the_same_seed_writes_the_same() -> None:
 
 
 def test_a_piece_may_be_longer_than_the_context() -> None:
-    writing = write(Order(tempo=120, metre="4/4", seconds=61), context=300)
+    writing = write(PieceOrder(tempo=120, metre="4/4", seconds=61), context=300)
 
     assert len(writing.bars) == 30
     assert len(encode(piece_of(writing))) > 600
@@ -83,7 +85,7 @@ def test_a_piece_may_be_longer_than_the_context() -> None:
 @pytest.mark.parametrize("seconds", [2, 3, 5])
 def test_a_short_piece_is_fast_enough_for_a_bar(seconds: float) -> None:
     for seed in range(5):
-        piece = piece_of(write(Order(seconds=seconds, seed=seed)))
+        piece = piece_of(write(PieceOrder(seconds=seconds, seed=seed)))
 
         assert piece.bars
         assert len(piece.bars) * piece.bar_seconds <= seconds - RING + 1e-6
@@ -92,12 +94,12 @@ def test_a_short_piece_is_fast_enough_for_a_bar(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (Order(seconds=1.5), "1.5 seconds are too short for a bar"),
-        (Order(seconds=3, tempo=50), "3 seconds are too short for a bar at 50 beats a minute"),
-        (Order("at 90 bpm in 4/4", seconds=3), "at 90 beats a minute"),
+        (PieceOrder(seconds=1.5), "1.5 seconds are too short for a bar"),
+        (PieceOrder(seconds=3, tempo=50), "3 seconds are too short for a bar at 50 beats a minute"),
+        (PieceOrder("at 90 bpm in 4/4", seconds=3), "at 90 beats a minute"),
     ],
 )
-def test_what_there_is_no_time_for_is_refused(order: Order, said: str) -> None:
+def test_what_there_is_no_time_for_is_refused(order: PieceOrder, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Writing(order, VOCABULARY, context=CONTEXT)
 

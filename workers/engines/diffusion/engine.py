@@ -35,11 +35,11 @@ from workers.contract.media import File, ImageInput, Medium, VideoInput
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion import loading, masks, requests
 from workers.engines.diffusion.enlarging import Enlarger
-from workers.engines.diffusion.families import Family
+from workers.engines.diffusion.families import PipelineFamily
 from workers.engines.diffusion.options import read_options
 from workers.engines.diffusion.requests import Asked, Drawing, Request
 from workers.engines.memory import is_out_of_memory
-from workers.engines.rendezvous import Phase, Rendezvous, Run, Stopped, Turn
+from workers.engines.rendezvous import Phase, PipelineRun, Rendezvous, Stopped, Turn
 from workers.engines.threads import threads_for, use_threads
 from workers.media import encode
 from workers.media.decode import read_image, read_mask
@@ -73,7 +73,7 @@ class DiffusionEngine:
         self._options = read_options(spec)
         self._threads = 1
         self._rendezvous = Rendezvous(rows_max=self._options.rows or 2 * self._options.slots)
-        self._loaded: loading.Loaded | None = None
+        self._loaded: loading.LoadedCheckpoint | None = None
         self._enlarger: Enlarger | None = None
         self._requests: dict[RequestId, Request] = {}
         self._drawn_by: dict[int, tuple[Request, Drawing]] = {}
@@ -198,7 +198,7 @@ class DiffusionEngine:
             drawings=[Drawing(index, asked.seed + index) for index in range(count)],
         )
 
-    def _check(self, asked: Asked, family: Family) -> None:
+    def _check(self, asked: Asked, family: PipelineFamily) -> None:
         """Refuse by name what this pipeline cannot do, rather than leave it out."""
         name = self._spec.name
         if asked.negative_prompt and not family.negative:
@@ -231,7 +231,7 @@ class DiffusionEngine:
             field = min(asked.parameters)
             raise _Refused("unsupported_parameter", f"{name} has no parameter {field}.", field)
 
-    def _strength(self, asked: Asked, family: Family) -> float:
+    def _strength(self, asked: Asked, family: PipelineFamily) -> float:
         """Raise ``_Refused`` if so little would be done that no step is left."""
         given = asked.strength if isinstance(asked, ImageInput) else None
         own = self._options.strength if self._options.strength is not None else family.strength
@@ -291,7 +291,7 @@ class DiffusionEngine:
                 drawing.error = Failed("unsupported_parameter", f"{error}.", param="scheduler")
                 continue
             guidance = asked.guidance if asked.guidance is not None else self._options.guidance
-            run = Run(
+            run = PipelineRun(
                 requests.work(request, drawing, pipeline, guidance, self._enlarger),
                 priority=request.job.priority,
             )
@@ -314,7 +314,7 @@ class DiffusionEngine:
         if turn.site is not None and turn.site.phase == "forward" and turn.rows:
             self._step_us += 0.1 * (seconds * 1e6 / len(turn.rows) - self._step_us)
 
-    def _finish(self, run: Run) -> None:
+    def _finish(self, run: PipelineRun) -> None:
         """Keep what a run returned, of which files are made later, or why there is nothing."""
         request, drawing = self._drawn_by.pop(id(run), (None, None))
         if request is None or drawing is None:

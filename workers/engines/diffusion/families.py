@@ -18,7 +18,7 @@ from workers.contract.models import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class PipelineFamily:
     """How one pipeline is called. A name that is None is an argument that it does not have."""
 
     pipeline: str
@@ -29,7 +29,7 @@ class Family:
     """How many pictures it reads at most; more than one are passed as a list."""
     mask: str | None = None
     """The argument for a mask, of a pipeline that draws under one and not without."""
-    masked: Family | None = None
+    masked: PipelineFamily | None = None
     """Which is called instead where a mask is sent; without it the same one, see ``masks``."""
     strength: float | None = None
     """How much of the source is forgotten if nobody says, of a pipeline that can be told."""
@@ -49,27 +49,27 @@ class Family:
         return getattr(importlib.import_module(self.module), self.pipeline)
 
 
-_POCKET_IMAGE: Final = Family(
+_POCKET_IMAGE: Final = PipelineFamily(
     "PocketImagePipeline", module="workers.engines.diffusion.pocket_image", image="image", sources=2
 )
-_POCKET_OVER: Final = Family(
+_POCKET_OVER: Final = PipelineFamily(
     "PocketImagePipeline",
     module="workers.engines.diffusion.pocket_image",
     image="image",
     sources=1,
     strength=0.6,
 )
-_POCKET_VIDEO: Final = Family(
+_POCKET_VIDEO: Final = PipelineFamily(
     "PocketVideoPipeline",
     module="workers.engines.diffusion.pocket_video",
     image="image",
     sources=1,
     frames=True,
 )
-_INSTRUCTED: Final = Family(
+_INSTRUCTED: Final = PipelineFamily(
     "StableDiffusionInstructPix2PixPipeline", image="image", sources=1, sized=False
 )
-_KONTEXT: Final = Family(
+_KONTEXT: Final = PipelineFamily(
     "FluxKontextPipeline",
     image="image",
     sources=1,
@@ -82,15 +82,15 @@ _KONTEXT_WITHIN: Final = replace(
 )
 
 
-def _within(pipeline: str, *, negative: bool = True) -> Family:
+def _within(pipeline: str, *, negative: bool = True) -> PipelineFamily:
     """What draws under a mask; in there nothing need be kept."""
-    return Family(
+    return PipelineFamily(
         pipeline, image="image", sources=1, mask="mask_image", strength=1.0, negative=negative
     )
 
 
-def _over(pipeline: str, within: Family, *, sized: bool = False) -> Family:
-    return Family(
+def _over(pipeline: str, within: PipelineFamily, *, sized: bool = False) -> PipelineFamily:
+    return PipelineFamily(
         pipeline,
         image="image",
         sources=1,
@@ -107,7 +107,7 @@ _SD3_WITHIN: Final = _within("StableDiffusion3InpaintPipeline")
 _FLUX_WITHIN: Final = _within("FluxInpaintPipeline", negative=False)
 
 
-FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
+FAMILIES: Final[Mapping[str, Mapping[str, PipelineFamily]]] = {
     "PocketImagePipeline": {
         "text-to-image": _POCKET_IMAGE,
         "image-to-image": _POCKET_OVER,
@@ -118,21 +118,21 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
     },
     "PocketVideoPipeline": {"text-to-video": _POCKET_VIDEO, "image-to-video": _POCKET_VIDEO},
     "StableDiffusionPipeline": {
-        "text-to-image": Family("StableDiffusionPipeline"),
+        "text-to-image": PipelineFamily("StableDiffusionPipeline"),
         "image-to-image": _over("StableDiffusionImg2ImgPipeline", _SD_WITHIN),
     },
     "StableDiffusionInpaintPipeline": {"image-edit": _SD_WITHIN},
     "StableDiffusionXLPipeline": {
-        "text-to-image": Family("StableDiffusionXLPipeline"),
+        "text-to-image": PipelineFamily("StableDiffusionXLPipeline"),
         "image-to-image": _over("StableDiffusionXLImg2ImgPipeline", _SDXL_WITHIN),
     },
     "StableDiffusionXLInpaintPipeline": {"image-edit": _SDXL_WITHIN},
     "StableDiffusion3Pipeline": {
-        "text-to-image": Family("StableDiffusion3Pipeline"),
+        "text-to-image": PipelineFamily("StableDiffusion3Pipeline"),
         "image-to-image": _over("StableDiffusion3Img2ImgPipeline", _SD3_WITHIN, sized=True),
     },
     "FluxPipeline": {
-        "text-to-image": Family("FluxPipeline", negative=False),
+        "text-to-image": PipelineFamily("FluxPipeline", negative=False),
         "image-to-image": _over("FluxImg2ImgPipeline", _FLUX_WITHIN, sized=True),
     },
     "FluxFillPipeline": {"image-edit": _within("FluxFillPipeline", negative=False)},
@@ -142,15 +142,15 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
     "FluxKontextPipeline": dict.fromkeys(
         ("image-edit", "image-relight", "image-restyle"), replace(_KONTEXT, masked=_KONTEXT_WITHIN)
     ),
-    "WanPipeline": {"text-to-video": Family("WanPipeline", frames=True, frame_step=4)},
+    "WanPipeline": {"text-to-video": PipelineFamily("WanPipeline", frames=True, frame_step=4)},
     "WanImageToVideoPipeline": {
-        "image-to-video": Family(
+        "image-to-video": PipelineFamily(
             "WanImageToVideoPipeline", image="image", sources=1, frames=True, frame_step=4
         )
     },
     "LTXPipeline": {
-        "text-to-video": Family("LTXPipeline", frames=True, frame_step=8),
-        "image-to-video": Family(
+        "text-to-video": PipelineFamily("LTXPipeline", frames=True, frame_step=8),
+        "image-to-video": PipelineFamily(
             "LTXImageToVideoPipeline", image="image", sources=1, frames=True, frame_step=8
         ),
     },
@@ -162,7 +162,7 @@ DENOISERS: Final = ("unet", "transformer", "transformer_2")
 ENCODERS: Final = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
 
 
-def families_of(kind: str, spec: ModelSpec) -> Mapping[str, Family]:
+def families_of(kind: str, spec: ModelSpec) -> Mapping[str, PipelineFamily]:
     """The families of an entry's tasks. Raise ``ValueError`` with the reason if one cannot run."""
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion import schedulers
-from workers.engines.diffusion.families import DENOISERS, ENCODERS, Family, families_of
+from workers.engines.diffusion.families import DENOISERS, ENCODERS, PipelineFamily, families_of
 from workers.engines.diffusion.options import Options
 from workers.engines.precision import quantize
 from workers.engines.rendezvous import Rendezvous
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedCheckpoint:
     """A checkpoint in memory: pipelines by their classes, over the same parts."""
 
     pipelines: Mapping[str, Any]
-    families: Mapping[str, Family]
+    families: Mapping[str, PipelineFamily]
     """By task."""
     denoiser: Any
 
-    def copy_for(self, family: Family, scheduler: str | None) -> Any:
+    def copy_for(self, family: PipelineFamily, scheduler: str | None) -> Any:
         """A pipeline whose state is its own: a shallow copy with a fresh scheduler."""
         pipeline = copy.copy(self.pipelines[family.pipeline])
         pipeline.scheduler = schedulers.choose(pipeline.scheduler, scheduler)
@@ -42,7 +42,7 @@ class Loaded:
         return pipeline
 
 
-def load(spec: ModelSpec, options: Options, rendezvous: Rendezvous) -> Loaded:
+def load(spec: ModelSpec, options: Options, rendezvous: Rendezvous) -> LoadedCheckpoint:
     """Read the weights. Raise ``ValueError`` with a sentence for the operator."""
     path = Path(spec.checkpoint or "")
     kind = kind_of(path)
@@ -65,7 +65,7 @@ def load(spec: ModelSpec, options: Options, rendezvous: Rendezvous) -> Loaded:
         for family in (*families.values(), *within)
     }
     denoiser = next(part for name in DENOISERS if (part := getattr(pipeline, name, None)))
-    return Loaded(pipelines, families, denoiser)
+    return LoadedCheckpoint(pipelines, families, denoiser)
 
 
 def kind_of(path: Path) -> str:
@@ -79,7 +79,7 @@ def kind_of(path: Path) -> str:
         raise ValueError(f"{index} cannot be read: {error}") from error
 
 
-def _read(path: Path, kind: str, family: Family, options: Options) -> Any:
+def _read(path: Path, kind: str, family: PipelineFamily, options: Options) -> Any:
     of_ours = family.module != "diffusers"
     made_by = family.load_class() if of_ours else DiffusionPipeline
     for noise in (diffusers_logging, transformers_logging):
@@ -163,7 +163,7 @@ def _meet(pipeline: Any, rendezvous: Rendezvous) -> None:
         vae.decode = rendezvous.site("vae", decode, "postprocess", module=vae)
 
 
-def _same_parts(pipeline: Any, family: Family) -> Any:
+def _same_parts(pipeline: Any, family: PipelineFamily) -> Any:
     """Another pipeline over the same parts, without reading or casting them again."""
     made_by = family.load_class()
     expected, optional = made_by._get_signature_keys(made_by)

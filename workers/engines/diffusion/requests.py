@@ -21,8 +21,8 @@ from workers.contract.jobs import Failed, Job, Progress
 from workers.contract.media import File, ImageInput, Medium, VideoInput
 from workers.engines.diffusion import masks, previews, schedulers
 from workers.engines.diffusion.enlarging import Enlarger
-from workers.engines.diffusion.families import Family
-from workers.engines.rendezvous import Run
+from workers.engines.diffusion.families import PipelineFamily
+from workers.engines.rendezvous import PipelineRun
 from workers.media import encode
 from workers.media.pixels import Pixels, Weights
 from workers.protocol.engine import CancelReason
@@ -37,7 +37,7 @@ class Drawing:
 
     index: int
     seed: int
-    run: Run | None = None
+    run: PipelineRun | None = None
     steps: int = 0
     done: int = 0
     previews: list[Pixels] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Drawing:
 class Request:
     job: Job
     asked: Asked
-    family: Family
+    family: PipelineFamily
     width: int
     height: int
     frames: int

@@ -15,7 +15,7 @@ import torch
 
 from workers.engines.llm.cache import Feed
 from workers.engines.llm.decoder import Decoder
-from workers.engines.llm.scheduler import Chain, Turn
+from workers.engines.llm.scheduler import Chain, DecodeTurn
 
 TokenAt: TypeAlias = Callable[[Chain, int], int]
 Guess: TypeAlias = Callable[[Chain, torch.Tensor, int], int]
@@ -29,7 +29,7 @@ class DraftModel:
 
     def guess(
         self,
-        turns: Sequence[Turn],
+        turns: Sequence[DecodeTurn],
         pieces: Sequence[Feed],
         token_at: TokenAt,
         choose: Guess,

@@ -71,7 +71,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PrefillChunk:
     """Of a prompt, the tokens from ``start`` to before ``stop``: one block, or the rest."""
 
     seat: Seat
@@ -84,7 +84,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DecodeTurn:
     """Of a chain, the tokens from ``start`` to before ``stop``, known or guessed."""
 
     chain: Chain
@@ -102,8 +102,8 @@ class Plan:
     """What the next step does, in this order: blank ``fresh`` blocks, run, make ``copies``."""
 
     fresh: tuple[int, ...]
-    turns: tuple[Turn, ...]
-    pieces: tuple[Piece, ...]
+    turns: tuple[DecodeTurn, ...]
+    pieces: tuple[PrefillChunk, ...]
     copies: tuple[tuple[int, int], ...]
     """Blocks half full of a prompt, to be copied from one to another, for each further choice."""
 
@@ -187,7 +187,7 @@ class Scheduler:
             # Guesses come after what is known: everybody's next token, and somebody's prompt.
             more = min(turn.stop - turn.start - 1, max(spare, 0))
             spare, room = spare - more, room - more
-            turns[place] = Turn(turn.chain, turn.start, turn.start + 1 + more)
+            turns[place] = DecodeTurn(turn.chain, turn.start, turn.start + 1 + more)
         pieces = []
         for seat in reading:
             for start in range(seat.read, seat.prompt_tokens, self._block):
@@ -195,7 +195,7 @@ class Scheduler:
                 if stop - start > room:
                     break
                 room -= stop - start
-                pieces.append(Piece(seat, start, stop))
+                pieces.append(PrefillChunk(seat, start, stop))
             else:
                 continue
             break
@@ -248,7 +248,7 @@ class Scheduler:
 
     # --- Room -------------------------------------------------------------------------------------
 
-    def _turns(self, seat: Seat) -> Iterator[Turn]:
+    def _turns(self, seat: Seat) -> Iterator[DecodeTurn]:
         """Take the blocks that a seat's next tokens need, from others if there are none free."""
         for chain in list(seat.writing):
             stop = min(chain.known + chain.ahead, chain.computed + self._width)
@@ -268,10 +268,10 @@ class Scheduler:
                 assert blocks is not None
                 chain.blocks += blocks
                 self._fresh += blocks
-            yield Turn(chain, chain.computed, stop)
+            yield DecodeTurn(chain, chain.computed, stop)
 
     @staticmethod
-    def _still(turn: Turn) -> bool:
+    def _still(turn: DecodeTurn) -> bool:
         """Whether nobody has taken the seat of a turn since it was planned."""
         return turn.chain.seat.seated and not turn.chain.seat.reading
 

@@ -31,7 +31,7 @@ from workers.engines.music.notes import MARKS, MOODS, TEMPOS, TOKENS
 from workers.engines.music.options import decoding, read_options
 from workers.engines.music.playing import RATE, Playing
 from workers.engines.music.prompt import key_named, mood_named, read
-from workers.engines.music.writer import Order, Writing
+from workers.engines.music.writer import PieceOrder, Writing
 from workers.engines.threads import threads_for, use_threads
 from workers.engines.track import Track
 from workers.media.encode import Origin
@@ -197,7 +197,7 @@ class MusicEngine:
         track.characters = characters(asked.prompt)
         return Playing(job, asked, writing, samples, track, self._bank, place)
 
-    def _order(self, asked: MusicInput, audio_ms_max: int) -> Order:
+    def _order(self, asked: MusicInput, audio_ms_max: int) -> PieceOrder:
         """Refuse by name what this model cannot do, rather than leave it out."""
         name, rate = self._spec.name, asked.sample_rate
         if asked.lyrics:
@@ -215,7 +215,7 @@ class MusicEngine:
         if asked.mood and mood is None:
             message = f"mood is {asked.mood!r}; accepted are {', '.join(MOODS)}, or a like word."
             raise _Refused("invalid_input", message, "mood")
-        return Order(
+        return PieceOrder(
             asked.prompt,
             key=key,
             tempo=_tempo(asked),

@@ -28,7 +28,7 @@ _DRUM_SEED: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class InstrumentVoice:
     """How an instrument sounds. Times are in seconds."""
 
     kind: Literal["tone", "pluck", "bar"]
@@ -58,23 +58,23 @@ class Voice:
 _BELL: Final = ((1.0, 1.0, 1.0), (2.76, 0.35, 0.5), (5.40, 0.16, 0.25))
 _MARIMBA: Final = ((1.0, 1.0, 1.0), (3.93, 0.32, 0.35), (9.2, 0.1, 0.15))
 VOICES: Final = {
-    "piano": Voice("pluck", 1.15, 0.003, 0.16, decay=1.1, damping=0.10, overtones=28),
-    "guitar": Voice("pluck", 0.95, 0.002, 0.12, decay=0.8, damping=0.22, overtones=36),
-    "harp": Voice("pluck", 1.35, 0.003, 0.30, decay=1.0, damping=0.20, overtones=24),
-    "upright": Voice("pluck", 1.3, 0.006, 0.10, decay=0.9, damping=0.20, overtones=24),
-    "electric": Voice("pluck", 1.1, 0.004, 0.08, decay=1.3, damping=0.10, overtones=24),
-    "bells": Voice("bar", 0, 0.002, 0.50, decay=0.9, partials=_BELL),
-    "marimba": Voice("bar", 0, 0.002, 0.20, decay=0.30, partials=_MARIMBA),
-    "flute": Voice("tone", 2.3, 0.05, 0.09, overtones=7, vibrato=0.12, breath=0.05),
-    "violin": Voice("tone", 1.25, 0.07, 0.12, overtones=24, vibrato=0.18),
-    "cello": Voice("tone", 1.35, 0.08, 0.14, overtones=24, vibrato=0.12),
-    "strings": Voice("tone", 1.40, 0.14, 0.30, overtones=18, vibrato=0.08, voices=3),
-    "pad": Voice("tone", 1.75, 0.22, 0.45, overtones=14, voices=3),
-    "organ": Voice("tone", 1.1, 0.012, 0.07, overtones=9, even=1.2),
-    "synth": Voice(
+    "piano": InstrumentVoice("pluck", 1.15, 0.003, 0.16, decay=1.1, damping=0.10, overtones=28),
+    "guitar": InstrumentVoice("pluck", 0.95, 0.002, 0.12, decay=0.8, damping=0.22, overtones=36),
+    "harp": InstrumentVoice("pluck", 1.35, 0.003, 0.30, decay=1.0, damping=0.20, overtones=24),
+    "upright": InstrumentVoice("pluck", 1.3, 0.006, 0.10, decay=0.9, damping=0.20, overtones=24),
+    "electric": InstrumentVoice("pluck", 1.1, 0.004, 0.08, decay=1.3, damping=0.10, overtones=24),
+    "bells": InstrumentVoice("bar", 0, 0.002, 0.50, decay=0.9, partials=_BELL),
+    "marimba": InstrumentVoice("bar", 0, 0.002, 0.20, decay=0.30, partials=_MARIMBA),
+    "flute": InstrumentVoice("tone", 2.3, 0.05, 0.09, overtones=7, vibrato=0.12, breath=0.05),
+    "violin": InstrumentVoice("tone", 1.25, 0.07, 0.12, overtones=24, vibrato=0.18),
+    "cello": InstrumentVoice("tone", 1.35, 0.08, 0.14, overtones=24, vibrato=0.12),
+    "strings": InstrumentVoice("tone", 1.40, 0.14, 0.30, overtones=18, vibrato=0.08, voices=3),
+    "pad": InstrumentVoice("tone", 1.75, 0.22, 0.45, overtones=14, voices=3),
+    "organ": InstrumentVoice("tone", 1.1, 0.012, 0.07, overtones=9, even=1.2),
+    "synth": InstrumentVoice(
         "tone", 1.15, 0.010, 0.09, decay=0.25, sustain=0.6, overtones=24, even=0.35, voices=2
     ),
-    "synth-bass": Voice("tone", 1.25, 0.006, 0.06, decay=0.22, sustain=0.5, overtones=24),
+    "synth-bass": InstrumentVoice("tone", 1.25, 0.006, 0.06, decay=0.22, sustain=0.5, overtones=24),
 }
 _DETUNED: Final = {1: (0.0,), 2: (-0.025, 0.025), 3: (-0.07, 0.0, 0.07)}
 """In semitones."""
@@ -120,7 +120,7 @@ class Bank:
         return made
 
 
-def _note(voice: Voice, hertz: float, held: int, rate: int) -> Mono:
+def _note(voice: InstrumentVoice, hertz: float, held: int, rate: int) -> Mono:
     attack = max(2, round(voice.attack * rate))
     held = max(held, attack)
     count = held + round(voice.release * rate)
@@ -141,7 +141,7 @@ def _rise(count: int) -> Floats:
     return 0.5 - 0.5 * np.cos(np.pi * np.arange(count) / max(1, count - 1))
 
 
-def _overtones(voice: Voice, hertz: float, rate: int) -> Floats:
+def _overtones(voice: InstrumentVoice, hertz: float, rate: int) -> Floats:
     """Strength of each overtone that can be heard at a rate, the fundamental first."""
     count = max(1, min(voice.overtones, int(0.45 * rate / hertz)))
     strength: Floats = np.arange(1, count + 1, dtype=np.float64) ** -voice.slope
@@ -150,7 +150,7 @@ def _overtones(voice: Voice, hertz: float, rate: int) -> Floats:
     return strength
 
 
-def _tone(voice: Voice, hertz: float, time: Floats, rate: int) -> Floats:
+def _tone(voice: InstrumentVoice, hertz: float, time: Floats, rate: int) -> Floats:
     strength = _overtones(voice, hertz, rate)
     spectrum = np.zeros(_TABLE // 2 + 1, np.complex128)
     # Phases that differ keep the peaks of the sum low.
@@ -184,7 +184,7 @@ def _read(table: Floats, place: Floats) -> Floats:
     return found
 
 
-def _pluck(voice: Voice, hertz: float, time: Floats, rate: int) -> Floats:
+def _pluck(voice: InstrumentVoice, hertz: float, time: Floats, rate: int) -> Floats:
     """All periods at once: overtone ``n`` dies away in ``decay / (1 + n * damping)``."""
     strength = _overtones(voice, hertz, rate)
     number = np.arange(1, len(strength) + 1)
@@ -199,7 +199,7 @@ def _pluck(voice: Voice, hertz: float, time: Floats, rate: int) -> Floats:
     return _read(periods, time * hertz * _PERIOD)
 
 
-def _bar(voice: Voice, hertz: float, time: Floats, rate: int) -> Floats:
+def _bar(voice: InstrumentVoice, hertz: float, time: Floats, rate: int) -> Floats:
     sound = np.zeros(len(time))
     decay = voice.decay * (523 / hertz) ** 0.5
     for ratio, strength, lasting in voice.partials:

@@ -51,7 +51,7 @@ _Asking: TypeAlias = Generator[tuple[str, ...], str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PieceOrder:
     """What shall be written. None leaves a choice to the prompt, and then to the model."""
 
     prompt: str = ""
@@ -69,7 +69,7 @@ class Order:
 class Writing:
     """One piece while it is written."""
 
-    def __init__(self, order: Order, vocabulary: Mapping[str, int], *, context: int) -> None:
+    def __init__(self, order: PieceOrder, vocabulary: Mapping[str, int], *, context: int) -> None:
         """``context``: tokens that the model can look back on.
 
         Raise ``ValueError`` if there is no time for a bar of what is ordered.

@@ -39,7 +39,7 @@ from workers.contract.media import (
 )
 from workers.contract.models import ModelSpec
 from workers.engines.memory import is_out_of_memory
-from workers.engines.rendezvous import Rendezvous, Run, Stopped
+from workers.engines.rendezvous import PipelineRun, Rendezvous, Stopped
 from workers.engines.speech.families import CLONING_TASK, MUSIC_TASK, Family, family_of
 from workers.engines.speech.options import read_options
 from workers.engines.speech.speaking import Asked, Speaking
@@ -299,7 +299,7 @@ class SpeechEngine:
         assert self._talker is not None
         for one in self._running.values():
             if one.run is None and one.cancelled is None and not one.ended:
-                one.run = Run(self._work(one, self._talker), priority=one.job.priority)
+                one.run = PipelineRun(self._work(one, self._talker), priority=one.job.priority)
                 self._rendezvous.start(one.run)
 
     def _work(self, one: Speaking, talker: Talker) -> Any:

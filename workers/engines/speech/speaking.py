@@ -11,7 +11,7 @@ import torch
 
 from workers.contract.jobs import Completed, Event, Failed, Job, Progress, Usage
 from workers.contract.media import MusicInput, SpeechInput, characters
-from workers.engines.rendezvous import Run
+from workers.engines.rendezvous import PipelineRun
 from workers.engines.speech.talker import Line, Mono
 from workers.engines.track import Track
 from workers.media.joining import Joiner, Tempo
@@ -34,7 +34,7 @@ class Speaking:
     """Samples that it may come to: what is held for."""
     place: int = 0
     """Of the line that is spoken now, or next."""
-    run: Run | None = None
+    run: PipelineRun | None = None
     said: list[Mono] = field(default_factory=list)
     """By the line that is spoken now, and not taken yet."""
     heard: int = 0

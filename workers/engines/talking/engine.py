@@ -28,7 +28,7 @@ from workers.engines.talking import listening
 from workers.engines.talking.networks import PAINTER_SIDE, Networks, Stroke, read_networks
 from workers.engines.talking.options import FPS_MAX, read_options
 from workers.engines.talking.portrait import NoMouth
-from workers.engines.talking.work import Work
+from workers.engines.talking.work import TalkingWork
 from workers.engines.threads import threads_for, use_threads
 from workers.media.clip_files import ClipFiles
 from workers.media.decode import read_image
@@ -66,7 +66,7 @@ class TalkingEngine:
         self._options = read_options(spec)
         self._networks: Networks | None = None
         self._threads = 1
-        self._running: dict[RequestId, Work] = {}
+        self._running: dict[RequestId, TalkingWork] = {}
 
     def load(self) -> None:
         """Read the weights and warm up. Raise ``ValueError`` with the reason."""
@@ -89,7 +89,7 @@ class TalkingEngine:
         size = sum(blob.bytes for blob in job.attachments)
         return Estimate(round(size * _BYTE_US), self._options.step_rows * _ROW_BYTES)
 
-    def prepare(self, job: Job, files: Sequence[bytes]) -> Work | Failed:
+    def prepare(self, job: Job, files: Sequence[bytes]) -> TalkingWork | Failed:
         """Read the portrait and the recording of a job."""
         try:
             return self._prepare(job, files)
@@ -131,7 +131,7 @@ class TalkingEngine:
 
     # --- What is asked for ------------------------------------------------------------------------
 
-    def _prepare(self, job: Job, files: Sequence[bytes]) -> Work | Failed:
+    def _prepare(self, job: Job, files: Sequence[bytes]) -> TalkingWork | Failed:
         asked = msgspec.convert(job.input, TalkingInput)
         if len(files) != 2:
             message = f"{self._spec.name} needs a portrait and a recording of what it says."
@@ -155,7 +155,7 @@ class TalkingEngine:
         if held_ms:  # what was held for, though a last frame be cut short
             frames = min(frames, max(1, math.floor(Fraction(held_ms, 1000) * fps)))
         origin = Origin(self._spec.name, job.request_id)
-        return Work(
+        return TalkingWork(
             job.request_id,
             pixels,
             listening.loudness(heard.samples[0]),
@@ -189,7 +189,7 @@ class TalkingEngine:
                 outcomes[id] = Failed("invalid_input", str(error), param="image")
             return
 
-    def _choose(self, outcomes: dict[RequestId, Outcome | Later]) -> list[tuple[Work, int]]:
+    def _choose(self, outcomes: dict[RequestId, Outcome | Later]) -> list[tuple[TalkingWork, int]]:
         """How many frames of each request are drawn: as many of one as of the other."""
         works = [
             work
@@ -207,7 +207,7 @@ class TalkingEngine:
             chosen.append((work, count))
         return chosen
 
-    def _stroke(self, batch: Sequence[tuple[Work, int]]) -> Stroke | None:
+    def _stroke(self, batch: Sequence[tuple[TalkingWork, int]]) -> Stroke | None:
         assert self._networks is not None
         if not batch:
             return None
@@ -224,7 +224,7 @@ class TalkingEngine:
 
     def _draw(
         self,
-        batch: Sequence[tuple[Work, int]],
+        batch: Sequence[tuple[TalkingWork, int]],
         stroke: Stroke | None,
         weights: dict[RequestId, float],
         outcomes: dict[RequestId, Outcome | Later],
@@ -261,7 +261,7 @@ class TalkingEngine:
         return events
 
 
-def _finish(work: Work) -> Outcome:
+def _finish(work: TalkingWork) -> Outcome:
     """Make the files of a request that has left the engine."""
     try:
         media, files = work.clip.finish()
@@ -272,6 +272,6 @@ def _finish(work: Work) -> Outcome:
         work.clip.close()
 
 
-def _unencoded(work: Work) -> Failed:
+def _unencoded(work: TalkingWork) -> Failed:
     log.exception("result could not be encoded", extra={"request_id": work.request_id})
     return Failed("engine_error", "The result could not be encoded.")
