@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.accounts.accounts import find_account
 from gateway.billing.audit import audit
-from gateway.billing.entries import Movement, entries
+from gateway.billing.entries import LedgerEntry, entries
 from gateway.billing.footer import Footer, Format, Profile, encode_footer
 from gateway.billing.rollups import rebuild
 from gateway.billing.usage import Filters, Group, read_dimensions, read_span, total, usage
@@ -152,7 +152,7 @@ def _usage_row(group: Group) -> dict[str, Any]:
     }
 
 
-def _entry_row(entry: Movement) -> dict[str, Any]:
+def _entry_row(entry: LedgerEntry) -> dict[str, Any]:
     return {
         "id": entry.id,
         "booked_at": entry.booked_at.isoformat(timespec="seconds"),
