@@ -16,7 +16,7 @@ up: $(VENV)/installed ## install, then run gateway, worker and queue in the fore
 	@exec $(BIN)/tollgate up
 
 test: $(VENV)/installed-test ## run all tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(VENV)/installed-test ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
