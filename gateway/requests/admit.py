@@ -108,6 +108,7 @@ class Admitted:
     payload: bytes
     batch_key: str
     replayed: bool
+    hold_nanos: int = 0
     cost_nanos: int | None = None
     """What it costs if it succeeds, where that does not depend on what is made."""
     slices: Slices | None = None
@@ -356,6 +357,7 @@ class Admission:
             payload=payload,
             batch_key=prepared.batch_key,
             replayed=isinstance(answer, Replayed),
+            hold_nanos=hold_nanos,
             cost_nanos=quoted.bill.total_nanos if is_known_ahead(quoted.price) else None,
             slices=slices,
         )

@@ -20,7 +20,7 @@ from gateway.pricing import format_usd
 from gateway.requests.admit import Admitted
 from gateway.requests.incremental_holds import Slices
 from gateway.sql.outages import OUTAGE, SQL_OUTAGE, outage_name
-from gateway.tasks.order import Order
+from gateway.tasks.order import Open, Order
 from workers.contract.jobs import RequestId, SentEvent
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Ticket:
         self._closed: Closed | None = None
         self._gone: asyncio.Task[None] | None = None
         self._cost_nanos: int | None = None
+        self._accepted: Open | None = None
 
     def _watch(self, request_id: RequestId) -> Waiter:
         return self._watching.enter_context(self._requests.waiters.watch(request_id))
@@ -77,6 +78,18 @@ class Ticket:
         self.accepted_at = admitted.accepted_at
         self._slices = None if admitted.replayed else admitted.slices
         self._cost_nanos = None if admitted.replayed else admitted.cost_nanos
+        if not admitted.replayed:
+            self._accepted = Open(
+                admitted.request_id,
+                self.account_id,
+                admitted.job.model,
+                admitted.job.task,
+                "queued",
+                admitted.hold_nanos,
+                admitted.accepted_at,
+                admitted.deadline_at,
+                metadata=self._order.metadata or {},
+            )
 
     def join(self, request_id: RequestId, accepted_at: datetime) -> None:
         """Wait for a request that was accepted before."""
@@ -94,6 +107,16 @@ class Ticket:
             retries = self._requests.retries
             retries.begin(name, request_id)
             self._watching.callback(retries.end, name, request_id)
+
+    async def placed(self) -> Open | Closed:
+        """What the request is now. If that cannot be read, it is as it was accepted: its client
+        must learn its id, for it runs and is charged."""
+        try:
+            return await self._requests.find(self.account_id, self.request_id)
+        except OUTAGE:
+            if self._accepted is None:
+                raise
+            return self._accepted
 
     @property
     def result(self) -> Closed:

@@ -123,7 +123,7 @@ async def test_a_cancelled_stream_leaves_no_previews_behind(gateway: Gateway) ->
 
         await gateway.queue().cancel(request_id)
         outcome = await gateway.outcome(request_id)
-        left = gateway.up.home / "blobs" / "acc" / request_id
+        left = gateway.home / "blobs" / "acc" / request_id
         async with asyncio.timeout(20):
             while left.exists():  # noqa: ASYNC110  # another process deletes it
                 await asyncio.sleep(0.02)
@@ -146,7 +146,7 @@ async def test_of_two_attempts_only_the_one_that_counts_leaves_blobs(gateway: Ga
             first.signal(signal.SIGCONT)
 
             outcome = await gateway.outcome(request_id)
-            directory = gateway.up.home / "blobs" / "acc" / request_id
+            directory = gateway.home / "blobs" / "acc" / request_id
             async with asyncio.timeout(20):
                 while len(list(directory.iterdir())) > 1:  # noqa: ASYNC110  # another process
                     await asyncio.sleep(0.02)

@@ -172,7 +172,7 @@ class GmiController(Controller):
         with ticket:
             if waits_s is not None:
                 await _wait(request, ticket, waits_s)
-            found = await requests.find(ticket.account_id, ticket.request_id)
+            found = await ticket.placed()
             if isinstance(found, Closed):
                 answer: Response[QueuedRequestView] | Response[AcceptedView] = await _answer(
                     request, found

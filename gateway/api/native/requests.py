@@ -114,7 +114,7 @@ class RequestsController(Controller):
             idempotency=await idempotency(request),
         )
         with await requests.submit(call_of(request), order) as ticket:
-            found = await requests.find(caller(request).account_id, ticket.request_id)
+            found = await ticket.placed()
             return json_response(
                 request_view(found, links_of(request)),
                 status=202,

@@ -75,7 +75,7 @@ class ResponsesController(Controller):
         account_id = caller(request).account_id
         if background:
             with ticket:
-                found = await requests.find(account_id, ticket.request_id)
+                found = await ticket.placed()
             if data.stream:
                 return event_stream(_followed(requests, found, data, -1), headers=headers)
             return json_response(response_view(found, data), headers=headers)
