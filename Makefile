@@ -7,7 +7,7 @@ DATABASE ?= postgresql
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help up test check format soak soak-ledger mutations bench bench-llm bench-diffusion bench-audio clean
+.PHONY: help up test test-long check format soak soak-ledger mutations bench bench-llm bench-diffusion bench-audio clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
@@ -16,7 +16,10 @@ up: $(VENV)/installed ## install, then run gateway, worker and queue in the fore
 	@exec $(BIN)/tollgate up
 
 test: $(VENV)/installed-test ## run all tests
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto
+
+test-long: $(VENV)/installed-test ## run the tests that take long and seldom find anything new
+	$(BIN)/python -m pytest -n auto -m long
 
 check: $(VENV)/installed-test ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

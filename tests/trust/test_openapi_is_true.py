@@ -46,7 +46,11 @@ def stack(gateway: Stack) -> Iterator[Stack]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "scopes", [("inference", "read"), ("inference", "read", "admin")], ids=["key", "admin"]
+    "scopes",
+    [
+        pytest.param(("inference", "read"), id="key", marks=pytest.mark.long),
+        pytest.param(("inference", "read", "admin"), id="admin"),
+    ],
 )
 def test_schemathesis_finds_nothing(stack: Stack, tmp_path: Path, scopes: tuple[str, ...]) -> None:
     caller = stack.caller(credit="1000", scopes=scopes)

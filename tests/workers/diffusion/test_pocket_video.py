@@ -38,6 +38,7 @@ def test_it_is_on_sale_for_what_it_does() -> None:
     assert (spec.task, *spec.also) == TASKS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pictured", [False, True], ids=["words", "first frame"])
 def test_the_named_thing_moves_as_it_is_told(pictured: bool, engine: DiffusionEngine) -> None:
     right, _ = score(engine, 24, pictured=pictured, seed=SEED)

@@ -25,6 +25,7 @@ def made() -> list[Made]:
     return run(load(DIRECTORY), orders)
 
 
+@pytest.mark.long
 def test_pieces_keep_the_key_and_tempo_that_they_are_told_and_listeners_hear_them(
     made: list[Made],
 ) -> None:

@@ -38,6 +38,7 @@ def test_all_its_voices_are_on_sale(reader: Reader) -> None:
     assert len(reader.voices) >= 12
 
 
+@pytest.mark.long
 def test_a_recogniser_that_knows_nothing_of_it_understands_it(reader: Reader) -> None:
     found = understood(
         lambda text, name: reader.say(text, reader.voices[name]),
