@@ -284,7 +284,8 @@ class Admission:
 
     async def _give_back(self, call: Call) -> None:
         call.given_back = True
-        await self._rates.give_back(call.taken)
+        if call.taken is not None:
+            await self._rates.give_back(call.taken)
 
     async def _accept(
         self,
@@ -313,7 +314,7 @@ class Admission:
             stream=order.stream,
             deadline_ms=int(deadline_at.timestamp() * 1000),
             attachments=attachments,
-            gateway_note=call.taken.note,
+            gateway_note=call.taken.note if call.taken is not None else "",
             priority=BATCH_PRIORITY if order.service_class == "batch" else 0,
         )
         payload = _packed(encode, job)

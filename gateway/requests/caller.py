@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.accounts.budgets import Budget
 from gateway.accounts.keys import KeyInfo
@@ -15,7 +15,8 @@ class Call:
     """What was taken of its limits is noted here, whether its order is accepted or not."""
 
     key: KeyInfo
-    taken: Taken = field(default_factory=Taken)
+    taken: Taken | None = None
+    """None until something is taken; empty where nothing is limited."""
     given_back: bool = False
     alias: tuple[str, str] | None = None
     """The name that was ordered by and the model that it stands for, where they differ."""
@@ -23,6 +24,8 @@ class Call:
     """Soft budgets that its order went beyond."""
 
     @property
-    def readings(self) -> Sequence[Reading]:
-        """Its limits as they are once it has been answered."""
+    def readings(self) -> Sequence[Reading] | None:
+        """Its limits as they are once it has been answered; None if nothing was taken."""
+        if self.taken is None:
+            return None
         return self.taken.undone() if self.given_back else self.taken.readings

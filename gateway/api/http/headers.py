@@ -55,7 +55,9 @@ async def add_limit_headers(message: Message, scope: Scope) -> None:
     call: Call | None = connection.state.get("call")
     if call is None or scope["route_handler"].opt.get("scope") != "inference":
         return
-    readings = call.readings or await _look(connection.app.state.rates, call)
+    readings = call.readings
+    if readings is None:
+        readings = await _look(connection.app.state.rates, call)
     headers = MutableScopeHeaders.from_message(message)
     for name, value in limit_headers(readings).items():
         headers[name] = value
