@@ -69,6 +69,7 @@ def serve() -> None:
     """Run the gateway alone; queue, database and workers run elsewhere."""
     import uvicorn  # the other commands need no web server
 
+    from gateway.api.http.stopping import answered_when_stopped
     from gateway.app import create_app
     from gateway.protocol import bounded_by
 
@@ -91,7 +92,7 @@ def serve() -> None:
     # A committed transaction wakes its waiters sooner; the default lets a busy loop keep 5 ms.
     sys.setswitchinterval(0.0005)
     uvicorn.run(
-        create_app(settings),
+        answered_when_stopped(create_app(settings)),
         host=settings.host,
         port=settings.port,
         access_log=False,

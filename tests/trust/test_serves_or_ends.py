@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import uuid
@@ -14,7 +15,7 @@ import pytest
 from gateway.supervision import EXIT_CODE
 from tests.cli.test_up import Up
 from tests.databases import Databases
-from tests.stack import CATALOG, Stack, ended, order, wait_for
+from tests.stack import CATALOG, Stack, chat, ended, order, wait_for
 
 LOOPS = (
     "watch",
@@ -123,6 +124,23 @@ def test_a_loop_that_hangs_makes_the_gateway_not_live_and_then_ends_it(stack: St
     assert "sweeper" in seen[0].json()["late_loops"]
     assert stack.processes["gateway"].wait(timeout=30) == EXIT_CODE
     stack.processes.pop("gateway")
+
+
+def test_a_gateway_that_is_stopped_answers_those_that_still_wait(at_work: Stack) -> None:
+    at_work.start_gateway(environment=QUICK)
+    at_work.wait_for_model("slow")
+    caller = at_work.caller()
+    body = chat("slow", " ".join(f"w{number}" for number in range(200)))
+
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(caller.http.post, "/v1/chat/completions", json=body)
+        wait_for(lambda: at_work.held(caller) > 0, "the request to be accepted")
+        at_work.processes["gateway"].terminate()
+        refused = answer.result(timeout=30)
+
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "gateway_stopping"
+    assert refused.headers["retry-after"] == "1"
 
 
 def test_up_starts_a_gateway_again_that_ended_itself(tmp_path: Path) -> None:
