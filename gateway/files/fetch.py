@@ -159,8 +159,9 @@ class Fetcher:
         return min(self._bytes_max, source.bytes_max or self._bytes_max)
 
     async def _store(self, key: str, chunks: AsyncIterator[bytes], source: Source) -> BlobRef:
-        bounded = _bounded(chunks, self._most(source), source.param)
-        content_type, whole = await identified(bounded, source.kind, source.param)
+        most = self._most(source)
+        chunks = bounded(chunks, most, _too_large(source.param, most))
+        content_type, whole = await identified(chunks, source.kind, source.param)
         return await self._blobs.put_stream(key, whole, content_type=content_type)
 
     async def _download(self, account_id: int, source: Source) -> AsyncIterator[bytes]:
@@ -232,14 +233,15 @@ async def identified(
     return content_type, _resumed(head, chunks)
 
 
-async def _bounded(
-    chunks: AsyncIterator[bytes], bytes_max: int, param: str
+async def bounded(
+    chunks: AsyncIterator[bytes], bytes_max: int, refusal: TollgateError
 ) -> AsyncIterator[bytes]:
+    """Pass on at most so many bytes. Raise ``refusal`` beyond them."""
     size = 0
     async for chunk in chunks:
         size += len(chunk)
         if size > bytes_max:
-            raise _too_large(param, bytes_max)
+            raise refusal
         yield chunk
 
 

@@ -108,7 +108,7 @@ class Admitted:
     payload: bytes
     batch_key: str
     replayed: bool
-    hold_nanos: int = 0
+    hold_nanos: int
     cost_nanos: int | None = None
     """What it costs if it succeeds, where that does not depend on what is made."""
     slices: Slices | None = None

@@ -42,11 +42,11 @@ def answered_when_stopped(app: ASGIApp) -> ASGIApp:
             await send(
                 {
                     "type": "http.response.start",
-                    "status": error.status,
+                    "status": error.http_status,
                     "headers": [
                         (b"content-type", b"application/json"),
-                        (b"retry-after", str(RETRY_AFTER_S).encode()),
                         (b"connection", b"close"),
+                        *((k.lower().encode(), v.encode()) for k, v in error.headers.items()),
                     ],
                 }
             )

@@ -10,7 +10,7 @@ from datetime import timedelta
 from litestar.datastructures import UploadFile
 
 from gateway.errors import TooLarge, Unavailable
-from gateway.files.fetch import CHUNK_BYTES, identified
+from gateway.files.fetch import CHUNK_BYTES, bounded, identified
 from gateway.files.store import File, Files
 from workers.contract.blobs import BlobError
 from workers.contract.media import MediumKind
@@ -31,8 +31,11 @@ async def store_upload(
 ) -> File:
     """Store what a request may name, if it is a picture, a video or a sound, or of these the one
     that it is to be. Raise ``TollgateError``."""
+    refusal = TooLarge(
+        "file_too_large", f"An upload may have at most {bytes_max} bytes.", param="file"
+    )
     try:
-        content_type, whole = await identified(_bounded(chunks, bytes_max), kind, "file")
+        content_type, whole = await identified(bounded(chunks, bytes_max, refusal), kind, "file")
         return await files.create(
             account_id,
             purpose="vision" if purpose == "vision" else "user_data",
@@ -59,14 +62,3 @@ async def size_of(file: UploadFile) -> int:
     found: int = await asyncio.to_thread(file.file.seek, 0, os.SEEK_END)
     await file.seek(0)
     return found
-
-
-async def _bounded(chunks: AsyncIterator[bytes], bytes_max: int) -> AsyncIterator[bytes]:
-    size = 0
-    async for chunk in chunks:
-        size += len(chunk)
-        if size > bytes_max:
-            raise TooLarge(
-                "file_too_large", f"An upload may have at most {bytes_max} bytes.", param="file"
-            )
-        yield chunk
