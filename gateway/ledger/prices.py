@@ -121,9 +121,7 @@ def set_price(
     """
     if price is None and account_id == LIST:
         raise ValueError("a list price does not end; take the model out of the catalog instead")
-    starts_at = check_moment(starts_at, "the start of the price")
-    check_text(reason, "the reason", longest=REASON_MAX, required=True)
-    check_text(actor, "the actor", longest=NAME_MAX, required=True)
+    starts_at = _checked(starts_at, actor=actor, reason=reason)
     check_sold(connection, model)
     if price is None:
         _check_own(connection, model, account_id)
@@ -166,9 +164,7 @@ def cancel_price(
     begun or begins too soon for every gateway to hear of it, ``ValueError`` for what cannot be
     stored.
     """
-    starts_at = check_moment(starts_at, "the start of the price")
-    check_text(reason, "the reason", longest=REASON_MAX, required=True)
-    check_text(actor, "the actor", longest=NAME_MAX, required=True)
+    starts_at = _checked(starts_at, actor=actor, reason=reason)
     _lock_prices(connection)
     standing = [
         each
@@ -197,6 +193,14 @@ def cancel_price(
     key = {name: getattr(found, name) for name in _PERIOD}
     connection.execute(insert(cancelled_prices).values(**key, **asdict(made)))
     return replace(found, cancelled=made)
+
+
+def _checked(starts_at: datetime, *, actor: str, reason: str) -> datetime:
+    """Check what an operator enters of a price beside its amounts. Raise ``ValueError``."""
+    checked = check_moment(starts_at, "the start of the price")
+    check_text(reason, "the reason", longest=REASON_MAX, required=True)
+    check_text(actor, "the actor", longest=NAME_MAX, required=True)
+    return checked
 
 
 def check_sold(connection: Connection, model: str) -> None:
