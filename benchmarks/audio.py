@@ -161,7 +161,7 @@ class Ours:
     def play(self, requests: int) -> Played:
         import msgspec
 
-        from workers.contract.jobs import Completed, Job, RequestId, Sound
+        from workers.contract.jobs import AudioChunk, Completed, Job, RequestId
         from workers.contract.media import SpeechInput
 
         played, began_s = Played(), self._now_s()
@@ -173,7 +173,7 @@ class Ours:
             report = self._loop.turn()
             after_s = self._now_s() - began_s
             for id, event in report.events:
-                if isinstance(event, Sound) and event.duration_ms:
+                if isinstance(event, AudioChunk) and event.duration_ms:
                     played.first_s.setdefault(int(id), after_s)
             for id, outcome in report.outcomes:
                 if not isinstance(outcome, Completed):
@@ -193,8 +193,8 @@ class OneByOne:
     ) -> None:
         from workers.contract.models import ModelSpec
         from workers.engines.speech.families import family_of
+        from workers.engines.speech.model import Voice, read_voice
         from workers.engines.speech.options import read_options
-        from workers.engines.speech.talker import Voice, read_voice
         from workers.engines.speech.text import Language
 
         spec = ModelSpec(MODEL, "text-to-speech", "speech", str(checkpoint), options)
@@ -223,20 +223,20 @@ class OneByOne:
         import numpy as np
         import torch
 
-        from workers.engines.speech.talker import Line
+        from workers.engines.speech.model import Segment
         from workers.media.audio import encode_audio
+        from workers.media.crossfade import Crossfader
         from workers.media.encode import Origin
-        from workers.media.joining import Joiner
         from workers.media.pixels import Audio
 
-        joiner = Joiner(self._talker.rate, pause_ms=self._pause_ms)
+        joiner = Crossfader(self._talker.rate, pause_ms=self._pause_ms)
         heard: list[Any] = []
         for place, sentence in enumerate(self._sentences):
             mixed = np.random.SeedSequence((number, place))
             torch.manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
             said: list[Any] = []
             with torch.no_grad():
-                self._talker.speak(Line(sentence, self._voice, self._seconds), said.append)
+                self._talker.speak(Segment(sentence, self._voice, self._seconds), said.append)
             for piece in said:
                 heard.append(joiner.add(piece.float().numpy().reshape(-1).clip(-1, 1)))
                 played.first_s.setdefault(number, self._now_s() - began_s)

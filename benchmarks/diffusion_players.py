@@ -19,9 +19,9 @@ import torch
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.media import ImageInput
 from workers.contract.models import ModelSpec
-from workers.engines.diffusion import families, loading, requests
+from workers.engines.cooperative_batching import TurnResult
+from workers.engines.diffusion import families, loading, request
 from workers.engines.diffusion.engine import DiffusionEngine
-from workers.engines.rendezvous import Turn
 from workers.media import encode
 from workers.runtime.step_loop import StepLoop
 
@@ -122,7 +122,7 @@ class _Watched(DiffusionEngine):
 
         pipeline.__class__ = type(kind.__name__, (kind,), {"__call__": draw})
 
-    def _measure(self, turn: Turn, seconds: float) -> None:
+    def _measure(self, turn: TurnResult, seconds: float) -> None:
         super()._measure(turn, seconds)
         if turn.site is not None and turn.site.phase == "forward":
             self.played.batches.append(len(turn.rows))
@@ -248,4 +248,4 @@ class Pipeline:
 
 def _encode(picture: Any, ask: Ask) -> None:
     origin = encode.Origin(MODEL, str(ask.number), ask.number)
-    requests.picture_file(requests.to_pixels(picture), ImageInput(ask.prompt), origin)
+    request.picture_file(request.to_pixels(picture), ImageInput(ask.prompt), origin)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from benchmarks.diffusion_players import Ask, Ours, Pipeline, Setting, wait_for_device
+from workers.engines.batching import Call, concatenate, rows_of
+from workers.engines.cooperative_batching import CooperativeBatcher, Phase, PipelineRun
 from workers.engines.diffusion.families import DENOISERS
-from workers.engines.fusing import Call, fuse, rows_of
-from workers.engines.rendezvous import Phase, PipelineRun, Rendezvous
 
 
 def fused_and_plain_s(
@@ -22,11 +22,11 @@ def fused_and_plain_s(
     denoiser = _denoiser(alone)
     calls = _calls(alone, denoiser, setting.together)
     rows = [rows_of(*call) for call in calls]
-    rendezvous = Rendezvous(rows_max=sum(rows))
+    rendezvous = CooperativeBatcher(rows_max=sum(rows))
     site = rendezvous.site("denoiser", denoiser.forward, "forward")
     for args, kwargs in calls:
         rendezvous.start(PipelineRun(functools.partial(_repeat, site, args, kwargs, rounds + 1)))
-    args, kwargs = fuse(calls, rows)
+    args, kwargs = concatenate(calls, rows)
     fused: list[float] = []
     plain: list[float] = []
     for _ in range(rounds + 1):

@@ -36,8 +36,19 @@ from gateway.api.openapi.page import DocumentationPlugin
 from gateway.batches.runner import Runner
 from gateway.batches.stored import Stored
 from gateway.catalog.store import LiveCatalog
-from gateway.chores import (
-    Chores,
+from gateway.disk import written_paths
+from gateway.files.download_urls import UrlSigner
+from gateway.files.fetch import Fetcher
+from gateway.files.retention import MediaStore
+from gateway.files.room import Room, StorageLimits
+from gateway.files.store import Files
+from gateway.files.upload_urls import UploadUrls
+from gateway.payments.provider import PaymentProvider
+from gateway.performance import Performance
+from gateway.readiness import Readiness
+from gateway.requests.service import Requests
+from gateway.scheduled import (
+    Scheduler,
     audit_chores,
     close_chores,
     count_chores,
@@ -50,17 +61,6 @@ from gateway.chores import (
     voice_chores,
     webhook_chores,
 )
-from gateway.disk import written_paths
-from gateway.files.download_urls import Links
-from gateway.files.fetch import Fetcher
-from gateway.files.retention import MediaStore
-from gateway.files.room import Room, StorageLimits
-from gateway.files.store import Files
-from gateway.files.upload_urls import Slots
-from gateway.payments.provider import PaymentProvider
-from gateway.performance import Performance
-from gateway.readiness import Readiness
-from gateway.requests.service import Requests
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.sql.outages import SQL_OUTAGE, outage_name
@@ -128,7 +128,7 @@ def create_app(settings: Settings) -> Litestar:
                 count_max=settings.account_voices_max,
                 bytes_max=settings.voice_bytes_max,
             )
-            links = Links.make(
+            links = UrlSigner.make(
                 pepper,
                 valid_s=settings.media_url_minutes * 60,
                 base=settings.public_url or f"http://{settings.host}:{settings.port}",
@@ -173,7 +173,7 @@ def create_app(settings: Settings) -> Litestar:
                     "bodies": bodies,
                     "media": media,
                     "links": links,
-                    "slots": Slots.make(pepper),
+                    "slots": UploadUrls.make(pepper),
                     "voices": voices,
                     "batches": batches,
                     "rates": rates,
@@ -183,7 +183,7 @@ def create_app(settings: Settings) -> Litestar:
                     "access": Access(database, pepper=pepper),
                 }
             )
-            chores = Chores(
+            chores = Scheduler(
                 database,
                 [
                     *credit_chores(database),

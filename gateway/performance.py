@@ -31,7 +31,7 @@ from sqlalchemy import Connection, select
 from gateway import metrics
 from gateway.catalog.schema import Slo
 from gateway.catalog.tasks import makes
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.sql.database import Database
 from gateway.tables.core import receipts
 from workers.contract.jobs import Timings, Usage
@@ -53,7 +53,7 @@ PERCENTILES: Final = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReceiptSample:
     """Of one receipt, what counts here."""
 
     status: str
@@ -98,7 +98,7 @@ def real_time_factor(timings: Timings, audio_ms: int) -> float | None:
     return round(busy_us / (audio_ms * 1000), 3) if audio_ms and busy_us > 0 else None
 
 
-def count_delivered(closed: Closed) -> None:
+def count_delivered(closed: ClosedRequest) -> None:
     """Count what a request that succeeded gave, in a batch or not."""
     usage = closed.usage
     for kind, count in (
@@ -111,7 +111,7 @@ def count_delivered(closed: Closed) -> None:
             metrics.DELIVERED.labels(closed.model, kind).inc(count)
 
 
-def count_speed(closed: Closed, slo: Slo | None) -> None:
+def count_speed(closed: ClosedRequest, slo: Slo | None) -> None:
     """Observe how fast a request that succeeded was."""
     model, timings, usage = closed.model, closed.timings, closed.usage
     for histogram, took_us in (
@@ -318,7 +318,7 @@ class Performance:
         return view
 
 
-def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]:
+def read_seen(connection: Connection, model: str, since: datetime) -> list[ReceiptSample]:
     """The newest receipts of a model since a time. Batches were promised a day and no more."""
     columns = (
         receipts.c.status,
@@ -345,13 +345,13 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Seen]
         .limit(NEWEST)
     )
     return [
-        Seen(**{**row, "timings": msgspec.convert(row["timings"], Timings)})
+        ReceiptSample(**{**row, "timings": msgspec.convert(row["timings"], Timings)})
         for row in rows.mappings()
     ]
 
 
 def summarize(
-    seen: Sequence[Seen], slo: Slo | None, seconds: float, *, manner: Manner
+    seen: Sequence[ReceiptSample], slo: Slo | None, seconds: float, *, manner: Manner
 ) -> SpeedView:
     """Aggregate receipts of a span of so many seconds."""
     done = [one for one in seen if one.status == "succeeded"]
@@ -381,7 +381,7 @@ def summarize(
     return view
 
 
-def _writing(done: Sequence[Seen], seconds: float) -> _Speeds:
+def _writing(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
     timings = [one.timings for one in done]
     read = sum(one.input_tokens + one.cached_input_tokens for one in done)
     drafted = sum(timing.drafted for timing in timings)
@@ -395,7 +395,7 @@ def _writing(done: Sequence[Seen], seconds: float) -> _Speeds:
     }
 
 
-def _drawing(done: Sequence[Seen], seconds: float) -> _Speeds:
+def _drawing(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
     images = sum(one.images for one in done)
     video_s = sum(one.video_ms for one in done) / 1000
     return {
@@ -409,7 +409,7 @@ def _drawing(done: Sequence[Seen], seconds: float) -> _Speeds:
     }
 
 
-def _sounding(done: Sequence[Seen], seconds: float) -> _Speeds:
+def _sounding(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
     factors = [real_time_factor(one.timings, one.audio_ms) or 0 for one in done]
     audio_s = sum(one.audio_ms for one in done) / 1000
     characters = sum(one.characters for one in done)
@@ -425,7 +425,7 @@ def _sounding(done: Sequence[Seen], seconds: float) -> _Speeds:
     }
 
 
-_SUMMARIES: Final[Mapping[Manner, Callable[[Sequence[Seen], float], _Speeds]]] = {
+_SUMMARIES: Final[Mapping[Manner, Callable[[Sequence[ReceiptSample], float], _Speeds]]] = {
     "writes": _writing,
     "draws": _drawing,
     "sounds": _sounding,

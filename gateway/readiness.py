@@ -21,7 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway import metrics
 from gateway.aside import KINDS, count_aside
 from gateway.disk import has_room, written_paths
-from gateway.dispatch.health import Watch
+from gateway.dispatch.health import QueueHealth
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.tables.core import chores
@@ -35,7 +35,7 @@ MARK: Final = "readiness"
 
 
 class Readiness:
-    def __init__(self, database: Database, watch: Watch, settings: Settings) -> None:
+    def __init__(self, database: Database, watch: QueueHealth, settings: Settings) -> None:
         self._database = database
         self._watch = watch
         self._paths = written_paths(settings)

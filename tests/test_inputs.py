@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 from gateway.tasks.registry import parse, prepare
 
@@ -19,7 +19,7 @@ def test_more_seconds_than_a_day_are_refused(seconds: float) -> None:
 
 
 def test_seconds_are_bounded_though_a_price_per_request_needs_no_limit_on_them() -> None:
-    film = Entry.model_validate(
+    film = CatalogEntry.model_validate(
         {
             "name": "film",
             "task": "text-to-video",
@@ -39,6 +39,6 @@ def test_an_upscaler_says_itself_how_far_it_goes_and_a_painter_goes_no_further_t
     painter = {**larger, "task": "text-to-image", "also": ["image-to-image"]}
     value = parse("image-upscale", {"image": "https://example.com/a.png", "scale": 4})
 
-    assert prepare(Entry.model_validate(larger), value).input["scale"] == 4
+    assert prepare(CatalogEntry.model_validate(larger), value).input["scale"] == 4
     with pytest.raises(InvalidRequest, match="enlarges 1 times"):
-        prepare(Entry.model_validate(painter), value)
+        prepare(CatalogEntry.model_validate(painter), value)

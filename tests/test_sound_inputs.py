@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
-from gateway.files.sources import Remote, Source
+from gateway.files.sources import RemoteSource, Source
 from gateway.tasks.prepared import Prepared
 from gateway.tasks.registry import chosen_task, parse, prepare
 from workers.contract.jobs import Job, RequestId
@@ -19,14 +19,14 @@ RECORDING = "https://example.com/voice.wav"
 UPSTREAM = {"dialect": "gmi", "url": "https://queue.example", "credential": "KEY"}
 
 
-def entry(task: str, *also: str, upstream: bool = False, **more: Any) -> Entry:
+def entry(task: str, *also: str, upstream: bool = False, **more: Any) -> CatalogEntry:
     route = {"upstream": UPSTREAM} if upstream else {"engine": "speech", "checkpoint": "x"}
     price = [{"unit": "request", "amount": "1"}]
     given = {"name": "model", "task": task, "also": also, "price": price, **route, **more}
-    return Entry.model_validate(given)
+    return CatalogEntry.model_validate(given)
 
 
-def prepared(sold: Entry, **value: Any) -> tuple[str, Prepared]:
+def prepared(sold: CatalogEntry, **value: Any) -> tuple[str, Prepared]:
     read = parse(sold.task, value)
     task = chosen_task(sold, read)
     return task, prepare(sold, read, task=task, prefix="input")
@@ -39,7 +39,7 @@ def test_a_recording_asks_for_its_voice() -> None:
     plain, without = prepared(sold, text="Hello.")
 
     assert (task, plain) == ("voice-clone", "text-to-speech")
-    assert found.sources == (Source("audio", Remote(RECORDING), "input.recording"),)
+    assert found.sources == (Source("audio", RemoteSource(RECORDING), "input.recording"),)
     assert (found.input["recording"], found.input["transcript"]) == (True, "I am Anna.")
     assert without.sources == ()
 

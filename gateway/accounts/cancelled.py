@@ -25,7 +25,7 @@ WINDOW_S: Final = 3600
 _ANY: Final = 2**53
 
 
-class Cancelled:
+class CancelledTime:
     def __init__(self, redis: Redis, *, namespace: str, default_s: int | None) -> None:
         """``default_s`` binds accounts that have no limit of their own."""
         text = importlib.resources.files("gateway.accounts").joinpath("rates.lua").read_text()

@@ -172,10 +172,10 @@ def _write(connection: Connection, limit: Limit) -> None:
     connection.execute(delete(rate_limits).filter_by(**place))
     if any(value is not None for value in values.values()):
         connection.execute(insert(rate_limits).values(**place, **values))
-    _mark_bounded(connection, limit.account_id)
+    _update_bounded(connection, limit.account_id)
 
 
-def _mark_bounded(connection: Connection, account_id: int) -> None:
+def _update_bounded(connection: Connection, account_id: int) -> None:
     """Keep the sign by which holds know that they must look for bounds of this account."""
     concurrent = exists().where(
         rate_limits.c.account_id == account_id, rate_limits.c.concurrent_max.is_not(None)

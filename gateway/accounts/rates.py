@@ -44,7 +44,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LimitUsage:
     """How far a limit is used by what ran within the last minute."""
 
     rate: Rate
@@ -60,10 +60,10 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RateReservation:
     """What was counted for one request in one second of the server's clock."""
 
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[LimitUsage, ...] = ()
     names: tuple[str, ...] = ()
     second: int = 0
 
@@ -72,7 +72,7 @@ class Taken:
         """What is to be remembered with the job, for ``give_back_unused``; empty if nothing."""
         return _encode_note((self.second, self.names)).decode() if self.names else ""
 
-    def undone(self) -> Sequence[Reading]:
+    def undone(self) -> Sequence[LimitUsage]:
         """The readings as they are once all of it has been given back."""
         if not self.names:
             return self.readings
@@ -83,7 +83,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Unused:
+class UnusedRates:
     """How much a request took of its limits, by the note of its job, and did not use."""
 
     note: str
@@ -114,14 +114,14 @@ class Rates:
         self._namespace = namespace
         self._window_s = window_s
 
-    async def take(self, rates: Sequence[Rate]) -> Taken:
+    async def take(self, rates: Sequence[Rate]) -> RateReservation:
         """Count a request against all of its rates, or against none if one has no room.
 
         Without room ``readings`` has one or more that must be waited for, and nothing was counted;
         see ``refuse``. Raise ``Unavailable`` if the server does not answer.
         """
         if not rates:
-            return Taken()
+            return RateReservation()
         names = tuple(self._name(rate) for rate in rates)
         numbers = [number for rate in rates for number in (rate.per_minute, rate.amount)]
         try:
@@ -134,23 +134,23 @@ class Rates:
             ) from None
         taken, second, *flat = answer
         readings = tuple(
-            Reading(rate, used, min(reset_s, self._window_s), min(wait_s, self._window_s))
+            LimitUsage(rate, used, min(reset_s, self._window_s), min(wait_s, self._window_s))
             for rate, used, reset_s, wait_s in zip(
                 rates, flat[0::3], flat[1::3], flat[2::3], strict=True
             )
         )
-        return Taken(readings, names if taken else (), second)
+        return RateReservation(readings, names if taken else (), second)
 
-    async def look(self, rates: Sequence[Rate]) -> tuple[Reading, ...]:
+    async def look(self, rates: Sequence[Rate]) -> tuple[LimitUsage, ...]:
         """Read how far rates are used, and count nothing. Raise as ``take``."""
         return (await self.take([replace(rate, amount=0) for rate in rates])).readings
 
-    async def give_back(self, taken: Taken) -> None:
+    async def give_back(self, taken: RateReservation) -> None:
         """Undo a ``take``: what was not accepted uses up nothing."""
         amounts = [reading.rate.amount for reading in taken.readings]
         await self._give(taken.second, taken.names, amounts)
 
-    async def give_back_unused(self, ended: Iterable[Unused]) -> None:
+    async def give_back_unused(self, ended: Iterable[UnusedRates]) -> None:
         """Give back what ended requests did not use."""
         gifts = []
         for unused in ended:
@@ -194,7 +194,7 @@ def refuse_oversized(rates: Iterable[Rate]) -> None:
             )
 
 
-def refuse_overrun(readings: Iterable[Reading]) -> None:
+def refuse_overrun(readings: Iterable[LimitUsage]) -> None:
     """Raise ``TooManyRequests`` for the limit that must be waited for the longest, if any."""
     full = [reading for reading in readings if reading.wait_s]
     if not full:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import Task
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.settings import Settings
-from gateway.tasks.order import Order
+from gateway.tasks.submission import Submission
 
-Entries: TypeAlias = Callable[[str], Entry]
+Entries: TypeAlias = Callable[[str], CatalogEntry]
 """Finds the entry of a model by its name. Raises ``NotFound``."""
 
 
@@ -26,9 +26,9 @@ class BatchEndpoint:
 
     path: str
     tasks: frozenset[Task]
-    read: Callable[[Mapping[str, Any], Entries], Order]
+    read: Callable[[Mapping[str, Any], Entries], Submission]
     """Check a body as the live endpoint does, and make it an order. Raises ``TollgateError``."""
-    answer: Callable[[Closed, Mapping[str, Any]], bytes]
+    answer: Callable[[ClosedRequest, Mapping[str, Any]], bytes]
     """The JSON body with which the live endpoint answers a request that succeeded; its body is
     what was asked."""
     forgets: Callable[[Mapping[str, Any]], bool] = _never

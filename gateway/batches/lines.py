@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.checks.decoding import decode_json
 from gateway.errors import InvalidRequest, RequestFailed, TollgateError, TooLarge, render_openai
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.requests.ticket import raise_unless_succeeded
 from gateway.tasks.mistakes import invalid_field
-from gateway.tasks.order import Order
+from gateway.tasks.submission import Submission
 from workers.contract.jobs import RequestId
 
 CUSTOM_ID_MAX: Final = 512
@@ -37,7 +37,7 @@ class BatchLine:
     text: bytes | None
 
 
-class AskedByLine(BaseModel):
+class LineBody(BaseModel):
     """What one line asks for."""
 
     model_config = ConfigDict(extra="forbid")
@@ -54,7 +54,7 @@ class Placed:
 
     custom_id: str
     body: Mapping[str, Any]
-    order: Order
+    order: Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class LineResult:
     number: int
     succeeded: bool
     text: bytes
-    closed: Closed | None = None
+    closed: ClosedRequest | None = None
     """The request that it made, if it made one."""
 
 
@@ -108,7 +108,7 @@ def read_line(
     if not isinstance(value, dict):
         raise InvalidRequest("invalid_json_line", "The line is no JSON object.")
     try:
-        asked = AskedByLine.model_validate(value)
+        asked = LineBody.model_validate(value)
     except ValidationError as error:
         raise invalid_field(error.errors(include_url=False)) from None
     if asked.url != endpoint.path:
@@ -138,7 +138,9 @@ def asked_by(line: BatchLine) -> tuple[str, dict[str, Any]]:
     return value["custom_id"], value["body"]
 
 
-def answered(batch_id: str, line: BatchLine, closed: Closed, endpoint: BatchEndpoint) -> LineResult:
+def answered(
+    batch_id: str, line: BatchLine, closed: ClosedRequest, endpoint: BatchEndpoint
+) -> LineResult:
     """The result of a line whose request has ended."""
     number, (custom_id, body) = line.number, asked_by(line)
     try:
@@ -168,7 +170,7 @@ def answered(batch_id: str, line: BatchLine, closed: Closed, endpoint: BatchEndp
 
 
 def refused(
-    batch_id: str, line: BatchLine, error: TollgateError, *, closed: Closed | None = None
+    batch_id: str, line: BatchLine, error: TollgateError, *, closed: ClosedRequest | None = None
 ) -> LineResult:
     """The result of a line that came to an error, as the live endpoint would have answered it."""
     request_id = closed.request_id if closed is not None else None
@@ -178,7 +180,7 @@ def refused(
 
 
 def not_run(
-    batch_id: str, line: BatchLine, error: TollgateError, *, closed: Closed | None = None
+    batch_id: str, line: BatchLine, error: TollgateError, *, closed: ClosedRequest | None = None
 ) -> LineResult:
     """The result of a line that was never answered, because its batch ended before."""
     text = _line(batch_id, line.number, asked_by(line)[0], None, error)

@@ -13,7 +13,7 @@ from datetime import datetime
 from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.lines import Placed
 from gateway.batches.store import Batch
-from gateway.tasks.order import Idempotency, Order
+from gateway.tasks.submission import Idempotency, Submission
 from workers.contract.jobs import RequestId
 
 
@@ -33,7 +33,7 @@ def prefix_of(batch_id: str) -> str:
 
 def order_of(
     batch: Batch, endpoint: BatchEndpoint, placed: Placed, number: int, attempt: int
-) -> Order:
+) -> Submission:
     """Make a line an order of the class ``batch``, with its name and the batch's deadline."""
     name = f"{prefix_of(batch.id)}{number}\n{attempt}"
     return replace(

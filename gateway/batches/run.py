@@ -46,15 +46,15 @@ from gateway.errors import (
 from gateway.failpoints import reach
 from gateway.files.store import File, FileGone, Files, read_input
 from gateway.group_commit import GroupCommit
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.ledger.settle import BATCH_KEPT
-from gateway.requests.caller import Call
+from gateway.requests.caller import Caller
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE
-from gateway.tasks.order import Order
+from gateway.tasks.submission import Submission
 from workers.contract.blobs import BlobDamaged, BlobMissing
 from workers.contract.jobs import RequestId
 
@@ -261,14 +261,14 @@ class Run:
         if earlier is not None:
             return self._requests.resume(batch.account_id, earlier.request_id, earlier.accepted_at)
         order = await _off_loop(line, lambda: self._order(line, attempt))
-        return await self._requests.submit(Call(self._key), order)
+        return await self._requests.submit(Caller(self._key), order)
 
-    def _order(self, line: BatchLine, attempt: int) -> Order:
+    def _order(self, line: BatchLine, attempt: int) -> Submission:
         bytes_max = self._endpoint.body_bytes_max(self._settings)
         placed = read_line(line, self._endpoint, self._requests.entry, bytes_max=bytes_max)
         return order_of(self._batch, self._endpoint, placed, line.number, attempt)
 
-    async def _ended(self, ticket: Ticket) -> Closed:
+    async def _ended(self, ticket: Ticket) -> ClosedRequest:
         self._in_flight.add(ticket.request_id)
         try:
             with ticket:
@@ -276,7 +276,7 @@ class Run:
         finally:
             self._in_flight.discard(ticket.request_id)
 
-    async def _judge(self, line: BatchLine, closed: Closed) -> LineResult:
+    async def _judge(self, line: BatchLine, closed: ClosedRequest) -> LineResult:
         if closed.status == "expired":
             # Its deadline was the batch's own; the queue noticed first.
             self._end_with(_STOPS["expired"])

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from gateway.files.base64 import INLINE_BYTES_MAX, as_base64
-from gateway.files.download_urls import Links
+from gateway.files.download_urls import UrlSigner
 from workers.contract.blobs import BlobDamaged, BlobMissing, Blobs
 from workers.contract.jobs import BlobRef
 
@@ -41,7 +41,7 @@ def place(blob: BlobRef, form: Form | None) -> dict[str, Any]:
 
 
 class Stored:
-    def __init__(self, blobs: Blobs, links: Links, *, file_bytes_max: int) -> None:
+    def __init__(self, blobs: Blobs, links: UrlSigner, *, file_bytes_max: int) -> None:
         self._blobs = blobs
         self._links = links
         self._file_bytes_max = file_bytes_max
@@ -54,7 +54,7 @@ class Stored:
 class Writer:
     """Writes the lines of one file, the same ones in the same order each time."""
 
-    def __init__(self, blobs: Blobs, links: Links, room: int) -> None:
+    def __init__(self, blobs: Blobs, links: UrlSigner, room: int) -> None:
         self._blobs = blobs
         self._links = links
         self._room = room

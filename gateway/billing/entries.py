@@ -31,7 +31,7 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Charged:
+class ChargedEntry:
     """One request's part of a charge."""
 
     request_id: str
@@ -66,7 +66,7 @@ def entries(
 
 def find_entry(
     connection: Connection, account_id: int, id: int
-) -> tuple[LedgerEntry, list[Charged]]:
+) -> tuple[LedgerEntry, list[ChargedEntry]]:
     """Read one movement and the requests of a charge. Raise ``LookupError``."""
     for side in (transfers.c.from_account, transfers.c.to_account):
         row = connection.execute(_entries().where(transfers.c.id == id, side == account_id)).first()
@@ -77,7 +77,9 @@ def find_entry(
                 .order_by(receipts.c.request_id)
                 .limit(REQUESTS_MAX)
             )
-            return _entry(row, side is transfers.c.to_account), [Charged(*each) for each in rows]
+            return _entry(row, side is transfers.c.to_account), [
+                ChargedEntry(*each) for each in rows
+            ]
     raise LookupError(f"there is no entry {id}")
 
 

@@ -111,13 +111,13 @@ def write(
     yield data
 
 
-class Read(Protocol):
+class ExportReader(Protocol):
     """Runs a function in a transaction that only reads."""
 
     def __call__(self, function: Callable[[Connection], T], /) -> T: ...
 
 
-def reading(connection: Connection) -> Read:
+def reading(connection: Connection) -> ExportReader:
     """Read everything in one transaction, of this thread."""
 
     def read(function: Callable[[Connection], T]) -> T:
@@ -127,7 +127,7 @@ def reading(connection: Connection) -> Read:
 
 
 def native_tables(
-    read: Read, span: Span, filters: Filters, schema: pa.Schema
+    read: ExportReader, span: Span, filters: Filters, schema: pa.Schema
 ) -> Iterator[pa.Table]:
     """Read what was booked in a span: charges by request, then refunds by request."""
     for pages in (
@@ -139,7 +139,7 @@ def native_tables(
 
 
 def charge_pages(
-    read: Read,
+    read: ExportReader,
     query: Select[Any],
     span: Span,
     filters: Filters,
@@ -165,7 +165,7 @@ def charge_pages(
 
 
 def refund_pages(
-    read: Read, query: Select[Any], make: Callable[[Connection, Sequence[Any]], T]
+    read: ExportReader, query: Select[Any], make: Callable[[Connection, Sequence[Any]], T]
 ) -> Iterator[T]:
     """Read refunds by request and number, as ``charge_pages`` does receipts."""
     order = (refunds.c.request_id, refunds.c.seq)

@@ -8,7 +8,7 @@ from gateway.billing import focus
 from gateway.billing.exports import (
     CSV_SCHEMA,
     PARQUET_SCHEMA,
-    Read,
+    ExportReader,
     native_tables,
     write,
 )
@@ -17,7 +17,7 @@ from gateway.billing.usage import Filters, Span
 
 
 def export(
-    read: Read,
+    read: ExportReader,
     span: Span,
     filters: Filters,
     *,

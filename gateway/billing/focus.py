@@ -16,7 +16,7 @@ import pyarrow as pa
 from sqlalchemy import BigInteger, Connection, Select, cast, literal, null, select
 
 from gateway.billing.exports import (
-    Read,
+    ExportReader,
     between,
     charge_pages,
     chosen,
@@ -80,7 +80,9 @@ PARQUET: Final = pa.schema(
 AMOUNT: Final = "x_AmountNanos"
 
 
-def focus_tables(read: Read, span: Span, filters: Filters, schema: pa.Schema) -> Iterator[pa.Table]:
+def focus_tables(
+    read: ExportReader, span: Span, filters: Filters, schema: pa.Schema
+) -> Iterator[pa.Table]:
     """Read what was charged in a span, line by line, then what was given back."""
     prices: PriceCache = {}
 

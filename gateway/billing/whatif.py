@@ -17,7 +17,7 @@ from workers.contract.jobs import Usage
 
 
 @dataclass(slots=True)
-class Repriced:
+class RepricedUsage:
     """One model's charged requests: what they cost, and what they would have.
 
     What the other list does not price stands apart and counts in neither amount.
@@ -42,7 +42,7 @@ def whatif(
     starts_at: datetime,
     ends_at: datetime,
     account_id: int | None = None,
-) -> list[Repriced]:
+) -> list[RepricedUsage]:
     """Price the charged requests of a span again, by model; refunds are left aside.
 
     What ran in batches has the discount that was in force then.
@@ -63,7 +63,7 @@ def whatif(
     )
     if account_id is not None:
         query = query.where(receipts.c.account_id == account_id)
-    found: defaultdict[str, Repriced] = defaultdict(lambda: Repriced(""))
+    found: defaultdict[str, RepricedUsage] = defaultdict(lambda: RepricedUsage(""))
     for row in connection.execute(query, execution_options={"yield_per": 1000}):
         model, service_class, accepted_at, charged, attributes, *quantities = row
         sums = found[model]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.workflow import Workflow
 from workers.contract.streams import Announcement
 
@@ -23,7 +23,9 @@ class WhyUnavailable:
     """Names settings and hosts of the installation."""
 
 
-def availability(entry: Entry, announcements: Sequence[Announcement]) -> WhyUnavailable | None:
+def availability(
+    entry: CatalogEntry, announcements: Sequence[Announcement]
+) -> WhyUnavailable | None:
     """None if a worker serves the model and takes jobs; of a workflow, the models of its steps."""
     staying = [worker for worker in announcements if not worker.draining]
     if entry.workflow is not None:

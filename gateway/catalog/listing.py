@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Final, Literal, TypeAlias
 
 from gateway.catalog.availability import availability
-from gateway.catalog.schema import Entry, PriceLine
+from gateway.catalog.schema import CatalogEntry, PriceLine
 from gateway.catalog.tasks import TASKS, Modality
 from gateway.catalog.views import (
     BatchPriceView,
@@ -58,7 +58,7 @@ _CHAT_PARAMETERS: Final = (
 
 
 def entry_view(
-    entry: Entry, announcements: Sequence[Announcement], *, for_operator: bool = False
+    entry: CatalogEntry, announcements: Sequence[Announcement], *, for_operator: bool = False
 ) -> EntryView:
     """Everything about one entry, as ``GET /v1/catalog/{name}`` shows it."""
     missing = availability(entry, announcements)
@@ -98,7 +98,7 @@ def entry_view(
     return view
 
 
-def _workflow_view(entry: Entry) -> WorkflowView:
+def _workflow_view(entry: CatalogEntry) -> WorkflowView:
     """What a workflow takes, and what it runs; without lines in its price, its steps are paid."""
     assert entry.workflow is not None
     return {
@@ -125,7 +125,9 @@ def _workflow_view(entry: Entry) -> WorkflowView:
     }
 
 
-def model_view(entry: Entry, announcements: Sequence[Announcement], created: int) -> ModelView:
+def model_view(
+    entry: CatalogEntry, announcements: Sequence[Announcement], created: int
+) -> ModelView:
     """One model in OpenAI's list; pricing and architecture as OpenRouter names them."""
     reads, makes = modalities(entry)
     missing = availability(entry, announcements)
@@ -164,7 +166,7 @@ def model_view(entry: Entry, announcements: Sequence[Announcement], created: int
     }
 
 
-def providers_view(entry: Entry, model: ModelView) -> ProvidersView:
+def providers_view(entry: CatalogEntry, model: ModelView) -> ProvidersView:
     """Return a model with its only provider, as OpenRouter lists the endpoints of a model.
 
     OpenRouter's own client refuses an endpoint that lacks any of these fields, or whose
@@ -208,7 +210,7 @@ def providers_view(entry: Entry, model: ModelView) -> ProvidersView:
     }
 
 
-def batch_view(entry: Entry) -> BatchPriceView | None:
+def batch_view(entry: CatalogEntry) -> BatchPriceView | None:
     """What an entry costs in a batch; None if it is not sold in batches."""
     if entry.discount is None:
         return None
@@ -223,7 +225,7 @@ def batch_view(entry: Entry) -> BatchPriceView | None:
     }
 
 
-def price_view(entry: Entry) -> list[PriceLineView]:
+def price_view(entry: CatalogEntry) -> list[PriceLineView]:
     """The price itself, exact: amounts as decimal strings of USD without exponent."""
     return [
         {
@@ -237,7 +239,7 @@ def price_view(entry: Entry) -> list[PriceLineView]:
 
 
 def choose(
-    entries: Sequence[Entry],
+    entries: Sequence[CatalogEntry],
     announcements: Sequence[Announcement],
     *,
     task: str | None = None,
@@ -245,7 +247,7 @@ def choose(
     available: bool | None = None,
     good_for: str | None = None,
     sort: Sort = "name",
-) -> list[Entry]:
+) -> list[CatalogEntry]:
     """Filter and sort entries. ``max_price`` and ``price`` go by ``from_price``."""
     chosen = [
         entry
@@ -266,12 +268,12 @@ def choose(
     return [*(entry for _, entry in priced), *others]
 
 
-def _costs_at_most(entry: Entry, most: Fraction) -> bool:
+def _costs_at_most(entry: CatalogEntry, most: Fraction) -> bool:
     least = from_price(entry)
     return least is not None and least <= most
 
 
-def from_price(entry: Entry) -> Fraction | None:
+def from_price(entry: CatalogEntry) -> Fraction | None:
     """USD for a single one of what the entry's price names first, at its cheapest; None of a
     workflow that costs what its steps cost."""
     if not entry.price:
@@ -288,7 +290,7 @@ def decimal(value: Fraction) -> str:
     return text.rstrip("0").rstrip(".")
 
 
-def openrouter_pricing(entry: Entry) -> Mapping[str, str]:
+def openrouter_pricing(entry: CatalogEntry) -> Mapping[str, str]:
     """USD for single units, for what OpenRouter has a name; at its dearest, where that depends."""
     dearest: dict[str, Fraction] = dict.fromkeys(("prompt", "completion", "request"), Fraction(0))
     for line in entry.price:
@@ -302,12 +304,12 @@ def _rate(line: PriceLine) -> Fraction:
     return Fraction(line.amount, line.per * NANOS_PER_USD)
 
 
-def modalities(entry: Entry) -> tuple[list[Modality], list[Modality]]:
+def modalities(entry: CatalogEntry) -> tuple[list[Modality], list[Modality]]:
     """What an entry reads and what it makes, over all its tasks."""
     kinds = [TASKS[task] for task in (entry.task, *entry.also)]
     reads = dict.fromkeys(read for kind in kinds for read in kind.reads)
     return list(reads), list(dict.fromkeys(kind.makes for kind in kinds))
 
 
-def _by_name(entry: Entry) -> tuple[str, str]:
+def _by_name(entry: CatalogEntry) -> tuple[str, str]:
     return entry.name.lower(), entry.name

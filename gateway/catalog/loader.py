@@ -19,10 +19,10 @@ from gateway.catalog.document import Document, Flaw, Place, Unreadable
 from gateway.catalog.rules import Conflicts, repeated, route
 from gateway.catalog.schema import (
     Catalog,
+    CatalogEntry,
     DefaultParameters,
     Dialect,
     Engine,
-    Entry,
     Limits,
     PriceLine,
     Quality,
@@ -35,7 +35,7 @@ from gateway.pricing import UNITS
 SHOWN_MAX: Final = 60
 
 _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
-    "models": Entry,
+    "models": CatalogEntry,
     "price": PriceLine,
     "limits": Limits,
     "upstream": Upstream,

@@ -25,7 +25,7 @@ from gateway.pricing import (
 from workers.contract.jobs import Usage
 
 if TYPE_CHECKING:
-    from gateway.catalog.schema import Entry, PriceLine
+    from gateway.catalog.schema import CatalogEntry, PriceLine
 
 Place: TypeAlias = tuple[str | int, ...]
 Conflict: TypeAlias = tuple[Place, str]
@@ -120,7 +120,7 @@ class Conflicts(ValueError):
         self.found = tuple(found)
 
 
-def conflicts(entry: Entry) -> Iterator[Conflict]:
+def conflicts(entry: CatalogEntry) -> Iterator[Conflict]:
     """Find what does not fit together in an entry whose fields are right by themselves."""
     if entry.workflow is not None:
         yield from _workflow(entry)
@@ -149,7 +149,7 @@ def route(*, engine: bool, upstream: bool) -> Iterator[Conflict]:
         yield (), "it has two routes; give either `engine` or `upstream`"
 
 
-def repeated_names(entries: Sequence[Entry]) -> Iterator[Conflict]:
+def repeated_names(entries: Sequence[CatalogEntry]) -> Iterator[Conflict]:
     """A name stands for one model. Names are matched by case, so ``Veo3`` and ``veo3`` differ."""
     return repeated([(entry.name, entry.aliases) for entry in entries])
 
@@ -176,7 +176,7 @@ def repeated(names: Sequence[tuple[object, object]]) -> Iterator[Conflict]:
             first.setdefault(alias, index)
 
 
-def misfits(entries: Sequence[Entry]) -> Iterator[Conflict]:
+def misfits(entries: Sequence[CatalogEntry]) -> Iterator[Conflict]:
     """Find workflows whose steps the other entries cannot do."""
     models = {entry.name: entry for entry in entries}
     for index, entry in enumerate(entries):
@@ -185,7 +185,7 @@ def misfits(entries: Sequence[Entry]) -> Iterator[Conflict]:
                 yield ("models", index, *place), message
 
 
-def _workflow(entry: Entry) -> Iterator[Conflict]:
+def _workflow(entry: CatalogEntry) -> Iterator[Conflict]:
     """A workflow is where its steps run, and has no more of its own than a price and a time."""
     assert entry.workflow is not None
     for name in sorted(entry.model_fields_set & _NOT_OF_WORKFLOWS):
@@ -213,7 +213,7 @@ def _workflow(entry: Entry) -> Iterator[Conflict]:
     yield from _conditions(entry.price)
 
 
-def _route_details(entry: Entry) -> Iterator[Conflict]:
+def _route_details(entry: CatalogEntry) -> Iterator[Conflict]:
     if entry.engine not in (None, "echo") and entry.checkpoint is None:
         yield (), f"the engine {entry.engine} needs `checkpoint`: the directory of its weights"
     if entry.upstream is None:
@@ -231,7 +231,7 @@ def _route_details(entry: Entry) -> Iterator[Conflict]:
         )
 
 
-def _tasks(entry: Entry) -> Iterator[Conflict]:
+def _tasks(entry: CatalogEntry) -> Iterator[Conflict]:
     seen = {entry.task}
     for index, task in enumerate(entry.also):
         if task in seen:
@@ -239,7 +239,7 @@ def _tasks(entry: Entry) -> Iterator[Conflict]:
         seen.add(task)
 
 
-def _limits(entry: Entry) -> Iterator[Conflict]:
+def _limits(entry: CatalogEntry) -> Iterator[Conflict]:
     made = {TASKS[task].makes for task in _all_tasks(entry)}
     known = [*dict.fromkeys(name for kind in sorted(made) for name in _LIMITS[kind])]
     for name in sorted(entry.limits.model_fields_set):
@@ -261,7 +261,7 @@ def _limits(entry: Entry) -> Iterator[Conflict]:
         yield ("slo", "first_audio_ms"), "only what speaks or plays has a first sound"
 
 
-def _defaults(entry: Entry) -> Iterator[Conflict]:
+def _defaults(entry: CatalogEntry) -> Iterator[Conflict]:
     made = {TASKS[task].makes for task in _all_tasks(entry)}
     known = [name for kind in sorted(made) for name in _DEFAULTS.get(kind, ())]
     given = entry.default_parameters.model_fields_set
@@ -275,7 +275,7 @@ def _defaults(entry: Entry) -> Iterator[Conflict]:
             yield ("default_parameters", name), f"{default} is more than limits.{name} ({most})"
 
 
-def _drawing(entry: Entry) -> Iterator[Conflict]:
+def _drawing(entry: CatalogEntry) -> Iterator[Conflict]:
     """What names a size, a quality or a scheduler must name one that there is."""
     if not {TASKS[task].makes for task in _all_tasks(entry)} & {"image", "video"}:
         for name in ("sizes", "qualities", "schedulers"):
@@ -301,7 +301,7 @@ def _drawing(entry: Entry) -> Iterator[Conflict]:
             yield (*place, "scheduler"), message
 
 
-def _coverage(entry: Entry) -> Iterator[Conflict]:
+def _coverage(entry: CatalogEntry) -> Iterator[Conflict]:
     """Refuse a price that leaves what is measured unpaid, or that counts what never is."""
     units = {line.unit for line in entry.price}
     for task in _all_tasks(entry):
@@ -353,7 +353,7 @@ def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
             yield ("price", index, "when"), f"{message}both together"
 
 
-def _applicable(entry: Entry) -> Iterator[Conflict]:
+def _applicable(entry: CatalogEntry) -> Iterator[Conflict]:
     """Refuse a condition that never holds, so that its line would quietly never apply."""
     only_text = all(TASKS[task].makes in ("text", "embedding") for task in _all_tasks(entry))
     known: Mapping[str, Collection[str]] = {
@@ -373,7 +373,7 @@ def _applicable(entry: Entry) -> Iterator[Conflict]:
                 yield ("price", index, "when", name), message
 
 
-def _bookable(entry: Entry) -> Iterator[Conflict]:
+def _bookable(entry: CatalogEntry) -> Iterator[Conflict]:
     """Refuse a price at which the largest request could not be quoted at all."""
     limits = entry.limits
     milliseconds = round((limits.seconds or 0) * 1000)
@@ -402,7 +402,7 @@ def _bookable(entry: Entry) -> Iterator[Conflict]:
         return
 
 
-def _batches(entry: Entry) -> Iterator[Conflict]:
+def _batches(entry: CatalogEntry) -> Iterator[Conflict]:
     if not entry.batch and "batch_discount" in entry.model_fields_set:
         yield ("batch_discount",), "it is not sold in batches (`batch: false`)"
     if entry.batch:
@@ -416,7 +416,7 @@ def _batches(entry: Entry) -> Iterator[Conflict]:
             )
 
 
-def _all_tasks(entry: Entry) -> tuple[Task, ...]:
+def _all_tasks(entry: CatalogEntry) -> tuple[Task, ...]:
     return tuple(dict.fromkeys((entry.task, *entry.also)))
 
 

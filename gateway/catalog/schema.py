@@ -235,7 +235,7 @@ class Offer(CatalogModel):
         )
 
 
-class Entry(Offer):
+class CatalogEntry(Offer):
     """One model on sale."""
 
     name: Name
@@ -293,7 +293,7 @@ class Entry(Offer):
         """What is taken off in a batch; None if it is not sold in batches."""
         return self.batch_discount if self.batch and self.workflow is None else None
 
-    def at(self, price: Price) -> Entry:
+    def at(self, price: Price) -> CatalogEntry:
         """The same entry as it is sold at a price that is not, or not yet, the file's."""
         if price == self.selling_price:
             return self
@@ -310,7 +310,7 @@ class Catalog(CatalogModel):
     """The whole file."""
 
     version: Literal[1] = 1
-    models: Annotated[tuple[Entry, ...], Field(min_length=1)]
+    models: Annotated[tuple[CatalogEntry, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

@@ -24,9 +24,9 @@ from sqlalchemy.exc import IntegrityError, NoResultFound
 
 from gateway import metrics
 from gateway.aside import Aside
-from gateway.catalog.classes import BatchPrice, Period, Periods, due
+from gateway.catalog.batch_prices import BatchPrice, Periods, PriceStart, due
 from gateway.catalog.loader import CatalogError, CatalogProblem, load_catalog
-from gateway.catalog.schema import Catalog, Entry
+from gateway.catalog.schema import Catalog, CatalogEntry
 from gateway.errors import InvalidRequest, Unavailable
 from gateway.ledger.discounts import (
     Discounts,
@@ -84,7 +84,7 @@ class LiveCatalog:
         self._database = database
         self._alone = database.engine.dialect.name == "sqlite"
         self._reloading = asyncio.Lock()
-        self._entries: Mapping[str, Entry] = {}
+        self._entries: Mapping[str, CatalogEntry] = {}
         self._aliases: Mapping[str, str] = {}
         self._terms = _NO_TERMS
         self._batch_prices: BatchPrices = {}
@@ -166,12 +166,12 @@ class LiveCatalog:
         """The model that a name stands for: an alias's, otherwise itself."""
         return self._aliases.get(name, name)
 
-    def entry(self, name: str, account_id: int = LIST) -> Entry | None:
+    def entry(self, name: str, account_id: int = LIST) -> CatalogEntry | None:
         """An entry, at the price in force now for an account."""
         entry = self._entries.get(name)
         return None if entry is None else self._at_price(entry, datetime.now(UTC), account_id)
 
-    def entries(self, account_id: int = LIST) -> tuple[Entry, ...]:
+    def entries(self, account_id: int = LIST) -> tuple[CatalogEntry, ...]:
         """Whatever is on sale, at the prices in force now for an account."""
         now = datetime.now(UTC)
         return tuple(self._at_price(entry, now, account_id) for entry in self._entries.values())
@@ -253,7 +253,7 @@ class LiveCatalog:
         """Read every period, and those price rows that this process has not seen."""
         # First: what is committed after this belongs to a later version, and is read again then.
         version = read_version(connection)
-        periods: defaultdict[tuple[str, int], list[Period]] = defaultdict(list)
+        periods: defaultdict[tuple[str, int], list[PriceStart]] = defaultdict(list)
         rows = connection.execute(
             select(
                 price_periods.c.model,
@@ -265,7 +265,7 @@ class LiveCatalog:
             .order_by(price_periods.c.effective_from)
         )
         for model, account_id, starts_at, price_id in rows.all():
-            periods[model, account_id].append(Period(starts_at, price_id))
+            periods[model, account_id].append(PriceStart(starts_at, price_id))
             if price_id is not None and price_id not in self._unreadable:
                 self._read_price(connection, model, price_id)
         return Terms(version, dict(periods), read_discounts(connection))
@@ -327,7 +327,7 @@ class LiveCatalog:
         periods = self._terms.periods.get(place, ())
         return next((each.price_id for each in reversed(periods) if each.starts_at <= now), None)
 
-    def _at_price(self, entry: Entry, now: datetime, account_id: int) -> Entry:
+    def _at_price(self, entry: CatalogEntry, now: datetime, account_id: int) -> CatalogEntry:
         price_id = self._price_id(entry.name, now, account_id)
         price = None if price_id is None else self.prices.get(price_id)
         return entry if price is None else entry.at(price)

@@ -28,7 +28,7 @@ Task: TypeAlias = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TaskKind:
     """What goes into a task and what comes out of it."""
 
     reads: tuple[Modality, ...]
@@ -37,23 +37,23 @@ class Kind:
     """How many it takes at least, if it reads any."""
 
 
-TASKS: Final[Mapping[Task, Kind]] = {
-    "text-generation": Kind(("text",), "text"),
-    "text-embedding": Kind(("text",), "embedding"),
-    "text-to-image": Kind(("text",), "image"),
-    "image-to-image": Kind(("text", "image"), "image"),
-    "image-edit": Kind(("text", "image"), "image"),
-    "image-relight": Kind(("text", "image"), "image"),
-    "image-restyle": Kind(("text", "image"), "image"),
-    "image-blend": Kind(("text", "image"), "image", pictures=2),
-    "image-upscale": Kind(("image",), "image"),
-    "text-to-video": Kind(("text",), "video"),
-    "image-to-video": Kind(("text", "image"), "video"),
-    "video-upscale": Kind(("video",), "video"),
-    "talking-head": Kind(("text", "image", "audio"), "video"),
-    "text-to-speech": Kind(("text",), "audio"),
-    "voice-clone": Kind(("text", "audio"), "audio"),
-    "text-to-music": Kind(("text",), "audio"),
+TASKS: Final[Mapping[Task, TaskKind]] = {
+    "text-generation": TaskKind(("text",), "text"),
+    "text-embedding": TaskKind(("text",), "embedding"),
+    "text-to-image": TaskKind(("text",), "image"),
+    "image-to-image": TaskKind(("text", "image"), "image"),
+    "image-edit": TaskKind(("text", "image"), "image"),
+    "image-relight": TaskKind(("text", "image"), "image"),
+    "image-restyle": TaskKind(("text", "image"), "image"),
+    "image-blend": TaskKind(("text", "image"), "image", pictures=2),
+    "image-upscale": TaskKind(("image",), "image"),
+    "text-to-video": TaskKind(("text",), "video"),
+    "image-to-video": TaskKind(("text", "image"), "video"),
+    "video-upscale": TaskKind(("video",), "video"),
+    "talking-head": TaskKind(("text", "image", "audio"), "video"),
+    "text-to-speech": TaskKind(("text",), "audio"),
+    "voice-clone": TaskKind(("text", "audio"), "audio"),
+    "text-to-music": TaskKind(("text",), "audio"),
 }
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, String
 from gateway.catalog.tasks import TASKS, Modality, Task
 
 if TYPE_CHECKING:
-    from gateway.catalog.schema import Entry
+    from gateway.catalog.schema import CatalogEntry
 
 Place: TypeAlias = tuple[str | int, ...]
 Conflict: TypeAlias = tuple[Place, str]
@@ -280,7 +280,7 @@ def _unknown(
 # --- Checks against the other entries ------------------------------------------------------------
 
 
-def misfits(entry: Entry, models: Mapping[str, Entry]) -> Iterator[Conflict]:
+def misfits(entry: CatalogEntry, models: Mapping[str, CatalogEntry]) -> Iterator[Conflict]:
     """Find steps that the catalog's models cannot do, and what does not fit where it flows to."""
     workflow = entry.workflow
     assert workflow is not None

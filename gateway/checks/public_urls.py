@@ -20,7 +20,7 @@ HOST_CHARACTERS_MAX: Final = 253
 """Length of a host name (RFC 1035), without the dot at its end."""
 
 
-def check_url(url: str, *, param: str, private_allowed: bool) -> str:
+def check_public_url(url: str, *, param: str, private_allowed: bool) -> str:
     """Accept a URL or raise ``InvalidRequest``; names are resolved when the URL is called."""
     schemes = ("https", "http") if private_allowed else ("https",)
     parsed = _parsed(url)

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from gateway.catalog.loader import check, load_catalog
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.commands.prices import price, whatif_command
 from gateway.commands.terminal import (
     example,
@@ -62,7 +62,7 @@ def catalog_show(name: str | None, as_json: bool) -> None:
     print_rows(entries, _entry_row, as_json)
 
 
-def _entry_row(entry: Entry) -> dict[str, Any]:
+def _entry_row(entry: CatalogEntry) -> dict[str, Any]:
     lines = [
         f"${format_usd(line.amount)} per {line.per if line.per > 1 else ''} {line.unit}".replace(
             "  ", " "

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from gateway.catalog.loader import load_catalog
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.commands.terminal import Usd, example, json_option, print_rows, read_settings
 from gateway.plan.hardware import GIGA, GPUS, PRECISIONS, Device, find_gpu
 from gateway.plan.roofline import (
@@ -44,7 +44,7 @@ class Subject:
 
     name: str
     shape: Shape
-    entry: Entry | None
+    entry: CatalogEntry | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def find_subject(name: str, catalog: Path, spelled: dict[str, int | None]) -> Su
     return Subject(name, shape, entry)
 
 
-def _find_entry(name: str, catalog: Path) -> Entry | None:
+def _find_entry(name: str, catalog: Path) -> CatalogEntry | None:
     try:
         entries = load_catalog(catalog).models
     except FileNotFoundError:
@@ -175,7 +175,7 @@ def _find_entry(name: str, catalog: Path) -> Entry | None:
     return entry
 
 
-def _known_upstream(entry: Entry | None) -> Shape | None:
+def _known_upstream(entry: CatalogEntry | None) -> Shape | None:
     named = entry.upstream.model if entry is not None and entry.upstream is not None else None
     return None if named is None else find_shape(named)
 

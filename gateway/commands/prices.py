@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 
 from gateway.accounts.accounts import find_account
 from gateway.billing.usage import read_span
-from gateway.billing.whatif import Repriced, whatif
+from gateway.billing.whatif import RepricedUsage, whatif
 from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
-from gateway.catalog.offers import read_offer, read_prices, read_scheduled, read_start
-from gateway.catalog.schema import Entry
+from gateway.catalog.price_overrides import read_offer, read_prices, read_scheduled, read_start
+from gateway.catalog.schema import CatalogEntry
 from gateway.commands.terminal import (
     example,
     json_option,
@@ -190,7 +190,7 @@ def whatif_command(
             ends_at=span.ends_at,
             account_id=account_id,
         )
-    whole = Repriced("total")
+    whole = RepricedUsage("total")
     for each in found:
         whole.requests += each.requests
         whole.charged_nanos += each.charged_nanos
@@ -238,7 +238,7 @@ def _component(text: str) -> dict[str, Any]:
     return {"unit": unit, "amount": amount} | ({"per": int(per[0])} if per else {})
 
 
-def _entry(model: str) -> Entry:
+def _entry(model: str) -> CatalogEntry:
     entries = {entry.name: entry for entry in load_catalog(read_settings().catalog).models}
     if model not in entries:
         refuse(f"the catalog has no model {model!r}")
@@ -272,7 +272,7 @@ def _row(period: PricePeriod, price: Price | None) -> dict[str, Any]:
     }
 
 
-def _repriced_row(each: Repriced) -> dict[str, Any]:
+def _repriced_row(each: RepricedUsage) -> dict[str, Any]:
     return {
         "model": each.model,
         "requests": each.requests,

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from gateway.dispatch.waiters import Waiter
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.sql.outages import QUEUE_OUTAGE
 from workers.contract.jobs import Progress, SentEvent, Settled, decode_frame
 from workers.contract.streams import EventLog
@@ -31,7 +31,7 @@ PROGRESS_PATIENCE_S: Final = 1.0
 LOG_LAG_S: Final = 0.5
 """Workers write what they say into the log a little later than they say it."""
 
-Followed: TypeAlias = tuple[str | None, str, Mapping[str, Any] | Closed]
+Followed: TypeAlias = tuple[str | None, str, Mapping[str, Any] | ClosedRequest]
 """Cursor, name and data of one event, at last the closed request; no name is a sign of life."""
 
 
@@ -41,7 +41,7 @@ async def follow(
     *,
     request_id: str,
     after: str | None,
-    look: Callable[[], Awaitable[Closed | None]],
+    look: Callable[[], Awaitable[ClosedRequest | None]],
     keep_alive_s: float,
 ) -> AsyncIterator[Followed]:
     """Yield the events of a request after a cursor, and last the closed request itself.

@@ -15,7 +15,7 @@ from typing import Final
 from redis.asyncio import Redis
 
 from gateway.catalog.availability import availability
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.dispatch.waiting import Waiting, Weight
 from gateway.errors import TooManyRequests, Unavailable
 from gateway.sql.outages import QUEUE_OUTAGE
@@ -38,7 +38,7 @@ RECENT_S: Final = 30.0
 """Queues asked for within this time are refreshed; the others cost nothing."""
 
 
-class Watch:
+class QueueHealth:
     def __init__(
         self, redis: Redis, *, namespace: str, weight: Weight = lambda account: 1.0
     ) -> None:
@@ -91,7 +91,7 @@ class Watch:
     def loads(self) -> dict[str, Load]:
         return self._loads
 
-    def check(self, entry: Entry, *, account: str, waits: bool, wait_max_s: float) -> None:
+    def check(self, entry: CatalogEntry, *, account: str, waits: bool, wait_max_s: float) -> None:
         """Raise ``Unavailable`` or ``TooManyRequests`` if a request of an account, by its name in
         the queue, had better not be accepted."""
         if not self.healthy:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from gateway.errors import RequestFailed
-from gateway.ledger.closed import Closed, Output
+from gateway.ledger.closed import ClosedRequest, Output
 from workers.contract.blobs import BlobError, BlobMissing, Blobs
 from workers.contract.jobs import unpack_value
 
@@ -23,7 +23,7 @@ async def load(blobs: Blobs, output: Output) -> Output:
     return msgspec.structs.replace(output, value=value)
 
 
-async def loaded(blobs: Blobs, closed: Closed) -> Closed:
+async def loaded(blobs: Blobs, closed: ClosedRequest) -> ClosedRequest:
     """Return a closed request with its output, or without any if that was deleted.
 
     Raise ``RequestFailed`` if the store cannot be read: an error that clients do not answer with

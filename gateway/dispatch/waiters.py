@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from redis.asyncio import Redis
 
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.sql.outages import QUEUE_OUTAGE
 from gateway.supervision import Beat, unheard
 from workers.contract.jobs import RequestId, SentEvent, Settled, decode_frame
@@ -36,7 +36,7 @@ class Waiter:
         self._events: list[SentEvent] = []
         self._changed = asyncio.Event()
         self.settled = False
-        self.closed: Closed | None = None
+        self.closed: ClosedRequest | None = None
         """The end itself, where it was settled in this process."""
 
     def push(self, event: SentEvent) -> None:
@@ -45,7 +45,7 @@ class Waiter:
         self._events.append(event)
         self._changed.set()
 
-    def settle(self, closed: Closed | None) -> None:
+    def settle(self, closed: ClosedRequest | None) -> None:
         self.settled = True
         self.closed = closed
         self._changed.set()
@@ -101,7 +101,7 @@ class Waiters:
             for waiter in self._waiters.get(event.request_id, ()):
                 waiter.push(event)
 
-    def settle(self, request_id: RequestId, closed: Closed | None = None) -> bool:
+    def settle(self, request_id: RequestId, closed: ClosedRequest | None = None) -> bool:
         """Wake everybody who waits for a settled request; say whether anybody did."""
         waiters = self._waiters.get(request_id, ())
         for waiter in waiters:

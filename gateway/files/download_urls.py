@@ -28,7 +28,7 @@ _PLACE: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlobLocation:
     """Where something lies; its account is known to the server alone."""
 
     request_id: str
@@ -41,14 +41,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DownloadUrl:
     url: str
     expires_at: int
     """Unix time in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class UrlSigner:
     """Makes addresses below ``base``, each valid for ``valid_s``."""
 
     secret: bytes
@@ -56,18 +56,18 @@ class Links:
     base: str
 
     @classmethod
-    def make(cls, pepper: bytes, *, valid_s: float, base: str) -> Links:
+    def make(cls, pepper: bytes, *, valid_s: float, base: str) -> UrlSigner:
         return cls(hmac.digest(pepper, b"blobs", hashlib.sha256), int(valid_s), base.rstrip("/"))
 
-    def at(self, base: str) -> Links:
+    def at(self, base: str) -> UrlSigner:
         return replace(self, base=base.rstrip("/"))
 
-    def until(self, moment: datetime) -> Links:
+    def until(self, moment: datetime) -> UrlSigner:
         """Make addresses that work until then, or for as long as any does."""
         left_s = int((moment - datetime.now(UTC)).total_seconds())
         return replace(self, valid_s=max(self.valid_s, left_s))
 
-    def link(self, blob: BlobRef) -> Link:
+    def link(self, blob: BlobRef) -> DownloadUrl:
         """Make an address of a blob that belongs to a request."""
         _, path = blob.key.split("/", 1)
         path = f"{path}.{EXTENSIONS.get(blob.content_type, 'bin')}"
@@ -75,9 +75,9 @@ class Links:
         expires_at = (int(time.time()) // 60 + 1) * 60 + self.valid_s
         signature = _sign(self.secret, path, expires_at)
         url = f"{self.base}{PATH}/{path}?expires={expires_at}&signature={signature}"
-        return Link(url, expires_at)
+        return DownloadUrl(url, expires_at)
 
-    def check(self, path: str, *, expires: str | None, signature: str | None) -> Place:
+    def check(self, path: str, *, expires: str | None, signature: str | None) -> BlobLocation:
         """Read a signed address. Raise ``NotFound``, ``Forbidden`` or ``Gone``."""
         found = _PLACE.fullmatch(path)
         if found is None:
@@ -95,7 +95,7 @@ class Links:
                 "This address has expired; GET /v1/requests/{id} gives a fresh one.",
             )
         request_id, nonce, number, extension = found.groups()
-        return Place(request_id, nonce, number, of_extension(extension))
+        return BlobLocation(request_id, nonce, number, of_extension(extension))
 
 
 def _sign(secret: bytes, path: str, expires_at: int) -> str:

@@ -20,11 +20,19 @@ from urllib.parse import unquote_to_bytes, urljoin
 
 import httpx
 
-from gateway.checks.public_urls import check_url
+from gateway.checks.public_urls import check_public_url
 from gateway.errors import InvalidRequest, TollgateError, TooLarge, Unavailable
 from gateway.files.retention import BROUGHT
 from gateway.files.room import Room
-from gateway.files.sources import Inline, Kept, Remote, Sent, Source, StoredSource, Uploaded
+from gateway.files.sources import (
+    InlineSource,
+    RemoteSource,
+    SentSource,
+    Source,
+    StoredSource,
+    StoredVoice,
+    UploadedSource,
+)
 from gateway.files.spool import SPOOL
 from gateway.files.store import Files
 from workers.contract.addresses import PrivateAddress, pin
@@ -119,11 +127,11 @@ class Fetcher:
         return tuple(task.result() for task in tasks)
 
     async def _bring(self, account_id: int, key: str, source: Source) -> BlobRef:
-        if isinstance(source.given, Kept):
+        if isinstance(source.given, StoredVoice):
             assert source.given.blob is not None, "a voice is looked up first"
             return source.given.blob
         try:
-            if isinstance(source.given, Remote):
+            if isinstance(source.given, RemoteSource):
                 async with self._free:
                     return await self._store(key, self._download(account_id, source), source)
             chunks = await self._open(account_id, source)
@@ -140,15 +148,15 @@ class Fetcher:
     async def _open(self, account_id: int, source: Source) -> AsyncIterator[bytes]:
         param = source.param
         match source.given:
-            case Inline(uri) if (spool := SPOOL.get()) and (part := spool.find(uri)):
+            case InlineSource(uri) if (spool := SPOOL.get()) and (part := spool.find(uri)):
                 if not part.valid:
                     raise _not_base64(param)
                 return spool.read(part)
-            case Inline(uri):
+            case InlineSource(uri):
                 return _pieces(await asyncio.to_thread(decode, uri, param, self._most(source)))
-            case Uploaded(file_id):
+            case UploadedSource(file_id):
                 return self._files.content(await self._files.find(account_id, file_id, param=param))
-            case Sent(read):
+            case SentSource(read):
                 return read()
             case StoredSource(blob):
                 return self._blobs.stream(blob)
@@ -165,11 +173,11 @@ class Fetcher:
         return await self._blobs.put_stream(key, whole, content_type=content_type)
 
     async def _download(self, account_id: int, source: Source) -> AsyncIterator[bytes]:
-        assert isinstance(source.given, Remote)
+        assert isinstance(source.given, RemoteSource)
         url, param = source.given.url, source.param
         try:
             for _ in range(REDIRECTS_MAX + 1):
-                check_url(url, param=param, private_allowed=self._private_allowed)
+                check_public_url(url, param=param, private_allowed=self._private_allowed)
                 to = await pin(url, private_allowed=self._private_allowed, owner=str(account_id))
                 async with self._client.stream(
                     "GET", to.url, headers=to.headers, extensions=to.extensions

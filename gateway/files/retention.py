@@ -41,7 +41,7 @@ AGAIN: Final = timedelta(minutes=10)
 CHUNK: Final = 100
 
 
-class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an accepted request was asked, as its job has it, with what was attached."""
 
     input: dict[str, Any]
@@ -55,7 +55,7 @@ class Record:
     request_id: RequestId
     account_id: int
     task: str
-    asked: Asked | None
+    asked: StoredInput | None
 
 
 class MediaStore:
@@ -65,7 +65,7 @@ class MediaStore:
         self._retention = retention
 
     async def register(
-        self, account_id: int, request_id: RequestId, task: str, asked: Asked | None
+        self, account_id: int, request_id: RequestId, task: str, asked: StoredInput | None
     ) -> None:
         """Answer for what a request that is about to be accepted will have in the store."""
         values = {
@@ -113,7 +113,7 @@ class MediaStore:
         except BlobError as error:
             log.warning("the input of %s is left: %s", request_id, type(error).__name__)
 
-    async def describe(self, request_id: RequestId, asked: Asked) -> None:
+    async def describe(self, request_id: RequestId, asked: StoredInput) -> None:
         change = update(media).where(media.c.request_id == request_id)
         await self._database.write(
             lambda connection: connection.execute(change.values(asked=_encode(asked)))
@@ -283,7 +283,7 @@ def input_key(account: str, request_id: str) -> str:
     return blob_key(account, request_id, f"{BROUGHT}job", 0)
 
 
-def _encode(asked: Asked | None) -> bytes | None:
+def _encode(asked: StoredInput | None) -> bytes | None:
     return None if asked is None else msgspec.msgpack.encode(asked)
 
 
@@ -292,5 +292,5 @@ def _record(row: RowMapping) -> Record:
         request_id=RequestId(row["request_id"]),
         account_id=row["account_id"],
         task=row["task"],
-        asked=msgspec.msgpack.decode(row["asked"], type=Asked) if row["asked"] else None,
+        asked=msgspec.msgpack.decode(row["asked"], type=StoredInput) if row["asked"] else None,
     )

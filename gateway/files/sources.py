@@ -20,24 +20,24 @@ from workers.contract.media import MediumKind
 
 
 @dataclass(frozen=True, slots=True)
-class Inline:
+class InlineSource:
     """A data URI."""
 
     uri: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteSource:
     url: str
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
+class UploadedSource:
     file_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentSource:
     """Bytes that came with the request itself, in pieces of at most about a megabyte."""
 
     read: Callable[[], AsyncIterator[bytes]]
@@ -52,7 +52,7 @@ class StoredSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredVoice:
     """A voice that the account keeps, and its recording once it was looked up: attached as it lies,
     copied for nobody."""
 
@@ -60,7 +60,9 @@ class Kept:
     blob: BlobRef | None = None
 
 
-Given: TypeAlias = Inline | Remote | Uploaded | Sent | StoredSource | Kept
+Given: TypeAlias = (
+    InlineSource | RemoteSource | UploadedSource | SentSource | StoredSource | StoredVoice
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +78,22 @@ class Source:
 
 def read_given(value: Any) -> Given:
     """Read what stands in a field. Raise ``ValueError`` with what would have been accepted."""
-    if isinstance(value, Inline | Remote | Uploaded | Sent | StoredSource):
+    if isinstance(value, InlineSource | RemoteSource | UploadedSource | SentSource | StoredSource):
         return value
     if isinstance(value, dict) and len(value) == 1:
         ((name, inner),) = value.items()
         if name in ("upload", "file_id") and isinstance(inner, str):
-            return Uploaded(inner)
+            return UploadedSource(inner)
         if name in ("url", "image_url") and isinstance(inner, str):
             return read_given(inner)
     if isinstance(value, str):
         if value.startswith("data:"):
-            return Inline(value)
+            return InlineSource(value)
         if value.startswith(("https://", "http://")):
             uploaded = id_in(value)
-            return Uploaded(uploaded) if uploaded is not None else Remote(value)
+            return UploadedSource(uploaded) if uploaded is not None else RemoteSource(value)
         if value.startswith("file-"):
-            return Uploaded(value)
+            return UploadedSource(value)
     raise ValueError(
         'this is a data URI (data:image/png;base64,…), an https address, or {"upload": "file-…"}'
     )

@@ -48,7 +48,7 @@ _PUBLIC: Final = re.compile(r"(?:/.*)?" + PATH + r"/(file-[0-9a-f]{32})\.[a-z0-9
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class UploadUrl:
     """Whose file it will be, under which id, and as what it is to be sent."""
 
     account_id: int
@@ -61,11 +61,11 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class UploadUrls:
     secret: bytes
 
     @classmethod
-    def make(cls, pepper: bytes) -> Slots:
+    def make(cls, pepper: bytes) -> UploadUrls:
         return cls(hmac.digest(pepper, b"uploads", hashlib.sha256))
 
     def open(
@@ -85,7 +85,7 @@ class Slots:
 
     def check(
         self, name: str, *, account: str | None, expires: str | None, signature: str | None
-    ) -> Slot:
+    ) -> UploadUrl:
         """Read a signed address. Raise ``Forbidden`` or ``Gone``."""
         expires_at = int(expires) if expires and re.fullmatch(r"[0-9]{1,12}", expires) else 0
         right = self._sign(name, account or "", expires_at)
@@ -95,7 +95,7 @@ class Slots:
         if expires_at < time.time():
             raise Gone("link_expired", "This address has expired; ask for another one.")
         file_id, file_type = found.groups()
-        return Slot(int(account or 0), file_id, CONTENT_TYPES[file_type])
+        return UploadUrl(int(account or 0), file_id, CONTENT_TYPES[file_type])
 
     def _sign(self, name: str, account: str, expires_at: int) -> str:
         text = f"{name}\n{account}\n{expires_at}"

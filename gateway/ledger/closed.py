@@ -24,7 +24,7 @@ NOT_ENTERED: Final = ("queue_full", "account_full")
 """Why a request ends that was held for and then found the queue full; it may be placed again."""
 
 
-class Problem(msgspec.Struct, frozen=True):
+class RequestError(msgspec.Struct, frozen=True):
     """Why a request gave no answer, for the client."""
 
     code: str
@@ -54,7 +54,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedRequest:
     """A request at its end. ``output`` is None once the time for which it is kept is over."""
 
     request_id: RequestId
@@ -71,7 +71,7 @@ class Closed:
     timings: Timings
     accepted_at: datetime
     settled_at: datetime
-    error: Problem | None = None
+    error: RequestError | None = None
     output: Output | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     service_class: ServiceClass = "standard"
@@ -84,9 +84,9 @@ class Closed:
         return self.status != "cancelled" or self.reason not in NOT_ENTERED
 
 
-def read_closed(row: RowMapping) -> Closed:
+def read_closed(row: RowMapping) -> ClosedRequest:
     """Make a closed request of a row of receipts, with ``body`` from outputs if it is kept."""
-    return Closed(
+    return ClosedRequest(
         request_id=RequestId(row["request_id"]),
         account_id=row["account_id"],
         model=row["model"],
@@ -101,7 +101,7 @@ def read_closed(row: RowMapping) -> Closed:
         timings=msgspec.convert(row["timings"], Timings),
         accepted_at=row["accepted_at"],
         settled_at=row["settled_at"],
-        error=msgspec.convert(row["error"], Problem) if row["error"] else None,
+        error=msgspec.convert(row["error"], RequestError) if row["error"] else None,
         output=msgspec.msgpack.decode(row["body"], type=Output) if row["body"] else None,
         metadata=row["metadata"] or {},
         service_class=row["service_class"],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.ledger.prices import PriceCache, read_price
 from gateway.ledger.refunds import Refund, refunds_of
 from gateway.ledger.steps import StepLine, itemized, steps_of
@@ -19,13 +19,13 @@ class Receipt:
     """The lines are recomputed from prices and usage, and sum to the charge unless less was held
     for; ``steps`` are those of a workflow."""
 
-    closed: Closed
+    closed: ClosedRequest
     lines: Sequence[Line]
     given: Sequence[Refund]
     steps: Sequence[StepLine]
 
 
-def read_receipt(connection: Connection, closed: Closed, prices: PriceCache) -> Receipt:
+def read_receipt(connection: Connection, closed: ClosedRequest, prices: PriceCache) -> Receipt:
     lines: Sequence[Line] = ()
     if closed.outcome == "charged":
         price = read_price(connection, closed.price_id, prices)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from sqlalchemy import BigInteger, ColumnElement, Connection, Select, case, cast, or_, select
 
-from gateway.ledger.closed import Closed, read_closed
+from gateway.ledger.closed import ClosedRequest, read_closed
 from gateway.ledger.concurrency import miscounts
 from gateway.ledger.discounts import class_price, read_discounts
 from gateway.ledger.prices import LIST, PriceCache, not_cancelled, read_price
@@ -176,7 +176,7 @@ def _prices_were_in_force(connection: Connection) -> Iterator[Finding]:
     discounts = read_discounts(connection)
     cache: PriceCache = {}
 
-    def was_in_force(closed: Closed) -> bool:
+    def was_in_force(closed: ClosedRequest) -> bool:
         model, moment = closed.model, closed.accepted_at
         due = in_force(model, closed.account_id, moment) or in_force(model, LIST, moment)
         if closed.service_class == "standard" or due is None:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select
 
 from gateway.accounts.locks import lock_accounts
 from gateway.ledger.bounds import close_windows
-from gateway.ledger.closed import UNITS, Closed, Output, Problem, Status
+from gateway.ledger.closed import UNITS, ClosedRequest, Output, RequestError, Status
 from gateway.ledger.concurrency import COUNTED
 from gateway.ledger.extend import Extension, extend
 from gateway.ledger.lots import burn
@@ -49,7 +49,7 @@ _UNREADABLE: Final[Mapping[str, Any]] = {
     "reason": "unreadable",
     "billable": False,
     "output": None,
-    "error": Problem("engine_error", "What is stored of the request cannot be read."),
+    "error": RequestError("engine_error", "What is stored of the request cannot be read."),
 }
 
 log = logging.getLogger(__name__)
@@ -66,16 +66,16 @@ class Settlement:
     usage: Usage = NOTHING
     timings: Timings = UNTIMED
     output: Output | None = None
-    error: Problem | None = None
+    error: RequestError | None = None
     freed: str | None = None
     """Idempotency key of an order that found its queue full: sent again it is a new attempt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Closing:
     """A request that this call closed; ``clipped`` if it used more than its limits allow."""
 
-    closed: Closed
+    closed: ClosedRequest
     clipped: bool
     job: Job
     steps: tuple[StepLine, ...] = ()
@@ -128,7 +128,7 @@ def settle(
     now: datetime,
     prices: PriceCache,
     retention: timedelta,
-) -> list[Settled | None]:
+) -> list[Closing | None]:
     """Close requests; None for each one that was closed before, also within this batch.
 
     ``now`` is the ``booking_time`` of the same transaction.
@@ -143,8 +143,8 @@ def settle(
     taken: dict[str, RowMapping] = {
         row["request_id"]: row for row in connection.execute(_TAKE, {"ids": ids}).mappings()
     }
-    answers: list[Settled | None] = []
-    ended: list[tuple[RowMapping, Settled]] = []
+    answers: list[Closing | None] = []
+    ended: list[tuple[RowMapping, Closing]] = []
     freed: list[dict[str, Any]] = []
     for settlement in settlements:
         row = taken.pop(settlement.request_id, None)
@@ -210,7 +210,7 @@ def _close(
     now: datetime,
     prices: PriceCache,
     retention: timedelta,
-) -> Settled:
+) -> Closing:
     """Decide what a request costs; nothing that its price does not cover is given away unseen."""
     readable = True
     try:
@@ -248,13 +248,13 @@ def _close(
                 cost_nanos = bill.total_nanos
         except (UnpricedUsage, ValueError) as problem:
             status, reason = "failed", "unpriced_usage"
-            error = Problem("unpriced_usage", f"The usage could not be priced: {problem}.")
+            error = RequestError("unpriced_usage", f"The usage could not be priced: {problem}.")
     if row["cut"] and status == "cancelled":
         reason = row["cut"]
     cost_nanos = min(cost_nanos, row["hold_nanos"])
     output = settlement.output if error is settlement.error else None
     total_us = int((now - row["accepted_at"]) / timedelta(microseconds=1))
-    closed = Closed(
+    closed = ClosedRequest(
         request_id=settlement.request_id,
         account_id=row["account_id"],
         model=row["model"],
@@ -275,7 +275,7 @@ def _close(
         service_class=row["service_class"],
         kept_until=_keep_until(row, now, retention) if output is not None else None,
     )
-    return Settled(
+    return Closing(
         closed,
         clipped or cost_nanos > row["hold_nanos"],
         job,
@@ -291,7 +291,7 @@ def _stand_in(row: RowMapping) -> Job:
 
 def _post(
     connection: Connection,
-    ended: Sequence[tuple[RowMapping, Settled]],
+    ended: Sequence[tuple[RowMapping, Closing]],
     books: Mapping[int, RowMapping],
     *,
     now: datetime,
@@ -360,7 +360,7 @@ def _post(
 
 def _write(
     connection: Connection,
-    ended: Sequence[tuple[RowMapping, Settled]],
+    ended: Sequence[tuple[RowMapping, Closing]],
     charges: Mapping[int, int],
     *,
     now: datetime,
@@ -403,7 +403,7 @@ def _keep_until(row: RowMapping, now: datetime, retention: timedelta) -> datetim
     return now + retention
 
 
-def _receipt(row: RowMapping, closed: Closed, charges: Mapping[int, int]) -> dict[str, Any]:
+def _receipt(row: RowMapping, closed: ClosedRequest, charges: Mapping[int, int]) -> dict[str, Any]:
     return {
         "request_id": closed.request_id,
         "account_id": closed.account_id,

@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, RowMapping, delete, insert, select
 
-from gateway.ledger.closed import Problem
+from gateway.ledger.closed import RequestError
 from gateway.ledger.prices import PriceCache, read_price
-from gateway.ledger.workflow_plan import Plan, PlannedStep, StepId, combined
+from gateway.ledger.workflow_plan import PlannedStep, StepId, WorkflowPlan, combined
 from gateway.pricing import Line, Price, charge, clip
 from gateway.tables.workflows import receipt_steps, steps
 from workers.contract.jobs import RequestId, Timings, Usage
@@ -46,7 +46,7 @@ class StepLine:
     charge_nanos: int
     usage: Usage
     timings: Timings
-    error: Problem | None
+    error: RequestError | None
     placed_at: datetime | None
     ended_at: datetime | None
 
@@ -60,7 +60,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StepMeasurement:
     """What the steps of a request used, before it is decided what that costs."""
 
     lines: tuple[StepLine, ...]
@@ -70,7 +70,7 @@ class Measured:
     clipped: bool
 
 
-def measure(connection: Connection, request_id: str, plan: Plan) -> Measured:
+def measure(connection: Connection, request_id: str, plan: WorkflowPlan) -> StepMeasurement:
     """Read what became of the steps, and forget those that have ended."""
     rows = list(
         connection.execute(
@@ -87,7 +87,7 @@ def measure(connection: Connection, request_id: str, plan: Plan) -> Measured:
         lines.append(line)
         clipped = clipped or cut
     delivered = next(line.usage for line in lines if line.name == plan.output)
-    return Measured(
+    return StepMeasurement(
         tuple(lines),
         combined((line.usage for line in lines), delivered),
         _summed([line.timings for line in lines]),
@@ -169,7 +169,7 @@ def _line(step: PlannedStep, attempts: Sequence[RowMapping]) -> tuple[StepLine, 
         measured = msgspec.convert(last["usage"] or {}, Usage)
         usage, clipped = clip(measured, step.limits)
         timings = msgspec.convert(last["timings"] or {}, Timings)
-        error = msgspec.convert(last["error"], Problem) if last["error"] else None
+        error = msgspec.convert(last["error"], RequestError) if last["error"] else None
     line = StepLine(
         name=step.name,
         model=step.model,
@@ -202,5 +202,5 @@ def _read(row: RowMapping) -> StepLine:
         **values,
         usage=msgspec.convert(row["usage"], Usage),
         timings=msgspec.convert(row["timings"], Timings),
-        error=msgspec.convert(row["error"], Problem) if row["error"] else None,
+        error=msgspec.convert(row["error"], RequestError) if row["error"] else None,
     )

@@ -37,7 +37,7 @@ class PlannedStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """Between the first attempt and the second; then twice as long each time."""
 
 
-class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+class WorkflowPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """``output`` is the step whose output the whole has; ``texts`` and ``media`` are the inputs,
     the latter as places among the job's attachments."""
 
@@ -66,9 +66,9 @@ def read_step_id(text: str) -> StepId | None:
     return StepId(RequestId(found[1]), found[2], int(found[3])) if found else None
 
 
-def plan_of(job: Job) -> Plan | None:
+def plan_of(job: Job) -> WorkflowPlan | None:
     """The plan of a request that is a workflow."""
-    return msgspec.convert(job.input, Plan) if job.workflow else None
+    return msgspec.convert(job.input, WorkflowPlan) if job.workflow else None
 
 
 def combined(parts: Iterable[Usage], delivered: Usage) -> Usage:

@@ -23,7 +23,7 @@ from gateway.accounts.locks import lock_accounts
 from gateway.ledger.periods import booking_time
 from gateway.ledger.reconcile import Finding
 from gateway.ledger.transfers import add_credit, chargeback
-from gateway.payments.provider import Paid, PaymentEvent
+from gateway.payments.provider import PaidEvent, PaymentEvent
 from gateway.pricing import NANOS_PER_USD, format_usd
 from gateway.tables.payments import payment_events, payments
 
@@ -131,7 +131,7 @@ def apply(connection: Connection, event: PaymentEvent, *, provider: str) -> Appl
     return _book(connection, row, event, provider)
 
 
-def compare(connection: Connection, paid: Sequence[Paid], *, provider: str) -> list[Finding]:
+def compare(connection: Connection, paid: Sequence[PaidEvent], *, provider: str) -> list[Finding]:
     """R12: what the provider says was paid is what was booked."""
     rows = connection.execute(
         select(payments.c.reference, payments.c.amount_nanos, payments.c.transfer_id).where(

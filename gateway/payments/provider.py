@@ -40,7 +40,7 @@ class PaymentEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Paid:
+class PaidEvent:
     """One payment by the provider's own books."""
 
     reference: str
@@ -72,5 +72,5 @@ class PaymentProvider(Protocol):
     def read_event(self, body: bytes, signature: str) -> PaymentEvent:
         """Verify and read an event. Raise ``BadEvent``."""
 
-    async def paid_since(self, moment: datetime) -> Sequence[Paid]:
+    async def paid_since(self, moment: datetime) -> Sequence[PaidEvent]:
         """List the payments made since a moment. Raise ``ProviderFailed``."""

@@ -17,7 +17,7 @@ from gateway.payments.provider import (
     BadEvent,
     Checkout,
     EventKind,
-    Paid,
+    PaidEvent,
     PaymentEvent,
     ProviderFailed,
 )
@@ -96,13 +96,13 @@ class StripeProvider:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadEvent(f"the event cannot be read: {error!r}") from None
 
-    async def paid_since(self, moment: datetime) -> Sequence[Paid]:
+    async def paid_since(self, moment: datetime) -> Sequence[PaidEvent]:
         try:
             sessions = await self._client.v1.checkout.sessions.list_async(
                 {"created": {"gte": int(moment.timestamp())}, "status": "complete", "limit": 100}
             )
             return [
-                Paid(session.id, session.amount_total)
+                PaidEvent(session.id, session.amount_total)
                 async for session in sessions.auto_paging_iter()
                 if session.payment_status == "paid" and session.amount_total is not None
             ]

@@ -14,13 +14,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.accounts.cancelled import Cancelled
+from gateway.accounts.cancelled import CancelledTime
 from gateway.accounts.rates import Rates, refuse_overrun, refuse_oversized, wanted
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.dispatch.enqueue import BATCH_PRIORITY, flow_of
-from gateway.dispatch.health import Watch
+from gateway.dispatch.health import QueueHealth
 from gateway.errors import (
     InvalidRequest,
     NotFound,
@@ -44,21 +44,26 @@ from gateway.pricing import (
     is_known_ahead,
     quote,
 )
-from gateway.requests.attachments import PLAIN_BYTES_MAX, QUEUED_BYTES_MAX, Intake, may_be_stored
-from gateway.requests.caller import Call
+from gateway.requests.attachments import (
+    PLAIN_BYTES_MAX,
+    QUEUED_BYTES_MAX,
+    Attachments,
+    may_be_stored,
+)
+from gateway.requests.caller import Caller
 from gateway.requests.doubt import Doubts
-from gateway.requests.incremental_holds import Slices
+from gateway.requests.incremental_holds import IncrementalHold
 from gateway.requests.refusals import refusal
 from gateway.requests.voices import with_recordings
 from gateway.settings import Settings
 from gateway.sql.database import DatabaseTimeout
 from gateway.sql.outages import OUTAGE
-from gateway.tasks.order import Order
 from gateway.tasks.prepared import Prepared
 from gateway.tasks.registry import chosen_task, parse, prepare
-from gateway.tasks.workflow_order import WorkflowOrder
+from gateway.tasks.submission import Submission
+from gateway.tasks.workflow_submission import WorkflowSubmission
 from gateway.voices.store import Voices
-from gateway.workflows.plan import Market, Planned, of_fields, plan
+from gateway.workflows.plan import PlannedRun, StepModels, of_fields, plan
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 
 T = TypeVar("T")
@@ -73,14 +78,14 @@ HOLD_PATIENCE_S: Final = 4.0
 class Quoted:
     """What an order would cost at most, at the price in force now."""
 
-    entry: Entry
+    entry: CatalogEntry
     task: Task
     price_id: int
     price: Price
     prepared: Prepared
     bill: Bill
     service_class: ServiceClass
-    workflow: Planned | None = None
+    workflow: PlannedRun | None = None
     """Of a workflow: its steps, each with its own quote."""
 
     @property
@@ -111,7 +116,7 @@ class Admitted:
     hold_nanos: int
     cost_nanos: int | None = None
     """What it costs if it succeeds, where that does not depend on what is made."""
-    slices: Slices | None = None
+    slices: IncrementalHold | None = None
     """Of a stream that named no length, and is held for piece by piece."""
 
 
@@ -120,12 +125,12 @@ class Admission:
         self,
         *,
         live: LiveCatalog,
-        watch: Watch,
+        watch: QueueHealth,
         holds: GroupCommit[HoldRequest, HoldAnswer],
         rates: Rates,
         doubts: Doubts,
-        cancelled: Cancelled,
-        intake: Intake,
+        cancelled: CancelledTime,
+        intake: Attachments,
         voices: Voices,
         settings: Settings,
     ) -> None:
@@ -143,19 +148,23 @@ class Admission:
         """Check the shape of an input of the native API by the task that is named, or its model's
         own."""
         entry = self.entry(model)
-        return parse(task or entry.task, value) if entry.workflow is None else WorkflowOrder(value)
+        return (
+            parse(task or entry.task, value)
+            if entry.workflow is None
+            else WorkflowSubmission(value)
+        )
 
-    def resolve(self, order: Order) -> Order:
+    def resolve(self, order: Submission) -> Submission:
         """Name an order's model by its own name, and note the one that it was ordered by."""
         real = self._live.resolve(order.model)
         return order if real == order.model else replace(order, model=real, alias=order.model)
 
-    def quote(self, order: Order, now: datetime, account_id: int) -> Quoted:
+    def quote(self, order: Submission, now: datetime, account_id: int) -> Quoted:
         """Price an order as an account pays it. Raise ``NotFound`` or ``InvalidRequest``."""
         entry = self.entry(order.model)
         if entry.workflow is not None:
             return self._quote_workflow(entry, order, now, account_id)
-        assert not isinstance(order.input, WorkflowOrder)
+        assert not isinstance(order.input, WorkflowSubmission)
         task = order.task or chosen_task(entry, order.input)
         if task != entry.task and task not in entry.also:
             raise InvalidRequest(
@@ -175,7 +184,9 @@ class Admission:
             ) from None
         return Quoted(entry, task, price_id, price, prepared, bill, order.service_class)
 
-    def _quote_workflow(self, entry: Entry, order: Order, now: datetime, account_id: int) -> Quoted:
+    def _quote_workflow(
+        self, entry: CatalogEntry, order: Submission, now: datetime, account_id: int
+    ) -> Quoted:
         """Price a workflow: at its own price, or at that of its steps."""
         if order.task not in (None, entry.task):
             raise InvalidRequest(
@@ -188,11 +199,11 @@ class Admission:
                 "model_not_in_batches", f"{entry.name} is not sold in batches.", param="model"
             )
         asked = order.input
-        if not isinstance(asked, WorkflowOrder):
+        if not isinstance(asked, WorkflowSubmission):
             fields = {name: getattr(asked, name) for name in type(asked).model_fields}
             asked = of_fields(entry, fields)
         price_id, price = self._live.priced(entry.name, now, account_id)
-        market = Market(
+        market = StepModels(
             entry=self.entry,
             priced=lambda model: self._live.priced(model, now, account_id),
             own=price,
@@ -209,13 +220,13 @@ class Admission:
             planned,
         )
 
-    def check(self, order: Order, now: datetime, account_id: int) -> Quoted:
+    def check(self, order: Submission, now: datetime, account_id: int) -> Quoted:
         """Say that an order could be accepted but for money and limits, or raise why not."""
         quoted = self.quote(order, now, account_id)
         self._refuse_large(len(_packed(msgspec.msgpack.encode, quoted.input)), quoted)
         return quoted
 
-    async def admit(self, call: Call, order: Order, request_id: RequestId) -> Admitted:
+    async def admit(self, call: Caller, order: Submission, request_id: RequestId) -> Admitted:
         """Take in what an order brings, hold its quote and accept it; raise the reason why not.
 
         Accepting is one committed transaction, shared with whatever else arrived in the same
@@ -261,16 +272,16 @@ class Admission:
         prepared = await with_recordings(self._voices, account_id, quoted.prepared)
         return quoted if prepared is quoted.prepared else replace(quoted, prepared=prepared)
 
-    def _run_by(self, quoted: Quoted) -> list[Entry]:
+    def _run_by(self, quoted: Quoted) -> list[CatalogEntry]:
         """The entries in whose queues an order will be."""
         if quoted.workflow is None:
             return [quoted.entry]
         return [self.entry(one.step.model) for one in quoted.workflow.steps]
 
-    async def _discard(self, call: Call, request_id: RequestId, quoted: Quoted) -> None:
+    async def _discard(self, call: Caller, request_id: RequestId, quoted: Quoted) -> None:
         await self._intake.discard(call.key.account_id, request_id, quoted.task, quoted.prepared)
 
-    async def _take(self, call: Call, quoted: Quoted) -> None:
+    async def _take(self, call: Caller, quoted: Quoted) -> None:
         """Take a request's share of every limit that covers it, or raise ``TooManyRequests``."""
         rates = wanted(
             call.key.limits,
@@ -282,15 +293,15 @@ class Admission:
         call.taken = await self._rates.take(rates)
         refuse_overrun(call.taken.readings)
 
-    async def _give_back(self, call: Call) -> None:
+    async def _give_back(self, call: Caller) -> None:
         call.given_back = True
         if call.taken is not None:
             await self._rates.give_back(call.taken)
 
     async def _accept(
         self,
-        call: Call,
-        order: Order,
+        call: Caller,
+        order: Submission,
         request_id: RequestId,
         quoted: Quoted,
         now: datetime,
@@ -387,7 +398,7 @@ class Admission:
                 f"The input is {size} bytes long; at most {most} are accepted.",
             )
 
-    def _slices(self, order: Order, quoted: Quoted) -> Slices | None:
+    def _slices(self, order: Submission, quoted: Quoted) -> IncrementalHold | None:
         """Hold in slices for a stream that somebody reads and that named no length."""
         choices = quoted.prepared.choices
         if choices is None or not order.stream or not order.waits:
@@ -395,9 +406,9 @@ class Admission:
         slice_tokens = choices * self._settings.hold_slice_tokens
         if slice_tokens >= quoted.prepared.limits.output_tokens:
             return None
-        return Slices(quoted.price, quoted.prepared.limits, slice_tokens)
+        return IncrementalHold(quoted.price, quoted.prepared.limits, slice_tokens)
 
-    def entry(self, model: str, account_id: int = LIST) -> Entry:
+    def entry(self, model: str, account_id: int = LIST) -> CatalogEntry:
         """An entry at an account's price. Raise ``NotFound`` if there is no such model."""
         entry = self._live.entry(self._live.resolve(model), account_id)
         if entry is None:
@@ -409,7 +420,7 @@ class Admission:
         return entry
 
 
-def _noting_alias(prepared: Prepared, order: Order) -> Prepared:
+def _noting_alias(prepared: Prepared, order: Submission) -> Prepared:
     """Have the name that was ordered by stay with the usage to the receipt; no price depends on
     it."""
     if order.alias is None:

@@ -10,7 +10,7 @@ import msgspec
 from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import Unavailable
 from gateway.files.fetch import Fetcher
-from gateway.files.retention import Asked, MediaStore
+from gateway.files.retention import MediaStore, StoredInput
 from gateway.tasks.prepared import Prepared
 from workers.contract.blobs import BlobError
 from workers.contract.jobs import BlobRef, Job, RequestId, pack_value
@@ -25,7 +25,7 @@ PLAIN_BYTES_MAX: Final = 256 * 1024
 """Size of an input that always travels through the queue."""
 
 
-class Intake:
+class Attachments:
     def __init__(self, store: MediaStore, fetcher: Fetcher) -> None:
         self._store = store
         self._fetcher = fetcher
@@ -42,13 +42,13 @@ class Intake:
         """Store what a request brings, and note what it asks. Raise ``TollgateError``."""
         if not keeps(task, prepared):
             return ()
-        asked = Asked(prepared.input, origin=origin)
+        asked = StoredInput(prepared.input, origin=origin)
         sources = prepared.sources
         await self._store.register(account_id, request_id, task, None if sources else asked)
         if not sources:
             return ()
         attachments = await self._fetcher.fetch(account_id, request_id, sources)
-        await self._store.describe(request_id, Asked(prepared.input, attachments, origin))
+        await self._store.describe(request_id, StoredInput(prepared.input, attachments, origin))
         return attachments
 
     async def shorten(self, job: Job) -> Job:

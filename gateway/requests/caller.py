@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from gateway.accounts.budgets import Budget
 from gateway.accounts.keys import KeyInfo
-from gateway.accounts.rates import Reading, Taken
+from gateway.accounts.rates import LimitUsage, RateReservation
 
 
 @dataclass(slots=True)
-class Call:
+class Caller:
     """What was taken of its limits is noted here, whether its order is accepted or not."""
 
     key: KeyInfo
-    taken: Taken | None = None
+    taken: RateReservation | None = None
     """None until something is taken; empty where nothing is limited."""
     given_back: bool = False
     alias: tuple[str, str] | None = None
@@ -24,7 +24,7 @@ class Call:
     """Soft budgets that its order went beyond."""
 
     @property
-    def readings(self) -> Sequence[Reading] | None:
+    def readings(self) -> Sequence[LimitUsage] | None:
         """Its limits as they are once it has been answered; None if nothing was taken."""
         if self.taken is None:
             return None

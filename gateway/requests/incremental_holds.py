@@ -17,7 +17,7 @@ from gateway.pricing import Price, quote
 from workers.contract.jobs import RequestId, SentEvent, Tokens, Usage
 
 
-class Slices:
+class IncrementalHold:
     """Counts what a stream has produced, and says when more must be held for it."""
 
     def __init__(self, price: Price, limits: Usage, slice_tokens: int) -> None:

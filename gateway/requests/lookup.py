@@ -26,11 +26,11 @@ from gateway.dispatch.outputs import loaded
 from gateway.errors import InvalidRequest, NotFound
 from gateway.group_commit import GroupCommit
 from gateway.ids import first_request_id, is_request_id
-from gateway.ledger.closed import Closed, read_closed
+from gateway.ledger.closed import ClosedRequest, read_closed
 from gateway.sql.database import Database, exact_sum
 from gateway.sql.outages import QUEUE_OUTAGE
 from gateway.tables.core import holds, outputs, receipts
-from gateway.tasks.order import Open
+from gateway.tasks.submission import Open
 from gateway.workflows.store import attempts_at
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import RequestId
@@ -58,16 +58,16 @@ _OPEN: Final = select(
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RequestPage:
     """Requests, newest first, and the cursor of the page after this one if there is one. A page
     that found little among ``LOOKED_AT_MAX`` receipts is short, and has a cursor."""
 
-    items: Sequence[Open | Closed]
+    items: Sequence[Open | ClosedRequest]
     next_cursor: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RequestFilter:
     """Which requests a list shows; None is all of them. Times are those of acceptance."""
 
     account_id: int | None
@@ -153,12 +153,14 @@ class Lookup:
         self._redis = redis
         self._namespace = namespace
 
-        async def read(asked: Sequence[tuple[int, RequestId]]) -> list[Closed | None]:
+        async def read(asked: Sequence[tuple[int, RequestId]]) -> list[ClosedRequest | None]:
             return await database.read(lambda connection: _ends(connection, asked))
 
         self._ends = GroupCommit(read)
 
-    async def find(self, account_id: int, request_id: str, *, whole: bool = True) -> Open | Closed:
+    async def find(
+        self, account_id: int, request_id: str, *, whole: bool = True
+    ) -> Open | ClosedRequest:
         """Raise ``NotFound`` if the account has no such request. ``whole``: with an output that is
         too large for SQL, for which ``RequestFailed`` is raised if it cannot be read now."""
         found = None
@@ -174,15 +176,15 @@ class Lookup:
             return (await self._with_states([found]))[0]
         return await loaded(self._blobs, found) if whole else found
 
-    async def closed(self, account_id: int, request_id: RequestId) -> Closed | None:
+    async def closed(self, account_id: int, request_id: RequestId) -> ClosedRequest | None:
         """The end of a request, together with whatever is asked for in the same instant; its
         output as ``find`` reads it."""
         found = await self._ends.submit((account_id, request_id))
         return None if found is None else await loaded(self._blobs, found)
 
     async def list(
-        self, choice: Choice, *, limit: int, cursor: str | None, oldest_first: bool = False
-    ) -> Page:
+        self, choice: RequestFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
+    ) -> RequestPage:
         """Ids of requests are ordered by time and never change, so a page goes on beyond the last
         id of the one before; none is left out or repeated, whatever is accepted or settled
         meanwhile. Open and closed requests are merged."""
@@ -198,9 +200,9 @@ class Lookup:
         items = [next(with_states) if isinstance(item, Open) else item for item in items]
         if choice.status in OPEN_STATES:
             items = [item for item in items if item.status == choice.status]
-        return Page(items, found[limit - 1].request_id if len(found) > limit else border)
+        return RequestPage(items, found[limit - 1].request_id if len(found) > limit else border)
 
-    async def cursor_at(self, choice: Choice, offset: int) -> str | None:
+    async def cursor_at(self, choice: RequestFilter, offset: int) -> str | None:
         """The cursor of the page that leaves out the newest ``offset`` requests of a list; None if
         there are no more than these."""
         ids = [
@@ -220,7 +222,7 @@ class Lookup:
             lambda connection: connection.execute(query).scalar(), account_id=choice.account_id
         )
 
-    async def summarize(self, choice: Choice, *, cursor: str | None = None) -> Summary:
+    async def summarize(self, choice: RequestFilter, *, cursor: str | None = None) -> Summary:
         """Count what a list would show, and sum what it cost; from a cursor on, what has ended."""
         _check_cursor(cursor)
         return await self._database.report(
@@ -269,7 +271,7 @@ class Lookup:
             return None
 
 
-def _find(connection: Connection, account_id: int, request_id: str) -> Open | Closed | None:
+def _find(connection: Connection, account_id: int, request_id: str) -> Open | ClosedRequest | None:
     # Holds first: a request that is settled in between is then found among the receipts.
     for query, table, read in ((_OPEN, holds, _open), (_CLOSED, receipts, read_closed)):
         row = connection.execute(
@@ -281,7 +283,9 @@ def _find(connection: Connection, account_id: int, request_id: str) -> Open | Cl
     return None
 
 
-def _ends(connection: Connection, asked: Sequence[tuple[int, RequestId]]) -> list[Closed | None]:
+def _ends(
+    connection: Connection, asked: Sequence[tuple[int, RequestId]]
+) -> list[ClosedRequest | None]:
     """Read those of these requests, each with its account, that have ended."""
     ids = [request_id for _, request_id in asked]
     rows = connection.execute(_CLOSED.where(receipts.c.request_id.in_(ids))).mappings()
@@ -291,12 +295,12 @@ def _ends(connection: Connection, asked: Sequence[tuple[int, RequestId]]) -> lis
 
 def _list(
     connection: Connection,
-    choice: Choice,
+    choice: RequestFilter,
     *,
     limit: int,
     cursor: str | None,
     oldest_first: bool,
-) -> tuple[list[Open | Closed], str | None]:
+) -> tuple[list[Open | ClosedRequest], str | None]:
     """Read a page, and the id of the last receipt that was looked at if there are more."""
     border = None
     if choice.closed and choice.searched:
@@ -310,7 +314,7 @@ def _list(
             query = query.where(id <= border if oldest_first else id >= border)
         return query.order_by(id if oldest_first else id.desc()).limit(limit)
 
-    items: list[Open | Closed] = []
+    items: list[Open | ClosedRequest] = []
     if choice.open:
         query = ordered(_OPEN.where(*choice.conditions(holds)), holds)
         items += [_open(row) for row in connection.execute(query).mappings()]
@@ -322,7 +326,7 @@ def _list(
 
 
 def _border(
-    connection: Connection, choice: Choice, cursor: str | None, *, oldest_first: bool
+    connection: Connection, choice: RequestFilter, cursor: str | None, *, oldest_first: bool
 ) -> str | None:
     """The last receipt that is looked at, by an index alone; None if all of them are."""
     id = receipts.c.request_id
@@ -341,7 +345,7 @@ def _check_cursor(cursor: str | None) -> None:
         )
 
 
-def _summarize(connection: Connection, choice: Choice, cursor: str | None) -> Summary:
+def _summarize(connection: Connection, choice: RequestFilter, cursor: str | None) -> Summary:
     running = 0
     if choice.open and cursor is None:
         counted = select(func.count()).where(*choice.conditions(holds))

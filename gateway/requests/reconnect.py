@@ -37,7 +37,7 @@ def fingerprint(key_id: int, path: str, body: bytes) -> str:
     return hashlib.sha256(b"%d %s\n" % (key_id, path.encode()) + body).hexdigest()
 
 
-class Retries:
+class Reconnects:
     """Finds the earlier request that an order repeats."""
 
     def __init__(self, redis: Redis, *, namespace: str, window_s: float) -> None:

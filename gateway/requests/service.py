@@ -17,17 +17,17 @@ from typing import Any
 from redis.asyncio import Redis
 
 from gateway import metrics
-from gateway.accounts.cancelled import Cancelled
+from gateway.accounts.cancelled import CancelledTime
 from gateway.accounts.rates import Rates
 from gateway.aside import Aside
 from gateway.catalog.availability import availability
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
-from gateway.checks.public_urls import check_url
+from gateway.checks.public_urls import check_public_url
 from gateway.dispatch.enqueue import Dispatch, weights
 from gateway.dispatch.follow import Followed, follow, latest_progress, logged_soon
-from gateway.dispatch.health import Watch
+from gateway.dispatch.health import QueueHealth
 from gateway.dispatch.outputs import loaded
 from gateway.dispatch.waiters import Waiters, read_mailbox
 from gateway.errors import InvalidRequest, NotFound, TollgateError
@@ -36,7 +36,7 @@ from gateway.files.fetch import Fetcher
 from gateway.files.retention import MediaStore
 from gateway.group_commit import GroupCommit
 from gateway.ids import new_request_id
-from gateway.ledger.closed import NOT_ENTERED, Closed
+from gateway.ledger.closed import NOT_ENTERED, ClosedRequest
 from gateway.ledger.concurrency import Defaults
 from gateway.ledger.extend import (
     Ended,
@@ -52,12 +52,12 @@ from gateway.ledger.prices import LIST
 from gateway.ledger.receipts import Receipt, read_receipt
 from gateway.ledger.settle import Settlement
 from gateway.requests.admit import Admission, Admitted, Quoted
-from gateway.requests.attachments import Intake
-from gateway.requests.caller import Call
+from gateway.requests.attachments import Attachments
+from gateway.requests.caller import Caller
 from gateway.requests.doubt import Doubts
-from gateway.requests.incremental_holds import Slices
-from gateway.requests.lookup import Choice, Lookup, Page, Summary
-from gateway.requests.reconnect import Retries
+from gateway.requests.incremental_holds import IncrementalHold
+from gateway.requests.lookup import Lookup, RequestFilter, RequestPage, Summary
+from gateway.requests.reconnect import Reconnects
 from gateway.requests.settle import Settler, released
 from gateway.requests.sweep import Sweeper
 from gateway.requests.ticket import Ticket, not_entered
@@ -65,11 +65,11 @@ from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE, SQL_OUTAGE, outage_name
 from gateway.supervision import Supervisor
-from gateway.tasks.order import Idempotency, Open, Order
 from gateway.tasks.registry import OtherTask
+from gateway.tasks.submission import Idempotency, Open, Submission
 from gateway.voices.store import Voices
 from gateway.webhooks.sender import Webhooks
-from gateway.workflows.flows import Flows
+from gateway.workflows.flows import WorkflowRunner
 from workers.contract.jobs import Progress, RequestId, SentEvent
 from workers.contract.streams import EventLog, Mailbox, check_cursor
 
@@ -92,18 +92,18 @@ class Requests:
         media: MediaStore,
         fetcher: Fetcher,
         voices: Voices,
-        view: Callable[[Open | Closed], Mapping[str, Any]],
+        view: Callable[[Open | ClosedRequest], Mapping[str, Any]],
     ) -> None:
         namespace = settings.namespace
         self._settings = settings
         self._database = database
         self._redis = redis
         self._log = EventLog(redis, namespace=namespace)
-        self.retries = Retries(redis, namespace=namespace, window_s=settings.retry_window_s)
+        self.retries = Reconnects(redis, namespace=namespace, window_s=settings.retry_window_s)
         self._live = live
         self._mailbox = Mailbox(redis, gateway, namespace=namespace)
         self.waiters = Waiters()
-        self.watch = Watch(redis, namespace=namespace, weight=weights(settings))
+        self.watch = QueueHealth(redis, namespace=namespace, weight=weights(settings))
 
         concurrent = Defaults(settings.account_concurrent, settings.key_concurrent)
 
@@ -121,7 +121,7 @@ class Requests:
         self._dispatch = Dispatch(redis, self._mailbox.name, settings=settings)
         self._doubts = Doubts(self._cancel)
         limit_s = settings.cancelled_seconds_per_hour
-        cancelled = Cancelled(redis, namespace=namespace, default_s=limit_s)
+        cancelled = CancelledTime(redis, namespace=namespace, default_s=limit_s)
         self._admission = Admission(
             doubts=self._doubts,
             live=live,
@@ -129,12 +129,12 @@ class Requests:
             holds=self._holds,
             rates=rates,
             cancelled=cancelled,
-            intake=Intake(media, fetcher),
+            intake=Attachments(media, fetcher),
             voices=voices,
             settings=settings,
         )
         self.media = media
-        self._flows = Flows(
+        self._flows = WorkflowRunner(
             database=database,
             redis=redis,
             live=live,
@@ -211,12 +211,12 @@ class Requests:
         webhook: str | None = None,
         metadata: Mapping[str, str] | None = None,
         idempotency: Idempotency | None = None,
-    ) -> Order:
+    ) -> Submission:
         """Make an order of the native API: nobody waits, everybody may follow."""
         if webhook is not None:
             private = self._settings.webhook_private_addresses
-            check_url(webhook, param="webhook", private_allowed=private)
-        return Order(
+            check_public_url(webhook, param="webhook", private_allowed=private)
+        return Submission(
             model=model,
             input=self._admission.read_input(model, value, task),
             task=task,
@@ -228,7 +228,7 @@ class Requests:
             idempotency=idempotency,
         )
 
-    def entry(self, model: str, account_id: int = LIST) -> Entry:
+    def entry(self, model: str, account_id: int = LIST) -> CatalogEntry:
         """An entry at an account's price. Raise ``NotFound`` if there is no such model."""
         return self._admission.entry(model, account_id)
 
@@ -237,16 +237,16 @@ class Requests:
         entry = self._live.entry(self._live.resolve(model))
         return None if entry is None else availability(entry, self.watch.announcements) is None
 
-    def quote(self, order: Order, account_id: int) -> Quoted:
+    def quote(self, order: Submission, account_id: int) -> Quoted:
         resolved = self._admission.resolve(order)
         return self._admission.quote(resolved, datetime.now(UTC), account_id)
 
-    def check(self, order: Order, account_id: int) -> Quoted:
+    def check(self, order: Submission, account_id: int) -> Quoted:
         """Say that an order could be accepted but for money and limits, or raise why not."""
         resolved = self._admission.resolve(order)
         return self._admission.check(resolved, datetime.now(UTC), account_id)
 
-    async def submit(self, call: Call, order: Order) -> Ticket:
+    async def submit(self, call: Caller, order: Submission) -> Ticket:
         """Accept an order and queue it, or raise why not and leave nothing behind."""
         request_id = new_request_id()
         account_id = call.key.account_id
@@ -276,12 +276,12 @@ class Requests:
 
     def resume(self, account_id: int, request_id: RequestId, accepted_at: datetime) -> Ticket:
         """Wait again for a request that was accepted before, whatever becomes of who waits."""
-        order = Order(model="", input=OtherTask(), waits=False)
+        order = Submission(model="", input=OtherTask(), waits=False)
         ticket = Ticket(self, account_id, order, request_id)
         ticket.join(request_id, accepted_at)
         return ticket
 
-    async def _rejoin(self, ticket: Ticket, account_id: int, order: Order) -> bool:
+    async def _rejoin(self, ticket: Ticket, account_id: int, order: Submission) -> bool:
         """Join an order that repeats one whose connection broke to the request it made then.
 
         One that has come to nothing meanwhile is placed anew.
@@ -295,13 +295,17 @@ class Requests:
             found = await self._lookup.find(account_id, earlier, whole=False)
         except NotFound:
             return False
-        if isinstance(found, Closed) and (found.status != "succeeded" or found.output is None):
+        if isinstance(found, ClosedRequest) and (
+            found.status != "succeeded" or found.output is None
+        ):
             return False
         ticket.join(earlier, found.accepted_at)
         metrics.REJOINED.labels(order.model).inc()
         return True
 
-    async def _enqueue(self, call: Call, ticket: Ticket, admitted: Admitted, order: Order) -> None:
+    async def _enqueue(
+        self, call: Caller, ticket: Ticket, admitted: Admitted, order: Submission
+    ) -> None:
         """Queue an accepted job. A full queue frees hold and name; the sweeper has the rest."""
         if admitted.job.workflow:
             self._flows.wake(admitted.request_id, "")
@@ -331,7 +335,7 @@ class Requests:
     async def _close(self, settlement: Settlement, reply: str) -> None:
         await self._settler.close(settlement, reply)
 
-    async def hold_more(self, slices: Slices, extension: Extension) -> None:
+    async def hold_more(self, slices: IncrementalHold, extension: Extension) -> None:
         """Hold for the next slice of a stream, or note that it cannot be."""
         answer = await self._extensions.submit(extension)
         if isinstance(answer, Extended):
@@ -345,15 +349,15 @@ class Requests:
         metrics.CUT.labels(model, why).inc()
         await self._cancel(model, request_id)
 
-    async def find(self, account_id: int, request_id: str) -> Open | Closed:
+    async def find(self, account_id: int, request_id: str) -> Open | ClosedRequest:
         """Look a request of the account up, open or closed. Raise ``NotFound``."""
         return await self._lookup.find(account_id, request_id)
 
-    async def end_of(self, account_id: int, request_id: RequestId) -> Closed | None:
+    async def end_of(self, account_id: int, request_id: RequestId) -> ClosedRequest | None:
         """Look up whether a request of the account has ended, and how."""
         return await self._lookup.closed(account_id, request_id)
 
-    async def whole(self, closed: Closed) -> Closed:
+    async def whole(self, closed: ClosedRequest) -> ClosedRequest:
         """Load the output of a closed request, if it is too large for SQL. Raise
         ``RequestFailed``."""
         return await loaded(self.media.blobs, closed)
@@ -371,7 +375,7 @@ class Requests:
         )
 
     def follow(
-        self, found: Open | Closed, *, after: str | None, keep_alive_s: float
+        self, found: Open | ClosedRequest, *, after: str | None, keep_alive_s: float
     ) -> AsyncIterator[Followed]:
         """Follow a request from a cursor on. Raise ``InvalidRequest`` if the cursor is none."""
         if after is not None:
@@ -384,17 +388,17 @@ class Requests:
         return self._follow(found, after, keep_alive_s)
 
     async def _follow(
-        self, found: Open | Closed, after: str | None, keep_alive_s: float
+        self, found: Open | ClosedRequest, after: str | None, keep_alive_s: float
     ) -> AsyncIterator[Followed]:
         with self.waiters.watch(found.request_id) as waiter:
-            if isinstance(found, Closed):
+            if isinstance(found, ClosedRequest):
                 waiter.settle(found)
             else:
                 known = await self._dispatch.move(found.model, found.request_id)
                 if not known:
                     await self._flows.move(found.request_id)
 
-            async def look() -> Closed | None:
+            async def look() -> ClosedRequest | None:
                 try:
                     return await self._lookup.closed(found.account_id, found.request_id)
                 except SQL_OUTAGE as error:
@@ -423,16 +427,16 @@ class Requests:
         return await latest_progress(self._log, request_id)
 
     async def list(
-        self, choice: Choice, *, limit: int, cursor: str | None, oldest_first: bool = False
-    ) -> Page:
+        self, choice: RequestFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
+    ) -> RequestPage:
         return await self._lookup.list(
             choice, limit=limit, cursor=cursor, oldest_first=oldest_first
         )
 
-    async def cursor_at(self, choice: Choice, offset: int) -> str | None:
+    async def cursor_at(self, choice: RequestFilter, offset: int) -> str | None:
         return await self._lookup.cursor_at(choice, offset)
 
-    async def summarize(self, choice: Choice, *, cursor: str | None = None) -> Summary:
+    async def summarize(self, choice: RequestFilter, *, cursor: str | None = None) -> Summary:
         return await self._lookup.summarize(choice, cursor=cursor)
 
     async def cancel(self, account_id: int, request_id: str) -> None:
@@ -458,7 +462,7 @@ class Requests:
             # The queue does not know it (any more): nothing runs, so the hold ends here.
             await self._settler.give_up(request_id, status="cancelled", reason="client")
 
-    def leave(self, account_id: int, order: Order, request_id: RequestId) -> None:
+    def leave(self, account_id: int, order: Submission, request_id: RequestId) -> None:
         """Cancel in the background a request whose last client has gone, unless it comes back."""
         if request_id in self.waiters:
             return
@@ -487,7 +491,7 @@ class Requests:
                 await self._stopping.wait()
         if self._stopping.is_set():
             return False
-        if isinstance(await self._lookup.find(account_id, request_id, whole=False), Closed):
+        if isinstance(await self._lookup.find(account_id, request_id, whole=False), ClosedRequest):
             return False
         return await self.retries.give_up(name)
 

@@ -19,8 +19,8 @@ import msgspec
 from redis.asyncio import Redis
 
 from gateway import metrics
-from gateway.accounts.cancelled import Cancelled as CancelledTime
-from gateway.accounts.rates import Rates, Unused
+from gateway.accounts.cancelled import CancelledTime as CancelledTime
+from gateway.accounts.rates import Rates, UnusedRates
 from gateway.aside import Aside
 from gateway.catalog.store import LiveCatalog
 from gateway.dispatch.follow import logged
@@ -29,9 +29,9 @@ from gateway.errors import Unavailable
 from gateway.failpoints import reach
 from gateway.files.retention import MediaStore
 from gateway.group_commit import GroupCommit
-from gateway.ledger.closed import Closed, Output, Problem, Status
+from gateway.ledger.closed import ClosedRequest, Output, RequestError, Status
 from gateway.ledger.periods import booking_time
-from gateway.ledger.settle import Settled as Closing
+from gateway.ledger.settle import Closing as Closing
 from gateway.ledger.settle import Settlement, settle
 from gateway.ledger.workflow_plan import StepId, read_step_id
 from gateway.performance import count_delivered, count_speed
@@ -40,7 +40,7 @@ from gateway.requests.streamed import NOT_STREAMED, Streamed, either, read_strea
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE
 from gateway.supervision import Beat, unheard
-from gateway.workflows.flows import Flows
+from gateway.workflows.flows import WorkflowRunner
 from gateway.workflows.store import StepEnd
 from workers.contract.jobs import (
     BlobRef,
@@ -91,7 +91,7 @@ class Settler:
         gateway: str,
         namespace: str,
         retention_hours: float,
-        flows: Flows,
+        flows: WorkflowRunner,
         media: MediaStore,
         aside: Aside,
     ) -> None:
@@ -185,7 +185,7 @@ class Settler:
 
     async def _record(self, steps: Sequence[tuple[StepId, Delivery]]) -> None:
         """Write down how steps ended; one end that SQL does not take is set aside as a failure."""
-        ends = [_step_end(id, read_delivery(each)) for id, each in steps]
+        ends = [_step_end(id, decode_delivery(each)) for id, each in steps]
         try:
             await self._write_down(ends)
             return
@@ -267,17 +267,17 @@ class Settler:
     async def _read(self, delivery: Delivery) -> Settlement:
         """Judge how a request ended. Its event log is asked only where the outcome may not know
         all that was delivered."""
-        settlement = read_delivery(delivery)
+        settlement = decode_delivery(delivery)
         lost = delivery.attempt > (1 if delivery.outcome else 0)
         partial = settlement.status == "failed" and settlement.billable
         if settlement.status == "succeeded" or not (lost or partial):
             return settlement
-        return read_delivery(delivery, await self._streamed(settlement.request_id))
+        return decode_delivery(delivery, await self._streamed(settlement.request_id))
 
     async def _streamed(self, request_id: RequestId) -> Streamed:
         return read_streamed(await logged(self._log, request_id, (0, 0)))
 
-    def _clear_attempts(self, closed: Closed) -> None:
+    def _clear_attempts(self, closed: ClosedRequest) -> None:
         """Delete what workers that died had stored of a request; nobody waits for that."""
         output = closed.output or Output()
         counts = output.blobs if output.stored is None else (*output.blobs, output.stored)
@@ -338,7 +338,7 @@ class Settler:
             count_speed(closed, entry.slo if entry else None)
 
 
-def read_delivery(delivery: Delivery, streamed: Streamed = NOT_STREAMED) -> Settlement:
+def decode_delivery(delivery: Delivery, streamed: Streamed = NOT_STREAMED) -> Settlement:
     """Return how a request ended; an outcome that cannot be read fails it. ``streamed`` is what its
     event log shows, where that was read."""
     request_id = RequestId(delivery.request_id)
@@ -346,27 +346,27 @@ def read_delivery(delivery: Delivery, streamed: Streamed = NOT_STREAMED) -> Sett
         status, reason, message = _WITHOUT_OUTCOME.get(
             delivery.status, ("failed", "engine_error", "The job ended without an outcome.")
         )
-        problem = Problem(reason, message) if message else None
+        problem = RequestError(reason, message) if message else None
         if status != "failed":
             reason = delivery.reason or reason
         return judge_end(request_id, status, reason, problem, streamed)
     try:
-        return judge(request_id, decode_outcome(delivery.outcome), streamed)
+        return to_settlement(request_id, decode_outcome(delivery.outcome), streamed)
     except msgspec.DecodeError:
         log.error("the outcome of %s cannot be decoded", request_id)
-        problem = Problem("engine_error", "The worker's answer could not be read.")
+        problem = RequestError("engine_error", "The worker's answer could not be read.")
         return judge_end(request_id, "failed", "engine_error", problem, streamed)
 
 
 def unbooked(request_id: RequestId) -> Settlement:
     """The end of a request whose own outcome cannot be booked: it failed, and is free."""
-    problem = Problem("engine_error", "The outcome of the request could not be booked.")
+    problem = RequestError("engine_error", "The outcome of the request could not be booked.")
     return Settlement(request_id, "failed", "unbooked", billable=False, error=problem)
 
 
 def released(request_id: RequestId) -> Settlement:
     """The end of a request that the operator gave up: it failed, and is free."""
-    problem = Problem("engine_error", RELEASED)
+    problem = RequestError("engine_error", RELEASED)
     return Settlement(request_id, "failed", "operator", billable=False, error=problem)
 
 
@@ -390,7 +390,7 @@ def _step_end(id: StepId, settlement: Settlement) -> StepEnd:
     )
 
 
-def judge(
+def to_settlement(
     request_id: RequestId,
     outcome: Completed | Failed | Cancelled,
     streamed: Streamed = NOT_STREAMED,
@@ -415,7 +415,9 @@ def judge(
         case Failed():
             status: Status = "failed"
             reason: str = outcome.code
-            problem: Problem | None = Problem(outcome.code, outcome.message, outcome.param)
+            problem: RequestError | None = RequestError(
+                outcome.code, outcome.message, outcome.param
+            )
         case Cancelled():
             status = "expired" if outcome.reason == "deadline" else "cancelled"
             reason, problem = outcome.reason, None
@@ -435,7 +437,7 @@ def judge_end(
     request_id: RequestId,
     status: Status,
     reason: str,
-    problem: Problem | None,
+    problem: RequestError | None,
     streamed: Streamed,
 ) -> Settlement:
     """Charge a request that did not complete for what was delivered, and for nothing else."""
@@ -450,7 +452,7 @@ def judge_end(
     )
 
 
-def _cancelled_us(closed: Iterable[Closed]) -> Mapping[int, int]:
+def _cancelled_us(closed: Iterable[ClosedRequest]) -> Mapping[int, int]:
     """Device time that accounts have cancelled for nothing, by account."""
     found: Counter[int] = Counter()
     for one in closed:
@@ -460,11 +462,11 @@ def _cancelled_us(closed: Iterable[Closed]) -> Mapping[int, int]:
     return found
 
 
-def _unused(closing: Closing) -> Unused:
+def _unused(closing: Closing) -> UnusedRates:
     """What a request took of its rate limits and did not use."""
     closed = closing.closed
     refused = closed.status == "cancelled" and closed.reason in ("queue_full", "account_full")
-    return Unused(
+    return UnusedRates(
         closing.job.gateway_note,
         requests=1 if refused else 0,
         tokens=closing.job.limits.tokens - closed.usage.tokens,

@@ -32,7 +32,7 @@ from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE
 from gateway.supervision import Beat, unheard
-from gateway.workflows.flows import Flows
+from gateway.workflows.flows import WorkflowRunner
 from workers.contract.jobs import RequestId, decode_job
 from workers.contract.queue import LIVE_S, QueueEntry
 
@@ -68,7 +68,7 @@ class Sweeper:
         redis: Redis,
         dispatch: Dispatch,
         settler: Settler,
-        flows: Flows,
+        flows: WorkflowRunner,
         aside: Aside,
         settings: Settings,
     ) -> None:

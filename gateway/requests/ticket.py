@@ -15,12 +15,12 @@ from litestar import Request
 
 from gateway.dispatch.waiters import Waiter
 from gateway.errors import RequestFailed, TooManyRequests
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd
 from gateway.requests.admit import Admitted
-from gateway.requests.incremental_holds import Slices
+from gateway.requests.incremental_holds import IncrementalHold
 from gateway.sql.outages import OUTAGE, SQL_OUTAGE, outage_name
-from gateway.tasks.order import Open, Order
+from gateway.tasks.submission import Open, Submission
 from workers.contract.jobs import RequestId, SentEvent
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Ticket:
     """
 
     def __init__(
-        self, requests: Requests, account_id: int, order: Order, request_id: RequestId
+        self, requests: Requests, account_id: int, order: Submission, request_id: RequestId
     ) -> None:
         self._requests = requests
         self.account_id = account_id
@@ -60,9 +60,9 @@ class Ticket:
         self.model = order.model
         self.accepted_at = datetime.now(UTC)
         self.replayed = False
-        self._slices: Slices | None = None
+        self._slices: IncrementalHold | None = None
         self._hold_again = 0.0
-        self._closed: Closed | None = None
+        self._closed: ClosedRequest | None = None
         self._gone: asyncio.Task[None] | None = None
         self._cost_nanos: int | None = None
         self._accepted: Open | None = None
@@ -108,7 +108,7 @@ class Ticket:
             retries.begin(name, request_id)
             self._watching.callback(retries.end, name, request_id)
 
-    async def placed(self) -> Open | Closed:
+    async def placed(self) -> Open | ClosedRequest:
         """What the request is now. If that cannot be read, it is as it was accepted: its client
         must learn its id, for it runs and is charged."""
         try:
@@ -119,7 +119,7 @@ class Ticket:
             return self._accepted
 
     @property
-    def result(self) -> Closed:
+    def result(self) -> ClosedRequest:
         """The closed request, once ``closed`` or ``events`` has come to its end."""
         assert self._closed is not None
         return self._closed
@@ -140,7 +140,7 @@ class Ticket:
             self._gone.cancel()
             self._gone = None
 
-    async def closed(self, request: Request[Any, Any, Any]) -> Closed:
+    async def closed(self, request: Request[Any, Any, Any]) -> ClosedRequest:
         """Wait for the end, or until the client disconnects (then raise ``RequestFailed``)."""
         with self.attended(request):
             return await self.ended()
@@ -149,7 +149,7 @@ class Ticket:
         """What was said after an attempt's event of this number, as far as it is kept."""
         return await self._requests.logged(self.request_id, after)
 
-    async def ended(self) -> Closed:
+    async def ended(self) -> ClosedRequest:
         """Wait for the end, however long it takes."""
         async for _ in self._news():
             pass
@@ -259,7 +259,7 @@ def not_entered(reason: str) -> TooManyRequests:
     )
 
 
-def raise_unless_succeeded(closed: Closed) -> None:
+def raise_unless_succeeded(closed: ClosedRequest) -> None:
     """Turn an unsuccessful end into the error that the client sees."""
     if closed.status == "succeeded":
         return

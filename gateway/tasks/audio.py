@@ -15,10 +15,10 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from gateway.catalog.schema import SECONDS_MAX, Entry
+from gateway.catalog.schema import SECONDS_MAX, CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest
-from gateway.files.sources import Kept, Source, SourceField
+from gateway.files.sources import Source, SourceField, StoredVoice
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
 from gateway.tasks.text import Strict
 from gateway.tasks.visual import PROMPT_MAX, SEED_MAX
@@ -57,7 +57,7 @@ Voice: TypeAlias = Annotated[
 ]
 
 
-class Sounding(Strict):
+class AudioTask(Strict):
     """What speech and music have in common."""
 
     format: AudioFormat | None = None
@@ -67,7 +67,7 @@ class Sounding(Strict):
     parameters: dict[str, Any] | None = None
 
 
-class Speaking(Sounding):
+class SpeechSettings(AudioTask):
     """How a text is to be spoken."""
 
     voice: Voice | None = None
@@ -79,13 +79,13 @@ class Speaking(Sounding):
     transcript: _Text | None = None
 
 
-class SpeechTask(Speaking):
+class SpeechTask(SpeechSettings):
     """A text to be spoken."""
 
     text: Annotated[str, StringConstraints(max_length=TEXT_MAX)]
 
 
-class MusicTask(Sounding):
+class MusicTask(AudioTask):
     """A piece of music to be made."""
 
     prompt: _Text | None = None
@@ -96,7 +96,7 @@ class MusicTask(Sounding):
     seconds: Annotated[float, Field(gt=0, le=SECONDS_MAX)] | None = None
 
 
-def sounding_task(entry: Entry, value: SpeechTask | MusicTask) -> Task:
+def sounding_task(entry: CatalogEntry, value: SpeechTask | MusicTask) -> Task:
     """Which of a model's tasks an input asks for; where none fits the entry's own, whose check says
     what is wrong."""
     tasks = (entry.task, *entry.also)
@@ -107,9 +107,9 @@ def sounding_task(entry: Entry, value: SpeechTask | MusicTask) -> Task:
     return wanted if wanted in tasks else entry.task
 
 
-def prepare_speech(entry: Entry, task: Task, value: SpeechTask, *, prefix: str) -> Prepared:
+def prepare_speech(entry: CatalogEntry, task: Task, value: SpeechTask, *, prefix: str) -> Prepared:
     """Check a text to be spoken against a catalog entry and bound what it can use."""
-    asked = _Asked(entry, value, prefix)
+    asked = _TaskInput(entry, value, prefix)
     if TASKS[task].makes != "audio" or task == "text-to-music":
         raise asked.misfit(task, "a text to be spoken")
     if not value.text.strip():
@@ -138,13 +138,13 @@ def prepare_speech(entry: Entry, task: Task, value: SpeechTask, *, prefix: str) 
 
 
 def spoken_in(
-    entry: Entry, task: Task, value: SpeechTask, *, prefix: str
+    entry: CatalogEntry, task: Task, value: SpeechTask, *, prefix: str
 ) -> tuple[str, tuple[Source, ...]]:
     """The voice by its name, or the recording to be attached: the one place where that is decided.
 
     Raise ``InvalidRequest``.
     """
-    asked = _Asked(entry, value, prefix)
+    asked = _TaskInput(entry, value, prefix)
     if (kept := _kept(value)) is not None and value.recording is None:
         if task != CLONING:
             message = f"{entry.name} does not speak in voices that are kept, only in its own."
@@ -171,13 +171,15 @@ def spoken_in(
     return "", (Source("audio", value.recording, f"{prefix}recording"),)
 
 
-def _kept(value: SpeechTask) -> Kept | None:
-    return Kept(value.voice) if value.voice is not None and is_voice_id(value.voice) else None
+def _kept(value: SpeechTask) -> StoredVoice | None:
+    return (
+        StoredVoice(value.voice) if value.voice is not None and is_voice_id(value.voice) else None
+    )
 
 
-def prepare_music(entry: Entry, task: Task, value: MusicTask, *, prefix: str) -> Prepared:
+def prepare_music(entry: CatalogEntry, task: Task, value: MusicTask, *, prefix: str) -> Prepared:
     """Check a piece of music against a catalog entry and bound what it can use."""
-    asked, limits = _Asked(entry, value, prefix), entry.limits
+    asked, limits = _TaskInput(entry, value, prefix), entry.limits
     if task != "text-to-music":
         raise asked.misfit(task, "music")
     text = f"{value.prompt or ''}{value.lyrics or ''}"
@@ -204,7 +206,7 @@ def prepare_music(entry: Entry, task: Task, value: MusicTask, *, prefix: str) ->
     return Prepared(input=msgspec.to_builtins(music), limits=_limits(entry, seconds or most, count))
 
 
-def _limits(entry: Entry, seconds: float, count: int) -> Usage:
+def _limits(entry: CatalogEntry, seconds: float, count: int) -> Usage:
     return Usage(
         requests=1,
         audio_ms=max(1, round(seconds * 1000)),
@@ -215,11 +217,11 @@ def _limits(entry: Entry, seconds: float, count: int) -> Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _TaskInput:
     """An input beside the entry that it is for."""
 
-    entry: Entry
-    value: Sounding
+    entry: CatalogEntry
+    value: AudioTask
     prefix: str
 
     @property

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from pydantic import Field
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
 from gateway.tasks.text import Strict, Texts, read_texts
@@ -31,7 +31,7 @@ class TextEmbedding(Strict):
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
 
 
-def prepare_embedding(entry: Entry, value: TextEmbedding, *, prefix: str) -> Prepared:
+def prepare_embedding(entry: CatalogEntry, value: TextEmbedding, *, prefix: str) -> Prepared:
     """Check texts against a catalog entry's limits and bound their tokens."""
     limits = entry.limits
     inputs = read_texts(value.input)
@@ -64,7 +64,7 @@ def prepare_embedding(entry: Entry, value: TextEmbedding, *, prefix: str) -> Pre
     )
 
 
-def _tokens_max(entry: Entry, text: Prompt) -> int:
+def _tokens_max(entry: CatalogEntry, text: Prompt) -> int:
     around = entry.limits.template_tokens or TOKENS_PER_INPUT
     size = around + len(text.encode()) if isinstance(text, str) else len(text)
     context = entry.limits.context_tokens

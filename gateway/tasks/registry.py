@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.catalog.schema import SECONDS_MAX, Entry
+from gateway.catalog.schema import SECONDS_MAX, CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
-from gateway.files.sources import Remote, Source, read_given
+from gateway.files.sources import RemoteSource, Source, read_given
 from gateway.tasks.audio import (
     MusicTask,
     SpeechTask,
@@ -96,7 +96,7 @@ def _schema(task: Task, value: Mapping[str, Any]) -> type[Input]:
     return SpeechTask
 
 
-def chosen_task(entry: Entry, value: Input) -> Task:
+def chosen_task(entry: CatalogEntry, value: Input) -> Task:
     """Which of a model's tasks an input asks for that names none."""
     if isinstance(value, ImageTask | VideoTask):
         return task_of(entry, value)
@@ -105,7 +105,9 @@ def chosen_task(entry: Entry, value: Input) -> Task:
     return entry.task
 
 
-def prepare(entry: Entry, value: Input, *, task: Task | None = None, prefix: str = "") -> Prepared:
+def prepare(
+    entry: CatalogEntry, value: Input, *, task: Task | None = None, prefix: str = ""
+) -> Prepared:
     """Check an input against a catalog entry's limits and bound what it can use."""
     task = task or chosen_task(entry, value)
     prefix = f"{prefix}." if prefix else ""
@@ -134,7 +136,7 @@ def estimate_cost_s(limits: Usage) -> float:
     return tokens * SECONDS_PER_TOKEN + limits.images * SECONDS_PER_IMAGE + seconds
 
 
-def _prepare_other(entry: Entry, task: Task, value: OtherTask, *, prefix: str) -> Prepared:
+def _prepare_other(entry: CatalogEntry, task: Task, value: OtherTask, *, prefix: str) -> Prepared:
     limits = entry.limits
     if value.seconds is not None and limits.seconds and value.seconds > limits.seconds:
         raise over(
@@ -172,7 +174,7 @@ def _recordings(task: Task, given: dict[str, Any], prefix: str) -> tuple[Source,
         found = read_given(given[RECORDING])
     except ValueError:
         return ()
-    if isinstance(found, Remote):
+    if isinstance(found, RemoteSource):
         return ()
     del given[RECORDING]
     return (Source("audio", found, f"{prefix}{RECORDING}"),)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from pydantic import Field, StringConstraints
 
-from gateway.catalog.schema import FPS_MAX, SECONDS_MAX, Entry
+from gateway.catalog.schema import FPS_MAX, SECONDS_MAX, CatalogEntry
 from gateway.catalog.tasks import Task
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source, SourceField
@@ -36,7 +36,9 @@ class TalkingTask(Strict):
     parameters: dict[str, Any] | None = None
 
 
-def prepare_talking(entry: Entry, task: Task, value: TalkingTask, *, prefix: str) -> Prepared:
+def prepare_talking(
+    entry: CatalogEntry, task: Task, value: TalkingTask, *, prefix: str
+) -> Prepared:
     """Check a portrait that is to speak against a catalog entry, and bound what it can use."""
     limits, local = entry.limits, entry.upstream is None
     if task != TASK:
@@ -79,7 +81,7 @@ def _sources(value: TalkingTask, prefix: str) -> tuple[Source, ...]:
     return tuple(found)
 
 
-def _check_local(entry: Entry, value: TalkingTask, prefix: str) -> None:
+def _check_local(entry: CatalogEntry, value: TalkingTask, prefix: str) -> None:
     for field in ("text", "parameters"):
         if getattr(value, field):
             raise InvalidRequest(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, StringConstraints
 
-from gateway.catalog.schema import Entry, Limits
+from gateway.catalog.schema import CatalogEntry, Limits
 from gateway.errors import InvalidRequest
 from gateway.tasks.logprobs import refuse_many_logprobs
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
@@ -223,7 +223,9 @@ class TextCompletion(Sampling):
     echo: bool | None = None
 
 
-def prepare_text(entry: Entry, value: TextGeneration | TextCompletion, *, prefix: str) -> Prepared:
+def prepare_text(
+    entry: CatalogEntry, value: TextGeneration | TextCompletion, *, prefix: str
+) -> Prepared:
     """Check an input against a catalog entry's limits and bound what it can use."""
     limits = entry.limits
     asked = _asked_tokens(entry, value, prefix)
@@ -264,7 +266,9 @@ def prepare_text(entry: Entry, value: TextGeneration | TextCompletion, *, prefix
     )
 
 
-def _asked_tokens(entry: Entry, value: TextGeneration | TextCompletion, prefix: str) -> int | None:
+def _asked_tokens(
+    entry: CatalogEntry, value: TextGeneration | TextCompletion, prefix: str
+) -> int | None:
     """The length that was asked for, if one was."""
     asked, field = value.max_tokens, "max_tokens"
     if isinstance(value, TextGeneration) and value.max_completion_tokens:
@@ -281,7 +285,7 @@ def _asked_tokens(entry: Entry, value: TextGeneration | TextCompletion, prefix: 
     return asked
 
 
-def _sampling(entry: Entry, value: Sampling, max_tokens: int, prefix: str) -> ChatInput:
+def _sampling(entry: CatalogEntry, value: Sampling, max_tokens: int, prefix: str) -> ChatInput:
     stop = (value.stop,) if isinstance(value.stop, str) else tuple(value.stop or ())
     if any(not text for text in stop):
         raise InvalidRequest("invalid_value", "A stop string is empty.", param=f"{prefix}stop")
@@ -310,7 +314,7 @@ _DEFAULTED: Final = {
 }
 
 
-def _conversation(entry: Entry, value: TextGeneration, prefix: str) -> dict[str, Any]:
+def _conversation(entry: CatalogEntry, value: TextGeneration, prefix: str) -> dict[str, Any]:
     if value.top_logprobs and not value.logprobs:
         raise InvalidRequest(
             "invalid_value", "top_logprobs needs logprobs: true.", param=f"{prefix}top_logprobs"
@@ -344,7 +348,7 @@ _READS: Final = {
 }
 
 
-def _refuse_media(entry: Entry, message: Message, place: str) -> None:
+def _refuse_media(entry: CatalogEntry, message: Message, place: str) -> None:
     if not isinstance(message.content, list):
         return
     for number, part in enumerate(message.content):
@@ -357,7 +361,9 @@ def _refuse_media(entry: Entry, message: Message, place: str) -> None:
             )
 
 
-def _messages(entry: Entry, messages: Sequence[Message], prefix: str) -> Iterator[ChatMessage]:
+def _messages(
+    entry: CatalogEntry, messages: Sequence[Message], prefix: str
+) -> Iterator[ChatMessage]:
     """Check that functions and what they gave belong together, in the order of the conversation."""
     open_calls: set[str] = set()
     for number, message in enumerate(messages):

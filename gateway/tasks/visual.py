@@ -23,7 +23,7 @@ from gateway.catalog.schema import (
     SECONDS_MAX,
     SIDE_MAX,
     SOURCES_MAX,
-    Entry,
+    CatalogEntry,
     Quality,
 )
 from gateway.catalog.tasks import TASKS, Modality, Task
@@ -48,7 +48,7 @@ SizeName: TypeAlias = Annotated[
 ]
 
 
-class Drawing(Strict):
+class VisualTask(Strict):
     """What pictures and videos have in common."""
 
     prompt: _Prompt | None = None
@@ -69,7 +69,7 @@ class Drawing(Strict):
     parameters: dict[str, Any] | None = None
 
 
-class ImageTask(Drawing):
+class ImageTask(VisualTask):
     """Pictures to be drawn."""
 
     mask: SourceField | None = None
@@ -79,7 +79,7 @@ class ImageTask(Drawing):
     compression: Annotated[int, Field(ge=1, le=100)] | None = None
 
 
-class VideoTask(Drawing):
+class VideoTask(VisualTask):
     """A video to be made."""
 
     video: SourceField | None = None
@@ -89,7 +89,7 @@ class VideoTask(Drawing):
 
 
 def drawing_task(
-    entry: Entry, value: Drawing, *, makes: Modality, prefer: Collection[Task] = ()
+    entry: CatalogEntry, value: VisualTask, *, makes: Modality, prefer: Collection[Task] = ()
 ) -> Task:
     """Which task is meant by a surface that serves one kind of output. Raise ``InvalidRequest`` if
     the model makes another kind."""
@@ -103,7 +103,7 @@ def drawing_task(
     return task
 
 
-def task_of(entry: Entry, value: Drawing, *, prefer: Collection[Task] = ()) -> Task:
+def task_of(entry: CatalogEntry, value: VisualTask, *, prefer: Collection[Task] = ()) -> Task:
     """Which of a model's tasks an input asks for, told by what it brings along.
 
     Where none fits, the entry's own, whose check says what is wrong.
@@ -132,9 +132,9 @@ def task_of(entry: Entry, value: Drawing, *, prefer: Collection[Task] = ()) -> T
     return next(iter((*meant, *fitting, entry.task)))
 
 
-def prepare_image(entry: Entry, task: Task, value: ImageTask, *, prefix: str) -> Prepared:
+def prepare_image(entry: CatalogEntry, task: Task, value: ImageTask, *, prefix: str) -> Prepared:
     """Check a picture's input against a catalog entry and bound what it can use."""
-    asked = _Asked(entry, task, value, prefix)
+    asked = _TaskInput(entry, task, value, prefix)
     n, most = value.n or 1, entry.limits.images or 1
     if n > most:
         raise over(f"{prefix}n", n, f"{entry.name} makes at most {most}")
@@ -168,9 +168,9 @@ def prepare_image(entry: Entry, task: Task, value: ImageTask, *, prefix: str) ->
     )
 
 
-def prepare_video(entry: Entry, task: Task, value: VideoTask, *, prefix: str) -> Prepared:
+def prepare_video(entry: CatalogEntry, task: Task, value: VideoTask, *, prefix: str) -> Prepared:
     """Check a video's input against a catalog entry and bound what it can use."""
-    asked, limits = _Asked(entry, task, value, prefix), entry.limits
+    asked, limits = _TaskInput(entry, task, value, prefix), entry.limits
     if value.seconds is not None and limits.seconds and value.seconds > limits.seconds:
         most = f"{entry.name} makes at most {limits.seconds} s"
         raise over(f"{prefix}seconds", value.seconds, most)
@@ -200,12 +200,12 @@ def prepare_video(entry: Entry, task: Task, value: VideoTask, *, prefix: str) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _TaskInput:
     """An input beside the entry that it is for."""
 
-    entry: Entry
+    entry: CatalogEntry
     task: Task
-    value: Drawing
+    value: VisualTask
     prefix: str
 
     @property

@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.settings import Settings
 
 SYSTEM: Final = frozenset(
@@ -90,7 +90,7 @@ def secret_names(settings: type[Settings] = Settings) -> frozenset[str]:
     return frozenset(names)
 
 
-def credentials(entries: Iterable[Entry]) -> frozenset[str]:
+def credentials(entries: Iterable[CatalogEntry]) -> frozenset[str]:
     """Names of the variables that hold the credentials of a catalog's upstreams."""
     found: set[str] = set()
     for entry in entries:

@@ -59,7 +59,7 @@ _CHILDREN: Final = recordings.alias("children")
 
 
 @dataclass(frozen=True, slots=True)
-class New:
+class NewRecording:
     """What is to be kept: a consent has a language, a voice the consent that it is made with."""
 
     name: str
@@ -111,7 +111,7 @@ class Voices:
         self._count_max = count_max
         self._bytes_max = bytes_max
 
-    async def create(self, account_id: int, new: New, source: Source) -> Recording:
+    async def create(self, account_id: int, new: NewRecording, source: Source) -> Recording:
         """Keep a recording of an account. Raise ``TollgateError``, and then leave nothing."""
         _check_name(new.name)
         id = new_id(_PREFIX[new.kind])
@@ -218,7 +218,9 @@ def _check_name(name: str) -> None:
         raise InvalidRequest("invalid_value", f"{error}.", param="name") from None
 
 
-def _reserve(connection: Connection, *, account_id: int, id: str, new: New, count_max: int) -> None:
+def _reserve(
+    connection: Connection, *, account_id: int, id: str, new: NewRecording, count_max: int
+) -> None:
     """Note what is about to be stored. Raise ``TollgateError`` if it could not be kept."""
     now = datetime.now(UTC)
     _check(connection, account_id, new)
@@ -250,7 +252,7 @@ def _reserve(connection: Connection, *, account_id: int, id: str, new: New, coun
 
 
 def _keep(
-    connection: Connection, *, account_id: int, id: str, new: New, blob: BlobRef
+    connection: Connection, *, account_id: int, id: str, new: NewRecording, blob: BlobRef
 ) -> Recording:
     """Have what is stored be found. Raise ``TollgateError`` if meanwhile it cannot be kept."""
     _check(connection, account_id, new)
@@ -272,7 +274,7 @@ def _keep(
     return _recording(found)
 
 
-def _check(connection: Connection, account_id: int, new: New) -> None:
+def _check(connection: Connection, account_id: int, new: NewRecording) -> None:
     """Raise ``NotFound`` without the consent, ``Conflict`` if another voice has the name."""
     if new.consent_id is None:
         return

@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS
 from gateway.catalog.workflow import BACKOFF_MAX_S, Reference, is_retried
 from gateway.errors import TollgateError
 from gateway.files.sources import Given, StoredSource
-from gateway.ledger.closed import Output, Problem, Status
-from gateway.ledger.workflow_plan import Plan, PlannedStep, StepId
-from gateway.workflows.plan import Filling, prepared_step
-from gateway.workflows.store import Flow, NewStep, StepAttempt
+from gateway.ledger.closed import Output, RequestError, Status
+from gateway.ledger.workflow_plan import PlannedStep, StepId, WorkflowPlan
+from gateway.workflows.plan import StepInput, prepared_step
+from gateway.workflows.store import NewStep, StepAttempt, WorkflowRun
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 from workers.contract.media import Medium
 
@@ -33,7 +33,7 @@ class WorkflowEnded:
     status: Status
     reason: str
     output: Output | None = None
-    error: Problem | None = None
+    error: RequestError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Ready:
 Next: TypeAlias = WorkflowEnded | Ready
 
 
-def advance(plan: Plan, attempts: Sequence[StepAttempt], *, now: datetime) -> Next:
+def advance(plan: WorkflowPlan, attempts: Sequence[StepAttempt], *, now: datetime) -> Next:
     """Decide what is to be done; ``Ready`` with nothing while what runs is waited for."""
     last: dict[str, StepAttempt] = {}
     for attempt in attempts:
@@ -80,7 +80,7 @@ def advance(plan: Plan, attempts: Sequence[StepAttempt], *, now: datetime) -> Ne
     return Ready(tuple(ready), due)
 
 
-def job_of(flow: Flow, step: PlannedStep, attempt: int, entry: Entry) -> NewStep:
+def job_of(flow: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntry) -> NewStep:
     """Make the job of a step, of what its predecessors made. Raise ``TollgateError``."""
     made = {
         one.id.name: one.output
@@ -100,7 +100,7 @@ def job_of(flow: Flow, step: PlannedStep, attempt: int, entry: Entry) -> NewStep
                 return _flowing(steps[each.name], made[each.name])
         return None
 
-    filling = Filling(resolve)
+    filling = StepInput(resolve)
     value = filling.input(step.input)
     _, prepared = prepared_step(entry, _task(step), value, filling, prefix=f"steps.{step.name}")
     given: dict[str, Any] = prepared.input
@@ -131,11 +131,11 @@ def job_of(flow: Flow, step: PlannedStep, attempt: int, entry: Entry) -> NewStep
 
 def refused(step: PlannedStep, error: TollgateError) -> WorkflowEnded:
     """The end of a workflow of which a step was given what it cannot take."""
-    problem = Problem(error.code, f"The step {step.name} ({step.model}): {error}", error.param)
+    problem = RequestError(error.code, f"The step {step.name} ({step.model}): {error}", error.param)
     return WorkflowEnded("failed", "invalid_input", error=problem)
 
 
-def done_of(flow: Flow) -> int:
+def done_of(flow: WorkflowRun) -> int:
     """How many steps have succeeded."""
     return len({one.id.name for one in flow.attempts if one.status == "succeeded"})
 
@@ -170,10 +170,12 @@ def _code(attempt: StepAttempt) -> str:
     return attempt.error.code if attempt.error else "engine_error"
 
 
-def _problem(step: PlannedStep, attempt: StepAttempt) -> Problem:
+def _problem(step: PlannedStep, attempt: StepAttempt) -> RequestError:
     said = attempt.error.message if attempt.error else "it ended without an outcome."
     tries = f" {attempt.id.attempt} times" if attempt.id.attempt > 1 else ""
-    return Problem(_code(attempt), f"The step {step.name} ({step.model}) failed{tries}: {said}")
+    return RequestError(
+        _code(attempt), f"The step {step.name} ({step.model}) failed{tries}: {said}"
+    )
 
 
 def _task(step: PlannedStep) -> Any:

@@ -32,7 +32,7 @@ from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE
 from gateway.supervision import Beat, Supervisor, next_of
 from gateway.workflows import store
 from gateway.workflows.advance import WorkflowEnded, advance, done_of, job_of, refused
-from gateway.workflows.store import Flow, NewStep, StepAttempt, StepEnd
+from gateway.workflows.store import NewStep, StepAttempt, StepEnd, WorkflowRun
 from workers.contract.blobs import BlobError, Blobs
 from workers.contract.jobs import (
     Event,
@@ -72,7 +72,7 @@ class _Known:
     seq: int = 0
 
 
-class Flows:
+class WorkflowRunner:
     def __init__(
         self,
         *,
@@ -248,7 +248,7 @@ class Flows:
         except OUTAGE:
             log.exception("%s is left to the sweeper", request_id)
 
-    async def _whole(self, flow: Flow) -> Flow:
+    async def _whole(self, flow: WorkflowRun) -> WorkflowRun:
         """Load outputs of steps that are too large for SQL. Raise ``OSError`` if that fails now."""
         attempts = []
         for one in flow.attempts:
@@ -266,7 +266,7 @@ class Flows:
             raise NotFound("model_not_found", f"{step.model} is not in the catalog any more.")
         return entry
 
-    async def _place(self, flow: Flow, wanted: Sequence[NewStep], reply: str) -> None:
+    async def _place(self, flow: WorkflowRun, wanted: Sequence[NewStep], reply: str) -> None:
         now = datetime.now(UTC)
         placed = await self._database.write(
             lambda connection: store.place(connection, flow.request_id, wanted, now=now)
@@ -281,7 +281,7 @@ class Flows:
         entry = self._dispatch.entry(decode_job(one.job), one.job, reply=reply)
         return await self._dispatch.requeue(one.model, [entry])
 
-    async def _end(self, flow: Flow, ended: WorkflowEnded, reply: str) -> None:
+    async def _end(self, flow: WorkflowRun, ended: WorkflowEnded, reply: str) -> None:
         self._known.pop(flow.request_id, None)
         reach("workflow_ended")
         await self._close(
@@ -298,7 +298,7 @@ class Flows:
 
     # --- Saying how far it is ---------------------------------------------------------------------
 
-    def _learn(self, flow: Flow) -> None:
+    def _learn(self, flow: WorkflowRun) -> None:
         known = self._known.get(flow.request_id)
         done = done_of(flow)
         if known is None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.catalog.workflow import (
     Reference,
@@ -26,12 +26,12 @@ from gateway.catalog.workflow import (
     whole,
 )
 from gateway.errors import InvalidRequest
-from gateway.files.sources import Given, Kept, Source, StoredSource, read_given
-from gateway.ledger.workflow_plan import Plan, PlannedStep, combined
+from gateway.files.sources import Given, Source, StoredSource, StoredVoice, read_given
+from gateway.ledger.workflow_plan import PlannedStep, WorkflowPlan, combined
 from gateway.pricing import Bill, Price, UnpricedUsage, quote
 from gateway.tasks.prepared import Prepared
 from gateway.tasks.registry import chosen_task, parse, prepare
-from gateway.tasks.workflow_order import WorkflowOrder
+from gateway.tasks.workflow_submission import WorkflowSubmission
 from workers.contract.jobs import BlobRef
 from workers.contract.media import MediumKind
 
@@ -55,10 +55,10 @@ class StepQuote:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRun:
     """A plan, what it brings, the most that it can use and cost."""
 
-    plan: Plan
+    plan: WorkflowPlan
     prepared: Prepared
     bill: Bill
     steps: tuple[StepQuote, ...]
@@ -74,17 +74,17 @@ class _Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
+class StepModels:
     """The models that steps may use, each with its price for whoever orders."""
 
-    entry: Callable[[str], Entry]
+    entry: Callable[[str], CatalogEntry]
     priced: Callable[[str], tuple[int, Price]]
     own: Price
     """Of the workflow itself; without components it costs what its steps cost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Filling:
+class StepInput:
     """What flows into a step: ``resolve`` gives a text or a medium, None where there is neither."""
 
     resolve: Callable[[Sequence[Reference]], _Value]
@@ -120,7 +120,9 @@ class Filling:
         return found if isinstance(found, str) else ""
 
 
-def plan(entry: Entry, order: WorkflowOrder, market: Market, *, prefix: str) -> Planned:
+def plan(
+    entry: CatalogEntry, order: WorkflowSubmission, market: StepModels, *, prefix: str
+) -> PlannedRun:
     """Plan an order. Raise ``InvalidRequest`` or ``NotFound``."""
     workflow = entry.workflow
     assert workflow is not None
@@ -139,8 +141,8 @@ def plan(entry: Entry, order: WorkflowOrder, market: Market, *, prefix: str) -> 
     limits = combined((step.limits for step in steps), delivered)
     by_steps = not market.own.components
     texts, media = dict(inputs.texts), list(inputs.media)
-    return Planned(
-        Plan(
+    return PlannedRun(
+        WorkflowPlan(
             steps,
             output,
             texts=texts,
@@ -162,13 +164,18 @@ def plan(entry: Entry, order: WorkflowOrder, market: Market, *, prefix: str) -> 
 
 
 def prepared_step(
-    entry: Entry, task: Task | None, value: Mapping[str, Any], filling: Filling, *, prefix: str
+    entry: CatalogEntry,
+    task: Task | None,
+    value: Mapping[str, Any],
+    filling: StepInput,
+    *,
+    prefix: str,
 ) -> tuple[Task, Prepared]:
     """Check a step's input as if a client had sent it. Raise ``InvalidRequest``."""
     read = parse(task or entry.task, value, prefix=prefix)
     task = task or chosen_task(entry, read)
     prepared = prepare(entry, read, task=task, prefix=prefix)
-    if any(isinstance(source.given, Kept) for source in prepared.sources):
+    if any(isinstance(source.given, StoredVoice) for source in prepared.sources):
         raise InvalidRequest(
             "unsupported_parameter",
             f"A step of a workflow speaks in the voices of {entry.name}, not in those that an "
@@ -184,7 +191,9 @@ def prepared_step(
     return task, prepared
 
 
-def _read_inputs(entry: Entry, workflow: Workflow, order: WorkflowOrder, prefix: str) -> _Inputs:
+def _read_inputs(
+    entry: CatalogEntry, workflow: Workflow, order: WorkflowSubmission, prefix: str
+) -> _Inputs:
     texts: dict[str, str] = {}
     media: dict[str, Given] = {}
     for name, value in order.given.items():
@@ -259,7 +268,9 @@ def _needed(chosen: Mapping[str, Step], inputs: _Inputs, output: str) -> list[st
     return [name for name in chosen if name in wanted]
 
 
-def _quoted(step: Step, chosen: Mapping[str, Step], inputs: _Inputs, market: Market) -> StepQuote:
+def _quoted(
+    step: Step, chosen: Mapping[str, Step], inputs: _Inputs, market: StepModels
+) -> StepQuote:
     entry = market.entry(step.model)
 
     def resolve(expression: Sequence[Reference]) -> _Value:
@@ -275,7 +286,7 @@ def _quoted(step: Step, chosen: Mapping[str, Step], inputs: _Inputs, market: Mar
                 return _WIDEST * made.characters if TASKS[task].makes == "text" else _PICTURE
         return None
 
-    filling = Filling(resolve)
+    filling = StepInput(resolve)
     prefix = f"steps.{step.name}"
     value = filling.input(step.input)
     task, prepared = prepared_step(entry, step.task, value, filling, prefix=prefix)
@@ -324,7 +335,7 @@ def _param(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
-def of_fields(entry: Entry, fields: Mapping[str, Any]) -> WorkflowOrder:
+def of_fields(entry: CatalogEntry, fields: Mapping[str, Any]) -> WorkflowSubmission:
     """Read an order of a dialect whose fields are a task's: those that are set, by their names."""
     assert entry.workflow is not None
     given = {name: value for name, value in fields.items() if value}
@@ -338,4 +349,4 @@ def of_fields(entry: Entry, fields: Mapping[str, Any]) -> WorkflowOrder:
                 f"not {name}.",
                 param=name,
             )
-    return WorkflowOrder(given)
+    return WorkflowSubmission(given)

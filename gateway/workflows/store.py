@@ -25,8 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gateway.ledger.closed import Output, Problem, Status
-from gateway.ledger.workflow_plan import Plan, StepId, plan_of
+from gateway.ledger.closed import Output, RequestError, Status
+from gateway.ledger.workflow_plan import StepId, WorkflowPlan, plan_of
 from gateway.sql.database import UtcDateTime
 from gateway.tables.core import holds
 from gateway.tables.workflows import steps
@@ -48,7 +48,7 @@ class StepEnd:
     status: Status
     usage: Usage
     timings: Timings
-    error: Problem | None = None
+    error: RequestError | None = None
     output: Output | None = None
 
 
@@ -60,25 +60,25 @@ class StepAttempt:
     model: str
     job: bytes
     status: Status | None
-    error: Problem | None
+    error: RequestError | None
     output: Output | None
     ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class WorkflowRun:
     """An open request that is a workflow, and every attempt at its steps."""
 
     request_id: RequestId
     job: Job
-    plan: Plan
+    plan: WorkflowPlan
     attempts: tuple[StepAttempt, ...]
 
     def of(self, name: str) -> list[StepAttempt]:
         return [attempt for attempt in self.attempts if attempt.id.name == name]
 
 
-def read_flow(connection: Connection, request_id: str) -> Flow | None:
+def read_flow(connection: Connection, request_id: str) -> WorkflowRun | None:
     """None if it is not open, or no workflow."""
     payload = connection.execute(
         select(holds.c.job).where(holds.c.request_id == request_id)
@@ -87,7 +87,7 @@ def read_flow(connection: Connection, request_id: str) -> Flow | None:
     plan = plan_of(job) if job is not None else None
     if job is None or plan is None:
         return None
-    return Flow(RequestId(request_id), job, plan, tuple(attempts_of(connection, request_id)))
+    return WorkflowRun(RequestId(request_id), job, plan, tuple(attempts_of(connection, request_id)))
 
 
 def attempts_of(connection: Connection, request_id: str) -> list[StepAttempt]:
@@ -101,7 +101,7 @@ def attempts_of(connection: Connection, request_id: str) -> list[StepAttempt]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class StepTry:
     """An attempt at a step, without what went in and came out."""
 
     id: StepId
@@ -109,13 +109,13 @@ class Tried:
     ended: bool
 
 
-def attempts_at(connection: Connection, request_ids: Sequence[str]) -> list[Tried]:
+def attempts_at(connection: Connection, request_ids: Sequence[str]) -> list[StepTry]:
     """Read which attempts there were at the steps of requests."""
     query = select(
         steps.c.request_id, steps.c.name, steps.c.attempt, steps.c.model, steps.c.status
     ).where(steps.c.request_id.in_(request_ids))
     return [
-        Tried(
+        StepTry(
             StepId(RequestId(row.request_id), row.name, row.attempt),
             row.model,
             row.status is not None,
@@ -219,7 +219,7 @@ def _attempt(row: RowMapping) -> StepAttempt:
         model=row["model"],
         job=row["job"],
         status=row["status"],
-        error=msgspec.convert(row["error"], Problem) if row["error"] else None,
+        error=msgspec.convert(row["error"], RequestError) if row["error"] else None,
         output=msgspec.msgpack.decode(row["output"], type=Output) if row["output"] else None,
         ended_at=row["ended_at"],
     )

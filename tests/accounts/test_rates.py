@@ -12,9 +12,9 @@ import pytest
 from gateway.accounts.limits import Limit
 from gateway.accounts.rates import (
     Rate,
+    RateReservation,
     Rates,
-    Taken,
-    Unused,
+    UnusedRates,
     refuse_overrun,
     refuse_oversized,
     wanted,
@@ -50,11 +50,11 @@ def rates(*limits: Limit, key: int = KEY, model: str = "echo", most: int = 0) ->
     return wanted(limits, key, model, tokens=most)
 
 
-def refused(taken: Taken) -> bool:
+def refused(taken: RateReservation) -> bool:
     return any(reading.wait_s for reading in taken.readings)
 
 
-def remaining(taken: Taken) -> list[int]:
+def remaining(taken: RateReservation) -> list[int]:
     return [reading.remaining for reading in taken.readings]
 
 
@@ -122,7 +122,7 @@ async def test_tokens_that_were_not_used_are_given_back_once_the_request_has_end
         limits = (requests(10), tokens(100), tokens(150, key=None))
         taken = await both[0].take(rates(*limits, most=100))
 
-        await both[1].give_back_unused([Unused(taken.note, requests=0, tokens=70)])
+        await both[1].give_back_unused([UnusedRates(taken.note, requests=0, tokens=70)])
 
         read = await both[0].look(rates(*limits))
         assert [reading.used for reading in read] == [1, 30, 30]
@@ -134,7 +134,7 @@ async def test_giving_back_more_than_was_counted_leaves_nothing_below_zero(
     async with gateways(server_url, 1) as (gateway,):
         taken = await gateway.take(rates(tokens(100), most=10))
 
-        await gateway.give_back_unused([Unused(taken.note, requests=0, tokens=70)] * 2)
+        await gateway.give_back_unused([UnusedRates(taken.note, requests=0, tokens=70)] * 2)
 
         read = await gateway.look(rates(tokens(100)))
         assert [reading.used for reading in read] == [0]
@@ -207,4 +207,4 @@ async def test_without_the_server_nothing_is_let_through() -> None:
         assert not (await gateway.take(())).readings
         with pytest.raises(Unavailable):
             await gateway.take(rates(requests(5)))
-        await gateway.give_back_unused([Unused('[1,["x:tokens"]]', requests=0, tokens=5)])
+        await gateway.give_back_unused([UnusedRates('[1,["x:tokens"]]', requests=0, tokens=5)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from gateway.chores import Chore, Chores, take
+from gateway.scheduled import ScheduledTask, Scheduler, take
 from gateway.sql.database import Database
 
 NOON = datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC)
@@ -16,7 +16,7 @@ async def nothing() -> None:
 
 
 def test_a_chore_is_taken_once_when_it_is_due(database: Database) -> None:
-    chore = Chore("tidy", timedelta(hours=1), nothing, delay=timedelta(seconds=30))
+    chore = ScheduledTask("tidy", timedelta(hours=1), nothing, delay=timedelta(seconds=30))
 
     with database.transaction() as connection:
         assert take(connection, chore, NOON)
@@ -29,7 +29,7 @@ def test_a_chore_is_taken_once_when_it_is_due(database: Database) -> None:
 def test_after_a_long_pause_it_is_done_once_and_not_as_often_as_was_missed(
     database: Database,
 ) -> None:
-    chore = Chore("tidy", timedelta(minutes=1), nothing)
+    chore = ScheduledTask("tidy", timedelta(minutes=1), nothing)
 
     with database.transaction() as connection:
         take(connection, chore, NOON)
@@ -43,8 +43,8 @@ async def test_of_many_gateways_one_does_it(database: Database) -> None:
     async def work() -> None:
         done.append(1)
 
-    chore = Chore("tidy", timedelta(days=1), work)
-    tasks = [asyncio.create_task(Chores(database, [chore]).run()) for _ in range(5)]
+    chore = ScheduledTask("tidy", timedelta(days=1), work)
+    tasks = [asyncio.create_task(Scheduler(database, [chore]).run()) for _ in range(5)]
     async with asyncio.timeout(30):
         while not done:  # noqa: ASYNC110  # any of them may be first
             await asyncio.sleep(0.05)
@@ -64,9 +64,12 @@ async def test_one_that_fails_does_not_keep_others_from_being_done(database: Dat
     async def work() -> None:
         done.set()
 
-    chores = Chores(
+    chores = Scheduler(
         database,
-        [Chore("bad", timedelta(days=1), fail), Chore("good", timedelta(days=1), work)],
+        [
+            ScheduledTask("bad", timedelta(days=1), fail),
+            ScheduledTask("good", timedelta(days=1), work),
+        ],
     )
     task = asyncio.create_task(chores.run())
 

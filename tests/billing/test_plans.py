@@ -23,11 +23,11 @@ from gateway.billing.files import export
 from gateway.billing.footer import Footer
 from gateway.billing.usage import Filters, Span, usage
 from gateway.ids import first_request_id
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.ledger.holds import hold
 from gateway.performance import read_seen
 from gateway.requests import lookup
-from gateway.requests.lookup import Choice
+from gateway.requests.lookup import RequestFilter
 from gateway.sql.database import Database
 from gateway.tables.core import idempotency, receipts, transfers
 from tests.databases import Databases
@@ -135,17 +135,17 @@ def _scans(plan: dict[str, Any]) -> Iterator[str]:
 
 
 QUESTIONS: dict[str, Callable[[Connection, Books], object]] = {
-    "newest": lambda c, b: page(c, Choice(b.account.id)),
-    "failed": lambda c, b: page(c, Choice(b.account.id, status="failed")),
-    "succeeded": lambda c, b: page(c, Choice(b.account.id, status="succeeded")),
-    "model": lambda c, b: page(c, Choice(b.account.id, model="m7")),
-    "tag": lambda c, b: page(c, Choice(b.account.id, tags={"project": "x"})),
-    "key": lambda c, b: page(c, Choice(b.account.id, key_id=b.key.id)),
-    "outcome": lambda c, b: page(c, Choice(b.account.id, outcome="released")),
-    "tasks": lambda c, b: page(c, Choice(b.account.id, tasks=("text-to-image",))),
-    "summary": lambda c, b: lookup._summarize(c, Choice(b.account.id), None),
+    "newest": lambda c, b: page(c, RequestFilter(b.account.id)),
+    "failed": lambda c, b: page(c, RequestFilter(b.account.id, status="failed")),
+    "succeeded": lambda c, b: page(c, RequestFilter(b.account.id, status="succeeded")),
+    "model": lambda c, b: page(c, RequestFilter(b.account.id, model="m7")),
+    "tag": lambda c, b: page(c, RequestFilter(b.account.id, tags={"project": "x"})),
+    "key": lambda c, b: page(c, RequestFilter(b.account.id, key_id=b.key.id)),
+    "outcome": lambda c, b: page(c, RequestFilter(b.account.id, outcome="released")),
+    "tasks": lambda c, b: page(c, RequestFilter(b.account.id, tasks=("text-to-image",))),
+    "summary": lambda c, b: lookup._summarize(c, RequestFilter(b.account.id), None),
     "summary of a tag": lambda c, b: lookup._summarize(
-        c, Choice(b.account.id, tags={"project": "x"}), None
+        c, RequestFilter(b.account.id, tags={"project": "x"}), None
     ),
     "one": lambda c, b: lookup._find(c, b.account.id, first_request_id(NOW)),
     "ledger": lambda c, b: entries(c, b.account.id, limit=20),
@@ -167,7 +167,7 @@ QUESTIONS: dict[str, Callable[[Connection, Books], object]] = {
 }  # fmt: skip
 
 
-def page(connection: Connection, choice: Choice) -> object:
+def page(connection: Connection, choice: RequestFilter) -> object:
     return lookup._list(connection, choice, limit=20, cursor=None, oldest_first=False)
 
 
@@ -191,7 +191,7 @@ def test_search_stops_after_so_many_rows_and_says_where(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "LOOKED_AT_MAX", 100)
-    choice = Choice(books.account.id, tags={"project": "none"})
+    choice = RequestFilter(books.account.id, tags={"project": "none"})
 
     seen: list[str] = []
     cursor: str | None = None
@@ -205,7 +205,11 @@ def test_search_stops_after_so_many_rows_and_says_where(
                 break
             seen.append(cursor)
         everything, _ = lookup._list(
-            connection, Choice(books.account.id), limit=10_000, cursor=None, oldest_first=False
+            connection,
+            RequestFilter(books.account.id),
+            limit=10_000,
+            cursor=None,
+            oldest_first=False,
         )
 
     assert seen == sorted(seen, reverse=True)
@@ -216,7 +220,7 @@ def test_pages_of_a_search_have_everything_once(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "LOOKED_AT_MAX", 100)
-    choice = Choice(books.account.id, outcome="released")
+    choice = RequestFilter(books.account.id, outcome="released")
 
     for oldest_first in (False, True):
         ids: list[str] = []
@@ -226,7 +230,7 @@ def test_pages_of_a_search_have_everything_once(
                 found, border = lookup._list(
                     connection, choice, limit=2, cursor=cursor, oldest_first=oldest_first
                 )
-                assert all(isinstance(each, Closed) for each in found)
+                assert all(isinstance(each, ClosedRequest) for each in found)
                 ids += [each.request_id for each in found[:1]]
                 cursor = found[0].request_id if len(found) > 1 else border
                 if cursor is None:
@@ -238,7 +242,7 @@ def test_pages_of_a_search_have_everything_once(
 def test_summary_counts_so_many_and_says_where_it_stopped(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choice = Choice(books.account.id)
+    choice = RequestFilter(books.account.id)
     with books.database.snapshot() as connection:
         full = lookup._summarize(connection, choice, None)
         monkeypatch.setattr(lookup, "LOOKED_AT_MAX", 400)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from gateway.billing.whatif import Repriced, whatif
+from gateway.billing.whatif import RepricedUsage, whatif
 from gateway.ledger.holds import hold
 from gateway.pricing import Component, Price
 from gateway.sql.database import Database
@@ -28,7 +28,9 @@ def books(database: Database) -> Books:
     return made
 
 
-def ask(books: Books, prices: dict[str, Price], account_id: int | None = None) -> list[Repriced]:
+def ask(
+    books: Books, prices: dict[str, Price], account_id: int | None = None
+) -> list[RepricedUsage]:
     now = datetime.now(UTC)
     with books.database.snapshot() as connection:
         return whatif(
@@ -44,8 +46,8 @@ def test_each_model_is_repriced_and_what_has_no_price_stands_apart(books: Books)
     found = ask(books, {"m": DEAR})
 
     assert found == [
-        Repriced("m", requests=2, charged_nanos=1000, would_nanos=2000),
-        Repriced("n", unpriced_requests=1, unpriced_nanos=500),
+        RepricedUsage("m", requests=2, charged_nanos=1000, would_nanos=2000),
+        RepricedUsage("n", unpriced_requests=1, unpriced_nanos=500),
     ]
     assert found[0].difference_nanos == 1000
 

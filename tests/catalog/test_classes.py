@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gateway.catalog.classes import Period, due
-from gateway.catalog.schema import Entry
+from gateway.catalog.batch_prices import PriceStart, due
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import InvalidRequest
 from gateway.ledger.discounts import Discount, read_discounts
@@ -133,9 +133,13 @@ async def test_an_own_price_that_cannot_be_halved_exactly_is_not_sold_in_batches
 def test_only_what_can_come_to_be_in_force_together_is_made() -> None:
     hour = timedelta(hours=1)
     periods = {
-        ("m", 0): (Period(NOW - 9 * hour, 1), Period(NOW - hour, 2), Period(NOW + 2 * hour, 3)),
-        ("m", OWN): (Period(NOW - hour, 4), Period(NOW + hour, None)),
-        ("n", 0): (Period(NOW - hour, 5),),
+        ("m", 0): (
+            PriceStart(NOW - 9 * hour, 1),
+            PriceStart(NOW - hour, 2),
+            PriceStart(NOW + 2 * hour, 3),
+        ),
+        ("m", OWN): (PriceStart(NOW - hour, 4), PriceStart(NOW + hour, None)),
+        ("n", 0): (PriceStart(NOW - hour, 5),),
     }
     discounts = {
         "m": (Discount(NOW - 3 * hour, "0.5"), Discount(NOW + 2 * hour, "0.1")),
@@ -177,7 +181,7 @@ def test_a_discount_that_is_none_is_refused(fields: dict[str, object], message: 
     }
 
     with pytest.raises(ValidationError, match=message):
-        Entry.model_validate({**told, **fields})
+        CatalogEntry.model_validate({**told, **fields})
 
 
 async def test_gateways_that_start_at_once_make_each_row_once(

@@ -24,7 +24,7 @@ from gateway.catalog.listing import (
     providers_view,
 )
 from gateway.catalog.loader import load_catalog
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.pricing import parse_usd
 from workers.contract.streams import Announcement
 
@@ -122,7 +122,7 @@ def test_endpoints_of_every_model_have_what_openrouters_client_requires(name: st
 
 
 def test_a_price_that_depends_is_listed_at_its_dearest_for_openrouter_and_whole_for_us() -> None:
-    entry = Entry.model_validate(
+    entry = CatalogEntry.model_validate(
         {
             "name": "painter",
             "task": "text-to-image",
@@ -176,7 +176,7 @@ def test_listed_amounts_are_exact_and_plain(nanos: int, per: int, minimum: int |
     def usd(amount: int) -> str:
         return f"{amount // 10**9}.{amount % 10**9:09d}"
 
-    entry = Entry.model_validate(
+    entry = CatalogEntry.model_validate(
         {
             "name": "m",
             "task": "text-to-image",

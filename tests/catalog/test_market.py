@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gateway.catalog.loader import check, load_catalog
-from gateway.catalog.schema import Dialect, Engine, Entry, Upstream
+from gateway.catalog.schema import CatalogEntry, Dialect, Engine, Upstream
 from gateway.catalog.tasks import TASKS, Task
 from gateway.pricing import charge, format_usd, parse_usd, quote
 from gateway.tasks.registry import parse, prepare
@@ -25,7 +25,7 @@ MARKET = FACTS["models"]
 
 
 @pytest.fixture(scope="module")
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, CatalogEntry]:
     return {entry.name: entry for entry in load_catalog(CATALOG).models}
 
 
@@ -33,7 +33,7 @@ def test_the_catalog_has_nothing_wrong() -> None:
     assert check(CATALOG) == ()
 
 
-def test_there_are_twenty_three_market_models(entries: dict[str, Entry]) -> None:
+def test_there_are_twenty_three_market_models(entries: dict[str, CatalogEntry]) -> None:
     sent_elsewhere = {name for name, entry in entries.items() if entry.upstream is not None}
 
     assert len(MARKET) == 23
@@ -42,7 +42,7 @@ def test_there_are_twenty_three_market_models(entries: dict[str, Entry]) -> None
 
 @pytest.mark.parametrize("fact", MARKET, ids=lambda fact: fact["name"])
 def test_a_market_model_does_its_tasks_and_waits_for_a_credential(
-    entries: dict[str, Entry], fact: dict[str, Any]
+    entries: dict[str, CatalogEntry], fact: dict[str, Any]
 ) -> None:
     entry = entries[fact["name"]]
 
@@ -59,7 +59,7 @@ def test_a_market_model_does_its_tasks_and_waits_for_a_credential(
 
 @pytest.mark.parametrize("fact", MARKET, ids=lambda fact: fact["name"])
 def test_a_market_model_is_quoted_and_charged_to_the_nano_dollar(
-    entries: dict[str, Entry], fact: dict[str, Any]
+    entries: dict[str, CatalogEntry], fact: dict[str, Any]
 ) -> None:
     entry = entries[fact["name"]]
     given = parse(entry.task, smallest_media(entry.task))
@@ -73,7 +73,7 @@ def test_a_market_model_is_quoted_and_charged_to_the_nano_dollar(
     assert most.total_nanos == due.total_nanos == parse_usd(fact["price"])
 
 
-def test_the_prices_add_up_as_the_source_has_them(entries: dict[str, Entry]) -> None:
+def test_the_prices_add_up_as_the_source_has_them(entries: dict[str, CatalogEntry]) -> None:
     total = sum(
         quote(entries[fact["name"]].selling_price, Usage(requests=1)).total_nanos for fact in MARKET
     )
@@ -98,7 +98,7 @@ def smallest_media(task: Task) -> dict[str, Any]:
     return given
 
 
-def entries_and_tasks() -> list[tuple[Entry, Task]]:
+def entries_and_tasks() -> list[tuple[CatalogEntry, Task]]:
     """Whatever has a price of its own, once for each of its tasks."""
     priced = [entry for entry in load_catalog(CATALOG).models if entry.price]
     return [(entry, task) for entry in priced for task in (entry.task, *entry.also)]
@@ -107,7 +107,7 @@ def entries_and_tasks() -> list[tuple[Entry, Task]]:
 @pytest.mark.parametrize(
     ("entry", "task"), entries_and_tasks(), ids=lambda value: getattr(value, "name", value)
 )
-def test_nothing_on_sale_bills_nothing(entry: Entry, task: Task) -> None:
+def test_nothing_on_sale_bills_nothing(entry: CatalogEntry, task: Task) -> None:
     smallest = smallest_media(task)
     if task == "text-generation":
         smallest = {"messages": [{"role": "user", "content": ""}], "max_tokens": 1}
@@ -129,12 +129,12 @@ def test_nothing_on_sale_bills_nothing(entry: Entry, task: Task) -> None:
     assert 0 < due <= most
 
 
-def test_names_are_matched_by_case(entries: dict[str, Entry]) -> None:
+def test_names_are_matched_by_case(entries: dict[str, CatalogEntry]) -> None:
     assert "Veo3" in entries
     assert "veo3" not in entries
 
 
-def test_our_own_model_runs_here_at_its_price_per_token(entries: dict[str, Entry]) -> None:
+def test_our_own_model_runs_here_at_its_price_per_token(entries: dict[str, CatalogEntry]) -> None:
     entry = entries["pocket-chat"]
     given = parse(
         entry.task, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100}
@@ -150,11 +150,13 @@ def test_our_own_model_runs_here_at_its_price_per_token(entries: dict[str, Entry
     assert most.total_nanos == 85 * 20 + 100 * 80
 
 
-def test_no_engine_for_tests_is_on_sale(entries: dict[str, Entry]) -> None:
+def test_no_engine_for_tests_is_on_sale(entries: dict[str, CatalogEntry]) -> None:
     assert "echo" not in {entry.engine for entry in entries.values()}
 
 
-def test_a_worker_reads_the_same_routes_from_the_same_file(entries: dict[str, Entry]) -> None:
+def test_a_worker_reads_the_same_routes_from_the_same_file(
+    entries: dict[str, CatalogEntry],
+) -> None:
     specs = {spec.name: spec for spec in read_specs(CATALOG)}
 
     assert specs.keys() == {name for name, entry in entries.items() if entry.workflow is None}
@@ -170,7 +172,7 @@ def test_a_worker_reads_the_same_routes_from_the_same_file(entries: dict[str, En
 
 
 def test_the_gateway_checks_whatever_a_worker_reads() -> None:
-    assert set(ModelSpec.__struct_fields__) <= Entry.model_fields.keys()
+    assert set(ModelSpec.__struct_fields__) <= CatalogEntry.model_fields.keys()
     assert set(UpstreamSpec.__struct_fields__) == Upstream.model_fields.keys()
     assert set(get_args(Engine)) == ENGINES.keys()
     assert set(get_args(Dialect)) >= DIALECTS.keys()

@@ -10,8 +10,13 @@ from sqlalchemy import delete, insert
 from sqlalchemy.exc import DBAPIError
 
 from gateway.catalog.loader import load_catalog
-from gateway.catalog.offers import BadOffer, read_offer, read_prices, read_start
-from gateway.catalog.schema import Entry
+from gateway.catalog.price_overrides import (
+    InvalidPriceOverride,
+    read_offer,
+    read_prices,
+    read_start,
+)
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.ledger.prices import (
     LIST,
@@ -50,7 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def talker(file: Path) -> Entry:
+def talker(file: Path) -> CatalogEntry:
     return load_catalog(file).models[0]
 
 
@@ -275,15 +280,15 @@ async def test_a_gateway_sells_to_an_account_at_its_own_price(
     ],
 )
 def test_an_own_price_is_held_to_the_rules_of_the_catalog(
-    told: dict[str, object], message: str, talker: Entry
+    told: dict[str, object], message: str, talker: CatalogEntry
 ) -> None:
-    with pytest.raises(BadOffer, match=message):
+    with pytest.raises(InvalidPriceOverride, match=message):
         read_offer(talker, told)
 
 
 @pytest.mark.parametrize("text", ["soon", "2026-03-01T12:00:00", "2026-02-28T00:00:00Z"])
 def test_a_start_that_gateways_could_miss_is_refused(text: str) -> None:
-    with pytest.raises(BadOffer):
+    with pytest.raises(InvalidPriceOverride):
         read_start(text, NOW)
 
 
@@ -302,5 +307,5 @@ def test_prices_are_read_from_a_catalog_or_from_a_list(file: Path, tmp_path: Pat
     assert read_prices(other) == {
         "m": Price((Component("request", 500_000_000),), minimum_nanos=1_000_000_000)
     }
-    with pytest.raises(BadOffer, match=r"m: price.0.unit"):
+    with pytest.raises(InvalidPriceOverride, match=r"m: price.0.unit"):
         read_prices(bad)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gateway.catalog.rules import Conflicts
-from gateway.catalog.schema import CONDITIONS, Entry
+from gateway.catalog.schema import CONDITIONS, CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.pricing import Unit, charge, clip, quote
 from gateway.tasks.registry import parse, prepare
@@ -35,7 +35,7 @@ def line(unit: str, amount: str = "1", **when: str) -> dict[str, Any]:
 def conflicts(**fields: Any) -> list[tuple[str, str]]:
     """Place and message of everything that does not fit together."""
     try:
-        Entry.model_validate(entry(**fields))
+        CatalogEntry.model_validate(entry(**fields))
     except ValidationError as error:
         (found,) = error.errors()
         said = found["ctx"]["error"]
@@ -269,7 +269,7 @@ def test_an_unknown_condition_is_told_with_the_known_ones() -> None:
     with pytest.raises(
         ValidationError, match="'siz' is no condition; accepted: size, quality, res"
     ):
-        Entry.model_validate(entry(price=[line("video_second", siz="1")]))
+        CatalogEntry.model_validate(entry(price=[line("video_second", siz="1")]))
 
 
 def test_every_conflict_is_told_at_once() -> None:
@@ -335,7 +335,7 @@ def test_whatever_passes_can_be_quoted_and_billed_within_its_quote(
     limits |= {"steps": 30} if makes not in ("text", "embedding") else {}
     limits |= {"seconds": 2} if makes in ("video", "audio") else {}
     try:
-        model = Entry.model_validate(
+        model = CatalogEntry.model_validate(
             {"name": "m", "task": task, "engine": "echo", "limits": limits, "price": lines}
         )
     except ValidationError:
@@ -369,10 +369,10 @@ def test_the_order_of_price_lines_does_not_matter(
 ) -> None:
     fields = {"name": "m", "task": "text-to-image", "engine": "echo"}
     try:
-        one = Entry.model_validate({**fields, "price": lines})
+        one = CatalogEntry.model_validate({**fields, "price": lines})
     except ValidationError:
         assume(False)
-    other = Entry.model_validate({**fields, "price": data.draw(st.permutations(lines))})
+    other = CatalogEntry.model_validate({**fields, "price": data.draw(st.permutations(lines))})
     usage = Usage(requests=1, images=2, attributes=attributes)
 
     assert charge(one.selling_price, usage) == charge(other.selling_price, usage)

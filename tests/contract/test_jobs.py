@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from workers.contract.jobs import (
+    AudioChunk,
     BlobRef,
     Cancelled,
     ChatInput,
@@ -30,7 +31,6 @@ from workers.contract.jobs import (
     SentEvent,
     Settled,
     Sketch,
-    Sound,
     Started,
     Timings,
     TokenLogprob,
@@ -125,7 +125,7 @@ FRAMES = {
         SentEvent(REQUEST, 1, 5, Progress(11, 30)),
     ),
     "preview": (SentEvent(REQUEST, 1, 6, Preview(0, BLOB)),),
-    "sound": (SentEvent(REQUEST, 1, 7, Sound(0, 4096, b"\x00\xff\x7f", 125)),),
+    "sound": (SentEvent(REQUEST, 1, 7, AudioChunk(0, 4096, b"\x00\xff\x7f", 125)),),
     "settled": (SentEvent(REQUEST, 0, 0, Settled()),),
 }
 OUTCOMES: dict[str, Outcome] = {

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from gateway.batches.stored import Form, Stored, place
-from gateway.files.download_urls import Links
+from gateway.files.download_urls import UrlSigner
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import BlobRef
 
-LINKS = Links.make(b"pepper", valid_s=60, base="http://here")
+LINKS = UrlSigner.make(b"pepper", valid_s=60, base="http://here")
 KEY = f"1/req_{'0' * 32}/n/0"
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.api.native import exports
-from gateway.api.native.exports import AT_ONCE, OF_ACCOUNT, Places, Question
+from gateway.api.native.exports import AT_ONCE, OF_ACCOUNT, ExportRequest, Places
 from gateway.billing.usage import Filters
 from gateway.errors import TooManyRequests
 from gateway.sql.database import Database
@@ -88,7 +88,7 @@ def test_export_that_nobody_reads_gives_its_place_to_another(
 def test_place_is_taken_before_the_first_part_and_left_with_the_file(tmp_path: Path) -> None:
     """A client can go away before anything of its file was asked for."""
     database = Database(f"sqlite:///{tmp_path / 'none.db'}")
-    asked = Question(SPAN, Filters((1,)), "csv", "native", "usage.csv")
+    asked = ExportRequest(SPAN, Filters((1,)), "csv", "native", "usage.csv")
     files = [exports._File(database, asked, exports._places.take(1)) for _ in range(OF_ACCOUNT)]
 
     with pytest.raises(TooManyRequests):

@@ -8,17 +8,17 @@ import pytest
 
 from gateway.api.gmi.models import model_view
 from gateway.api.gmi.payloads import read_payload
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
-from gateway.files.sources import Remote, Source, Uploaded
+from gateway.files.sources import RemoteSource, Source, UploadedSource
 from gateway.tasks.registry import prepare
 
 PICTURE = "https://example.com/a.png"
 GMI = {"dialect": "gmi", "url": "https://queue.example", "credential": "KEY"}
 
 
-def entry(task: str, *, options: dict[str, Any] | None = None, **more: Any) -> Entry:
-    return Entry.model_validate(
+def entry(task: str, *, options: dict[str, Any] | None = None, **more: Any) -> CatalogEntry:
+    return CatalogEntry.model_validate(
         {
             "name": "model",
             "task": task,
@@ -30,7 +30,7 @@ def entry(task: str, *, options: dict[str, Any] | None = None, **more: Any) -> E
     )
 
 
-def prepared(sold: Entry, **payload: Any) -> tuple[dict[str, Any], tuple[Source, ...]]:
+def prepared(sold: CatalogEntry, **payload: Any) -> tuple[dict[str, Any], tuple[Source, ...]]:
     meant = read_payload(sold, payload)
     found = prepare(sold, meant.input, task=meant.task)
     return found.input, found.sources
@@ -73,7 +73,7 @@ def test_an_entrys_own_names_are_understood() -> None:
 
     assert (given["duration_ms"], given["negative_prompt"]) == (5000, "rain")
     assert given["parameters"] == {"cfg_scale": 0.5}
-    assert sources == (Source("image", Remote(PICTURE), "images.0"),)
+    assert sources == (Source("image", RemoteSource(PICTURE), "images.0"),)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_voice_that_lies_here_is_attached_and_an_address_goes_over() -> None:
 
     assert attached == (
         {"text": "hello"},
-        (Source("audio", Uploaded(file_id), "source_audio"),),
+        (Source("audio", UploadedSource(file_id), "source_audio"),),
     )
     assert named == ({"text": "hello", "source_audio": theirs}, ())
 
@@ -170,8 +170,8 @@ def test_models_of_every_task_describe_themselves() -> None:
         assert view["price_info"]["pricing_type"] == "request"
 
 
-def local(task: str, **more: Any) -> Entry:
-    return Entry.model_validate(
+def local(task: str, **more: Any) -> CatalogEntry:
+    return CatalogEntry.model_validate(
         {
             "name": "model",
             "task": task,
@@ -234,7 +234,7 @@ def test_a_payload_for_another_clone_is_spoken_here(spelling: str) -> None:
     given, sources = prepared(local("voice-clone"), **payload)
 
     assert (given["text"], given["recording"], "voice" in given) == ("hello", True, False)
-    assert sources == (Source("audio", Remote(address), "recording"),)
+    assert sources == (Source("audio", RemoteSource(address), "recording"),)
     with pytest.raises(InvalidRequest, match="cannot do") as refused:
         prepared(local("voice-clone"), **{**payload, spelling: True})
     assert refused.value.param == spelling

@@ -12,14 +12,14 @@ import httpx
 import pytest
 
 from gateway.catalog.schema import Slo
-from gateway.performance import Seen, missed, performance_view, summarize
+from gateway.performance import ReceiptSample, missed, performance_view, summarize
 from tests.stack import Stack, wait_for
 from workers.contract.jobs import Timings, Usage
 
 SLO = Slo(ttft_ms=100, tpot_ms=10)
 
 
-def _seen(number: int, **changes: Any) -> Seen:
+def _seen(number: int, **changes: Any) -> ReceiptSample:
     timings = Timings(
         queue_us=number * 1000,
         first_token_us=number * 10_000,
@@ -30,7 +30,7 @@ def _seen(number: int, **changes: Any) -> Seen:
         accepted=1,
     )
     given = {"status": "succeeded", "reason": "completed", "timings": timings, **changes}
-    return Seen(settled_at=datetime.now(UTC), **given)
+    return ReceiptSample(settled_at=datetime.now(UTC), **given)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_percentiles_are_by_nearest_rank_and_goodput_counts_what_kept_its_promis
 
 
 def test_what_draws_is_told_by_its_steps_and_what_it_made() -> None:
-    def drawn(number: int, **changes: Any) -> Seen:
+    def drawn(number: int, **changes: Any) -> ReceiptSample:
         timings = Timings(
             queue_us=number * 1000, forward_us=number * 40_000, total_us=number * 100_000
         )
@@ -92,7 +92,7 @@ def test_what_draws_is_told_by_its_steps_and_what_it_made() -> None:
 
 
 def test_what_speaks_is_told_by_its_first_sound_and_by_how_fast_it_is_made() -> None:
-    def spoken(number: int) -> Seen:
+    def spoken(number: int) -> ReceiptSample:
         timings = Timings(
             queue_us=100_000,
             load_us=50_000,

@@ -8,9 +8,9 @@ import pytest
 
 from gateway.api.gmi.models import model_view
 from gateway.api.gmi.payloads import read_payload
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
-from gateway.files.sources import Remote, Source
+from gateway.files.sources import RemoteSource, Source
 from gateway.tasks.prepared import Prepared
 from gateway.tasks.registry import parse, prepare
 from gateway.tasks.visual import VideoTask, drawing_task
@@ -19,20 +19,20 @@ FACE, VOICE = "https://example.com/face.png", "https://example.com/voice.mp3"
 PRICE = [{"unit": "video_second", "amount": "0.002"}]
 
 
-def entry(**more: Any) -> Entry:
+def entry(**more: Any) -> CatalogEntry:
     base = {"name": "head", "task": "talking-head", "engine": "echo", "price": PRICE}
     limits = {"seconds": 30, "fps": 30, **more.pop("limits", {})}
-    return Entry.model_validate({**base, "limits": limits, **more})
+    return CatalogEntry.model_validate({**base, "limits": limits, **more})
 
 
-def upstream() -> Entry:
+def upstream() -> CatalogEntry:
     there = {"dialect": "gmi", "url": "https://example.com", "credential": "KEY"}
     price = [{"unit": "request", "amount": "0.02"}]
     found = {"name": "head", "task": "talking-head", "upstream": there, "price": price}
-    return Entry.model_validate(found)
+    return CatalogEntry.model_validate(found)
 
 
-def prepared(sold: Entry, **value: Any) -> Prepared:
+def prepared(sold: CatalogEntry, **value: Any) -> Prepared:
     return prepare(sold, parse("talking-head", value), prefix="input")
 
 
@@ -40,8 +40,8 @@ def test_portrait_and_recording_are_attached_and_the_longest_is_held_for() -> No
     found = prepared(entry(), image=FACE, audio=VOICE)
 
     assert found.sources == (
-        Source("image", Remote(FACE), "input.image"),
-        Source("audio", Remote(VOICE), "input.audio"),
+        Source("image", RemoteSource(FACE), "input.image"),
+        Source("audio", RemoteSource(VOICE), "input.audio"),
     )
     assert found.limits.video_ms == 30_000
     assert found.input == {}

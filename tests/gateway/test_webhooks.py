@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from standardwebhooks import Webhook
 
-from gateway.checks.public_urls import check_url
+from gateway.checks.public_urls import check_public_url
 from gateway.errors import InvalidRequest
 from tests.stack import Stack, wait_for
 
@@ -94,7 +94,7 @@ def test_a_webhook_is_signed_and_sent_again_until_it_is_taken(
 )
 def test_addresses_that_are_no_business_of_a_client_are_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="webhook"):
-        check_url(url, param="webhook", private_allowed=False)
+        check_public_url(url, param="webhook", private_allowed=False)
 
 
 @pytest.mark.parametrize(
@@ -110,4 +110,4 @@ def test_addresses_that_are_no_business_of_a_client_are_refused(url: str) -> Non
     ],
 )
 def test_a_public_address_is_accepted(url: str) -> None:
-    assert check_url(url, param="webhook", private_allowed=False) == url
+    assert check_public_url(url, param="webhook", private_allowed=False) == url

@@ -13,7 +13,7 @@ from gateway.ids import new_request_id
 from gateway.ledger.holds import HoldRequest
 from gateway.ledger.periods import booking_time
 from gateway.ledger.prices import PriceCache, put_in_force
-from gateway.ledger.settle import Settled, Settlement, settle
+from gateway.ledger.settle import Closing, Settlement, settle
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import Component, Price
 from gateway.sql.database import Database
@@ -57,7 +57,7 @@ class Books:
         }
         return HoldRequest(**(values | changes))  # type: ignore[arg-type]  # a test's own names
 
-    def settle(self, *settlements: Settlement) -> list[Settled | None]:
+    def settle(self, *settlements: Settlement) -> list[Closing | None]:
         with self.database.transaction() as connection:
             return settle(
                 connection,

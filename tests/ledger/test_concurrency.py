@@ -10,13 +10,13 @@ from sqlalchemy import Connection, delete, select, update
 
 from gateway.accounts.keys import create_key
 from gateway.accounts.limits import Limit, remove_limit, set_limit
-from gateway.chores import count_chores
 from gateway.ledger.concurrency import Defaults, TooManyConcurrent
 from gateway.ledger.discounts import put_discount_in_force
 from gateway.ledger.extend import Extension, extend
 from gateway.ledger.holds import CreditInUse, Held, HoldAnswer, HoldRequest, hold
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.settle import Settlement
+from gateway.scheduled import count_chores
 from gateway.sql.database import Database
 from gateway.tables.core import accounts, holds, idempotency, keys
 from tests.ledger.books import HOLD, PEPPER, Books, done, open_books

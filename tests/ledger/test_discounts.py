@@ -8,7 +8,7 @@ import pytest
 
 from gateway.accounts.limits import Limit, set_limit
 from gateway.billing.corrections import plan
-from gateway.billing.whatif import Repriced, whatif
+from gateway.billing.whatif import RepricedUsage, whatif
 from gateway.ledger.concurrency import TooManyConcurrent
 from gateway.ledger.discounts import put_discount_in_force
 from gateway.ledger.holds import Held, HoldRequest, hold
@@ -101,7 +101,7 @@ def test_under_another_list_a_batch_would_have_had_its_discount_too(books: Books
             ends_at=now + timedelta(hours=1),
         )
 
-    assert found == [Repriced("m", requests=2, charged_nanos=750, would_nanos=1500)]
+    assert found == [RepricedUsage("m", requests=2, charged_nanos=750, would_nanos=1500)]
 
 
 def test_a_correction_leaves_a_batch_its_discount(books: Books) -> None:

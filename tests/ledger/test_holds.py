@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from gateway.accounts.keys import revoke_key
-from gateway.ledger.closed import Problem
+from gateway.ledger.closed import RequestError
 from gateway.ledger.holds import (
     AccountSuspended,
     CreditInUse,
@@ -257,7 +257,7 @@ def test_a_request_that_failed_is_released_and_costs_nothing(database: Database)
             "failed",
             "engine_error",
             billable=False,
-            error=Problem("engine_error", "broken"),
+            error=RequestError("engine_error", "broken"),
         )
     )
 

@@ -43,7 +43,7 @@ from gateway.accounts.budgets import (
 from gateway.accounts.keys import create_key
 from gateway.accounts.limits import Limit, remove_limit, set_limit
 from gateway.ledger.bounds import BudgetExceeded
-from gateway.ledger.closed import Problem
+from gateway.ledger.closed import RequestError
 from gateway.ledger.concurrency import Defaults, TooManyConcurrent
 from gateway.ledger.discounts import put_discount_in_force
 from gateway.ledger.expiry import expire_lots, give_allowances
@@ -66,7 +66,7 @@ from gateway.ledger.refunds import NotRefundable, refund
 from gateway.ledger.settle import Settlement, settle
 from gateway.ledger.transfers import TransferConflict, add_credit, chargeback, owed
 from gateway.pricing import Component, Price, charge, discounted, quote
-from gateway.requests.settle import judge, judge_end
+from gateway.requests.settle import judge_end, to_settlement
 from gateway.requests.streamed import NOT_STREAMED, Streamed
 from gateway.sql.database import Database
 from gateway.tables.core import accounts, budget_windows, holds, keys, lots, receipts, transfers
@@ -759,13 +759,15 @@ def judged(request_id: RequestId, usage: Usage, *, end: str, delivered: str) -> 
     log = Streamed(usage) if delivered == "by the log" else NOT_STREAMED
     sent = delivered == "by the worker"
     if end == "completed":
-        return judge(request_id, Completed(usage), log)
+        return to_settlement(request_id, Completed(usage), log)
     if end == "failed":
-        return judge(request_id, Failed("engine_error", "x", usage=usage, delivered=sent), log)
+        return to_settlement(
+            request_id, Failed("engine_error", "x", usage=usage, delivered=sent), log
+        )
     if end == "lost":
-        return judge_end(request_id, "failed", "worker_lost", Problem("worker_lost", "x"), log)
+        return judge_end(request_id, "failed", "worker_lost", RequestError("worker_lost", "x"), log)
     reason: Literal["client", "deadline"] = "client" if end == "client" else "deadline"
-    return judge(request_id, Cancelled(reason, delivered=sent, usage=usage), log)
+    return to_settlement(request_id, Cancelled(reason, delivered=sent, usage=usage), log)
 
 
 @pytest.mark.timeout(SOAK_S * 2 + 600)

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import InvalidRequest
 from gateway.files.fetch import Fetcher
-from gateway.files.sources import Remote, Source
+from gateway.files.sources import RemoteSource, Source
 from gateway.files.store import Files
 from gateway.ids import new_request_id
 from gateway.sql.database import Database
@@ -52,7 +52,7 @@ async def fetcher(database: Database, tmp_path: Path) -> AsyncIterator[Open]:
 async def refusal(fetcher: Fetcher, url: str) -> tuple[str, str, int]:
     with pytest.raises(InvalidRequest) as refused:
         await fetcher.fetch(
-            1, RequestId(new_request_id()), [Source("image", Remote(url), "input.image")]
+            1, RequestId(new_request_id()), [Source("image", RemoteSource(url), "input.image")]
         )
     return refused.value.code, refused.value.message, refused.value.status
 

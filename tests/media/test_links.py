@@ -7,10 +7,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gateway.errors import Forbidden, Gone, NotFound
-from gateway.files.download_urls import PATH, Links
+from gateway.files.download_urls import PATH, UrlSigner
 from workers.contract.jobs import BlobRef
 
-LINKS = Links.make(b"a pepper of some length", valid_s=3600, base="https://gate.example/")
+LINKS = UrlSigner.make(b"a pepper of some length", valid_s=3600, base="https://gate.example/")
 BLOB = BlobRef(f"7/req_{'0' * 32}/a-token_1/3", 10, "00", "video/mp4")
 
 
@@ -33,7 +33,7 @@ def test_an_address_leads_to_its_place_and_names_no_account() -> None:
 
 
 def test_an_expired_address_is_gone() -> None:
-    old = Links.make(b"a pepper of some length", valid_s=-7200, base="")
+    old = UrlSigner.make(b"a pepper of some length", valid_s=-7200, base="")
     path, expires, signature = parts(old.link(BLOB).url)
 
     with pytest.raises(Gone):
@@ -52,7 +52,7 @@ def test_a_changed_address_opens_nothing(change: str) -> None:
 
 
 def test_another_secret_signs_nothing_here() -> None:
-    other = Links.make(b"another pepper of some length", valid_s=3600, base="")
+    other = UrlSigner.make(b"another pepper of some length", valid_s=3600, base="")
     path, expires, signature = parts(other.link(BLOB).url)
 
     with pytest.raises(Forbidden):

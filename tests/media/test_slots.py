@@ -8,10 +8,10 @@ import pytest
 
 from gateway.errors import Forbidden, Gone
 from gateway.files import upload_urls as module
-from gateway.files.sources import Remote, Uploaded, read_given
-from gateway.files.upload_urls import Slot, Slots, id_in
+from gateway.files.sources import RemoteSource, UploadedSource, read_given
+from gateway.files.upload_urls import UploadUrl, UploadUrls, id_in
 
-SLOTS = Slots.make(b"a pepper of some length")
+SLOTS = UploadUrls.make(b"a pepper of some length")
 
 
 def parts(url: str) -> tuple[str, dict[str, str]]:
@@ -26,10 +26,10 @@ def test_an_address_says_whose_file_it_takes_and_as_what() -> None:
     slot = SLOTS.check(name, **query)
 
     assert upload_url.startswith(f"{public_url}?")
-    assert slot == Slot(7, name.removesuffix(".jpg"), "image/jpg")
+    assert slot == UploadUrl(7, name.removesuffix(".jpg"), "image/jpg")
     assert slot.kind == "image"
     with pytest.raises(Forbidden):
-        Slots.make(b"another server's pepper").check(name, **query)
+        UploadUrls.make(b"another server's pepper").check(name, **query)
     for wrong in ({"account": "8"}, {"account": None}, {"expires": "x"}, {"signature": None}):
         with pytest.raises(Forbidden):
             SLOTS.check(name, **{**query, **wrong})
@@ -48,7 +48,7 @@ def test_the_address_of_an_upload_is_never_one_to_be_called() -> None:
     file_id = parts(upload_url)[0].removesuffix(".png")
 
     assert id_in(public_url) == id_in(upload_url) == file_id
-    assert read_given({"url": public_url}) == Uploaded(file_id)
+    assert read_given({"url": public_url}) == UploadedSource(file_id)
     for other in ("https://gate.example/a.png", "https://gate.example/v1/uploads/file-1.png"):
-        assert read_given(other) == Remote(other)
+        assert read_given(other) == RemoteSource(other)
     assert id_in("https://[broken") is None

@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select, update
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
-from gateway.files.retention import CHUNK, Asked, MediaStore
+from gateway.files.retention import CHUNK, MediaStore, StoredInput
 from gateway.ids import new_request_id
 from gateway.ledger.prices import store_price
 from gateway.pricing import Component, Price
@@ -19,7 +19,7 @@ from gateway.tables.core import holds
 from gateway.tables.files import media
 from workers.contract.blobs import Blobs, blob_key
 
-ASKED = Asked({"prompt": "x"})
+ASKED = StoredInput({"prompt": "x"})
 
 
 class Kept:

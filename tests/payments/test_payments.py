@@ -28,7 +28,7 @@ from gateway.payments.payments import (
     note_payment,
     set_reference,
 )
-from gateway.payments.provider import BadEvent, Paid
+from gateway.payments.provider import BadEvent, PaidEvent
 from gateway.payments.stripe import StripeProvider
 from gateway.settings import Settings
 from gateway.sql.database import Database
@@ -214,9 +214,9 @@ def test_the_providers_list_is_compared_with_the_books(desk: Desk) -> None:
     desk.deliver("completed")
     reference = f"cs_test_{desk.payment_id.removeprefix('pay_')[:20]}"
     with desk.database.transaction() as connection:
-        assert compare(connection, [Paid(reference, 2500)], provider="stripe") == []
+        assert compare(connection, [PaidEvent(reference, 2500)], provider="stripe") == []
         found = compare(
-            connection, [Paid(reference, 2400), Paid("cs_lost", 500)], provider="stripe"
+            connection, [PaidEvent(reference, 2400), PaidEvent("cs_lost", 500)], provider="stripe"
         )
 
     assert [(each.rule, each.subject) for each in found] == [("R12", reference), ("R12", "cs_lost")]

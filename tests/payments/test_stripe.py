@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.payments.provider import Paid, ProviderFailed
+from gateway.payments.provider import PaidEvent, ProviderFailed
 from gateway.payments.stripe import StripeProvider
 from tests.databases import Databases
 from tests.payments.fake_stripe import FakeStripe, fake_stripe
@@ -85,7 +85,7 @@ async def test_the_list_of_payments_is_read(stripe: FakeStripe) -> None:
     provider = StripeProvider("sk_test_nobody", SECRET, base=stripe.url)
 
     assert list(await provider.paid_since(datetime(2026, 1, 1, tzinfo=UTC))) == [
-        Paid("cs_test_1", 2500)
+        PaidEvent("cs_test_1", 2500)
     ]
 
 

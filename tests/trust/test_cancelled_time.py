@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.accounts.accounts import create_account
-from gateway.accounts.cancelled import Cancelled
+from gateway.accounts.cancelled import CancelledTime
 from gateway.accounts.limits import Limit, list_limits, remove_limit, set_limit
 from gateway.errors import TooManyRequests
 from gateway.sql.database import Database
@@ -23,7 +23,7 @@ WORDS = " ".join(f"w{number}" for number in range(100))
 
 async def test_time_is_refused_from_the_limit_on_until_it_has_left_the_hour(valkey: str) -> None:
     redis = connect(valkey)
-    cancelled = Cancelled(redis, namespace=f"t{uuid.uuid4().hex[:8]}", default_s=10)
+    cancelled = CancelledTime(redis, namespace=f"t{uuid.uuid4().hex[:8]}", default_s=10)
     await cancelled.check(1, ())
     await cancelled.count({1: 4_000_000})
     await cancelled.check(1, ())
@@ -42,7 +42,7 @@ async def test_time_is_refused_from_the_limit_on_until_it_has_left_the_hour(valk
 
 async def test_limit_of_an_account_goes_before_the_setting(valkey: str) -> None:
     redis = connect(valkey)
-    cancelled = Cancelled(redis, namespace=f"t{uuid.uuid4().hex[:8]}", default_s=None)
+    cancelled = CancelledTime(redis, namespace=f"t{uuid.uuid4().hex[:8]}", default_s=None)
     await cancelled.count({1: 2_000_000})
     await cancelled.check(1, ())
 

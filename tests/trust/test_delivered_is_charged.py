@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from openai import OpenAI
 
 from gateway.pricing import parse_usd
-from gateway.requests.settle import read_delivery
+from gateway.requests.settle import decode_delivery
 from gateway.requests.streamed import read_streamed
 from tests.databases import Databases
 from tests.failures.conftest import mended
@@ -29,6 +29,7 @@ from tests.servers import queue_server
 from tests.stack import Caller, Stack, chat, ended, order, running
 from workers.contract.delivered import Tally, chargeable
 from workers.contract.jobs import (
+    AudioChunk,
     BlobRef,
     Cancelled,
     Completed,
@@ -39,7 +40,6 @@ from workers.contract.jobs import (
     Progress,
     RequestId,
     SentEvent,
-    Sound,
     Tokens,
     Usage,
     encode,
@@ -78,7 +78,7 @@ texts = st.lists(
 )
 sounds = st.lists(
     st.builds(
-        lambda number, data: Sound(0, number, data, 100 * number, 7 * number),
+        lambda number, data: AudioChunk(0, number, data, 100 * number, 7 * number),
         st.integers(1, 9),
         st.sampled_from([b"", b"sound"]),
     )
@@ -169,7 +169,7 @@ def test_the_charge_is_what_was_delivered(
         "",
     )
 
-    settled = read_delivery(delivery, read_streamed(log))
+    settled = decode_delivery(delivery, read_streamed(log))
 
     reasons = {
         "lost: dead": ("failed", "worker_lost"),
@@ -188,7 +188,7 @@ def test_the_charge_is_what_was_delivered(
     # Each attempt repeats the one before, so the client has what the furthest of them sent.
     tokens = max(sum(e.count for e in one if isinstance(e, Tokens)) for one in attempts)
     audio_ms = max(
-        next((e.duration_ms for e in reversed(one) if isinstance(e, Sound) and e.data), 0)
+        next((e.duration_ms for e in reversed(one) if isinstance(e, AudioChunk) and e.data), 0)
         for one in attempts
     )
     shown = max(
@@ -209,7 +209,7 @@ def test_the_charge_is_what_was_delivered(
 def test_without_its_log_a_lost_request_is_free(attempts: list[list[Event]]) -> None:
     delivery = Delivery("model", "1-0", REQUEST, "dead", len(attempts), b"", "worker lost", "")
 
-    settled = read_delivery(delivery, read_streamed(()))
+    settled = decode_delivery(delivery, read_streamed(()))
 
     assert not settled.billable
     assert settled.reason == "worker_lost"

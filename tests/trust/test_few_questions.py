@@ -12,11 +12,11 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy import Engine, event
 
-from gateway.dispatch.health import Watch
+from gateway.dispatch.health import QueueHealth
 from gateway.ids import new_request_id
 from gateway.ledger.holds import hold
-from gateway.requests.lookup import Choice, Lookup
-from gateway.requests.reconnect import Retries
+from gateway.requests.lookup import Lookup, RequestFilter
+from gateway.requests.reconnect import Reconnects
 from gateway.sql.database import Database
 from tests.ledger.books import done, open_books
 from tests.servers import queue_server
@@ -54,7 +54,7 @@ async def queued(redis: Redis, namespace: str, *ids: str) -> Queue:
 
 
 async def test_the_watch_asks_for_many_models_in_a_few_round_trips(redis: Redis) -> None:
-    watch = Watch(redis, namespace="few")
+    watch = QueueHealth(redis, namespace="few")
     await watch.refresh()
     now = asyncio.get_running_loop().time()
     watch._asked.update({f"model-{number}": now for number in range(300)})
@@ -67,7 +67,7 @@ async def test_the_watch_asks_for_many_models_in_a_few_round_trips(redis: Redis)
 
 
 async def test_a_queue_server_that_is_full_counts_as_away(redis: Redis) -> None:
-    watch = Watch(redis, namespace="full")
+    watch = QueueHealth(redis, namespace="full")
     await redis.config_set("maxmemory", "1")
 
     with pytest.raises(RedisError):
@@ -115,10 +115,10 @@ async def test_a_list_of_open_requests_asks_the_queue_once(
     namespace = f"t{secrets.token_hex(4)}"
     await queued(redis, namespace, *(order.request_id for order in orders))
     lookup = Lookup(database, redis, Blobs(f"file://{tmp_path}"), namespace=namespace)
-    await lookup.list(Choice(books.account.id), limit=60, cursor=None)
+    await lookup.list(RequestFilter(books.account.id), limit=60, cursor=None)
 
     before = await reads(redis)
-    page = await lookup.list(Choice(books.account.id), limit=60, cursor=None)
+    page = await lookup.list(RequestFilter(books.account.id), limit=60, cursor=None)
 
     assert len(page.items) == 60
     assert await reads(redis) - before < 10
@@ -144,7 +144,7 @@ async def test_a_request_that_was_cancelled_in_the_queue_is_not_shown_as_running
 
 async def test_a_lost_connection_that_could_not_be_announced_is_forgotten_in_time() -> None:
     nowhere = connect("unix:///nowhere/at/all")
-    retries = Retries(nowhere, namespace="few", window_s=0.05)
+    retries = Reconnects(nowhere, namespace="few", window_s=0.05)
     for number in range(50):
         retries.lose(f"order {number}", RequestId(new_request_id()))
         with pytest.raises(RedisError):

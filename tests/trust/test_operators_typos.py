@@ -29,7 +29,6 @@ from gateway.billing.close import close_month, list_periods, rehearse_close, set
 from gateway.billing.credits import enter_chargeback, enter_credit
 from gateway.billing.statements import invoices_of
 from gateway.catalog.store import LiveCatalog
-from gateway.chores import close_chores
 from gateway.errors import Unavailable
 from gateway.ledger.holds import hold
 from gateway.ledger.prices import LIST, set_price
@@ -37,6 +36,7 @@ from gateway.ledger.reconcile import reconcile
 from gateway.ledger.settle import settle
 from gateway.ledger.transfers import owed
 from gateway.pricing import NANOS_PER_USD, Component, Price
+from gateway.scheduled import close_chores
 from gateway.sql.database import Database, migrate, open_engine
 from gateway.tables.core import accounts, periods, price_periods, prices, transfers
 from tests.ledger.books import PEPPER, Books, done, open_books

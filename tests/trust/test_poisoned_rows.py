@@ -17,7 +17,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from gateway.aside import count_aside, put_aside, tidy
 from gateway.ids import new_id, new_request_id
-from gateway.ledger.workflow_plan import Plan, PlannedStep
+from gateway.ledger.workflow_plan import PlannedStep, WorkflowPlan
 from gateway.sql.database import Database
 from gateway.tables.batches import batches
 from gateway.tables.core import accounts, holds, keys, price_periods, prices
@@ -110,7 +110,7 @@ def poisoned_hold(stack: Stack, caller: Caller, job: bytes, *, timeout_s: float 
 
 def workflow_job(caller: Caller, price_id: int) -> bytes:
 
-    plan = Plan(
+    plan = WorkflowPlan(
         steps=(PlannedStep("draw", "echo", "text-generation", price_id, Usage(), {}),),
         output="draw",
     )

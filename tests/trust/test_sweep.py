@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError
 from sqlalchemy import insert, select, update
 
-from gateway.accounts.cancelled import Cancelled
+from gateway.accounts.cancelled import CancelledTime
 from gateway.accounts.rates import Rates
 from gateway.aside import Aside, notes
 from gateway.catalog.store import LiveCatalog
@@ -28,7 +28,7 @@ from gateway.requests.sweep import Sweeper
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.tables.core import holds, idempotency, outputs
-from gateway.workflows.flows import Flows
+from gateway.workflows.flows import WorkflowRunner
 from tests.ledger.books import Books, done, open_books
 from tests.stack import CATALOG
 from workers.contract.blobs import Blobs
@@ -53,7 +53,7 @@ class Made:
         dispatch = Dispatch(self.redis, "box", settings=settings)
         waiters, aside = Waiters(), Aside(self.database)
         blobs = Blobs(f"file://{self._folder}")
-        flows = Flows(
+        flows = WorkflowRunner(
             database=self.database,
             redis=self.redis,
             live=self._live,
@@ -75,7 +75,7 @@ class Made:
             retention_hours=1,
             flows=flows,
             media=MediaStore(self.database, blobs, retention=timedelta(hours=1)),
-            cancelled=Cancelled(self.redis, namespace=self.namespace, default_s=None),
+            cancelled=CancelledTime(self.redis, namespace=self.namespace, default_s=None),
             aside=aside,
         )
         return Sweeper(

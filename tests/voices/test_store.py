@@ -14,11 +14,11 @@ from sqlalchemy import select, update
 from gateway.accounts.accounts import create_account
 from gateway.errors import InvalidRequest, NotFound, TooLarge, Unavailable
 from gateway.files.fetch import Fetcher
-from gateway.files.sources import Sent, Source
+from gateway.files.sources import SentSource, Source
 from gateway.files.store import Files
 from gateway.sql.database import Database
 from gateway.tables.voices import voice_recordings
-from gateway.voices.store import New, Recording, Voices
+from gateway.voices.store import NewRecording, Recording, Voices
 from tests.artist import wav
 from workers.contract.blobs import Blobs
 
@@ -32,12 +32,12 @@ class Kept:
     folder: Path
 
     async def consent(self, name: str = "c") -> Recording:
-        return await self.create(New(name, language="en"))
+        return await self.create(NewRecording(name, language="en"))
 
     async def voice(self, consent: Recording, name: str = "v") -> Recording:
-        return await self.create(New(name, consent_id=consent.id))
+        return await self.create(NewRecording(name, consent_id=consent.id))
 
-    async def create(self, new: New) -> Recording:
+    async def create(self, new: NewRecording) -> Recording:
         return await self.voices.create(self.account_id, new, source(wav(1000)))
 
     def lying(self) -> set[str]:
@@ -63,7 +63,7 @@ def source(data: bytes) -> Source:
     async def read() -> AsyncIterator[bytes]:
         yield data
 
-    return Source("audio", Sent(read), "recording")
+    return Source("audio", SentSource(read), "recording")
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ async def test_what_cannot_be_stored_leaves_nothing(kept: Kept) -> None:
 
     with pytest.raises(TooLarge):
         await kept.voices.create(
-            kept.account_id, New("v", consent_id=consent.id), source(wav(4000))
+            kept.account_id, NewRecording("v", consent_id=consent.id), source(wav(4000))
         )
 
     assert kept.rows() == kept.lying() == {consent.id}
@@ -145,7 +145,9 @@ async def test_a_consent_that_is_withdrawn_while_its_voice_comes_leaves_no_voice
 
     with pytest.raises(NotFound):
         await kept.voices.create(
-            kept.account_id, New("v", consent_id=consent.id), Source("audio", Sent(read), "x")
+            kept.account_id,
+            NewRecording("v", consent_id=consent.id),
+            Source("audio", SentSource(read), "x"),
         )
 
     await kept.voices.clear_ended()
@@ -161,7 +163,9 @@ async def test_what_came_too_slowly_to_be_answered_for_is_not_kept(kept: Kept) -
 
     with pytest.raises(Unavailable):
         await kept.voices.create(
-            kept.account_id, New("c", language="en"), Source("audio", Sent(read), "x")
+            kept.account_id,
+            NewRecording("c", language="en"),
+            Source("audio", SentSource(read), "x"),
         )
 
     assert kept.rows() == kept.lying() == set()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from workers.agent.engine_supervisor import EngineHost
+from workers.agent.engine_supervisor import EngineSupervisor
 from workers.contract.jobs import (
     Cancelled,
     Completed,
@@ -28,7 +28,7 @@ from workers.contract.jobs import (
 )
 from workers.contract.models import ModelSpec
 from workers.engines import registry
-from workers.protocol.ipc import Handed
+from workers.protocol.ipc import JobHandoff
 
 
 class Owner:
@@ -39,7 +39,7 @@ class Owner:
         self.outcomes: dict[RequestId, Outcome] = {}
         self.crashes: list[Collection[RequestId]] = []
         self.changed = asyncio.Event()
-        self.host = EngineHost(
+        self.host = EngineSupervisor(
             specs,
             worker="w1",
             preload=preload,
@@ -97,10 +97,10 @@ def echo(name: str = "echo", **options: Any) -> ModelSpec:
 
 def handed(
     number: int, text: str, *, model: str = "echo", stream: bool = False, attempt: int = 1
-) -> Handed:
+) -> JobHandoff:
     chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 1000}
     job = Job(RequestId(f"req_{number:032x}"), "acc", model, "text-generation", chat, stream=stream)
-    return Handed(job, queue_us=5, leased_us=time.monotonic_ns() // 1000, attempt=attempt)
+    return JobHandoff(job, queue_us=5, leased_us=time.monotonic_ns() // 1000, attempt=attempt)
 
 
 def used(words: int) -> Usage:

@@ -14,10 +14,11 @@ import msgspec
 import pytest
 
 from tests.workers.running import Gateway, echo, lapse_leases
-from workers.agent.attachments import Fetched, Files
-from workers.agent.outbox import Held
+from workers.agent.attachments import Attachments, Fetched
+from workers.agent.outbox import LeasedJob
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import (
+    AudioChunk,
     BlobRef,
     Cancelled,
     Choice,
@@ -30,7 +31,6 @@ from workers.contract.jobs import (
     Progress,
     RequestId,
     Sketch,
-    Sound,
     Started,
     TokenLogprob,
     Tokens,
@@ -195,9 +195,9 @@ class Desk:
         self.said: list[tuple[RequestId, Event]] = []
         self.ended: dict[RequestId, Outcome] = {}
         self.fetched: dict[RequestId, Fetched] = {}
-        self.files = Files(self.blobs, say=self._say, end=self._end, patience_s=patience_s)
+        self.files = Attachments(self.blobs, say=self._say, end=self._end, patience_s=patience_s)
 
-    def held(self, name: str, *attachments: BlobRef, deadline_ms: int = 0) -> Held:
+    def held(self, name: str, *attachments: BlobRef, deadline_ms: int = 0) -> LeasedJob:
         job = Job(
             RequestId(name),
             "acc",
@@ -207,9 +207,9 @@ class Desk:
             attachments=attachments,
             deadline_ms=deadline_ms,
         )
-        return Held(job, "echo", "token", 1, "")
+        return LeasedJob(job, "echo", "token", 1, "")
 
-    def fetch(self, held: Held) -> None:
+    def fetch(self, held: LeasedJob) -> None:
         def take(fetched: Fetched) -> None:
             self.fetched[held.job.request_id] = fetched
 
@@ -228,10 +228,10 @@ class Desk:
             while tasks := {*files._fetching.values(), *files._storing.values(), *files._deleting}:
                 await asyncio.wait(tasks)
 
-    def _say(self, held: Held, event: Event) -> None:
+    def _say(self, held: LeasedJob, event: Event) -> None:
         self.said.append((held.job.request_id, event))
 
-    def _end(self, held: Held, outcome: Outcome) -> None:
+    def _end(self, held: LeasedJob, outcome: Outcome) -> None:
         self.ended[held.job.request_id] = outcome
 
 
@@ -399,7 +399,7 @@ async def test_sound_that_was_heard_is_delivered_even_if_its_file_cannot_be_stor
     async with open_desk(tmp_path, patience_s=0.3) as desk:
         held = desk.held("req_1")
         desk.block("req_1")
-        held.tally.note(Sound(0, 0, b"heard", 1500, 20))
+        held.tally.note(AudioChunk(0, 0, b"heard", 1500, 20))
         desk.files.end(held, made(b"sound"))
         await desk.until_idle()
 

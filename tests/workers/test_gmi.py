@@ -31,7 +31,7 @@ from workers.contract.jobs import (
 )
 from workers.contract.media import Medium, SpeechInput
 from workers.contract.models import EndpointSpec, ModelSpec, UpstreamSpec, read_specs
-from workers.protocol.ipc import Handed
+from workers.protocol.ipc import JobHandoff
 from workers.upstreams import endpoints, gmi, transfers
 from workers.upstreams.dialects import obstacle
 
@@ -71,7 +71,7 @@ class Caller(hosting.Caller):
             attachments=tuple(BlobRef("k", len(data), "", kind) for kind, data in files),
         )
         now_us = time.monotonic_ns() // 1000
-        self.host.submit([Handed(job, 7, now_us, files=tuple(data for _, data in files))])
+        self.host.submit([JobHandoff(job, 7, now_us, files=tuple(data for _, data in files))])
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,12 @@ import torch
 
 from tests.workers.driving import PhaseNames
 from workers import pulse
-from workers.engines.rendezvous import PipelineRun, Rendezvous, Stopped, Turn
+from workers.engines.cooperative_batching import (
+    CooperativeBatcher,
+    PipelineRun,
+    Stopped,
+    TurnResult,
+)
 
 
 class Model:
@@ -41,7 +46,7 @@ def _steps(call: Any, value: float, count: int, *, rows: int = 1) -> Any:
     return work
 
 
-def _play(rendezvous: Rendezvous, most: int = 100) -> list[Turn]:
+def _play(rendezvous: CooperativeBatcher, most: int = 100) -> list[TurnResult]:
     turns = []
     for _ in range(most):
         turn = rendezvous.turn(PhaseNames().phase)
@@ -52,7 +57,7 @@ def _play(rendezvous: Rendezvous, most: int = 100) -> list[Turn]:
 
 
 def test_runs_of_different_lengths_share_calls() -> None:
-    model, rendezvous = Model(), Rendezvous(rows_max=16)
+    model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
     call = rendezvous.site("model", model, "forward")
     runs = [PipelineRun(_steps(call, float(i), count)) for i, count in enumerate((2, 5, 3))]
     for run in runs:
@@ -66,7 +71,7 @@ def test_runs_of_different_lengths_share_calls() -> None:
 
 
 def test_who_comes_late_joins_at_the_next_call() -> None:
-    model, rendezvous = Model(), Rendezvous(rows_max=16)
+    model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
     call = rendezvous.site("model", model, "forward")
     rendezvous.start(PipelineRun(_steps(call, 1.0, 4)))
     rendezvous.turn(PhaseNames().phase)
@@ -76,7 +81,7 @@ def test_who_comes_late_joins_at_the_next_call() -> None:
 
 
 def test_no_more_rows_than_allowed_and_the_longest_waiting_first() -> None:
-    model, rendezvous = Model(), Rendezvous(rows_max=4)
+    model, rendezvous = Model(), CooperativeBatcher(rows_max=4)
     call = rendezvous.site("model", model, "forward")
     runs = [PipelineRun(_steps(call, 1.0, 2, rows=2)) for _ in range(3)]
     for run in runs:
@@ -87,7 +92,7 @@ def test_no_more_rows_than_allowed_and_the_longest_waiting_first() -> None:
 
 
 def test_the_urgent_goes_first_and_the_other_waits_where_it_is() -> None:
-    model, rendezvous = Model(), Rendezvous(rows_max=1)
+    model, rendezvous = Model(), CooperativeBatcher(rows_max=1)
     call = rendezvous.site("model", model, "forward")
     slow, urgent = PipelineRun(_steps(call, 1.0, 5)), PipelineRun(_steps(call, 2.0, 3), priority=1)
     rendezvous.start(slow)
@@ -102,7 +107,7 @@ def test_the_urgent_goes_first_and_the_other_waits_where_it_is() -> None:
 
 
 def test_too_little_memory_splits_a_batch_and_only_the_offender_fails() -> None:
-    model, rendezvous = Model(rows_max=2), Rendezvous(rows_max=16)
+    model, rendezvous = Model(rows_max=2), CooperativeBatcher(rows_max=16)
     call = rendezvous.site("model", model, "forward")
     fit = [PipelineRun(_steps(call, float(i), 2)) for i in range(4)]
     large = PipelineRun(_steps(call, 9.0, 2, rows=3))
@@ -114,7 +119,7 @@ def test_too_little_memory_splits_a_batch_and_only_the_offender_fails() -> None:
 
 
 def test_an_error_costs_only_the_run_that_caused_it() -> None:
-    model, rendezvous = Model(), Rendezvous(rows_max=16)
+    model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
     call = rendezvous.site("model", model, "forward")
     good, bad = PipelineRun(_steps(call, 1.0, 3)), PipelineRun(_steps(call, float("nan"), 3))
     rendezvous.start(good)
@@ -131,7 +136,7 @@ def test_a_lost_device_is_everybodys() -> None:
     def lost(x: torch.Tensor) -> torch.Tensor:
         raise AcceleratorError("gone")
 
-    rendezvous = Rendezvous(rows_max=4)
+    rendezvous = CooperativeBatcher(rows_max=4)
     call = rendezvous.site("model", lost, "forward")
     rendezvous.start(PipelineRun(lambda: call(torch.zeros(1, 1))))
     with pytest.raises(AcceleratorError):
@@ -139,7 +144,7 @@ def test_a_lost_device_is_everybodys() -> None:
 
 
 def test_a_stopped_run_ends_where_it_is() -> None:
-    model, rendezvous = Model(), Rendezvous(rows_max=16)
+    model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
     call = rendezvous.site("model", model, "forward")
     cleaned = []
 
@@ -172,7 +177,7 @@ def test_calls_that_differ_in_what_has_no_rows_are_made_apart() -> None:
         seen.append(len(x))
         return x + table.sum()
 
-    rendezvous = Rendezvous(rows_max=16)
+    rendezvous = CooperativeBatcher(rows_max=16)
     call = rendezvous.site("model", model, "forward")
     for table in (torch.ones(5), torch.ones(5), torch.zeros(5)):
         rendezvous.start(PipelineRun(lambda table=table: call(torch.zeros(1, 2), table)))
@@ -181,12 +186,12 @@ def test_calls_that_differ_in_what_has_no_rows_are_made_apart() -> None:
 
 
 def test_others_call_as_if_nothing_were_wrapped() -> None:
-    call = Rendezvous(rows_max=4).site("model", Model(), "forward")
+    call = CooperativeBatcher(rows_max=4).site("model", Model(), "forward")
     assert call(torch.ones(1, 3), torch.tensor(0.0)).tolist() == [[2.0, 2.0, 2.0]]
 
 
 def test_one_run_goes_on_at_a_time_and_none_before_the_turn() -> None:
-    model, rendezvous = Model(), Rendezvous(rows_max=16)
+    model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
     call = rendezvous.site("model", model, "forward")
     going: list[int] = []
     most: list[int] = []
@@ -207,13 +212,13 @@ def test_one_run_goes_on_at_a_time_and_none_before_the_turn() -> None:
 
 
 def test_who_is_stopped_before_the_first_turn_never_begins() -> None:
-    rendezvous, began = Rendezvous(rows_max=4), []
+    rendezvous, began = CooperativeBatcher(rows_max=4), []
     run = PipelineRun(lambda: began.append(True))
     rendezvous.start(run)
     rendezvous.stop(run)
     assert run.ended
     assert not began
-    assert rendezvous.turn(PhaseNames().phase) == Turn()
+    assert rendezvous.turn(PhaseNames().phase) == TurnResult()
 
 
 def test_what_fails_or_is_stopped_keeps_no_tensor() -> None:
@@ -226,7 +231,7 @@ def test_what_fails_or_is_stopped_keeps_no_tensor() -> None:
         seen.append(weakref.ref(activations))
         raise torch.OutOfMemoryError("too many")
 
-    rendezvous = Rendezvous(rows_max=4)
+    rendezvous = CooperativeBatcher(rows_max=4)
     failing = rendezvous.site("model", model, "forward")
     waiting = rendezvous.site("other", Model(), "forward")
 
@@ -260,7 +265,7 @@ def test_who_switches_gradients_off_and_parks_changes_nothing_for_the_rest() -> 
         seen.append(torch.is_grad_enabled())
         return x
 
-    rendezvous = Rendezvous(rows_max=1)
+    rendezvous = CooperativeBatcher(rows_max=1)
     call = rendezvous.site("model", model, "forward")
 
     @torch.no_grad()
@@ -288,7 +293,7 @@ class _Layers(torch.nn.Module):
 
 
 def test_a_module_that_was_cast_under_a_site_is_not_computed_with() -> None:
-    rendezvous, module = Rendezvous(rows_max=4), _Layers()
+    rendezvous, module = CooperativeBatcher(rows_max=4), _Layers()
     meet = rendezvous.site("m", module.forward, "forward", module=module)
     run = PipelineRun(lambda: meet(torch.ones(1, 2)))
     rendezvous.start(run)
@@ -304,7 +309,7 @@ def test_the_layers_of_a_long_call_show_that_it_gets_on(monkeypatch: pytest.Monk
     beats: list[int] = []
     monkeypatch.setattr(pulse, "EVERY_S", 0.0)
     monkeypatch.setattr(pulse.PULSE, "tell", lambda: beats.append(1))
-    rendezvous, module = Rendezvous(rows_max=4), _Layers()
+    rendezvous, module = CooperativeBatcher(rows_max=4), _Layers()
     meet = rendezvous.site("vae", module.forward, "postprocess", module=module)
     rendezvous.start(PipelineRun(lambda: meet(torch.ones(1, 2))))
 

@@ -9,16 +9,16 @@ from typing import Any, cast
 import pytest
 
 from tests.workers.running import Gateway, echo
-from workers.agent.room import Served
+from workers.agent.room import ServedModel
 from workers.contract.jobs import Completed
 from workers.contract.streams import Workers
 
 LONG = {"slots": 2, "tokens_per_step": 1, "step_us": 50_000}
 
 
-def _served(slots: int, *, adapts: bool = True) -> Served:
+def _served(slots: int, *, adapts: bool = True) -> ServedModel:
     nothing = cast(Any, None)
-    return Served("m", nothing, nothing, slots, adapts=adapts)
+    return ServedModel("m", nothing, nothing, slots, adapts=adapts)
 
 
 @pytest.mark.parametrize(

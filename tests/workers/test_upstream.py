@@ -25,7 +25,7 @@ from workers.contract.jobs import (
     Usage,
 )
 from workers.contract.models import ModelSpec, UpstreamSpec
-from workers.protocol.ipc import Handed
+from workers.protocol.ipc import JobHandoff
 
 Answer = Callable[[Exchange], Awaitable[None]]
 ID = RequestId(f"req_{1:032x}")
@@ -57,7 +57,7 @@ class Caller(hosting.Caller):
             stream=stream,
             deadline_ms=deadline_ms,
         )
-        self.host.submit([Handed(job, queue_us=7, leased_us=time.monotonic_ns() // 1000)])
+        self.host.submit([JobHandoff(job, queue_us=7, leased_us=time.monotonic_ns() // 1000)])
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from tests.workers.running import PATIENCE_S
 from tests.workers.upstreams import Exchange, Upstream, refuse_busily, upstream
 from workers.contract.jobs import Choice, Completed, Failed, Job, RequestId, ToolCall
 from workers.contract.models import EndpointSpec, ModelSpec, UpstreamSpec
-from workers.protocol.ipc import Handed
+from workers.protocol.ipc import JobHandoff
 from workers.upstreams import endpoints
 from workers.upstreams.dialects import obstacle
 from workers.upstreams.host import UpstreamHost
@@ -49,7 +49,7 @@ class Agent:
         message = {"role": "user", "content": "one two"}
         value = {"messages": [message], "max_tokens": 64} | chat
         job = Job(id, "1", "ours", "text-generation", value, stream=True)
-        self.host.submit([Handed(job, queue_us=1, leased_us=time.monotonic_ns() // 1000)])
+        self.host.submit([JobHandoff(job, queue_us=1, leased_us=time.monotonic_ns() // 1000)])
         return id
 
     async def ask(self, number: int = 1, **chat: Any) -> Any:

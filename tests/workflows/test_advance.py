@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ledger.closed import Output, Problem
-from gateway.ledger.workflow_plan import Plan, PlannedStep, StepId, combined, read_step_id
+from gateway.ledger.closed import Output, RequestError
+from gateway.ledger.workflow_plan import PlannedStep, StepId, WorkflowPlan, combined, read_step_id
 from gateway.workflows.advance import Ready, WorkflowEnded, advance
 from gateway.workflows.store import StepAttempt
 from workers.contract.jobs import RequestId, Usage
@@ -19,7 +19,7 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw: st.DrawFn) -> WorkflowPlan:
     """Steps of which each needs some of those before it, and the last one needs all."""
     count = draw(st.integers(1, 6))
     steps = []
@@ -39,12 +39,12 @@ def plans(draw: st.DrawFn) -> Plan:
                 retries=draw(st.integers(0, 2)),
             )
         )
-    return Plan(tuple(steps), f"s{count - 1}")
+    return WorkflowPlan(tuple(steps), f"s{count - 1}")
 
 
 @given(plans(), st.data())
 def test_every_step_runs_after_what_it_needs_and_as_often_as_it_may(
-    plan: Plan, data: st.DataObject
+    plan: WorkflowPlan, data: st.DataObject
 ) -> None:
     attempts: list[StepAttempt] = []
     while True:
@@ -62,7 +62,7 @@ def test_every_step_runs_after_what_it_needs_and_as_often_as_it_may(
         running = [place for place, each in enumerate(attempts) if each.status is None]
         place = data.draw(st.sampled_from(running))
         code = data.draw(st.sampled_from(["", "", "upstream_error", "invalid_input"]))
-        problem = Problem(code, "It broke.") if code else None
+        problem = RequestError(code, "It broke.") if code else None
         attempts[place] = StepAttempt(
             attempts[place].id,
             "m",
@@ -87,9 +87,9 @@ def test_each_further_attempt_waits_twice_as_long_and_a_minute_at_most(
     attempt: int, wait_s: float
 ) -> None:
     step = PlannedStep("s", "m", "text-to-image", 1, Usage(), {}, retries=50, backoff_ms=2000)
-    plan, id = Plan((step,), "s"), StepId(REQUEST, "s", attempt)
+    plan, id = WorkflowPlan((step,), "s"), StepId(REQUEST, "s", attempt)
     failed = StepAttempt(
-        id, "m", b"", "failed", Problem("upstream_error", "No."), None, ended_at=NOW
+        id, "m", b"", "failed", RequestError("upstream_error", "No."), None, ended_at=NOW
     )
 
     early = advance(plan, [failed], now=NOW + timedelta(seconds=wait_s - 0.1))

@@ -27,8 +27,8 @@ from training.speech.sentences import SENTENCES
 from training.speech.speakers import SPEAKERS
 from training.speech.teacher import Teacher, draw_manner
 from training.speech.understanding import HEARD_RATE, Reader, Sound, at_rate, understood
+from workers.engines.speech.model import Voice
 from workers.engines.speech.spectra import levelled
-from workers.engines.speech.talker import Voice
 
 HELD_OUT: Final = 1_000_003
 RECORDED: Final = 6

@@ -34,7 +34,7 @@ from training.common.loop import Mean, adam, clock, set_rate, step
 from training.speech.lessons import SOUNDS, Kept, Lesson, lessons, read, write
 from training.speech.speakers import SPEAKERS
 from training.speech.teacher import Teacher
-from workers.engines.speech.reference import Reference, read_reference
+from workers.engines.speech.speaker_encoder import SpeakerEncoder, read_reference
 from workers.engines.speech.spectra import CHANNELS, MELS
 
 WIDTH: Final = 128
@@ -180,7 +180,7 @@ def _mean_pitch(pitch: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def losses(model: Any, ear: Reference, batch: Batch) -> tuple[torch.Tensor, ...]:
+def losses(model: Any, ear: SpeakerEncoder, batch: Batch) -> tuple[torch.Tensor, ...]:
     """Of the frames, of the durations, of the pitch, and of telling the voices apart.
 
     As transformers has it, whose own forward cannot be trained with several frames a step.
@@ -225,7 +225,7 @@ def train(
     """Alone, or as one of several processes, which ``meet`` to average what each has learned."""
     torch.manual_seed(seed)
     r = random.Random(seed + rank)
-    model, ear = make_model(), Reference(width=_EAR, size=VOICE)
+    model, ear = make_model(), SpeakerEncoder(width=_EAR, size=VOICE)
     if go_on:
         model.load_state_dict(FastSpeech2ConformerModel.from_pretrained(str(out)).state_dict())
         ear = read_reference(out / "reference")
@@ -274,7 +274,7 @@ def _average(weights: list[torch.Tensor], done: float) -> float:
     return float(all_of[-1])
 
 
-def _save_mean(model: Any, ear: Reference, mean: Mean, out: Path) -> None:
+def _save_mean(model: Any, ear: SpeakerEncoder, mean: Mean, out: Path) -> None:
     mean.exchange()
     part = Path(str(out) + ".part")
     save(model, ear, part)
@@ -285,7 +285,7 @@ def _save_mean(model: Any, ear: Reference, mean: Mean, out: Path) -> None:
     mean.exchange()
 
 
-def save(model: Any, ear: Reference, out: Path) -> None:
+def save(model: Any, ear: SpeakerEncoder, out: Path) -> None:
     deepcopy(model).bfloat16().save_pretrained(str(out))
     (out / "reference").mkdir(parents=True, exist_ok=True)
     heard = {name: value.bfloat16() for name, value in ear.state_dict().items()}

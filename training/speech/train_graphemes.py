@@ -27,11 +27,11 @@ from wordfreq import top_n_list
 
 from training.speech.lessons import SOUNDS, sentence
 from training.speech.teacher import Teacher
-from workers.engines.speech.graphemes import (
+from workers.engines.speech.g2p import (
     ALPHABET,
     BEYOND,
     REACH,
-    Graphemes,
+    GraphemeToPhoneme,
     around,
     written,
 )
@@ -180,7 +180,7 @@ def table(root: _Node) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def make(said: Sequence[Said], out: Path) -> Graphemes:
+def make(said: Sequence[Said], out: Path) -> GraphemeToPhoneme:
     """Align, grow, and leave the table in ``out``."""
     pairs = list({(word, sounds) for one in said for _, word, sounds in one.words})
     some = random.Random(0).sample(pairs, min(8000, len(pairs)))
@@ -202,10 +202,10 @@ def make(said: Sequence[Said], out: Path) -> Graphemes:
     config = {"sounds": SOUNDS, "chunks": chunks}
     (out / "config.json").write_text(json.dumps(config) + "\n")
     print(f"{len(pairs)} words, {len(rows)} letters, {len(tree['chunk'])} nodes", flush=True)
-    return Graphemes(list(SOUNDS), chunks, tree)
+    return GraphemeToPhoneme(list(SOUNDS), chunks, tree)
 
 
-def right(made: Graphemes, said: Sequence[Said]) -> tuple[float, float]:
+def right(made: GraphemeToPhoneme, said: Sequence[Said]) -> tuple[float, float]:
     """Share of sentences of which every sound is right, and of sounds, nearly."""
     whole, sounds = 0, []
     for one in said:

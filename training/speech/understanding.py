@@ -21,9 +21,9 @@ from av import AudioFrame, AudioResampler
 from training.speech.sentences import SENTENCES
 from workers.contract.models import ModelSpec
 from workers.engines.speech.families import CLONING_TASK, family_of
+from workers.engines.speech.model import Segment, SpeechModel, Voice, read_voice
 from workers.engines.speech.options import read_options
 from workers.engines.speech.spectra import RATE
-from workers.engines.speech.talker import Line, Talker, Voice, read_voice
 from workers.engines.speech.text import Language
 
 HEARD_RATE: Final = 16_000
@@ -47,7 +47,7 @@ class Reader:
             also=(CLONING_TASK,),
         )
         options = read_options(spec)
-        self.talker: Talker = family_of(spec).load(path, options)
+        self.talker: SpeechModel = family_of(spec).load(path, options)
         self.voices = {
             name: read_voice(name, one, root=path, rate=None, limits=options)
             for name, one in options.voices.items()
@@ -60,7 +60,7 @@ class Reader:
             voice = self.talker.check(voice)
             for one in self._language.sentences(text, most=200):
                 torch.manual_seed(0)
-                self.talker.speak(Line(one, voice, 30), parts.append)
+                self.talker.speak(Segment(one, voice, 30), parts.append)
         return torch.cat(parts).float().numpy()
 
 

@@ -21,8 +21,8 @@ from training.common import scenes
 from training.talking import faces
 from training.talking.utterances import utter
 from workers.engines.talking.listening import loudness, mouths_of
-from workers.engines.talking.networks import Ear, Networks, read_networks
-from workers.engines.talking.portrait import NoMouth, Portrait
+from workers.engines.talking.networks import MouthPredictor, Networks, read_networks
+from workers.engines.talking.portrait import Portrait, PortraitError
 from workers.media.pixels import Pixels
 
 HELD_OUT: Final = 987_654
@@ -39,7 +39,7 @@ class Heard:
     silent: float
 
 
-def score_ear(ear: Ear, *, count: int = 24) -> Heard:
+def score_ear(ear: MouthPredictor, *, count: int = 24) -> Heard:
     r = np.random.default_rng(HELD_OUT)
     heard: list[npt.NDArray[np.float32]] = []
     truth: list[npt.NDArray[np.float32]] = []
@@ -81,7 +81,7 @@ def score_eyes(networks: Networks, *, count: int = 48) -> Seen:
         points = (faces.points(people, shut)[0] + 1) * SIDE / 2
         try:
             portrait = Portrait(drawn(people, shut), networks.finder, networks.painter)
-        except NoMouth:
+        except PortraitError:
             missed += 1
             continue
         off.append(float((portrait.points[:2] - points[:2]).norm(dim=1).mean()))
@@ -101,7 +101,7 @@ def score_eyes(networks: Networks, *, count: int = 48) -> Seen:
         try:
             Portrait(pixels, networks.finder, networks.painter)
             imagined += 1
-        except NoMouth:
+        except PortraitError:
             continue
     return Seen(
         missed / count,
@@ -139,7 +139,7 @@ def sheet(networks: Networks, path: Path, *, rows: int = 6, columns: int = 9) ->
         try:
             pixels = drawn(people, torch.zeros(1, 4))
             portrait = Portrait(pixels, networks.finder, networks.painter)
-        except NoMouth:
+        except PortraitError:
             continue
         bands = loudness(utter(r, seconds=1.6).samples)
         shapes = mouths_of(networks.ear, bands, fps=Fraction(5), frames=columns - 1)

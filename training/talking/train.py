@@ -28,9 +28,9 @@ from workers.engines.talking.listening import loudness
 from workers.engines.talking.networks import (
     FINDER_SIDE,
     PAINTER_SIDE,
-    Ear,
-    Finder,
-    Painter,
+    LandmarkDetector,
+    MouthPredictor,
+    MouthRenderer,
     Square,
     mouth_square,
 )
@@ -60,7 +60,7 @@ def mouths(generator: torch.Generator, count: int, *, closed: float = 0.0) -> to
 # --- Hearing -------------------------------------------------------------------------------------
 
 
-def train_ear(ear: Ear, *, minutes: float, seed: int) -> None:
+def train_ear(ear: MouthPredictor, *, minutes: float, seed: int) -> None:
     r = np.random.default_rng(seed)
     pool = [_lesson(utter(r)) for _ in range(_UTTERANCES)]
     optimizer = adam((ear.parameters(), 2e-3))
@@ -144,7 +144,7 @@ def _spoiled(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor
     return (mixed + noise * 0.04 * torch.rand(count, 1, 1, 1, generator=generator)).clamp(0, 1)
 
 
-def train_finder(finder: Finder, *, minutes: float, seed: int) -> None:
+def train_finder(finder: LandmarkDetector, *, minutes: float, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     finder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pool = draw_seen(g, 128)
@@ -234,7 +234,7 @@ def draw_pairs(generator: torch.Generator, count: int, *, unsure: float = 0.03) 
 
 
 def painted(
-    painter: Painter, before: torch.Tensor, shapes: torch.Tensor
+    painter: MouthRenderer, before: torch.Tensor, shapes: torch.Tensor
 ) -> tuple[torch.Tensor, networks.Stroke]:
     """The pictures after a stroke, and the stroke, at the square's own resolution."""
     stroke = painter(painter.look(before), shapes)
@@ -244,7 +244,7 @@ def painted(
     return warped * (1 - stroke.cover) + stroke.paint * stroke.cover, stroke
 
 
-def train_painter(painter: Painter, *, minutes: float, seed: int) -> None:
+def train_painter(painter: MouthRenderer, *, minutes: float, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     painter.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     parts = [draw_pairs(g, 64) for _ in range(_PAIRS // 64)]

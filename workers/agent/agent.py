@@ -22,10 +22,10 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from workers.agent.attachments import Brought, Fetched, Files
-from workers.agent.engine_supervisor import EngineHost
-from workers.agent.outbox import Held, Outbox, insist
-from workers.agent.room import Served, serve_here
+from workers.agent.attachments import Attachments, AttachmentSet, Fetched
+from workers.agent.engine_supervisor import EngineSupervisor
+from workers.agent.outbox import LeasedJob, Outbox, insist
+from workers.agent.room import ServedModel, serve_here
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId, decode_job
 from workers.contract.models import ModelSpec
@@ -40,7 +40,7 @@ from workers.contract.queue import (
 )
 from workers.contract.streams import Announcement, Workers, hints
 from workers.protocol.engine import CancelReason
-from workers.protocol.ipc import Handed
+from workers.protocol.ipc import JobHandoff
 from workers.upstreams.host import UpstreamHost
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Agent:
         self._account_share = account_share
         self._say_ready = ready
         self._workers = Workers(redis, namespace=namespace)
-        self._held: dict[RequestId, Held] = {}
+        self._held: dict[RequestId, LeasedJob] = {}
         self._draining = asyncio.Event()
         self._stopping = asyncio.Event()
         self._idle = asyncio.Event()
@@ -104,10 +104,10 @@ class Agent:
         self._outbox = Outbox(
             redis, queues, namespace=namespace, worker=self.worker, done=self._done
         )
-        self._files = Files(blobs, say=self._outbox.say, end=self._outbox.end)
+        self._files = Attachments(blobs, say=self._outbox.say, end=self._outbox.end)
         self._outbox.too_large = self._files.keep_output
         local = [spec for spec in specs if spec.engine is not None]
-        self._engines = EngineHost(
+        self._engines = EngineSupervisor(
             local,
             worker=self.worker,
             preload=preload,
@@ -124,7 +124,7 @@ class Agent:
         self._served = {
             spec.name: serve_here(spec, queues[spec.name], self._engines) for spec in local
         } | {
-            spec.name: Served(
+            spec.name: ServedModel(
                 spec.name, queues[spec.name], self._upstreams, spec.upstream.concurrency
             )
             for spec in remote
@@ -161,7 +161,7 @@ class Agent:
 
     # --- Leasing ----------------------------------------------------------------------------------
 
-    async def _serve(self, served: Served) -> None:
+    async def _serve(self, served: ServedModel) -> None:
         """Lease jobs of one model as long as there is room, and wait for more."""
         while True:
             await served.open.wait()
@@ -176,7 +176,7 @@ class Agent:
                 log.warning("no lease", extra={"error": type(error).__name__})
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
-    async def _lease(self, served: Served) -> bool:
+    async def _lease(self, served: ServedModel) -> bool:
         """Take what fits and hand it over; say whether there may be more at once."""
         if not (wanted := served.wanted):
             self._reopen(served)
@@ -195,7 +195,7 @@ class Agent:
                 if held is None:
                     continue
                 note = lease.note or held.job.note
-                handed = Handed(held.job, lease.queued_us, leased_us, lease.attempt, note=note)
+                handed = JobHandoff(held.job, lease.queued_us, leased_us, lease.attempt, note=note)
                 if held.job.attachments or held.job.stored_input is not None:
                     self._files.fetch(held, functools.partial(self._fetched, held, handed))
                 else:
@@ -205,15 +205,15 @@ class Agent:
             self._reopen(served)
         return len(leases) == wanted
 
-    def _fetched(self, held: Held, handed: Handed, fetched: Fetched) -> None:
+    def _fetched(self, held: LeasedJob, handed: JobHandoff, fetched: Fetched) -> None:
         match fetched:
-            case Brought(job, files):
+            case AttachmentSet(job, files):
                 handed = msgspec.structs.replace(handed, job=job, files=files)
                 self._served[held.model].host.submit((handed,))
             case ended:
                 self._hear((), ((held.job.request_id, ended),))
 
-    def _accept(self, served: Served, lease: Lease) -> Held | None:
+    def _accept(self, served: ServedModel, lease: Lease) -> LeasedJob | None:
         """Note a lease as held; return it if its job has to be run for that."""
         request_id = RequestId(lease.id)
         readable = True
@@ -228,7 +228,7 @@ class Agent:
             return None
         if known is not None:
             self._lose(known)
-        held = Held(job, served.model, lease.token, lease.attempt, lease.reply)
+        held = LeasedJob(job, served.model, lease.token, lease.attempt, lease.reply)
         self._held[request_id] = held
         served.running += 1
         if not readable or job.model != served.model:
@@ -238,7 +238,7 @@ class Agent:
             return None
         return held
 
-    def _reopen(self, served: Served) -> None:
+    def _reopen(self, served: ServedModel) -> None:
         """Open or close a model for leasing, whatever has changed."""
         ready = served.host is self._upstreams or (
             self._engines.ready and served.model not in self._engines.problems
@@ -277,13 +277,13 @@ class Agent:
         held = self._held.get(request_id)
         return held is not None and await self._outbox.keep(held, note)
 
-    def _make_room(self, held: Held) -> None:
+    def _make_room(self, held: LeasedJob) -> None:
         served = self._served[held.model]
         served.running -= 1
         if not served.open.is_set():
             self._reopen(served)
 
-    def _done(self, held: Held, result: CompletionResult) -> None:
+    def _done(self, held: LeasedJob, result: CompletionResult) -> None:
         """The queue has answered how a job ended."""
         if result == "fenced":
             self._files.drop(held)
@@ -292,7 +292,7 @@ class Agent:
         if not self._held:
             self._idle.set()
 
-    def _lose(self, held: Held) -> None:
+    def _lose(self, held: LeasedJob) -> None:
         """Somebody else has the job now: stop, and say nothing more about it."""
         del self._held[held.job.request_id]
         held.lost = True
@@ -340,7 +340,7 @@ class Agent:
                 else:
                     self._served[model].host.cancel(held.job.request_id, reason)
 
-    def _still_held(self, ids: Iterable[str], tokens: Mapping[str, str]) -> list[Held]:
+    def _still_held(self, ids: Iterable[str], tokens: Mapping[str, str]) -> list[LeasedJob]:
         """Of these jobs, those that still run under the lease that the heartbeat asked about."""
         found = [self._held.get(RequestId(request_id)) for request_id in ids]
         return [

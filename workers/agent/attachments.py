@@ -19,7 +19,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from workers.agent.outbox import OUTCOME_BYTES_MAX, Held, end_badly
+from workers.agent.outbox import OUTCOME_BYTES_MAX, LeasedJob, end_badly
 from workers.contract.blobs import (
     BlobDamaged,
     BlobError,
@@ -60,17 +60,17 @@ RETRY_MAX_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class AttachmentSet:
     """A job, whole, and the attachments that it came with."""
 
     job: Job
     files: tuple[bytes, ...]
 
 
-Fetched: TypeAlias = Brought | Failed | Cancelled
+Fetched: TypeAlias = AttachmentSet | Failed | Cancelled
 
 
-class Files:
+class Attachments:
     """For all jobs of a worker; ``say`` and ``end`` are the outbox's.
 
     Without a store (``blobs`` is None) a job with files fails.
@@ -80,8 +80,8 @@ class Files:
         self,
         blobs: Blobs | None,
         *,
-        say: Callable[[Held, Event], None],
-        end: Callable[[Held, Outcome], None],
+        say: Callable[[LeasedJob, Event], None],
+        end: Callable[[LeasedJob, Outcome], None],
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._blobs = blobs
@@ -90,9 +90,9 @@ class Files:
         self._patience_s = patience_s
         self._tasks = asyncio.TaskGroup()
         self._transfers = asyncio.Semaphore(TRANSFERS_MAX)
-        self._fetching: dict[Held, asyncio.Task[None]] = {}
-        self._lines: dict[Held, deque[Event | Outcome | _Large]] = {}
-        self._storing: dict[Held, asyncio.Task[None]] = {}
+        self._fetching: dict[LeasedJob, asyncio.Task[None]] = {}
+        self._lines: dict[LeasedJob, deque[Event | Outcome | _Large]] = {}
+        self._storing: dict[LeasedJob, asyncio.Task[None]] = {}
         self._deleting: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -100,23 +100,23 @@ class Files:
         async with self._tasks:
             await asyncio.Event().wait()
 
-    def holds(self, held: Held) -> bool:
+    def holds(self, held: LeasedJob) -> bool:
         """Whether something of this job is still under way here."""
         return held in self._fetching or held in self._lines
 
     # --- In ---------------------------------------------------------------------------------------
 
-    def fetch(self, held: Held, then: Callable[[Fetched], None]) -> None:
+    def fetch(self, held: LeasedJob, then: Callable[[Fetched], None]) -> None:
         """Read a job's attachments and pass them on, or the outcome that they lead to.
 
         ``then`` is not called if the job is dropped meanwhile.
         """
         self._fetching[held] = self._tasks.create_task(self._fetch(held, then))
 
-    def is_fetching(self, held: Held) -> bool:
+    def is_fetching(self, held: LeasedJob) -> bool:
         return held in self._fetching
 
-    async def _fetch(self, held: Held, then: Callable[[Fetched], None]) -> None:
+    async def _fetch(self, held: LeasedJob, then: Callable[[Fetched], None]) -> None:
         deadline_ms = held.job.deadline_ms
         left_s = deadline_ms / 1000 - time.time() if deadline_ms else None
         fetched: Fetched
@@ -132,7 +132,7 @@ class Files:
             self._fetching.pop(held, None)
         then(fetched)
 
-    async def _read(self, held: Held) -> Brought | Failed:
+    async def _read(self, held: LeasedJob) -> AttachmentSet | Failed:
         if self._blobs is None:
             return _no_store()
         give_up_s = time.monotonic() + self._patience_s
@@ -149,13 +149,13 @@ class Files:
             raise
         job, files = held.job, tuple(read.result() for read in reads)
         if job.stored_input is None:
-            return Brought(job, files)
+            return AttachmentSet(job, files)
         try:
             given = unpack_value(files[-1])
         except msgspec.DecodeError:
             return Failed("invalid_input", "The stored input of the request cannot be read.")
         whole = msgspec.structs.replace(job, input=given, stored_input=None)
-        return Brought(whole, files[:-1])
+        return AttachmentSet(whole, files[:-1])
 
     async def _read_one(self, blobs: Blobs, place: int, ref: BlobRef, give_up_s: float) -> bytes:
         delay_s = RETRY_MIN_S
@@ -180,14 +180,14 @@ class Files:
 
     # --- Out --------------------------------------------------------------------------------------
 
-    def say(self, held: Held, event: Event) -> None:
+    def say(self, held: LeasedJob, event: Event) -> None:
         """Pass an event on, a sketch as the preview that it becomes."""
         if held in self._lines or isinstance(event, Sketch):
             self._queue(held, event)
         else:
             self._say(held, event)
 
-    def end(self, held: Held, outcome: Outcome) -> None:
+    def end(self, held: LeasedJob, outcome: Outcome) -> None:
         """Pass an outcome on once everything that was said and made is stored."""
         made = isinstance(outcome, Completed) and outcome.files
         if held in self._lines or made or held.stored:
@@ -195,11 +195,11 @@ class Files:
         else:
             self._end(held, outcome)
 
-    def keep_output(self, held: Held, outcome: Outcome) -> None:
+    def keep_output(self, held: LeasedJob, outcome: Outcome) -> None:
         """Store the output of an outcome that is too large for the queue, then end the job."""
         self._queue(held, _Large(outcome))
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: LeasedJob) -> None:
         """Forget a job whose lease is lost, and delete what was stored for it."""
         tasks = [
             task
@@ -221,7 +221,7 @@ class Files:
         if self._deleting:
             await asyncio.wait(self._deleting)
 
-    def _queue(self, held: Held, item: Event | Outcome | _Large) -> None:
+    def _queue(self, held: LeasedJob, item: Event | Outcome | _Large) -> None:
         line = self._lines.get(held)
         if line is None:
             self._lines[held] = deque((item,))
@@ -229,7 +229,7 @@ class Files:
         else:
             line.append(item)
 
-    async def _work_off(self, held: Held, line: deque[Event | Outcome | _Large]) -> None:
+    async def _work_off(self, held: LeasedJob, line: deque[Event | Outcome | _Large]) -> None:
         while line:
             match line[0]:
                 case Sketch() as sketch:
@@ -251,7 +251,7 @@ class Files:
             line.popleft()
         del self._lines[held], self._storing[held]
 
-    async def _preview(self, held: Held, sketch: Sketch) -> None:
+    async def _preview(self, held: LeasedJob, sketch: Sketch) -> None:
         if self._blobs is None:
             return
         try:
@@ -263,7 +263,7 @@ class Files:
             held.shown[sketch.output] = ref
         self._say(held, Preview(sketch.output, ref, sketch.index, sketch.full))
 
-    async def _store(self, held: Held, completed: Completed) -> Outcome:
+    async def _store(self, held: LeasedJob, completed: Completed) -> Outcome:
         if not completed.files:
             return completed
         if self._blobs is None:
@@ -286,7 +286,7 @@ class Files:
         blobs = (*completed.blobs, *(put.result() for put in puts))
         return msgspec.structs.replace(completed, blobs=blobs, files=())
 
-    async def _with_stored_output(self, held: Held, outcome: Outcome) -> Outcome:
+    async def _with_stored_output(self, held: LeasedJob, outcome: Outcome) -> Outcome:
         """An answer is never lost for its size: if it cannot be stored, it does without its log
         probabilities, and only what is still too large then fails."""
         if self._blobs is not None:
@@ -302,7 +302,7 @@ class Files:
         plain = [{**choice, "logprobs": None} for choice in choices]
         return msgspec.structs.replace(outcome, output={**outcome.output, "choices": plain})
 
-    async def _put(self, blobs: Blobs, held: Held, file: File, patience_s: float) -> BlobRef:
+    async def _put(self, blobs: Blobs, held: LeasedJob, file: File, patience_s: float) -> BlobRef:
         """Raise ``BlobError`` or ``TimeoutError`` if it was in vain."""
         job = held.job
         key = blob_key(
@@ -324,7 +324,7 @@ class Files:
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, RETRY_MAX_S)
 
-    def _discard(self, held: Held, after: Sequence[asyncio.Task[None]] = ()) -> None:
+    def _discard(self, held: LeasedJob, after: Sequence[asyncio.Task[None]] = ()) -> None:
         """Delete what an attempt has stored once these tasks have ended."""
         if self._blobs is not None and held.stored:
             keys, held.stored = held.stored, []
@@ -375,7 +375,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 _Ended = TypeVar("_Ended", bound=Failed | Cancelled)
 
 
-def _with_previews(held: Held, outcome: _Ended) -> _Ended:
+def _with_previews(held: LeasedJob, outcome: _Ended) -> _Ended:
     """Add to an outcome that is not a success the pictures that were shown before it: they are
     charged for, and kept as its output."""
     if not held.shown:

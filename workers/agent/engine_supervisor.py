@@ -33,7 +33,7 @@ from workers.protocol.ipc import (
     Cancel,
     Command,
     Configure,
-    Handed,
+    JobHandoff,
     Loaded,
     Loading,
     Moving,
@@ -57,7 +57,7 @@ _WATCH_S: Final = 1.0
 _GOODBYE_S: Final = 2.0
 
 
-class EngineHost:
+class EngineSupervisor:
     """One engine process for all models that run here, alive for as long as ``run`` is."""
 
     def __init__(
@@ -89,7 +89,7 @@ class EngineHost:
         self._transport: asyncio.WriteTransport | None = None
         self._inside: dict[RequestId, str] = {}
         self._abandoned: set[RequestId] = set()
-        self._parked: dict[RequestId, Handed] = {}
+        self._parked: dict[RequestId, JobHandoff] = {}
         """Not in the process yet: it still has what they were abandoned as, or another suspect, or
         there is none."""
         self._suspect: RequestId | None = None
@@ -112,7 +112,7 @@ class EngineHost:
 
     # --- Host -------------------------------------------------------------------------------------
 
-    def submit(self, jobs: Sequence[Handed]) -> None:
+    def submit(self, jobs: Sequence[JobHandoff]) -> None:
         if not self._inside:
             self._heard_s = time.monotonic()
         admitted = []
@@ -287,7 +287,7 @@ class EngineHost:
 
 
 class _Link(asyncio.Protocol):
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self, host: EngineSupervisor) -> None:
         self._host = host
         self._unpacker = report_unpacker()
 

@@ -62,7 +62,7 @@ _STATUS: Final[dict[type[Outcome], Literal["ok", "failed", "cancelled"]]] = {
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class LeasedJob:
     """A job on which this worker holds a lease, until the queue knows how it ended."""
 
     job: Job
@@ -118,9 +118,9 @@ class Outbox:
         *,
         namespace: str,
         worker: str,
-        done: Callable[[Held, CompletionResult], None],
+        done: Callable[[LeasedJob, CompletionResult], None],
     ) -> None:
-        self.too_large: Callable[[Held, Outcome], None] | None = None
+        self.too_large: Callable[[LeasedJob, Outcome], None] | None = None
         """Takes an outcome that is too large for the queue, and ends the job with a smaller one."""
         self._redis = redis
         self._queues = queues
@@ -128,13 +128,13 @@ class Outbox:
         self._worker = worker
         self._done = done
         self._frames: dict[str, list[SentEvent]] = {}
-        self._unlogged: dict[RequestId, Held] = {}
-        self._due: dict[RequestId, Held] = {}
-        self._ends: list[tuple[Held, Outcome]] = []
+        self._unlogged: dict[RequestId, LeasedJob] = {}
+        self._due: dict[RequestId, LeasedJob] = {}
+        self._ends: list[tuple[LeasedJob, Outcome]] = []
         self._flushes: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
 
-    def say(self, held: Held, event: Event) -> None:
+    def say(self, held: LeasedJob, event: Event) -> None:
         """Send an event of a job to whoever reads along."""
         if held.seq == 0 and not isinstance(event, Started):
             self.say(held, Started(self._worker, held.attempt))
@@ -151,7 +151,7 @@ class Outbox:
         self._unlogged[sent.request_id] = held
         self._wake.set()
 
-    def end(self, held: Held, outcome: Outcome) -> None:
+    def end(self, held: LeasedJob, outcome: Outcome) -> None:
         """Tell the queue how a job ended, after what was said of it."""
         held.ended = True
         if held.unlogged:
@@ -159,7 +159,7 @@ class Outbox:
         self._ends.append((held, outcome))
         self._wake.set()
 
-    async def keep(self, held: Held, note: str) -> bool:
+    async def keep(self, held: LeasedJob, note: str) -> bool:
         """Keep a note for the next holder of a job; False if another one holds it already."""
         queue = self._queues[held.model]
         while not (held.ended or held.lost):
@@ -204,7 +204,7 @@ class Outbox:
         ends, self._ends = self._ends, []
         if frames or entries:
             await insist("sending events", lambda: self._publish(frames, entries))
-        by_model: dict[str, list[tuple[Held, Outcome]]] = {}
+        by_model: dict[str, list[tuple[LeasedJob, Outcome]]] = {}
         for held, outcome in ends:
             by_model.setdefault(held.model, []).append((held, outcome))
         for model, batch in by_model.items():
@@ -217,7 +217,7 @@ class Outbox:
             # Not a question of time, and ends must not wait for it.
             log.error("events refused", extra={"error": type(error).__name__})
 
-    async def _complete(self, queue: Queue, batch: list[tuple[Held, Outcome]]) -> None:
+    async def _complete(self, queue: Queue, batch: list[tuple[LeasedJob, Outcome]]) -> None:
         ended, done = [], []
         for held, outcome in batch:
             data = encode(outcome)
@@ -238,7 +238,7 @@ class Outbox:
             self._done(held, result)
 
 
-def _completion(held: Held, outcome: Outcome, data: bytes) -> Completion:
+def _completion(held: LeasedJob, outcome: Outcome, data: bytes) -> Completion:
     if len(data) > OUTCOME_BYTES_MAX:
         log.warning("outcome too large", extra={"request_id": held.job.request_id})
         message = f"The output is {len(data)} bytes long, and could not be stored."
@@ -247,7 +247,7 @@ def _completion(held: Held, outcome: Outcome, data: bytes) -> Completion:
     return Completion(held.job.request_id, held.token, _STATUS[type(outcome)], data)
 
 
-def end_badly(held: Held, outcome: Outcome, failed: Failed) -> Failed:
+def end_badly(held: LeasedJob, outcome: Outcome, failed: Failed) -> Failed:
     """Replace an outcome that could not be passed on. What was streamed before stays delivered."""
     usage, delivered = outcome.usage, held.tally.begun
     return msgspec.structs.replace(
@@ -259,7 +259,7 @@ def end_badly(held: Held, outcome: Outcome, failed: Failed) -> Failed:
     )
 
 
-def _log_entry(held: Held) -> LogEntry:
+def _log_entry(held: LeasedJob) -> LogEntry:
     events, held.unlogged = held.unlogged, []
     return LogEntry(
         id=held.job.request_id, attempt=held.attempt, seq=held.seq, data=encode(tuple(events))

@@ -23,7 +23,7 @@ _RECENT: Final = 0.2
 
 
 @dataclass(slots=True, eq=False)
-class Served:
+class ServedModel:
     """A model that this worker serves: its queue, its host, and the room that it has."""
 
     model: str
@@ -68,7 +68,7 @@ class Served:
         self.job_s += _RECENT * (job_s - self.job_s)
 
 
-def serve_here(spec: ModelSpec, queue: Queue, host: Host) -> Served:
+def serve_here(spec: ModelSpec, queue: Queue, host: Host) -> ServedModel:
     """The room of a model that an engine here runs."""
     adapts = registry.serving(spec).concurrency is None
-    return Served(spec.name, queue, host, registry.slots(spec), adapts=adapts)
+    return ServedModel(spec.name, queue, host, registry.slots(spec), adapts=adapts)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from workers.contract.jobs import BlobRef, Event, Preview, Sound, Tokens, Usage
+from workers.contract.jobs import AudioChunk, BlobRef, Event, Preview, Tokens, Usage
 from workers.contract.media import Medium
 
 NOTHING: Final = Usage()
@@ -39,7 +39,7 @@ class Tally:
                 self._tokens, self._unseen = self._tokens + self._unseen, 0
             if event.usage is not None:
                 self._read = event.usage
-        elif isinstance(event, Sound):
+        elif isinstance(event, AudioChunk):
             if event.data:
                 self._audio_ms[event.index] = event.duration_ms
                 self._characters = max(self._characters, event.characters)

@@ -222,8 +222,8 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # --- Events: what a worker says while a job runs -------------------------------------------------
 
-SOUND_BYTES_MAX: Final = 16 * 1024
-"""Of a ``Sound``, so that no frame of events grows large."""
+AUDIO_CHUNK_BYTES_MAX: Final = 16 * 1024
+"""Of a ``AudioChunk``, so that no frame of events grows large."""
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -292,7 +292,7 @@ class Sketch(msgspec.Struct, frozen=True, tag="sketch"):
     """As in ``Preview``."""
 
 
-class Sound(msgspec.Struct, frozen=True, tag="sound"):
+class AudioChunk(msgspec.Struct, frozen=True, tag="sound"):
     """A piece of an output's sound while it is made, in the format that was asked for.
 
     The pieces of an attempt, one behind the other, are a whole file. A second attempt with the same
@@ -305,7 +305,7 @@ class Sound(msgspec.Struct, frozen=True, tag="sound"):
     start: int
     """Bytes of this output that this attempt has said before."""
     data: bytes
-    """At most ``SOUND_BYTES_MAX``; none where nobody reads along."""
+    """At most ``AUDIO_CHUNK_BYTES_MAX``; none where nobody reads along."""
     duration_ms: int
     """Of this output, up to the end of this piece."""
     characters: int = 0
@@ -316,7 +316,7 @@ class Settled(msgspec.Struct, frozen=True, tag="settled"):
     """The request is closed and its charge committed: said by the gateway that settled it."""
 
 
-Event: TypeAlias = Started | Tokens | Progress | Preview | Sketch | Sound | Settled
+Event: TypeAlias = Started | Tokens | Progress | Preview | Sketch | AudioChunk | Settled
 
 
 class SentEvent(msgspec.Struct, frozen=True, array_like=True):

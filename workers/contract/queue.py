@@ -140,7 +140,7 @@ class JobState(msgspec.Struct, frozen=True):
     """The reason for which a running job was asked to stop."""
 
 
-class Reaped(msgspec.Struct, frozen=True):
+class Reclaimed(msgspec.Struct, frozen=True):
     lapsed: int
     """Leases whose holder fell silent."""
     due: int
@@ -286,14 +286,14 @@ class Queue:
         answer = await self._call("cancel", id, reason)
         return cast(Literal["cancelled", "cancelling", "ended", "unknown"], answer.decode())
 
-    async def reap(self, *, limit: int = 100) -> Reaped:
+    async def reap(self, *, limit: int = 100) -> Reclaimed:
         """Take back lapsed leases, requeue due retries, end what is past its deadline.
 
         Every worker calls it once a second; it costs some ten microseconds when there is nothing to
         do. It also puts the wake marker back in case the worker that took it died.
         """
         lapsed, due, overdue = await self._call("reap", limit, CRASHES_MAX)
-        return Reaped(lapsed=lapsed, due=due, overdue=overdue)
+        return Reclaimed(lapsed=lapsed, due=due, overdue=overdue)
 
     async def forget_settlers(self, idle_ms: int) -> int:
         """Drop the names of settlers that are long gone and have nothing pending."""

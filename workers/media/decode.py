@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 from PIL import Image, ImageCms, UnidentifiedImageError
 
-from workers.media.footage import open_video
 from workers.media.pixels import Clip, MediaError, Pixels, Weights
+from workers.media.video_decode import open_video
 
 PIXELS_MAX: Final = 64_000_000
 """Of one picture: more than a camera's, and 256 MB with alpha."""

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 from workers.contract.jobs import Event, Outcome, RequestId
 from workers.protocol.engine import CancelReason
-from workers.protocol.ipc import Handed
+from workers.protocol.ipc import JobHandoff
 
 Report: TypeAlias = Callable[
     [Sequence[tuple[RequestId, Event]], Sequence[tuple[RequestId, Outcome]]], None
@@ -20,7 +20,7 @@ Report: TypeAlias = Callable[
 
 
 class Host(Protocol):
-    def submit(self, jobs: Sequence[Handed]) -> None: ...
+    def submit(self, jobs: Sequence[JobHandoff]) -> None: ...
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         """End a job with what it used so far; it says so in its outcome."""

@@ -25,7 +25,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     preload: bool
 
 
-class Handed(msgspec.Struct, frozen=True, array_like=True):
+class JobHandoff(msgspec.Struct, frozen=True, array_like=True):
     """A job, how long it was queued, when it was leased, for which time, and its attachments."""
 
     job: Job
@@ -38,7 +38,7 @@ class Handed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
-    jobs: tuple[Handed, ...]
+    jobs: tuple[JobHandoff, ...]
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -24,6 +24,7 @@ import msgspec
 
 from workers.contract.delivered import chargeable
 from workers.contract.jobs import (
+    AudioChunk,
     Cancelled,
     Completed,
     Event,
@@ -32,7 +33,6 @@ from workers.contract.jobs import (
     Job,
     Outcome,
     RequestId,
-    Sound,
     Tokens,
     Usage,
 )
@@ -354,7 +354,7 @@ class StepLoop:
     def _say(self, run: Run, event: Event) -> None:
         if isinstance(event, Tokens):
             run.said.say(event.index, event.count, self._now_us())
-        elif isinstance(event, Sound):
+        elif isinstance(event, AudioChunk):
             run.said.hear(event.index, self._now_us())
         if run.job.stream:
             run.tally.note(event)

@@ -33,8 +33,8 @@ from workers.upstreams.retries import (
     ATTEMPTS,
     PARK_S,
     RETRY_AFTER_MAX_S,
-    Busy,
-    NobodyThereError,
+    EndpointBusyError,
+    NoEndpointError,
     retry_after_s,
     wait_s,
 )
@@ -100,7 +100,7 @@ class Gmi:
     ) -> MediaCall:
         return MediaCall(self, job, say, files, notes)
 
-    def call_off(self, order: GmiOrder) -> None:
+    def call_off(self, order: UpstreamRequest) -> None:
         """Tell the upstream, as well as can be, that nobody waits for an order any more."""
         if not order.is_called_off:
             order.is_called_off = True
@@ -122,7 +122,7 @@ class Gmi:
 
 
 @dataclass(slots=True)
-class GmiOrder:
+class UpstreamRequest:
     """What was sent to an endpoint, and what is known of it."""
 
     endpoint: Endpoint
@@ -150,7 +150,7 @@ class MediaCall:
         self._say = say
         self._files = files
         self._notes = notes
-        self._order: GmiOrder | None = None
+        self._order: UpstreamRequest | None = None
         self._settled = asyncio.Event()
         self._settled.set()
         self._uploaded: dict[Endpoint, list[str]] = {}
@@ -167,11 +167,11 @@ class MediaCall:
             raise
         except Refused as refused:
             failure = refused.failure
-        except NobodyThereError:
+        except NoEndpointError:
             failure = Failed("upstream_unavailable", "No upstream endpoint takes work at present.")
         except (httpx.ConnectError, httpx.ConnectTimeout):
             failure = Failed("upstream_unavailable", "The upstream cannot be reached.")
-        except Busy as busy:
+        except EndpointBusyError as busy:
             failure = Failed("upstream_unavailable", f"The upstream is busy ({busy}).")
         except TimeoutError:
             if not timer.expired():
@@ -229,7 +229,7 @@ class MediaCall:
 
     # --- Placing an order -------------------------------------------------------------------------
 
-    def _take_over(self, placed: Placed) -> tuple[GmiOrder, wire.Record]:
+    def _take_over(self, placed: Placed) -> tuple[UpstreamRequest, wire.Record]:
         """Go on with the order of a worker that is gone; raise ``Refused`` if that cannot be."""
         if not placed.number:
             where = {"request_id": self._job.request_id, "model": self._job.model}
@@ -239,7 +239,9 @@ class MediaCall:
             if (endpoint.url(""), endpoint.model) == (placed.endpoint, placed.model):
                 log.info("order taken over", extra={"request_id": self._job.request_id})
                 endpoint.in_flight += 1
-                self._order = order = GmiOrder(endpoint, request_id=placed.number, is_kept=True)
+                self._order = order = UpstreamRequest(
+                    endpoint, request_id=placed.number, is_kept=True
+                )
                 return order, wire.Record(placed.number)
         raise Refused(
             Failed(
@@ -249,7 +251,7 @@ class MediaCall:
             )
         )
 
-    async def _order_anew(self, clock: PhaseClock) -> tuple[GmiOrder, wire.Record] | Failed:
+    async def _order_anew(self, clock: PhaseClock) -> tuple[UpstreamRequest, wire.Record] | Failed:
         with clock.phase("preprocess"):
             types = [ref.content_type for ref in self._job.attachments]
             prepared = await asyncio.to_thread(prepare_sources, self._files, types)
@@ -258,21 +260,21 @@ class MediaCall:
         with clock.phase("transfer"):
             return await self._place(prepared)
 
-    async def _place(self, files: Sequence[File]) -> tuple[GmiOrder, wire.Record]:
+    async def _place(self, files: Sequence[File]) -> tuple[UpstreamRequest, wire.Record]:
         """Have it taken by some endpoint; by another one only if the first did not take it."""
         endpoints, avoid = self._client.endpoints, set[Endpoint]()
 
         def pause_s(state: tenacity.RetryCallState) -> float:
             return 0.0 if endpoints.has_other(avoid) else wait_s(state)
 
-        async def attempt() -> tuple[GmiOrder, wire.Record]:
+        async def attempt() -> tuple[UpstreamRequest, wire.Record]:
             endpoint = endpoints.choose(avoid)
             if endpoint is None:
-                raise NobodyThereError
+                raise NoEndpointError
             avoid.add(endpoint)
             try:
                 return await self._place_at(endpoint, files)
-            except (Busy, httpx.ConnectError, httpx.ConnectTimeout):
+            except (EndpointBusyError, httpx.ConnectError, httpx.ConnectTimeout):
                 self._settled.set()
                 await self._notes.keep("")  # it was not taken: whoever comes may order it
                 raise
@@ -281,7 +283,7 @@ class MediaCall:
             stop=tenacity.stop_after_attempt(max(ATTEMPTS, len(endpoints.all))),
             wait=pause_s,
             retry=tenacity.retry_if_exception_type(
-                (Busy, httpx.ConnectError, httpx.ConnectTimeout)
+                (EndpointBusyError, httpx.ConnectError, httpx.ConnectTimeout)
             ),
             reraise=True,
         )
@@ -289,10 +291,10 @@ class MediaCall:
 
     async def _place_at(
         self, endpoint: Endpoint, files: Sequence[File]
-    ) -> tuple[GmiOrder, wire.Record]:
+    ) -> tuple[UpstreamRequest, wire.Record]:
         if self._order is not None:
             self._order.endpoint.in_flight -= 1
-        self._order = order = GmiOrder(endpoint, is_over=True)
+        self._order = order = UpstreamRequest(endpoint, is_over=True)
         endpoint.in_flight += 1
         if endpoint not in self._uploaded:
             self._uploaded[endpoint] = [await self._upload(endpoint, file) for file in files]
@@ -327,13 +329,13 @@ class MediaCall:
             self._client.in_background(self._keep(order, note))
         return order, record
 
-    async def _keep(self, order: GmiOrder, note: Placed) -> None:
+    async def _keep(self, order: UpstreamRequest, note: Placed) -> None:
         """Keep the number of an order with its job, however long the queue takes."""
         kept = msgspec.structs.replace(note, number=order.request_id)
         order.is_kept = await self._notes.keep(write_note(kept))
         self._settled.set()
 
-    def _read_placed(self, order: GmiOrder, reply: Reply) -> wire.Record:
+    def _read_placed(self, order: UpstreamRequest, reply: Reply) -> wire.Record:
         try:
             record = wire.decode_record(reply.body)
         except msgspec.DecodeError:
@@ -370,7 +372,7 @@ class MediaCall:
         return upload.public_url
 
     def _refuse(self, endpoint: Endpoint, reply: Reply, *, what: str) -> None:
-        """Raise what a refusal means: ``Busy`` where it may be tried again, else ``Refused``."""
+        """Raise ``EndpointBusyError`` if the call can be retried, else ``Refused``."""
         status = reply.status
         if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
             asked_s = retry_after_s(reply.headers)
@@ -378,7 +380,7 @@ class MediaCall:
                 endpoint.park(min(asked_s or PARK_S, RETRY_AFTER_MAX_S))
             else:
                 endpoint.failed()
-            raise Busy(status, asked_s)
+            raise EndpointBusyError(status, asked_s)
         complaint = _discreet(endpoint, wire.read_complaint(reply.body))
         if status in (400, 413, 422):
             endpoint.succeeded()
@@ -399,7 +401,7 @@ class MediaCall:
 
     # --- Waiting for its end ----------------------------------------------------------------------
 
-    async def _follow(self, order: GmiOrder, record: wire.Record) -> wire.Record:
+    async def _follow(self, order: UpstreamRequest, record: wire.Record) -> wire.Record:
         """Ask after an order until it has ended, at growing intervals that differ by chance."""
         options = self._client.options
         now_s = asyncio.get_running_loop().time
@@ -437,7 +439,7 @@ class MediaCall:
             self._stage = record.stage
             self._say(Progress(*record.stage))
 
-    def _ended_badly(self, order: GmiOrder, record: wire.Record) -> Failed:
+    def _ended_badly(self, order: UpstreamRequest, record: wire.Record) -> Failed:
         if record.end == "cancelled":
             return Failed("upstream_error", "The upstream cancelled the request.")
         said = _discreet(order.endpoint, record.complaint) or "it gave no reason"
@@ -481,7 +483,7 @@ async def _send(endpoint: Endpoint, method: str, path: str, body: Any = None) ->
         return Reply(response.status_code, response.headers, read)
 
 
-async def _call_off(order: GmiOrder) -> None:
+async def _call_off(order: UpstreamRequest) -> None:
     """Once it is known under which number the order runs, if it was taken at all."""
     placing = order.placing
     try:

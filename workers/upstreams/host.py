@@ -29,7 +29,7 @@ from workers.contract.jobs import (
 from workers.contract.models import ModelSpec
 from workers.protocol.engine import CancelReason
 from workers.protocol.host import Report
-from workers.protocol.ipc import Handed
+from workers.protocol.ipc import JobHandoff
 from workers.runtime.metering import Stopwatch, TokenTimes
 from workers.upstreams.dialects import Call, Dialect, connect
 from workers.upstreams.notes import Notes
@@ -44,7 +44,7 @@ async def _keep_nothing(request_id: RequestId, note: str) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    handed: Handed
+    handed: JobHandoff
     watch: Stopwatch
     call: Call | None = None
     task: asyncio.Task[None] | None = None
@@ -90,7 +90,7 @@ class UpstreamHost:
         """Models that nobody serves at present."""
         return {model for model, dialect in self._dialects.items() if dialect.is_down}
 
-    def submit(self, jobs: Sequence[Handed]) -> None:
+    def submit(self, jobs: Sequence[JobHandoff]) -> None:
         for handed in jobs:
             run = _Run(handed, Stopwatch(_now_us))
             run.watch.start()

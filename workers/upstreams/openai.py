@@ -42,8 +42,8 @@ from workers.upstreams.retries import (
     ATTEMPTS,
     PARK_S,
     RETRY_AFTER_MAX_S,
-    Busy,
-    NobodyThereError,
+    EndpointBusyError,
+    NoEndpointError,
     NotSentError,
     Sending,
     retry_after_s,
@@ -198,11 +198,11 @@ class ChatCall:
                         return await self._read(response, timer)
         except NotSentError:
             return Failed("upstream_unavailable", "The upstream's connections break.")
-        except NobodyThereError:
+        except NoEndpointError:
             return Failed("upstream_unavailable", "No upstream endpoint takes work at present.")
         except (httpx.ConnectError, httpx.ConnectTimeout):
             return Failed("upstream_unavailable", "The upstream cannot be reached.")
-        except Busy as busy:
+        except EndpointBusyError as busy:
             return Failed("upstream_unavailable", f"The upstream is busy ({busy}).")
         except TimeoutError:
             if self._complete:
@@ -259,14 +259,16 @@ class ChatCall:
         async def attempt() -> httpx.Response:
             endpoint = endpoints.choose(avoid)
             if endpoint is None:
-                raise NobodyThereError
+                raise NoEndpointError
             avoid.add(endpoint)
             return await self._send_once(endpoint, {"model": endpoint.model, **body})
 
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(max(ATTEMPTS, len(endpoints.all))),
             wait=pause_s,
-            retry=tenacity.retry_if_exception_type((Busy, NotSentError, *_NOT_CONNECTED)),
+            retry=tenacity.retry_if_exception_type(
+                (EndpointBusyError, NotSentError, *_NOT_CONNECTED)
+            ),
             reraise=True,
         )
         return await retrying(attempt)
@@ -297,7 +299,7 @@ class ChatCall:
                 endpoint.park(min(asked_s or PARK_S, RETRY_AFTER_MAX_S))
             else:
                 endpoint.failed()
-            raise Busy(response.status_code, asked_s)
+            raise EndpointBusyError(response.status_code, asked_s)
         return response
 
     # --- Reading ----------------------------------------------------------------------------------

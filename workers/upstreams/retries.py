@@ -19,7 +19,7 @@ CLOSED_S: Final = 0.5
 """Time after sending within which a break of a reused connection means that it was closed idle."""
 
 
-class Busy(Exception):
+class EndpointBusyError(Exception):
     """The upstream takes nothing more at present."""
 
     def __init__(self, status: int, retry_after_s: float | None) -> None:
@@ -28,7 +28,7 @@ class Busy(Exception):
         self.retry_after_s = retry_after_s
 
 
-class NobodyThereError(Exception):
+class NoEndpointError(Exception):
     """Every endpoint is down."""
 
 
@@ -66,7 +66,7 @@ _backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5)
 def wait_s(state: tenacity.RetryCallState) -> float:
     """As long as the upstream asks for, or ever longer."""
     error = state.outcome.exception() if state.outcome is not None else None
-    if isinstance(error, Busy) and error.retry_after_s is not None:
+    if isinstance(error, EndpointBusyError) and error.retry_after_s is not None:
         return min(error.retry_after_s, RETRY_AFTER_MAX_S)
     return _backoff(state)
 

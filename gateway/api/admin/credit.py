@@ -26,7 +26,7 @@ from gateway.api.native.views import KeyView, key_view
 from gateway.billing.corrections import Correction, plan
 from gateway.billing.corrections import post as post_corrections
 from gateway.billing.credits import enter_chargeback, enter_credit
-from gateway.catalog.offers import BadOffer, read_offer
+from gateway.catalog.price_overrides import InvalidPriceOverride, read_offer
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.ledger.refunds import NotRefundable, refund
@@ -305,7 +305,7 @@ class CreditController(Controller):
             told["minimum"] = data.minimum
         try:
             price = read_offer(entry, told)
-        except BadOffer as error:
+        except InvalidPriceOverride as error:
             raise InvalidRequest("invalid_price", f"{error}.", param="price") from None
 
         def work(connection: Connection) -> tuple[list[Correction], int]:

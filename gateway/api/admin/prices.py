@@ -13,7 +13,12 @@ from sqlalchemy import Connection
 
 from gateway.api.http.access import caller, find_asked
 from gateway.api.http.answers import ListView, json_response, timestamp
-from gateway.catalog.offers import BadOffer, read_offer, read_scheduled, read_start
+from gateway.catalog.price_overrides import (
+    InvalidPriceOverride,
+    read_offer,
+    read_scheduled,
+    read_start,
+)
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.ledger.prices import (
@@ -176,7 +181,7 @@ class PricesController(Controller):
                     told["minimum"] = data.minimum
                 price = read_offer(entry, told)
             starts_at = read_start(data.starts, datetime.now(UTC))
-        except BadOffer as error:
+        except InvalidPriceOverride as error:
             raise InvalidRequest("invalid_price", f"{error}.", param="price") from None
 
         def write(connection: Connection) -> PricePeriod:
@@ -211,7 +216,7 @@ class PricesController(Controller):
         live: LiveCatalog = request.app.state.live
         try:
             starts_at = read_scheduled(data.starts)
-        except BadOffer as error:
+        except InvalidPriceOverride as error:
             raise InvalidRequest("invalid_value", f"{error}.", param="from") from None
 
         def write(connection: Connection) -> tuple[PricePeriod, Price | None]:

@@ -23,10 +23,10 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.checks.decoding import decode_json
 from gateway.errors import InvalidRequest, rename
-from gateway.files.sources import Sent
+from gateway.files.sources import SentSource
 from gateway.tasks.audio import MusicTask, SpeechTask
 from gateway.tasks.mistakes import invalid_field
 from workers.contract.media import AudioFormat
@@ -113,7 +113,7 @@ class AddedBody(BaseModel):
     name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     description: str | None = None
     labels: Annotated[dict[str, str] | None, BeforeValidator(_labels)] = None
-    files: Annotated[list[InstanceOf[Sent]], WithJsonSchema(_FILES)]
+    files: Annotated[list[InstanceOf[SentSource]], WithJsonSchema(_FILES)]
     remove_background_noise: Literal[False] | None = None
 
 
@@ -158,7 +158,7 @@ class SpokenBody(_Body):
     pronunciation_dictionary_locators: Annotated[list[Any], Field(max_length=0)] | None = None
     audio_effects: None = None
 
-    def spoken(self, entry: Entry, voice: str | None, made: OutputFormat) -> SpeechTask:
+    def spoken(self, entry: CatalogEntry, voice: str | None, made: OutputFormat) -> SpeechTask:
         settings = self.voice_settings or VoiceSettings()
         return _checked(
             SpeechTask,
@@ -195,7 +195,7 @@ class ComposedBody(_Body):
     store_for_inpainting: Literal[False] | None = None
     sign_with_c2pa: Literal[False] | None = None
 
-    def composed(self, entry: Entry, made: OutputFormat) -> MusicTask:
+    def composed(self, entry: CatalogEntry, made: OutputFormat) -> MusicTask:
         # None that runs here sings without lyrics, and there are none in this call.
         told = entry.upstream is not None and self.force_instrumental is not None
         return _checked(

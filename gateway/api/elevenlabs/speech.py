@@ -28,15 +28,15 @@ from gateway.api.elevenlabs.views import (
 from gateway.api.http.access import call_of, caller
 from gateway.api.http.answering import order_of
 from gateway.api.http.answers import json_response
+from gateway.api.http.audio_response import begin, sound_response
 from gateway.api.http.content_types import SOUNDS
 from gateway.api.http.dialects import ELEVENLABS
-from gateway.api.http.sound import begin, sound_response
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import InvalidRequest, NotFound, TollgateError, rename
 from gateway.requests.service import Requests
 from gateway.tasks.audio import MusicTask, SpeechTask, sounding_task
-from gateway.tasks.order import Order
+from gateway.tasks.submission import Submission
 from gateway.voices.store import is_voice_id
 from workers.contract.media import characters
 
@@ -153,7 +153,7 @@ async def _spoken(
     output_format: str | None,
     *,
     stream: bool,
-) -> Order:
+) -> Submission:
     made = read_format(output_format)
     is_kept = is_voice_id(voice_id)
     has = functools.partial(has_voice, voice_id=voice_id, kept=is_kept)
@@ -176,7 +176,7 @@ async def _composed(
     output_format: str | None,
     *,
     stream: bool,
-) -> Order:
+) -> Submission:
     made = read_format(output_format)
     name, entry = _model(request, data.model_id, COMPOSER, lambda one: does(one, COMPOSES))
     if entry is None:
@@ -189,8 +189,8 @@ def _model(
     request: Request[Any, Any, Any],
     asked: str | None,
     usual: str,
-    fits: Callable[[Entry], bool],
-) -> tuple[str, Entry | None]:
+    fits: Callable[[CatalogEntry], bool],
+) -> tuple[str, CatalogEntry | None]:
     """The model that is meant, and by which name it is to be ordered."""
     live: LiveCatalog = request.app.state.live
     account_id = caller(request).account_id
@@ -206,7 +206,7 @@ def _model(
     return (entry.name if entry is not None else name), entry
 
 
-def _entries(request: Request[Any, Any, Any]) -> Sequence[Entry]:
+def _entries(request: Request[Any, Any, Any]) -> Sequence[CatalogEntry]:
     live: LiveCatalog = request.app.state.live
     return live.entries(caller(request).account_id)
 
@@ -215,7 +215,11 @@ def _entries(request: Request[Any, Any, Any]) -> Sequence[Entry]:
 
 
 async def _answer(
-    request: Request[Any, Any, Any], order: Order, data: SpokenBody | ComposedBody, *, kept: bool
+    request: Request[Any, Any, Any],
+    order: Submission,
+    data: SpokenBody | ComposedBody,
+    *,
+    kept: bool,
 ) -> Stream:
     """Place an order and answer with its sound; it stays no longer than that if it should not be
     kept."""

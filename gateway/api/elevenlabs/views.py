@@ -11,7 +11,7 @@ from typing import Any, Final, NotRequired, TypedDict, cast
 
 from gateway.catalog.availability import availability
 from gateway.catalog.listing import price_view
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.catalog.views import PriceLineView
 from gateway.tasks.audio import TEXT_MAX
@@ -67,30 +67,30 @@ class SoundVoiceView(TypedDict):
     created_at_unix: NotRequired[int]
 
 
-def does(entry: Entry, *tasks: Task) -> bool:
+def does(entry: CatalogEntry, *tasks: Task) -> bool:
     return any(task in tasks for task in (entry.task, *entry.also))
 
 
-def has_voice(entry: Entry, voice_id: str, *, kept: bool) -> bool:
+def has_voice(entry: CatalogEntry, voice_id: str, *, kept: bool) -> bool:
     """Whether a model speaks in a voice of its own, or in one that an account keeps."""
     if kept:
         return does(entry, "voice-clone")
     return does(entry, "text-to-speech") and voice_id in (*entry.known_voices, DEFAULT_VOICE)
 
 
-def is_elsewhere(entry: Entry) -> bool:
+def is_elsewhere(entry: CatalogEntry) -> bool:
     """Whether only an upstream knows which voices a model has."""
     return entry.upstream is not None and not entry.known_voices
 
 
-def voice_of(entry: Entry, voice_id: str) -> str | None:
+def voice_of(entry: CatalogEntry, voice_id: str) -> str | None:
     """What a voice's id is called in an order; None leaves it to the model."""
     is_own = voice_id == DEFAULT_VOICE and DEFAULT_VOICE not in entry.known_voices
     return None if is_own else voice_id
 
 
 def models_view(
-    entries: Iterable[Entry], announcements: Sequence[Announcement]
+    entries: Iterable[CatalogEntry], announcements: Sequence[Announcement]
 ) -> list[SoundModelView]:
     """Every model of sound; whether it speaks is said by ``can_do_text_to_speech``."""
     return [
@@ -98,7 +98,7 @@ def models_view(
     ]
 
 
-def _model_view(entry: Entry, announcements: Sequence[Announcement]) -> SoundModelView:
+def _model_view(entry: CatalogEntry, announcements: Sequence[Announcement]) -> SoundModelView:
     longest = entry.limits.characters or TEXT_MAX
     missing = availability(entry, announcements)
     return {
@@ -122,7 +122,7 @@ def _model_view(entry: Entry, announcements: Sequence[Announcement]) -> SoundMod
     }
 
 
-def premade_views(entries: Iterable[Entry]) -> list[SoundVoiceView]:
+def premade_views(entries: Iterable[CatalogEntry]) -> list[SoundVoiceView]:
     """The voices that models have, each once, with the models that have it."""
     models: dict[str, list[str]] = {}
     for entry in entries:
@@ -135,7 +135,7 @@ def premade_views(entries: Iterable[Entry]) -> list[SoundVoiceView]:
     ]
 
 
-def kept_view(voice: Recording, entries: Iterable[Entry]) -> SoundVoiceView:
+def kept_view(voice: Recording, entries: Iterable[CatalogEntry]) -> SoundVoiceView:
     """A voice of the account, with the models that can speak in it."""
     return _voice_view(
         voice.id,

@@ -20,11 +20,11 @@ from gateway.api.http.answers import json_response
 from gateway.api.http.dialects import ELEVENLABS
 from gateway.api.http.forms import described, receive
 from gateway.api.http.storing import may_store
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import Conflict, InvalidRequest, NotFound, TollgateError
-from gateway.files.sources import Sent, Source
-from gateway.voices.store import New, Recording, Voices, is_voice_id
+from gateway.files.sources import SentSource, Source
+from gateway.voices.store import NewRecording, Recording, Voices, is_voice_id
 
 PAGE_MAX: Final = 100
 CONSENT: Final = "consent"
@@ -116,7 +116,7 @@ class ElevenLabsVoicesController(Controller):
         received = await receive(request, repeated={"files": "files"})
         try:
             files = received.fields.get("files")
-            if isinstance(files, Sent):
+            if isinstance(files, SentSource):
                 received.fields["files"] = [files]
             voice = await _add(request, received.read(AddedBody))
         finally:
@@ -170,9 +170,9 @@ async def _add(request: Request[Any, Any, Any], data: AddedBody) -> Recording:
     consent_id = labels.get(CONSENT, "")
     if consent is not None:
         language = labels.get("language") or UNDETERMINED
-        new = New(data.name, language=language, description=CAME_ALONG)
+        new = NewRecording(data.name, language=language, description=CAME_ALONG)
         consent_id = (await voices.create(account_id, new, Source("audio", consent, "files"))).id
-    new = New(
+    new = NewRecording(
         data.name,
         consent_id=consent_id,
         transcript=labels.get("transcript", ""),
@@ -189,7 +189,7 @@ async def _add(request: Request[Any, Any, Any], data: AddedBody) -> Recording:
         raise
 
 
-def _sorted(data: AddedBody) -> tuple[Sent, Sent | None]:
+def _sorted(data: AddedBody) -> tuple[SentSource, SentSource | None]:
     """The sample and the consent, told by the names of their files."""
     consents = [one for one in data.files if one.filename.lower().startswith(CONSENT)]
     samples = [one for one in data.files if one not in consents]
@@ -223,7 +223,7 @@ async def _views(request: Request[Any, Any, Any]) -> list[SoundVoiceView]:
     return [*(kept_view(voice, entries) for voice in kept), *premade_views(entries)]
 
 
-def _entries(request: Request[Any, Any, Any]) -> Sequence[Entry]:
+def _entries(request: Request[Any, Any, Any]) -> Sequence[CatalogEntry]:
     live: LiveCatalog = request.app.state.live
     return live.entries(caller(request).account_id)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 from workers.contract.languages import tag_of
 
@@ -65,14 +65,14 @@ _SECTIONS: Final = re.compile(r"(\s*\[[^\]\n]*\])*\s*")
 """Lyrics that say where something is played, and nothing to be sung."""
 
 
-def spellings(entry: Entry) -> Mapping[str, str]:
+def spellings(entry: CatalogEntry) -> Mapping[str, str]:
     """Every key that is understood, and which field of ours it is."""
     fields = {**(_PLAYED if entry.task == "text-to-music" else _SPOKEN), **_BOTH}
     return {key: ours for ours, keys in fields.items() for key in keys}
 
 
 def read_sound(
-    entry: Entry, payload: Mapping[str, Any]
+    entry: CatalogEntry, payload: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
     """Give the input under our names, and how its fields were called. Raise ``InvalidRequest``."""
     known = spellings(entry)
@@ -105,7 +105,7 @@ def _says_nothing(key: str, value: Any) -> bool:
     return value in _NEUTRAL.get(key, ())
 
 
-def _unknown(entry: Entry, key: str, value: Any, known: Mapping[str, str]) -> InvalidRequest:
+def _unknown(entry: CatalogEntry, key: str, value: Any, known: Mapping[str, str]) -> InvalidRequest:
     if key in _NEUTRAL:
         return InvalidRequest(
             "unsupported_parameter",

@@ -8,7 +8,14 @@ from typing import Any, Final, Literal, TypedDict, get_args
 from gateway.api.gmi.payloads import is_drawn, nearest
 from gateway.catalog.availability import availability
 from gateway.catalog.listing import decimal, from_price, modalities, price_view
-from gateway.catalog.schema import FPS_MAX, GUIDANCE_MAX, SCALE_MAX, SIDE_MAX, SOURCES_MAX, Entry
+from gateway.catalog.schema import (
+    FPS_MAX,
+    GUIDANCE_MAX,
+    SCALE_MAX,
+    SIDE_MAX,
+    SOURCES_MAX,
+    CatalogEntry,
+)
 from gateway.catalog.tasks import TASKS, Task
 from gateway.catalog.views import PriceLineView
 from gateway.errors import NotFound
@@ -74,7 +81,7 @@ class QueueModelView(TypedDict):
     updated_at: int
 
 
-def check_in_queue(entry: Entry) -> Entry:
+def check_in_queue(entry: CatalogEntry) -> CatalogEntry:
     """Raise ``NotFound`` for a model that is served elsewhere."""
     if entry.task not in TASKS_OF_QUEUE:
         raise NotFound(
@@ -86,7 +93,7 @@ def check_in_queue(entry: Entry) -> Entry:
 
 
 def model_view(
-    entry: Entry, announcements: Sequence[Announcement], *, created_at: int, updated_at: int
+    entry: CatalogEntry, announcements: Sequence[Announcement], *, created_at: int, updated_at: int
 ) -> QueueModelView:
     """One model; ``price`` is the cheapest for one of ``pricing_type``, and ``lines`` is all."""
     missing = availability(entry, announcements)
@@ -122,7 +129,7 @@ def model_view(
     }
 
 
-def _parameters(entry: Entry) -> Iterator[dict[str, Any]]:
+def _parameters(entry: CatalogEntry) -> Iterator[dict[str, Any]]:
     if not is_drawn(entry.task):
         yield from _spoken(entry)
         return
@@ -172,7 +179,7 @@ def _parameters(entry: Entry) -> Iterator[dict[str, Any]]:
         yield _one("output_format", "string", default=formats[0], options=formats)
 
 
-def _sizes(entry: Entry) -> Iterator[dict[str, Any]]:
+def _sizes(entry: CatalogEntry) -> Iterator[dict[str, Any]]:
     limits = entry.limits
     if entry.sizes:
         yield _one("size", "string", default=entry.sizes[0], options=entry.sizes)
@@ -186,7 +193,7 @@ def _sizes(entry: Entry) -> Iterator[dict[str, Any]]:
         yield _one(side, "integer", min=1, max=most, multiple_of=step)
 
 
-def _spoken(entry: Entry) -> Iterator[dict[str, Any]]:
+def _spoken(entry: CatalogEntry) -> Iterator[dict[str, Any]]:
     """What speech, voices, music and talking heads have in common; of an upstream's model the rest
     is its own."""
     local, limits = entry.upstream is None, entry.limits

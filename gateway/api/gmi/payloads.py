@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.api.gmi.audio_payloads import read_sound
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest, TollgateError, rename
 from gateway.tasks.registry import Input, chosen_task, parse, parse_unknown
@@ -55,7 +55,7 @@ RATIO_TOLERANCE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class MeantSubmission:
     """An order's task and input, and how its client calls our fields."""
 
     task: Task
@@ -67,7 +67,7 @@ class Meant:
         rename(error, self.names)
 
 
-def read_payload(entry: Entry, payload: Mapping[str, Any]) -> Meant:
+def read_payload(entry: CatalogEntry, payload: Mapping[str, Any]) -> MeantSubmission:
     """Raise ``InvalidRequest`` that names the key at fault."""
     if not payload:
         raise InvalidRequest(
@@ -77,11 +77,11 @@ def read_payload(entry: Entry, payload: Mapping[str, Any]) -> Meant:
         )
     if not is_drawn(entry.task):
         if entry.upstream is not None:
-            return Meant(entry.task, parse_unknown(payload, prefix="payload"))
+            return MeantSubmission(entry.task, parse_unknown(payload, prefix="payload"))
         makes_sound = TASKS[entry.task].makes == "audio"
         said, names = read_sound(entry, payload) if makes_sound else (payload, {})
         heard = _parse(entry, said, names)
-        return Meant(chosen_task(entry, heard), heard, names)
+        return MeantSubmission(chosen_task(entry, heard), heard, names)
     reading = _Reading(entry)
     for key, value in payload.items():
         if value is not None:
@@ -90,10 +90,10 @@ def read_payload(entry: Entry, payload: Mapping[str, Any]) -> Meant:
     names = reading.names
     value = _parse(entry, given, names)
     assert isinstance(value, ImageTask | VideoTask)
-    return Meant(drawing_task(entry, value, makes=TASKS[entry.task].makes), value, names)
+    return MeantSubmission(drawing_task(entry, value, makes=TASKS[entry.task].makes), value, names)
 
 
-def _parse(entry: Entry, given: Mapping[str, Any], names: Mapping[str, str]) -> Input:
+def _parse(entry: CatalogEntry, given: Mapping[str, Any], names: Mapping[str, str]) -> Input:
     try:
         return parse(entry.task, given, prefix="")
     except InvalidRequest as error:
@@ -106,7 +106,7 @@ def is_drawn(task: str) -> bool:
     return task in _DRAWN
 
 
-def spellings(entry: Entry) -> Mapping[str, str]:
+def spellings(entry: CatalogEntry) -> Mapping[str, str]:
     """Every key that is understood, and which field of ours it is."""
     schema: type[ImageTask | VideoTask] = (
         ImageTask if TASKS[entry.task].makes == "image" else VideoTask
@@ -121,11 +121,11 @@ def spellings(entry: Entry) -> Mapping[str, str]:
     return found if local else {**found, **_upstreams_own(entry, found)}
 
 
-def _unsent(entry: Entry, ours: str) -> bool:
+def _unsent(entry: CatalogEntry, ours: str) -> bool:
     return ours in _UNSENT and not (ours == "scale" and entry.task == "video-upscale")
 
 
-def _upstreams_own(entry: Entry, found: Mapping[str, str]) -> Mapping[str, str]:
+def _upstreams_own(entry: CatalogEntry, found: Mapping[str, str]) -> Mapping[str, str]:
     """What the entry's own options say that its model calls our fields."""
     fields = entry.options.get("fields")
     own = dict(fields) if isinstance(fields, dict) else {}
@@ -139,7 +139,7 @@ def _upstreams_own(entry: Entry, found: Mapping[str, str]) -> Mapping[str, str]:
 class _Reading:
     """A payload, sorted key by key into our fields and what is left."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: CatalogEntry) -> None:
         self._entry = entry
         self._spellings = spellings(entry)
         self._values: dict[str, Any] = {}
@@ -258,7 +258,7 @@ class _Reading:
         )
 
 
-def nearest(entry: Entry, ratio: float, *, resolution: Any = None) -> str | None:
+def nearest(entry: CatalogEntry, ratio: float, *, resolution: Any = None) -> str | None:
     """The listed size that comes closest to a ratio; None if none comes close."""
     fitting = []
     for size in entry.sizes:

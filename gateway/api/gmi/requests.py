@@ -24,21 +24,21 @@ from gateway.api.http.bodies import idempotency
 from gateway.api.http.dialects import GMI
 from gateway.api.http.media_views import links_of
 from gateway.api.http.storing import may_store
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
-from gateway.checks.public_urls import check_url
+from gateway.checks.public_urls import check_public_url
 from gateway.errors import InvalidRequest, NotFound, TollgateError
 from gateway.files.retention import MediaStore
 from gateway.files.room import Room
-from gateway.files.upload_urls import CONTENT_TYPES, Slots
+from gateway.files.upload_urls import CONTENT_TYPES, UploadUrls
 from gateway.ids import new_id
-from gateway.ledger.closed import Closed
-from gateway.requests.lookup import Choice
+from gateway.ledger.closed import ClosedRequest
+from gateway.requests.lookup import RequestFilter
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket
 from gateway.settings import Settings
-from gateway.tasks.order import Open, Order
+from gateway.tasks.submission import Open, Submission
 from workers.contract.jobs import Progress
 
 PAGE_MAX: Final = 100
@@ -150,8 +150,8 @@ class GmiController(Controller):
         if data.webhook is not None:
             settings: Settings = request.app.state.settings
             private = settings.webhook_private_addresses
-            check_url(data.webhook, param="webhook", private_allowed=private)
-        order = Order(
+            check_public_url(data.webhook, param="webhook", private_allowed=private)
+        order = Submission(
             model=data.model,
             task=data.task or meant.task,
             input=meant.input,
@@ -173,7 +173,7 @@ class GmiController(Controller):
             if waits_s is not None:
                 await _wait(request, ticket, waits_s)
             found = await ticket.placed()
-            if isinstance(found, Closed):
+            if isinstance(found, ClosedRequest):
                 answer: Response[QueuedRequestView] | Response[AcceptedView] = await _answer(
                     request, found
                 )
@@ -204,7 +204,7 @@ class GmiController(Controller):
         live: LiveCatalog = request.app.state.live
         account_id = caller(request).account_id
         model = None if model_id is None else live.resolve(model_id)
-        choice = Choice(account_id, model, tasks=TASKS_OF_QUEUE)
+        choice = RequestFilter(account_id, model, tasks=TASKS_OF_QUEUE)
         counted = await requests.summarize(choice)
         cursor = await requests.cursor_at(choice, offset) if offset else None
         items: list[QueuedRequestView] = []
@@ -272,7 +272,7 @@ class GmiController(Controller):
                 f"file_type is {data.file_type!r}; accepted: {', '.join(CONTENT_TYPES)}.",
                 param="file_type",
             )
-        slots: Slots = request.app.state.slots
+        slots: UploadUrls = request.app.state.slots
         settings: Settings = request.app.state.settings
         base = settings.public_url or str(request.base_url)
         room: Room = request.app.state.room
@@ -283,7 +283,7 @@ class GmiController(Controller):
         return json_response({"upload_url": upload_url, "public_url": public_url})
 
 
-def _entry(request: Request[Any, Any, Any], name: str) -> Entry:
+def _entry(request: Request[Any, Any, Any], name: str) -> CatalogEntry:
     live: LiveCatalog = request.app.state.live
     entry = live.entry(live.resolve(name), caller(request).account_id)
     if entry is None:
@@ -295,7 +295,7 @@ def _entry(request: Request[Any, Any, Any], name: str) -> Entry:
     return check_in_queue(entry)
 
 
-async def _find(request: Request[Any, Any, Any], request_id: str) -> Open | Closed:
+async def _find(request: Request[Any, Any, Any], request_id: str) -> Open | ClosedRequest:
     requests: Requests = request.app.state.requests
     found = await requests.find(caller(request).account_id, request_id)
     if found.task not in TASKS_OF_QUEUE:
@@ -303,7 +303,7 @@ async def _find(request: Request[Any, Any, Any], request_id: str) -> Open | Clos
     return found
 
 
-async def _view(request: Request[Any, Any, Any], found: Open | Closed) -> QueuedRequestView:
+async def _view(request: Request[Any, Any, Any], found: Open | ClosedRequest) -> QueuedRequestView:
     requests: Requests = request.app.state.requests
     media: MediaStore = request.app.state.media
     record = await media.find(found.account_id, found.request_id)
@@ -314,9 +314,9 @@ async def _view(request: Request[Any, Any, Any], found: Open | Closed) -> Queued
 
 
 async def _answer(
-    request: Request[Any, Any, Any], found: Open | Closed
+    request: Request[Any, Any, Any], found: Open | ClosedRequest
 ) -> Response[QueuedRequestView]:
-    closed = found if isinstance(found, Closed) else None
+    closed = found if isinstance(found, ClosedRequest) else None
     headers = request_headers(found.request_id, closed)
     return json_response(await _view(request, found), headers=headers)
 

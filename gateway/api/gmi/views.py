@@ -12,11 +12,11 @@ from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 from gateway.api.gmi.payloads import is_drawn
 from gateway.api.http.answers import exact_number
 from gateway.api.http.media_views import blob_of, media_of
-from gateway.files.download_urls import Links
+from gateway.files.download_urls import UrlSigner
 from gateway.files.retention import Record
-from gateway.ledger.closed import Closed
-from gateway.tasks.order import Open
+from gateway.ledger.closed import ClosedRequest
 from gateway.tasks.registry import RECORDING
+from gateway.tasks.submission import Open
 from workers.contract.jobs import BlobRef, Progress, Usage
 
 State: TypeAlias = Literal["queued", "dispatched", "processing", "success", "failed", "cancelled"]
@@ -59,10 +59,10 @@ _HEARD: Final = ("recording", "duration_ms")
 """Of an input, what a payload has in other words."""
 
 
-def accepted_view(found: Open | Closed, progress: Progress | None = None) -> AcceptedView:
+def accepted_view(found: Open | ClosedRequest, progress: Progress | None = None) -> AcceptedView:
     """What an order is answered with at once."""
     created_at = int(found.accepted_at.timestamp())
-    ended_at = found.settled_at if isinstance(found, Closed) else found.accepted_at
+    ended_at = found.settled_at if isinstance(found, ClosedRequest) else found.accepted_at
     return {
         "request_id": found.request_id,
         "model": found.model,
@@ -74,7 +74,7 @@ def accepted_view(found: Open | Closed, progress: Progress | None = None) -> Acc
 
 
 def request_view(
-    found: Open | Closed, record: Record | None, progress: Progress | None, links: Links
+    found: Open | ClosedRequest, record: Record | None, progress: Progress | None, links: UrlSigner
 ) -> QueuedRequestView:
     view: QueuedRequestView = {
         **accepted_view(found, progress),  # type: ignore[typeddict-item]  # the optional ones come later
@@ -96,9 +96,9 @@ def request_view(
     return view
 
 
-def state_of(found: Open | Closed, progress: Progress | None) -> State:
+def state_of(found: Open | ClosedRequest, progress: Progress | None) -> State:
     """A request that runs is dispatched until it says how far it is."""
-    if isinstance(found, Closed):
+    if isinstance(found, ClosedRequest):
         return _ENDS[found.status]
     if found.status == "queued":
         return "queued"
@@ -112,7 +112,7 @@ def _progress(progress: Progress | None) -> int:
     return min(99, progress.step * 100 // progress.steps)
 
 
-def _payload(record: Record, links: Links) -> dict[str, Any]:
+def _payload(record: Record, links: UrlSigner) -> dict[str, Any]:
     asked = record.asked
     if asked is None:
         return {}
@@ -146,7 +146,7 @@ def _duration(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"duration": int(seconds) if seconds.is_integer() else seconds}
 
 
-def _outcome(closed: Closed, links: Links) -> dict[str, Any]:
+def _outcome(closed: ClosedRequest, links: UrlSigner) -> dict[str, Any]:
     if closed.status != "succeeded":
         said = closed.error.message if closed.error else f"The request was {closed.status}."
         code = closed.error.code if closed.error else closed.status
@@ -181,7 +181,7 @@ def _outcome(closed: Closed, links: Links) -> dict[str, Any]:
     return {**more, **outcome}
 
 
-def _tell(outcome: dict[str, Any], key: str, id: str, blob: BlobRef, links: Links) -> None:
+def _tell(outcome: dict[str, Any], key: str, id: str, blob: BlobRef, links: UrlSigner) -> None:
     """An output in the list, and the first of its kind also where older models have it."""
     link = links.link(blob)
     outcome["media_urls"].append({"id": id, "url": link.url, "content_type": blob.content_type})

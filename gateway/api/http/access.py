@@ -23,7 +23,7 @@ from gateway.accounts.keys import KeyInfo, authenticate, hash_secret, unknown_ke
 from gateway.api.http.dialects import dialect_of
 from gateway.api.http.large_bodies import Bodies, may_be_large
 from gateway.errors import Forbidden, NotFound, Unauthorized
-from gateway.requests.caller import Call
+from gateway.requests.caller import Caller
 from gateway.settings import Settings
 from gateway.sql.database import Database
 
@@ -107,7 +107,7 @@ async def require_key(
             "missing_scope",
             f"This key has the scopes {', '.join(sorted(key.scopes))}; this call needs {scope}.",
         )
-    connection.state.call = Call(key)
+    connection.state.call = Caller(key)
     if isinstance(connection, Request) and may_be_large(connection):
         bodies: Bodies = connection.app.state.bodies
         await bodies.take_in(connection, handler, key)
@@ -148,9 +148,9 @@ def _secret(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
     return found
 
 
-def call_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Call:
+def call_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Caller:
     """The call that ``require_key`` let through."""
-    call: Call = connection.state.call
+    call: Caller = connection.state.call
     return call
 
 

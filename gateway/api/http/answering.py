@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.api.http.access import call_of
 from gateway.api.http.answers import event_stream, json_response, request_headers
-from gateway.api.http.bodies import idempotency, is_retry, unnamed
+from gateway.api.http.bodies import body_fingerprint, idempotency, is_retry
 from gateway.catalog.tasks import Task
 from gateway.errors import InvalidRequest
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
-from gateway.tasks.order import Order
 from gateway.tasks.registry import Input
+from gateway.tasks.submission import Submission
 
 View = TypeVar("View")
 
@@ -48,10 +48,10 @@ async def order_of(
     stream: bool = False,
     metadata: Mapping[str, str] | None = None,
     canonical: bytes | None = None,
-) -> Order:
+) -> Submission:
     """The order of a client that waits for its answer; ``canonical`` stands for a body whose bytes
     differ from one try to the next."""
-    return Order(
+    return Submission(
         model=model,
         task=task,
         input=input,
@@ -59,15 +59,15 @@ async def order_of(
         metadata=metadata,
         idempotency=await idempotency(request, canonical),
         # Who leaves a stream has read a part of it and wants no more: that is not lost.
-        fingerprint=None if stream else await unnamed(request, canonical),
+        fingerprint=None if stream else await body_fingerprint(request, canonical),
         retried=is_retry(request),
     )
 
 
 async def answer(
     request: Request[Any, Any, Any],
-    order: Order,
-    view: Callable[[Closed], View],
+    order: Submission,
+    view: Callable[[ClosedRequest], View],
     stream: Callable[[Ticket], AsyncIterator[bytes]] | None = None,
 ) -> Response[View] | Stream:
     """Place an order and answer it, as a stream if it is one and there is a way to."""

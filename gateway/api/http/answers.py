@@ -20,7 +20,7 @@ import msgspec
 from litestar import Response
 from litestar.response import Stream
 
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd
 from workers.contract.jobs import RequestId, Usage
 
@@ -110,7 +110,7 @@ def event_data(body: Mapping[str, Any], *, name: str | None = None) -> bytes:
     return head + b"data: " + encode_json(body) + b"\n\n"
 
 
-def request_headers(request_id: RequestId, closed: Closed | None = None) -> dict[str, str]:
+def request_headers(request_id: RequestId, closed: ClosedRequest | None = None) -> dict[str, str]:
     headers: dict[str, str] = {"X-Request-Id": request_id}
     if closed is not None:
         headers["X-Request-Cost"] = format_usd(closed.cost_nanos)

@@ -35,7 +35,7 @@ from gateway.errors import (
 from gateway.requests.reconnect import fingerprint
 from gateway.sql.outages import SQL_OUTAGE, outage_name
 from gateway.tasks.mistakes import invalid_field
-from gateway.tasks.order import Idempotency
+from gateway.tasks.submission import Idempotency
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ async def idempotency(
     return Idempotency.of(key, request.scope["path"], msgspec.json.decode(body))
 
 
-async def unnamed(request: Request[Any, Any, Any], canonical: bytes | None = None) -> str:
+async def body_fingerprint(request: Request[Any, Any, Any], canonical: bytes | None = None) -> str:
     """Name an order by its bytes, for a client that sends them again after losing the answer."""
     body = await request.body() if canonical is None else canonical
     if len(body) > LARGE:

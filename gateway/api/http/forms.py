@@ -23,7 +23,7 @@ from gateway.api.http.schemas import REF
 from gateway.checks.decoding import decode_json
 from gateway.errors import InvalidRequest
 from gateway.files.fetch import CHUNK_BYTES
-from gateway.files.sources import Sent
+from gateway.files.sources import SentSource
 
 FORM: Final = "multipart/form-data"
 
@@ -31,7 +31,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(slots=True)
-class Received:
+class ReceivedForm:
     """A body's fields, and the bytes by which a repetition of it is known."""
 
     fields: dict[str, Any]
@@ -47,7 +47,7 @@ class Received:
             await file.close()
 
 
-async def receive(request: Request[Any, Any, Any], *, repeated: Mapping[str, str]) -> Received:
+async def receive(request: Request[Any, Any, Any], *, repeated: Mapping[str, str]) -> ReceivedForm:
     """Read a body. ``repeated`` names fields of files that may come several times, and what a list
     of them is called."""
     if request.content_type[0] == FORM:
@@ -61,10 +61,10 @@ async def receive(request: Request[Any, Any, Any], *, repeated: Mapping[str, str
         raise InvalidRequest(
             "invalid_json", "The body is neither a form nor a JSON object; send one of them."
         )
-    return Received(fields, body)
+    return ReceivedForm(fields, body)
 
 
-async def _form(request: Request[Any, Any, Any], repeated: Mapping[str, str]) -> Received:
+async def _form(request: Request[Any, Any, Any], repeated: Mapping[str, str]) -> ReceivedForm:
     fields: dict[str, Any] = {}
     digests = []
     files = []
@@ -73,7 +73,7 @@ async def _form(request: Request[Any, Any, Any], repeated: Mapping[str, str]) ->
         if isinstance(value, UploadFile):
             files.append(value)
             digests.append([name, await _digest(value)])
-            given: Any = Sent(_reader(value), value.filename or "")
+            given: Any = SentSource(_reader(value), value.filename or "")
             if plain in repeated:
                 fields.setdefault(repeated[plain], []).append(given)
                 continue
@@ -85,7 +85,7 @@ async def _form(request: Request[Any, Any, Any], repeated: Mapping[str, str]) ->
         if len(fields.get(several, ())) == 1:
             (fields[plain],) = fields.pop(several)
     # As JSON, since that is how an order is bound to its name.
-    return Received(fields, msgspec.json.encode(digests), files)
+    return ReceivedForm(fields, msgspec.json.encode(digests), files)
 
 
 def _put(fields: dict[str, Any], name: str, value: Any) -> None:

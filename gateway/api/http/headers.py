@@ -15,9 +15,9 @@ from litestar.datastructures import MutableScopeHeaders
 from litestar.routes import BaseRoute, HTTPRoute
 from litestar.types import Message, Scope
 
-from gateway.accounts.rates import WINDOW_S, Rates, Reading, wanted
+from gateway.accounts.rates import WINDOW_S, LimitUsage, Rates, wanted
 from gateway.errors import Unavailable
-from gateway.requests.caller import Call
+from gateway.requests.caller import Caller
 
 ALIAS_HEADER: Final = "tollgate-model-alias"
 READABLE_HEADERS: Final = (
@@ -52,7 +52,7 @@ async def add_limit_headers(message: Message, scope: Scope) -> None:
             MutableScopeHeaders.from_message(message)["Allow"] = allowed
         return
     connection: ASGIConnection[Any, Any, Any, Any] = ASGIConnection(scope)
-    call: Call | None = connection.state.get("call")
+    call: Caller | None = connection.state.get("call")
     if call is None or scope["route_handler"].opt.get("scope") != "inference":
         return
     readings = call.readings
@@ -78,7 +78,7 @@ def allowed_methods(routes: Iterable[BaseRoute]) -> Mapping[str, str]:
     return {path: ", ".join(sorted(methods)) for path, methods in found.items()}
 
 
-def limit_headers(readings: Sequence[Reading]) -> Mapping[str, str]:
+def limit_headers(readings: Sequence[LimitUsage]) -> Mapping[str, str]:
     """Write readings as headers; none where nothing is limited."""
     headers: dict[str, str] = {}
     for unit in ("requests", "tokens"):
@@ -104,14 +104,14 @@ def duration(seconds: int) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def _name(reading: Reading) -> str:
+def _name(reading: LimitUsage) -> str:
     """Such as ``key-requests`` or ``account-tokens-for-model``: what a limit covers."""
     limit = reading.rate.limit
     who = "account" if limit.key_id is None else "key"
     return f"{who}-{reading.rate.unit}" + ("-for-model" if limit.model is not None else "")
 
 
-async def _look(rates: Rates, call: Call) -> Sequence[Reading]:
+async def _look(rates: Rates, call: Caller) -> Sequence[LimitUsage]:
     """Readings for a call that came to its end before it took anything, such as a wrong one."""
     key = call.key
     try:

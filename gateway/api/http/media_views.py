@@ -12,8 +12,8 @@ from litestar import Request
 
 from gateway.errors import Gone, TollgateError, TooLarge, Unavailable
 from gateway.files.base64 import INLINE_BYTES_MAX, as_base64
-from gateway.files.download_urls import Links
-from gateway.ledger.closed import Closed
+from gateway.files.download_urls import UrlSigner
+from gateway.ledger.closed import ClosedRequest
 from gateway.settings import Settings
 from workers.contract.blobs import BlobError, BlobMissing, Blobs
 from workers.contract.jobs import BlobRef
@@ -49,26 +49,26 @@ class MediumView(TypedDict):
     b64_json: NotRequired[str]
 
 
-def links_of(request: Request[Any, Any, Any]) -> Links:
+def links_of(request: Request[Any, Any, Any]) -> UrlSigner:
     """The addresses to show to whoever calls: those at which it reaches the gateway."""
     settings: Settings = request.app.state.settings
-    links: Links = request.app.state.links
+    links: UrlSigner = request.app.state.links
     return links if settings.public_url else links.at(str(request.base_url))
 
 
-def media_of(closed: Closed) -> Sequence[Medium]:
+def media_of(closed: ClosedRequest) -> Sequence[Medium]:
     """Every output of a request, also those that failed."""
     value = closed.output.value if closed.output else {}
     return msgspec.convert(value.get("media", ()), tuple[Medium, ...])
 
 
-def blob_of(closed: Closed, medium: Medium) -> BlobRef | None:
+def blob_of(closed: ClosedRequest, medium: Medium) -> BlobRef | None:
     if closed.output is None or medium.blob is None:
         return None
     return closed.output.blobs[medium.blob]
 
 
-def media_views(closed: Closed, links: Links) -> list[MediumView]:
+def media_views(closed: ClosedRequest, links: UrlSigner) -> list[MediumView]:
     """Outputs in our own shape, each under a fresh address."""
     views = []
     for medium in media_of(closed):
@@ -91,7 +91,7 @@ def media_views(closed: Closed, links: Links) -> list[MediumView]:
     return views
 
 
-def link_view(blob: BlobRef, links: Links) -> LinkView:
+def link_view(blob: BlobRef, links: UrlSigner) -> LinkView:
     link = links.link(blob)
     expires_at = datetime.fromtimestamp(link.expires_at, UTC).isoformat().replace("+00:00", "Z")
     return {"url": link.url, "url_expires_at": expires_at}

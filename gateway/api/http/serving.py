@@ -22,7 +22,7 @@ _POLICY: Final = "default-src 'none'; img-src 'self'; media-src 'self'; sandbox"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class BlobResponse:
     """Something to be handed out: where it lies, and what it is said to be."""
 
     key: str
@@ -50,7 +50,7 @@ class Served:
         return found
 
 
-async def serve(request: Request[Any, Any, Any], found: Served) -> Response[Any] | Stream:
+async def serve(request: Request[Any, Any, Any], found: BlobResponse) -> Response[Any] | Stream:
     """Answer with a blob of the store, or with the part of it that was asked for."""
     blobs: Blobs = request.app.state.blobs
     try:

@@ -14,7 +14,7 @@ from typing import TypedDict
 import msgspec
 
 from gateway.errors import RequestFailed
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.ledger.extend import CAUSES
 from workers.contract.jobs import Choice, SentEvent, TokenLogprob, Tokens, ToolCall
 
@@ -118,7 +118,7 @@ class TextStream:
         return Piece(index, more, logprobs if more else None, made, called, is_first, thought)
 
 
-def cut_of(closed: Closed) -> str | None:
+def cut_of(closed: ClosedRequest) -> str | None:
     """The finish reason of a text that ended early but properly; None of any other.
 
     A deadline ends a text as a limit on its length does, so every client knows what to make of it;
@@ -130,7 +130,7 @@ def cut_of(closed: Closed) -> str | None:
     return "length" if delivered else None
 
 
-def choices_of(closed: Closed) -> Sequence[Choice]:
+def choices_of(closed: ClosedRequest) -> Sequence[Choice]:
     """The answers of a request, unless they have been kept for their time and dropped."""
     if closed.output is None:
         return ()

@@ -10,9 +10,9 @@ from litestar.response import Stream
 
 from gateway.api.http.content_types import MEDIA
 from gateway.api.http.media_views import unreadable
-from gateway.api.http.serving import Served, serve
+from gateway.api.http.serving import BlobResponse, serve
 from gateway.errors import Gone
-from gateway.files.download_urls import PATH, Links, Place
+from gateway.files.download_urls import PATH, BlobLocation, UrlSigner
 from gateway.files.retention import MediaStore
 from workers.contract.blobs import BlobError, Blobs
 from workers.contract.kinds import EXTENSIONS
@@ -63,15 +63,15 @@ class BlobsController(Controller):
 
 async def _signed(
     request: Request[Any, Any, Any], name: str, expires: str | None, signature: str | None
-) -> Served:
+) -> BlobResponse:
     """Check an address. Raise ``TollgateError``."""
-    links: Links = request.app.state.links
+    links: UrlSigner = request.app.state.links
     media: MediaStore = request.app.state.media
     place = links.check(name.lstrip("/"), expires=expires, signature=signature)
     owner = await media.owner(place.request_id)
     if owner is None:
         raise Gone("blob_expired", "This output was kept for its time and is deleted.")
-    return Served(place.key(owner), place.content_type, _filename(place))
+    return BlobResponse(place.key(owner), place.content_type, _filename(place))
 
 
 class _Described(Response[None]):
@@ -81,6 +81,6 @@ class _Described(Response[None]):
         return b""
 
 
-def _filename(place: Place) -> str:
+def _filename(place: BlobLocation) -> str:
     extension = EXTENSIONS.get(place.content_type, "bin")
     return f"{place.request_id}-{place.number}.{extension}"

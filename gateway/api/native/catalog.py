@@ -20,7 +20,7 @@ from gateway.catalog.listing import (
     model_view,
     providers_view,
 )
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.catalog.views import (
@@ -170,26 +170,28 @@ def _offered(model: ModelView, whose: WhosePriceView) -> OfferedModelView:
     return cast("OfferedModelView", {**model, **whose})
 
 
-def _whole(request: Request[Any, Any, Any], view: EntryView, entry: Entry) -> OfferedEntryView:
+def _whole(
+    request: Request[Any, Any, Any], view: EntryView, entry: CatalogEntry
+) -> OfferedEntryView:
     whole = {**view, **_in_batches(entry), **_whose_price(request, entry)}
     return cast("OfferedEntryView", whole)
 
 
-def _in_batches(entry: Entry) -> BatchableView:
+def _in_batches(entry: CatalogEntry) -> BatchableView:
     """Say what a batch pays, where a batch can ask for what the entry does."""
     does = {entry.task, *entry.also}
     asked_for = any(endpoint.tasks & does for endpoint in ENDPOINTS.values())
     return {"batch": batch_view(entry) if asked_for else None}
 
 
-def _whose_price(request: Request[Any, Any, Any], entry: Entry) -> WhosePriceView:
+def _whose_price(request: Request[Any, Any, Any], entry: CatalogEntry) -> WhosePriceView:
     """Say whether the price shown is the caller's own or everybody's."""
     live: LiveCatalog = request.app.state.live
     own = live.has_own_price(entry.name, caller(request).account_id)
     return {"price_of": "account" if own else "list"}
 
 
-def _find(request: Request[Any, Any, Any], name: str) -> Entry:
+def _find(request: Request[Any, Any, Any], name: str) -> CatalogEntry:
     live: LiveCatalog = request.app.state.live
     name = name.lstrip("/")
     entry = live.entry(live.resolve(name), caller(request).account_id)

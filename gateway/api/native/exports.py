@@ -44,7 +44,7 @@ STALLED_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ExportRequest:
     span: Span
     filters: Filters
     format: Format
@@ -133,11 +133,11 @@ async def _question(
     key: str | None,
     model: str | None,
     account: str | None,
-) -> Question:
+) -> ExportRequest:
     database: Database = request.app.state.database
     now = datetime.now(UTC)
 
-    def read(connection: Connection) -> Question:
+    def read(connection: Connection) -> ExportRequest:
         owner = find_asked(request, connection, account)
         span = read_span(first, last, tz or owner.report_tz, now=now)
         # Whole seconds, so that the name of the file says exactly what is in it.
@@ -151,7 +151,7 @@ async def _question(
         models = None if model is None else (model,)
         dates = f"{span.starts_at:%Y%m%dT%H%M%SZ}-{span.ends_at:%Y%m%dT%H%M%SZ}"
         name = f"usage-{owner.id}-{dates}-{profile}.{format}"
-        return Question(span, Filters((owner.id,), keys, models), format, profile, name)
+        return ExportRequest(span, Filters((owner.id,), keys, models), format, profile, name)
 
     return await database.report(read, account_id=caller(request).account_id)
 
@@ -209,14 +209,14 @@ class _File:
     """The parts of an export, which has a place until it ends or nobody refers to it any more: a
     client can go away before the first part is asked for."""
 
-    def __init__(self, database: Database, asked: Question, place: ExportCursor) -> None:
+    def __init__(self, database: Database, asked: ExportRequest, place: ExportCursor) -> None:
         self.footer = Footer()
         self._database = database
         self._place = place
         self._leave = weakref.finalize(self, _places.leave, place)
         self._parts = self._export(asked)
 
-    def _export(self, asked: Question) -> Iterator[bytes]:
+    def _export(self, asked: ExportRequest) -> Iterator[bytes]:
         # Imported where it is used: it takes a while, and a gateway should answer soon.
         from gateway.billing.files import export
 

@@ -12,7 +12,7 @@ from gateway.api.http.access import caller, find_asked
 from gateway.api.http.answers import PageView, json_response, timestamp
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath
-from gateway.billing.entries import Charged, LedgerEntry, entries, find_entry
+from gateway.billing.entries import ChargedEntry, LedgerEntry, entries, find_entry
 from gateway.checks.decoding import read_id
 from gateway.errors import InvalidRequest, NotFound
 from gateway.pricing import format_usd
@@ -101,7 +101,7 @@ class LedgerController(Controller):
     ) -> Response[LedgerEntryWithReceiptsView]:
         database: Database = request.app.state.database
 
-        def read(connection: Connection) -> tuple[LedgerEntry, list[Charged]]:
+        def read(connection: Connection) -> tuple[LedgerEntry, list[ChargedEntry]]:
             owner = find_asked(request, connection, account)
             return find_entry(connection, owner.id, entry_id)
 

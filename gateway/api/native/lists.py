@@ -17,13 +17,13 @@ from gateway.api.http.media_views import links_of
 from gateway.api.native.usage import key_number, tag_filters
 from gateway.api.native.views import RequestView, request_view
 from gateway.billing.usage import read_span
-from gateway.files.download_urls import Links
-from gateway.ledger.closed import Closed
+from gateway.files.download_urls import UrlSigner
+from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd
-from gateway.requests.lookup import Choice, Page
+from gateway.requests.lookup import RequestFilter, RequestPage
 from gateway.requests.service import Requests
 from gateway.sql.database import Database
-from gateway.tasks.order import Open
+from gateway.tasks.submission import Open
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
 Outcome = Literal["charged", "released"]
@@ -76,7 +76,7 @@ class ListsController(Controller):
     ) -> Response[RequestsSummaryView]:
         requests: Requests = request.app.state.requests
         choice = await read_choice(
-            request, Choice(None, model, status, task, outcome=outcome),
+            request, RequestFilter(None, model, status, task, outcome=outcome),
             account=account, key=key, tz=tz, first=first, last=last,
         )  # fmt: skip
         found = await requests.summarize(choice, cursor=cursor)
@@ -115,7 +115,7 @@ class ListsController(Controller):
         check_limit(limit)
         requests: Requests = request.app.state.requests
         page = await requests.list(
-            Choice(None, model, status, task, outcome=outcome),
+            RequestFilter(None, model, status, task, outcome=outcome),
             limit=limit,
             cursor=cursor,
             oldest_first=order == "asc",
@@ -131,13 +131,13 @@ class ListsController(Controller):
         )
 
 
-def _without_output(found: Open | Closed, links: Links) -> RequestOfAllView:
+def _without_output(found: Open | ClosedRequest, links: UrlSigner) -> RequestOfAllView:
     """An administrator sees what happened, not what was said."""
-    bare = replace(found, output=None) if isinstance(found, Closed) else found
+    bare = replace(found, output=None) if isinstance(found, ClosedRequest) else found
     return {**request_view(bare, links), "account_id": found.account_id}
 
 
-def page_view(page: Page, links: Links) -> PageView[RequestView]:
+def page_view(page: RequestPage, links: UrlSigner) -> PageView[RequestView]:
     return {
         "object": "list",
         "data": [request_view(found, links) for found in page.items],
@@ -148,19 +148,19 @@ def page_view(page: Page, links: Links) -> PageView[RequestView]:
 
 async def read_choice(
     request: Request[Any, Any, Any],
-    choice: Choice,
+    choice: RequestFilter,
     *,
     account: str | None,
     key: str | None,
     tz: str | None,
     first: str | None,
     last: str | None,
-) -> Choice:
+) -> RequestFilter:
     """Complete a choice by what must be looked up: the account, its key, its time zone."""
     database: Database = request.app.state.database
     tags = tag_filters(request)
 
-    def read(connection: Connection) -> Choice:
+    def read(connection: Connection) -> RequestFilter:
         owner = find_asked(request, connection, account)
         key_id = None if key is None else key_number(connection, owner.id, key)
         found = replace(choice, account_id=owner.id, key_id=key_id, tags=tags)

@@ -20,6 +20,7 @@ from gateway.api.http.answers import (
     json_response,
     request_headers,
 )
+from gateway.api.http.audio_response import begin, sound_response
 from gateway.api.http.bodies import check_limit, idempotency, read_body
 from gateway.api.http.content_types import EVENTS, SOUNDS
 from gateway.api.http.media_views import (
@@ -30,7 +31,6 @@ from gateway.api.http.media_views import (
     media_views,
     read_base64,
 )
-from gateway.api.http.sound import begin, sound_response
 from gateway.api.native.lists import Direction, Outcome, Status, page_view, read_choice
 from gateway.api.native.views import (
     QuoteView,
@@ -46,14 +46,14 @@ from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task, makes
 from gateway.dispatch.follow import Followed
 from gateway.errors import InvalidRequest, NotFound
-from gateway.files.download_urls import Links
-from gateway.ledger.closed import Closed
+from gateway.files.download_urls import UrlSigner
+from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import SERVICE_CLASSES, parse_usd
-from gateway.requests.lookup import Choice
+from gateway.requests.lookup import RequestFilter
 from gateway.requests.service import Requests
 from gateway.settings import Settings
 from gateway.sql.database import Database
-from gateway.tasks.order import Order
+from gateway.tasks.submission import Submission
 from workers.contract.jobs import BlobRef
 
 KEEP_ALIVE_S: Final = 15.0
@@ -147,7 +147,7 @@ class RequestsController(Controller):
         check_limit(limit)
         requests: Requests = request.app.state.requests
         choice = await read_choice(
-            request, Choice(None, model, status, task, outcome=outcome),
+            request, RequestFilter(None, model, status, task, outcome=outcome),
             account=account, key=key, tz=tz, first=first, last=last,
         )  # fmt: skip
         page = await requests.list(choice, limit=limit, cursor=cursor, oldest_first=order == "asc")
@@ -169,7 +169,7 @@ class RequestsController(Controller):
         requests: Requests = request.app.state.requests
         found = await requests.find(caller(request).account_id, request_id)
         view = request_view(found, links_of(request))
-        if media == "base64" and isinstance(found, Closed):
+        if media == "base64" and isinstance(found, ClosedRequest):
             await _with_bytes(request, found, view)
         return json_response(view, headers=request_headers(found.request_id))
 
@@ -273,18 +273,18 @@ class RequestsController(Controller):
         return json_response(quote_view(requests.quote(_ordered(requests, data), account_id)))
 
 
-async def _server_sent(follower: AsyncIterator[Followed], links: Links) -> AsyncIterator[bytes]:
+async def _server_sent(follower: AsyncIterator[Followed], links: UrlSigner) -> AsyncIterator[bytes]:
     """Write (cursor, event name, data) as server-sent events; no name is a keep-alive."""
     async for cursor, name, data in follower:
         if not name:
             yield b": keep-alive\n\n"
             continue
         head = f"id: {cursor}\n" if cursor else ""
-        body = request_view(data, links) if isinstance(data, Closed) else _shown(data, links)
+        body = request_view(data, links) if isinstance(data, ClosedRequest) else _shown(data, links)
         yield f"{head}event: {name}\ndata: ".encode() + encode_json(body) + b"\n\n"
 
 
-def _shown(event: Mapping[str, Any], links: Links) -> Mapping[str, Any]:
+def _shown(event: Mapping[str, Any], links: UrlSigner) -> Mapping[str, Any]:
     """An event as clients see it: with an address in the place of what lies in the store."""
     if "blob" not in event:
         return event
@@ -296,7 +296,9 @@ def _shown(event: Mapping[str, Any], links: Links) -> Mapping[str, Any]:
     }
 
 
-async def _with_bytes(request: Request[Any, Any, Any], closed: Closed, view: RequestView) -> None:
+async def _with_bytes(
+    request: Request[Any, Any, Any], closed: ClosedRequest, view: RequestView
+) -> None:
     """Put the outputs themselves into a view of their request."""
     places = [(place, blob_of(closed, one)) for place, one in enumerate(media_of(closed))]
     found = [(place, blob) for place, blob in places if blob is not None]
@@ -306,7 +308,7 @@ async def _with_bytes(request: Request[Any, Any, Any], closed: Closed, view: Req
         view["output"]["media"][place]["b64_json"] = text
 
 
-def _ordered(requests: Requests, body: dict[str, Any]) -> Order:
+def _ordered(requests: Requests, body: dict[str, Any]) -> Submission:
     """Make an order of a quote's body: that of a request, or of a chat completion, with the service
     class beside it."""
     body = dict(body)
@@ -320,9 +322,9 @@ def _ordered(requests: Requests, body: dict[str, Any]) -> Order:
     return replace(_plainly_ordered(requests, body), service_class=service_class)
 
 
-def _plainly_ordered(requests: Requests, body: dict[str, Any]) -> Order:
+def _plainly_ordered(requests: Requests, body: dict[str, Any]) -> Submission:
     if "messages" in body and "input" not in body:
         completion = read_body(ChatCompletion, body)
-        return Order(model=completion.names[0], task=TASK, input=completion.generation())
+        return Submission(model=completion.names[0], task=TASK, input=completion.generation())
     native = read_body(RequestBody, body)
     return requests.order(native.model, native.input, task=native.task)

@@ -20,7 +20,7 @@ from gateway.api.http.storing import may_store
 from gateway.api.http.uploading import read_file, size_of, store_upload
 from gateway.errors import Forbidden, InvalidRequest
 from gateway.files.store import File, Files
-from gateway.files.upload_urls import PATH, Slots
+from gateway.files.upload_urls import PATH, UploadUrls
 from gateway.settings import Settings
 
 
@@ -82,7 +82,7 @@ class UploadsController(Controller):
         signature: FromQuery[str | None] = None,
     ) -> Response[UploadView]:
         settings: Settings = request.app.state.settings
-        slots: Slots = request.app.state.slots
+        slots: UploadUrls = request.app.state.slots
         slot = slots.check(name, account=account, expires=expires, signature=signature)
         sent_as = request.headers.get("content-type", "")
         if sent_as != slot.content_type:

@@ -11,14 +11,14 @@ from gateway.accounts.keys import KeyInfo
 from gateway.api.http.answers import timestamp
 from gateway.api.http.media_views import MediumView, media_views
 from gateway.catalog.schema import Slo
-from gateway.files.download_urls import Links
-from gateway.ledger.closed import Closed, Problem
+from gateway.files.download_urls import UrlSigner
+from gateway.ledger.closed import ClosedRequest, RequestError
 from gateway.ledger.receipts import Receipt
 from gateway.ledger.steps import StepLine
 from gateway.performance import PerformanceView, performance_view
 from gateway.pricing import Line, device_cost, format_usd
 from gateway.requests.admit import ORDERED_AS, Quoted
-from gateway.tasks.order import Open
+from gateway.tasks.submission import Open
 from workers.contract.jobs import Timings, Usage
 
 
@@ -37,7 +37,7 @@ class RequestView(OrderedAs):
     task: str
     status: str
     output: dict[str, Any] | None
-    error: Problem | None
+    error: RequestError | None
     usage: Usage | None
     cost: str | None
     hold: str
@@ -94,7 +94,7 @@ class StepView(TypedDict):
     cost: str
     usage: Usage
     timings: PhasesView
-    error: Problem | None
+    error: RequestError | None
     started_at: str | None
     ended_at: str | None
 
@@ -180,7 +180,7 @@ class KeyView(TypedDict):
     held: str
 
 
-def request_view(found: Open | Closed, links: Links) -> RequestView:
+def request_view(found: Open | ClosedRequest, links: UrlSigner) -> RequestView:
     view: RequestView = {
         "id": found.request_id,
         "object": "request",
@@ -295,7 +295,7 @@ def _phases(timings: Timings) -> PhasesView:
     }
 
 
-def margin_view(closed: Closed, returned_nanos: int, hour_nanos: int) -> MarginView:
+def margin_view(closed: ClosedRequest, returned_nanos: int, hour_nanos: int) -> MarginView:
     """What a request cost the operator and what is left of its charge; failed runs cost, too."""
     cost = device_cost(closed.usage.gpu_us, hour_nanos)
     kept = closed.cost_nanos - returned_nanos

@@ -30,10 +30,10 @@ from gateway.api.http.text_stream import (
 from gateway.api.openrouter.bodies import OpenRouterOptions, first_served
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
-from gateway.tasks.order import Order
+from gateway.tasks.submission import Submission
 from gateway.tasks.text import TextGeneration
 from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
 
@@ -200,11 +200,13 @@ class ChatController(Controller):
         )
 
 
-def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
+def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
     """Check a body as the endpoint does; nobody is there to read a stream."""
     data = read_body(ChatCompletion, body)
     refuse_in_batch(data, "stream", "stream_options")
-    return Order(model=data.names[0], task=TASK, input=data.generation(), metadata=data.metadata)
+    return Submission(
+        model=data.names[0], task=TASK, input=data.generation(), metadata=data.metadata
+    )
 
 
 def _chosen_model(request: Request[Any, Any, Any], data: ChatCompletion) -> str:
@@ -217,7 +219,7 @@ def _chosen_model(request: Request[Any, Any, Any], data: ChatCompletion) -> str:
     return name
 
 
-def completion_view(closed: Closed) -> ChatCompletionView:
+def completion_view(closed: ClosedRequest) -> ChatCompletionView:
     return {
         "id": closed.request_id,
         "object": "chat.completion",
@@ -297,7 +299,7 @@ class ChunkWriter:
         piece = self._stream.hear(sent)
         return b"" if piece is None else self._piece(piece)
 
-    def finish(self, closed: Closed) -> bytes:
+    def finish(self, closed: ClosedRequest) -> bytes:
         """Give what is left: missed text, finish reasons, usage. Raise what made it fail."""
         cut = cut_of(closed)
         if cut is None:

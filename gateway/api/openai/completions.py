@@ -19,9 +19,9 @@ from gateway.api.http.text_stream import Piece, TextStream, choices_of, cut_of
 from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
-from gateway.tasks.order import Order
+from gateway.tasks.submission import Submission
 from gateway.tasks.text import TextCompletion
 from workers.contract.jobs import TokenLogprob
 
@@ -119,7 +119,7 @@ class CompletionsController(Controller):
         )
 
 
-def completion_view(closed: Closed) -> CompletionView:
+def completion_view(closed: ClosedRequest) -> CompletionView:
     return {
         "id": closed.request_id,
         "object": "text_completion",
@@ -133,11 +133,11 @@ def completion_view(closed: Closed) -> CompletionView:
     }
 
 
-def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
+def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
     """Check a body as the endpoint does; nobody is there to read a stream."""
     data = read_body(Completion, body)
     refuse_in_batch(data, "stream", "stream_options")
-    return Order(model=data.model, task=TASK, input=data.completion())
+    return Submission(model=data.model, task=TASK, input=data.completion())
 
 
 BATCHES: Final = BatchEndpoint(

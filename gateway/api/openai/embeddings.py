@@ -16,9 +16,9 @@ from gateway.api.http.answering import answer, order_of
 from gateway.api.http.answers import UsageView, encode_json, exact_number
 from gateway.api.http.bodies import read_body
 from gateway.batches.endpoint import BatchEndpoint, Entries
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.tasks.embedding import TextEmbedding
-from gateway.tasks.order import Order
+from gateway.tasks.submission import Submission
 
 TASK: Final = "text-embedding"
 Encoding = Literal["float", "base64"]
@@ -68,7 +68,7 @@ class EmbeddingsController(Controller):
         return await answer(request, order, lambda closed: embedding_view(closed, encoding))
 
 
-def embedding_view(closed: Closed, encoding: Encoding) -> EmbeddingsView:
+def embedding_view(closed: ClosedRequest, encoding: Encoding) -> EmbeddingsView:
     vectors = closed.output.value.get("vectors", ()) if closed.output else ()
     tokens = closed.usage.input_tokens
     return {
@@ -86,10 +86,10 @@ def embedding_view(closed: Closed, encoding: Encoding) -> EmbeddingsView:
     }
 
 
-def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
+def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
     """Check a body as the endpoint does."""
     data = read_body(Embedding, body)
-    return Order(model=data.model, task=TASK, input=data)
+    return Submission(model=data.model, task=TASK, input=data)
 
 
 BATCHES: Final = BatchEndpoint(

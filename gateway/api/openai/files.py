@@ -34,11 +34,11 @@ OTHER_PURPOSES: Final = ("assistants", "fine-tune", "evals")
 KeptSeconds = Annotated[int, Field(ge=KEPT_SECONDS[0], le=KEPT_SECONDS[1])]
 
 
-class Named(TypedDict):
+class UploadedName(TypedDict):
     id: str
 
 
-ItemView = TypeVar("ItemView", bound=Named)
+ItemView = TypeVar("ItemView", bound=UploadedName)
 
 
 class OpenAIListView(TypedDict, Generic[ItemView]):

@@ -23,7 +23,7 @@ from gateway.api.http.answers import (
 )
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
-from gateway.api.http.forms import Received, described, receive
+from gateway.api.http.forms import ReceivedForm, described, receive
 from gateway.api.http.media_views import links_of
 from gateway.api.openai.images_bodies import ImageBody
 from gateway.api.openai.images_views import (
@@ -37,10 +37,10 @@ from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.batches.stored import place
 from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest, TollgateError, render_openai
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
-from gateway.tasks.order import Order
+from gateway.tasks.submission import Submission
 from gateway.tasks.visual import drawing_task
 from workers.contract.blobs import Blobs
 
@@ -97,7 +97,7 @@ class ImagesController(Controller):
 
 
 async def _draw(
-    request: Request[Any, Any, Any], received: Received, event: str, *, prefer: Sequence[Task]
+    request: Request[Any, Any, Any], received: ReceivedForm, event: str, *, prefer: Sequence[Task]
 ) -> Response[ImagesView] | Stream:
     """Place an order for pictures and answer it."""
     requests: Requests = request.app.state.requests
@@ -130,7 +130,7 @@ async def _draw(
 
 
 def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> BatchEndpoint:
-    def read(body: Mapping[str, Any], entries: Entries) -> Order:
+    def read(body: Mapping[str, Any], entries: Entries) -> Submission:
         data = read_body(ImageBody, body)
         refuse_in_batch(data, "stream", "partial_images", "previews")
         if edits and not (data.image or data.images):
@@ -138,7 +138,7 @@ def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> Ba
         entry = entries(data.model)
         value = data.drawing(entry)
         task = drawing_task(entry, value, makes="image", prefer=prefer)
-        return Order(model=data.model, task=task, input=value)
+        return Submission(model=data.model, task=task, input=value)
 
     return BatchEndpoint(
         f"{ImagesController.path}{path}",
@@ -153,7 +153,7 @@ def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> Ba
     )
 
 
-def _answer_later(closed: Closed, body: Mapping[str, Any]) -> bytes:
+def _answer_later(closed: ClosedRequest, body: Mapping[str, Any]) -> bytes:
     """The answer with places for its pictures, which are put in when the file is written."""
     asked = read_body(ImageBody, body)
     pictures = [
@@ -189,7 +189,7 @@ def _written(event: Mapping[str, Any]) -> bytes:
     return event_data(event, name=event["type"])
 
 
-def _require_image(received: Received) -> None:
+def _require_image(received: ReceivedForm) -> None:
     if not (received.fields.get("image") or received.fields.get("images")):
         raise _missing_image()
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 from gateway.tasks.visual import PREVIEWS_MAX, ImageTask
 from workers.contract.media import ImageFormat
@@ -54,7 +54,7 @@ class ImageBody(ImageTask):
         "svg",
     )
 
-    def drawing(self, entry: Entry) -> ImageTask:
+    def drawing(self, entry: CatalogEntry) -> ImageTask:
         """The part that the task itself understands, in its own words."""
         for name in self.REFUSED:
             if getattr(self, name):
@@ -84,7 +84,7 @@ class ImageBody(ImageTask):
         return ImageTask.model_construct(**given)
 
 
-def _quality(name: str | None, entry: Entry) -> str | None:
+def _quality(name: str | None, entry: CatalogEntry) -> str | None:
     """Older names for what an entry has by newer ones."""
     if name is None or name in entry.qualities:
         return name

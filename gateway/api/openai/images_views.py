@@ -17,8 +17,8 @@ from gateway.api.http.answers import ExactUsd, exact_number
 from gateway.api.http.media_views import blob_of, media_of, read_base64
 from gateway.api.openai.images_bodies import ImageBody
 from gateway.errors import RequestFailed, TollgateError
-from gateway.files.download_urls import Links
-from gateway.ledger.closed import Closed
+from gateway.files.download_urls import UrlSigner
+from gateway.ledger.closed import ClosedRequest
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import BlobRef, Preview, SentEvent
 from workers.contract.media import Medium
@@ -80,14 +80,14 @@ class ImageAnswer:
     """Writes the answer to one order."""
 
     asked: ImageBody
-    links: Links
+    links: UrlSigner
     blobs: Blobs
     event: str
     """What its events are called before the dot."""
     said: tuple[int, int, int] = (0, 0, -1)
     """Attempt, picture and number of the preview that was shown last."""
 
-    async def body(self, closed: Closed) -> ImagesView:
+    async def body(self, closed: ClosedRequest) -> ImagesView:
         """The whole answer. Raise ``RequestFailed`` if it was to be bytes and has none."""
         drawn = drawn_of(closed)
         texts = await self._texts(closed, [blob for _, blob in drawn])
@@ -124,7 +124,7 @@ class ImageAnswer:
             **_described(self.asked, []),
         }
 
-    async def completed(self, closed: Closed) -> AsyncIterator[dict[str, Any]]:
+    async def completed(self, closed: ClosedRequest) -> AsyncIterator[dict[str, Any]]:
         """An event for each finished picture; the last one tells what all have cost."""
         drawn = drawn_of(closed)
         for number, (medium, blob) in enumerate(drawn, start=1):
@@ -144,7 +144,7 @@ class ImageAnswer:
                 event["usage"] = image_usage(closed)
             yield event
 
-    async def _texts(self, closed: Closed, blobs: Sequence[BlobRef]) -> Sequence[str | None]:
+    async def _texts(self, closed: ClosedRequest, blobs: Sequence[BlobRef]) -> Sequence[str | None]:
         if self.asked.response_format == "url":
             return [None] * len(blobs)
         try:
@@ -156,7 +156,7 @@ class ImageAnswer:
             raise RequestFailed(error.code, error.message, request_id=closed.request_id) from None
 
 
-def image_view(asked: ImageBody, closed: Closed, pictures: list[PictureView]) -> ImagesView:
+def image_view(asked: ImageBody, closed: ClosedRequest, pictures: list[PictureView]) -> ImagesView:
     """The whole answer, with what is to be shown of each picture that was drawn."""
     failed: list[FailedPictureView] = [
         {"index": medium.index, "message": medium.error}
@@ -175,7 +175,7 @@ def image_view(asked: ImageBody, closed: Closed, pictures: list[PictureView]) ->
     return cast("ImagesView", view)
 
 
-def image_usage(closed: Closed) -> ImageUsageView:
+def image_usage(closed: ClosedRequest) -> ImageUsageView:
     """OpenAI's counts, which are of tokens and so nothing here, beside what was counted."""
     none: ImageTokensView = {"text_tokens": 0, "image_tokens": 0}
     return {
@@ -190,7 +190,7 @@ def image_usage(closed: Closed) -> ImageUsageView:
     }
 
 
-def drawn_of(closed: Closed) -> list[tuple[Medium, BlobRef]]:
+def drawn_of(closed: ClosedRequest) -> list[tuple[Medium, BlobRef]]:
     """The pictures that were drawn, and where they lie."""
     found = [(medium, blob_of(closed, medium)) for medium in media_of(closed)]
     return [
@@ -199,7 +199,7 @@ def drawn_of(closed: Closed) -> list[tuple[Medium, BlobRef]]:
 
 
 def _described(
-    asked: ImageBody, drawn: Sequence[Medium], closed: Closed | None = None
+    asked: ImageBody, drawn: Sequence[Medium], closed: ClosedRequest | None = None
 ) -> DescribedView:
     quality = closed.usage.attributes.get("quality") if closed is not None else None
     size = f"{drawn[0].width}x{drawn[0].height}" if drawn else asked.size or "auto"

@@ -23,7 +23,13 @@ from gateway.api.http.answers import (
     json_response,
     request_headers,
 )
-from gateway.api.http.bodies import idempotency, is_retry, read_body, refuse_in_batch, unnamed
+from gateway.api.http.bodies import (
+    body_fingerprint,
+    idempotency,
+    is_retry,
+    read_body,
+    refuse_in_batch,
+)
 from gateway.api.http.content_types import EVENTS
 from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
 from gateway.api.openai.responses_bodies import ResponseBody
@@ -37,10 +43,10 @@ from gateway.api.openai.responses_views import (
 )
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.errors import InvalidRequest, NotFound, RequestFailed, render_openai
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
-from gateway.tasks.order import Open, Order
+from gateway.tasks.submission import Open, Submission
 from workers.contract.jobs import RequestId, SentEvent, Tokens
 
 
@@ -59,7 +65,7 @@ class ResponsesController(Controller):
     ) -> Response[ResponseView] | Stream:
         requests: Requests = request.app.state.requests
         background = bool(data.background)
-        order = Order(
+        order = Submission(
             model=data.model,
             task=TASK,
             input=data.generation(),
@@ -67,7 +73,7 @@ class ResponsesController(Controller):
             waits=not background,
             metadata=data.metadata,
             idempotency=await idempotency(request),
-            fingerprint=None if data.stream or background else await unnamed(request),
+            fingerprint=None if data.stream or background else await body_fingerprint(request),
             retried=is_retry(request),
         )
         ticket = await requests.submit(call_of(request), order)
@@ -149,11 +155,11 @@ class ResponsesController(Controller):
         )
 
 
-def batch_order(body: Mapping[str, Any], _: Entries) -> Order:
+def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
     """Check a body as the endpoint does; nobody is there to read a stream."""
     data = read_body(ResponseBody, body)
     refuse_in_batch(data, "stream", "stream_options", "background")
-    return Order(model=data.model, task=TASK, input=data.generation(), metadata=data.metadata)
+    return Submission(model=data.model, task=TASK, input=data.generation(), metadata=data.metadata)
 
 
 BATCHES: Final = BatchEndpoint(
@@ -165,7 +171,7 @@ BATCHES: Final = BatchEndpoint(
 )
 
 
-async def _find(request: Request[Any, Any, Any], id: str) -> Open | Closed:
+async def _find(request: Request[Any, Any, Any], id: str) -> Open | ClosedRequest:
     """Raise ``NotFound`` for what never was, is somebody else's, no text, or was forgotten."""
     requests: Requests = request.app.state.requests
     unknown = _unknown(id)
@@ -173,7 +179,7 @@ async def _find(request: Request[Any, Any, Any], id: str) -> Open | Closed:
         found = await requests.find(caller(request).account_id, request_id_of(id))
     except NotFound:
         raise unknown from None
-    gone = isinstance(found, Closed) and found.status == "succeeded" and found.output is None
+    gone = isinstance(found, ClosedRequest) and found.status == "succeeded" and found.output is None
     if found.task != TASK or gone:
         raise unknown
     return found
@@ -209,7 +215,7 @@ async def _stream(
 
 
 async def _followed(
-    requests: Requests, found: Open | Closed, body: ResponseBody | None, after: int
+    requests: Requests, found: Open | ClosedRequest, body: ResponseBody | None, after: int
 ) -> AsyncIterator[bytes]:
     """The events of a response from anywhere in its life; leaving does not end it."""
     writer = EventWriter(_as_opened(found), body, after)
@@ -219,7 +225,7 @@ async def _followed(
         async for cursor, name, content in requests.follow(
             found, after=None, keep_alive_s=KEEP_ALIVE_S
         ):
-            if isinstance(content, Closed):
+            if isinstance(content, ClosedRequest):
                 yield writer.finish(content)
             elif not name:
                 yield b": keep-alive\n\n"
@@ -241,7 +247,7 @@ def _sent(cursor: str, content: Any) -> SentEvent:
     return SentEvent(RequestId(""), int(attempt), int(seq), event)
 
 
-def _as_opened(found: Open | Closed) -> Open:
+def _as_opened(found: Open | ClosedRequest) -> Open:
     """A response as it was when it had just been accepted."""
     return Open(
         request_id=found.request_id,

@@ -15,8 +15,8 @@ from gateway.api.http.text_stream import (
     logprob_view,
 )
 from gateway.api.openai.responses_bodies import FlatChoice, ResponseBody
-from gateway.ledger.closed import Closed
-from gateway.tasks.order import Open
+from gateway.ledger.closed import ClosedRequest
+from gateway.tasks.submission import Open
 from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
 
 
@@ -123,9 +123,9 @@ def request_id_of(response_id: str) -> str:
     return f"req_{response_id.removeprefix('resp_')}"
 
 
-def status_of(found: Open | Closed) -> tuple[str, str | None]:
+def status_of(found: Open | ClosedRequest) -> tuple[str, str | None]:
     """The status in this surface's words, and why it is incomplete if it is."""
-    if isinstance(found, Closed):
+    if isinstance(found, ClosedRequest):
         if (cut := cut_of(found)) is not None:
             return "incomplete", "max_output_tokens" if cut == "length" else cut
         if found.status == "succeeded":
@@ -138,10 +138,10 @@ def status_of(found: Open | Closed) -> tuple[str, str | None]:
     return _STATUS.get(found.status, "failed"), None
 
 
-def response_view(found: Open | Closed, body: ResponseBody | None = None) -> ResponseView:
+def response_view(found: Open | ClosedRequest, body: ResponseBody | None = None) -> ResponseView:
     """A response; what was asked for is shown to who asks, and is not kept for later."""
     status, incomplete = status_of(found)
-    closed = found if isinstance(found, Closed) else None
+    closed = found if isinstance(found, ClosedRequest) else None
     view: ResponseView = {
         **_asked(body),  # type: ignore[typeddict-item]  # the optional ones come later
         "id": response_id(found.request_id),
@@ -194,7 +194,7 @@ def _asked(body: ResponseBody | None) -> AskedView:
     }
 
 
-def _usage(closed: Closed) -> ResponseUsageView:
+def _usage(closed: ClosedRequest) -> ResponseUsageView:
     usage = closed.usage
     read = usage.input_tokens + usage.cached_input_tokens
     return {
@@ -207,7 +207,7 @@ def _usage(closed: Closed) -> ResponseUsageView:
     }
 
 
-def output_items(closed: Closed) -> list[OutputMessageView | OutputCallView]:
+def output_items(closed: ClosedRequest) -> list[OutputMessageView | OutputCallView]:
     status, _ = status_of(closed)
     done = "completed" if status == "completed" else "incomplete"
     return [
@@ -282,7 +282,7 @@ class EventWriter:
         piece = self._stream.hear(sent)
         return b"" if piece is None else self._piece(piece)
 
-    def finish(self, closed: Closed) -> bytes:
+    def finish(self, closed: ClosedRequest) -> bytes:
         """Close what is open, and say how it ended."""
         choices = choices_of(closed)
         data = b"".join(self._piece(piece) for piece in self._stream.rest(choices))

@@ -16,12 +16,12 @@ from litestar.response import Stream
 from gateway.api.http.access import call_of
 from gateway.api.http.answering import order_of
 from gateway.api.http.answers import event_data, event_stream, exact_number
+from gateway.api.http.audio_response import StartedAudio, begin, sound_response
 from gateway.api.http.content_types import EVENTS, SOUNDS
 from gateway.api.http.forms import described, receive
-from gateway.api.http.sound import Begun, begin, sound_response
 from gateway.api.openai.speech_bodies import NAMES, SpeechBody
 from gateway.errors import TollgateError, rename, render_openai
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
 from gateway.tasks.audio import sounding_task
 
@@ -55,7 +55,7 @@ class SpeechController(Controller):
 
 async def _begin(
     request: Request[Any, Any, Any], data: SpeechBody, canonical: bytes | None
-) -> Begun:
+) -> StartedAudio:
     """Place an order and wait for its first sound."""
     requests: Requests = request.app.state.requests
     value = data.speech()
@@ -74,7 +74,7 @@ async def _begin(
         raise
 
 
-async def _events(begun: Begun) -> AsyncIterator[bytes]:
+async def _events(begun: StartedAudio) -> AsyncIterator[bytes]:
     try:
         async for data in begun.pieces():
             if not data:
@@ -92,7 +92,7 @@ def _event(body: dict[str, Any]) -> bytes:
     return event_data(body, name=body["type"])
 
 
-def speech_usage(closed: Closed) -> dict[str, Any]:
+def speech_usage(closed: ClosedRequest) -> dict[str, Any]:
     """OpenAI's counts, which are of tokens and so nothing here, beside what was counted."""
     return {
         "input_tokens": closed.usage.input_tokens,

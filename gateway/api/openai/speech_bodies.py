@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from gateway.tasks.audio import TEXT_MAX, Speaking, SpeechTask
+from gateway.tasks.audio import TEXT_MAX, SpeechSettings, SpeechTask
 from workers.contract.media import AudioFormat
 
 PCM_RATE: Final = 24_000
@@ -18,7 +18,7 @@ NAMES: Final[Mapping[str, str]] = {"text": "input", "format": "response_format"}
 """How OpenAI calls our fields, to tell a mistake by."""
 
 
-class SpeechBody(Speaking):
+class SpeechBody(SpeechSettings):
     """Body of ``POST /v1/audio/speech``."""
 
     model_config = ConfigDict(
@@ -41,7 +41,7 @@ class SpeechBody(Speaking):
 
     def speech(self) -> SpeechTask:
         """The part that the task itself understands, in its own words."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in Speaking.model_fields}
+        given: dict[str, Any] = {name: getattr(self, name) for name in SpeechSettings.model_fields}
         given |= {"text": self.input, "format": self.wanted}
         if self.voice == DEFAULT_VOICE:
             given["voice"] = None

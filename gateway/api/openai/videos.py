@@ -19,7 +19,7 @@ from gateway.api.http.bodies import idempotency, read_body, refuse_in_batch
 from gateway.api.http.content_types import MEDIA
 from gateway.api.http.forms import described, receive
 from gateway.api.http.media_views import blob_of, media_of
-from gateway.api.http.serving import Served, serve
+from gateway.api.http.serving import BlobResponse, serve
 from gateway.api.openai.files import OpenAIListView, list_view
 from gateway.api.openai.videos_bodies import EditBody, RemixBody, VideoBody, remixed
 from gateway.api.openai.videos_views import VideoView, video_id_of, video_status, video_view
@@ -27,9 +27,9 @@ from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.catalog.tasks import TASKS
 from gateway.errors import Gone, InvalidRequest, NotFound
 from gateway.files.retention import MediaStore, Record
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
-from gateway.tasks.order import Open, Order
+from gateway.tasks.submission import Open, Submission
 from gateway.tasks.visual import drawing_task
 from workers.contract.jobs import Progress
 from workers.contract.kinds import EXTENSIONS
@@ -62,7 +62,7 @@ class VideosController(Controller):
             data = received.read(VideoBody)
             requests: Requests = request.app.state.requests
             value = data.drawing()
-            order = Order(
+            order = Submission(
                 model=data.model,
                 task=drawing_task(requests.entry(data.model), value, makes="video"),
                 input=value,
@@ -144,7 +144,7 @@ class VideosController(Controller):
         variant: FromQuery[Variant] = "video",
     ) -> Response[bytes] | Stream:
         _, found = await _find(request, video_id)
-        if not isinstance(found, Closed) or found.status != "succeeded":
+        if not isinstance(found, ClosedRequest) or found.status != "succeeded":
             raise NotFound(
                 "video_not_ready",
                 f"{video_id} is {video_status(found)}; only a finished one has bytes.",
@@ -157,7 +157,7 @@ class VideosController(Controller):
             if medium.role == role and blob is not None:
                 extension = EXTENSIONS.get(blob.content_type, "bin")
                 filename = f"{video_id}-{variant}.{extension}"
-                return await serve(request, Served(blob.key, blob.content_type, filename))
+                return await serve(request, BlobResponse(blob.key, blob.content_type, filename))
         raise NotFound("variant_not_found", f"{video_id} has no {variant}.", param="variant")
 
     @post(
@@ -231,7 +231,7 @@ async def _remix(
         )
     requests: Requests = request.app.state.requests
     value = remixed(record.asked, prompt)
-    order = Order(
+    order = Submission(
         model=found.model,
         task=drawing_task(requests.entry(found.model), value, makes="video"),
         input=value,
@@ -247,7 +247,7 @@ def _cannot(what: str) -> InvalidRequest:
     return InvalidRequest("task_not_supported", f"No model here can {what}.", param="video")
 
 
-async def _place(request: Request[Any, Any, Any], order: Order) -> Response[VideoView]:
+async def _place(request: Request[Any, Any, Any], order: Submission) -> Response[VideoView]:
     requests: Requests = request.app.state.requests
     with await requests.submit(call_of(request), order) as ticket:
         record, found = await _find(request, video_id_of(ticket.request_id))
@@ -255,10 +255,10 @@ async def _place(request: Request[Any, Any, Any], order: Order) -> Response[Vide
 
 
 async def _answer(
-    request: Request[Any, Any, Any], record: Record, found: Open | Closed
+    request: Request[Any, Any, Any], record: Record, found: Open | ClosedRequest
 ) -> Response[VideoView]:
     progress = await _progress(request, found)
-    closed = found if isinstance(found, Closed) else None
+    closed = found if isinstance(found, ClosedRequest) else None
     headers = request_headers(found.request_id, closed)
     if closed is None:
         soonest, latest = POLL_MS
@@ -278,7 +278,7 @@ async def _described(request: Request[Any, Any, Any], record: Record) -> VideoVi
 
 async def _find(
     request: Request[Any, Any, Any], video_id: str, *, param: str = "video_id"
-) -> tuple[Record, Open | Closed]:
+) -> tuple[Record, Open | ClosedRequest]:
     """Raise ``NotFound`` if the account has no such video (any more)."""
     media: MediaStore = request.app.state.media
     requests: Requests = request.app.state.requests
@@ -289,14 +289,16 @@ async def _find(
     return record, await requests.find(account_id, record.request_id)
 
 
-async def _progress(request: Request[Any, Any, Any], found: Open | Closed) -> Progress | None:
+async def _progress(
+    request: Request[Any, Any, Any], found: Open | ClosedRequest
+) -> Progress | None:
     requests: Requests = request.app.state.requests
     if not isinstance(found, Open) or found.status != "running":
         return None
     return await requests.progress(found.request_id)
 
 
-def _view(record: Record, found: Open | Closed, progress: Progress | None) -> VideoView:
+def _view(record: Record, found: Open | ClosedRequest, progress: Progress | None) -> VideoView:
     asked = record.asked
     return video_view(
         found,
@@ -310,13 +312,13 @@ def _request_id(video_id: str) -> str:
     return f"req_{video_id.removeprefix('video_')}" if video_id.startswith("video_") else ""
 
 
-def batch_order(body: Mapping[str, Any], entries: Entries) -> Order:
+def batch_order(body: Mapping[str, Any], entries: Entries) -> Submission:
     """Check a body as the endpoint does."""
     data = read_body(VideoBody, body)
     refuse_in_batch(data, "previews")
     value = data.drawing()
     task = drawing_task(entries(data.model), value, makes="video")
-    return Order(model=data.model, task=task, input=value)
+    return Submission(model=data.model, task=task, input=value)
 
 
 BATCHES: Final = BatchEndpoint(

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from gateway.errors import InvalidRequest
-from gateway.files.retention import Asked
+from gateway.files.retention import StoredInput
 from gateway.files.sources import SourceField, StoredSource
 from gateway.tasks.text import Strict
 from gateway.tasks.visual import VideoTask
@@ -60,7 +60,7 @@ class EditBody(RemixBody):
     video: VideoReference
 
 
-def remixed(asked: Asked, prompt: str) -> VideoTask:
+def remixed(asked: StoredInput, prompt: str) -> VideoTask:
     """What was asked before with another text: the same seed, size and sources."""
     given = dict(asked.input)
     pictures, parameters = given.get("images", 0), dict(given.get("parameters", {}))

@@ -7,8 +7,8 @@ from typing import Any, Literal, TypedDict
 
 from gateway.api.http.answers import ExactUsd, exact_number
 from gateway.api.http.media_views import media_of
-from gateway.ledger.closed import Closed
-from gateway.tasks.order import Open
+from gateway.ledger.closed import ClosedRequest
+from gateway.tasks.submission import Open
 from workers.contract.jobs import Progress, RequestId
 
 
@@ -44,7 +44,7 @@ class VideoView(TypedDict):
 
 
 def video_view(
-    found: Open | Closed,
+    found: Open | ClosedRequest,
     asked: Mapping[str, Any],
     *,
     origin: str | None = None,
@@ -75,7 +75,7 @@ def video_view(
     elif progress is not None and progress.steps:
         # It is finished when it is charged, and not before.
         view["progress"] = min(99, progress.step * 100 // progress.steps)
-    if isinstance(found, Closed):
+    if isinstance(found, ClosedRequest):
         view["completed_at"] = int(found.settled_at.timestamp())
         view["usage"] = {
             "seconds": found.usage.video_ms / 1000,
@@ -96,7 +96,7 @@ def video_view(
     return view
 
 
-def video_status(found: Open | Closed) -> str:
+def video_status(found: Open | ClosedRequest) -> str:
     names = {"queued": "queued", "running": "in_progress", "succeeded": "completed"}
     return names.get(found.status, "failed")
 
@@ -105,7 +105,7 @@ def video_id_of(request_id: RequestId) -> str:
     return f"video_{request_id.removeprefix('req_')}"
 
 
-def _error(closed: Closed) -> VideoErrorView:
+def _error(closed: ClosedRequest) -> VideoErrorView:
     if closed.error is not None:
         return {
             "code": closed.error.code,

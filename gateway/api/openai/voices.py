@@ -20,7 +20,7 @@ from gateway.api.http.storing import may_store
 from gateway.api.openai.files import OpenAIListView, list_view
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source, SourceField
-from gateway.voices.store import NAME_MAX, Kind, New, Recording, RecordingPage, Voices
+from gateway.voices.store import NAME_MAX, Kind, NewRecording, Recording, RecordingPage, Voices
 
 PAGE_MAX: Final = 100
 TRANSCRIPT_MAX: Final = 4096
@@ -99,7 +99,7 @@ class VoiceConsentsController(Controller):
         received = await receive(request, repeated={})
         try:
             data = received.read(ConsentBody)
-            new = New(data.name, language=data.language)
+            new = NewRecording(data.name, language=data.language)
             source = Source("audio", data.recording, "recording")
             return json_response(consent_view(await _create(request, new, source)))
         finally:
@@ -181,7 +181,7 @@ class VoicesController(Controller):
         try:
             _refuse_prompts(received.fields)
             data = received.read(VoiceBody)
-            new = New(
+            new = NewRecording(
                 data.name,
                 consent_id=data.consent,
                 transcript=data.transcript,
@@ -251,7 +251,7 @@ def voice_view(voice: Recording) -> VoiceView:
     }
 
 
-async def _create(request: Request[Any, Any, Any], new: New, source: Source) -> Recording:
+async def _create(request: Request[Any, Any, Any], new: NewRecording, source: Source) -> Recording:
     return await _voices(request).create(caller(request).account_id, new, source)
 
 

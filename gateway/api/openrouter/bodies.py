@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.catalog.listing import PROVIDER, openrouter_pricing
-from gateway.catalog.schema import Entry
+from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 
 PER_MILLION: Final = ("prompt", "completion")
@@ -82,7 +82,7 @@ class OpenRouterOptions(BaseModel):
         if PROVIDER in (provider.ignore or ()):
             raise _unsupported("provider.ignore", f"excludes {PROVIDER}, the only provider here")
 
-    def refuse_dear(self, entry: Entry) -> None:
+    def refuse_dear(self, entry: CatalogEntry) -> None:
         """Raise ``InvalidRequest`` if a model costs more than the client will pay."""
         caps = self.provider.max_price if self.provider else None
         if caps is None:

@@ -20,7 +20,7 @@ from gateway.api.http.access import caller
 from gateway.api.http.answers import DataView, ExactUsd, exact_number, json_response, timestamp
 from gateway.billing.usage import Filters, Span, total, usage
 from gateway.catalog.listing import PROVIDER
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
 from gateway.sql.database import Database, exact_sum
 from gateway.tables.core import keys, transfers
@@ -316,6 +316,6 @@ async def _key(request: Request[Any, Any, Any]) -> Response[DataView[KeySpending
     )
 
 
-def _finish_reason(closed: Closed) -> str | None:
+def _finish_reason(closed: ClosedRequest) -> str | None:
     choices = closed.output.value.get("choices", ()) if closed.output else ()
     return choices[0]["finish_reason"] if choices else None

@@ -17,9 +17,9 @@ from PIL import Image
 
 from tests.workers.diffusion.driver import SIZE, Driver, opened, picture, spec
 from workers.contract.jobs import Cancelled, Completed, Failed, Progress, Sketch
+from workers.engines.cooperative_batching import CooperativeBatcher
 from workers.engines.diffusion import loading
 from workers.engines.diffusion.options import read_options
-from workers.engines.rendezvous import Rendezvous
 from workers.protocol.engine import Wait
 
 Make = Callable[[str], Path]
@@ -146,9 +146,9 @@ def test_the_urgent_overtake(sd3: Path) -> None:
 
 
 def test_one_failed_picture_costs_only_itself(sd3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from workers.engines.diffusion import requests
+    from workers.engines.diffusion import request
 
-    to_pixels = requests.to_pixels
+    to_pixels = request.to_pixels
     calls = []
 
     def fail_second(drawn: Any) -> Any:
@@ -158,7 +158,7 @@ def test_one_failed_picture_costs_only_itself(sd3: Path, monkeypatch: pytest.Mon
         return to_pixels(drawn)
 
     driver = Driver(spec(sd3))
-    monkeypatch.setattr(requests, "to_pixels", fail_second)
+    monkeypatch.setattr(request, "to_pixels", fail_second)
     driver.admit("one", n=3)
     driver.finish()
     outcome = driver.outcomes["one"]
@@ -173,9 +173,9 @@ def test_one_failed_picture_costs_only_itself(sd3: Path, monkeypatch: pytest.Mon
 def test_a_file_that_cannot_be_made_costs_only_itself(
     sd3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workers.engines.diffusion import requests
+    from workers.engines.diffusion import request
 
-    picture_file = requests.picture_file
+    picture_file = request.picture_file
 
     def fail_one(pixels: Any, asked: Any, origin: Any) -> Any:
         if origin.request_id == "bad":
@@ -183,7 +183,7 @@ def test_a_file_that_cannot_be_made_costs_only_itself(
         return picture_file(pixels, asked, origin)
 
     driver = Driver(spec(sd3))
-    monkeypatch.setattr(requests, "picture_file", fail_one)
+    monkeypatch.setattr(request, "picture_file", fail_one)
     driver.admit("bad")
     driver.admit("good")
     driver.finish()
@@ -356,7 +356,7 @@ def test_a_strength_that_leaves_no_step_is_refused(sd: Path) -> None:
 def test_a_safety_checker_that_is_not_there_is_not_pretended(sd: Path) -> None:
     of = spec(sd, safety=True)
     with pytest.raises(ValueError, match="safety is on, but the checkpoint has no safety checker"):
-        loading.load(of, read_options(of), Rendezvous(rows_max=4))
+        loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
 
 
 @pytest.mark.parametrize(

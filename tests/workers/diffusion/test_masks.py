@@ -13,9 +13,9 @@ from PIL import Image
 
 from tests.workers.diffusion.driver import SIZE, Driver, opened, picture, spec
 from workers.contract.jobs import Failed, Sketch
+from workers.engines.cooperative_batching import CooperativeBatcher
 from workers.engines.diffusion import loading, masks, schedulers
 from workers.engines.diffusion.options import read_options
-from workers.engines.rendezvous import Rendezvous
 
 Make = Callable[[str], Path]
 HALF = SIZE // 2
@@ -78,7 +78,7 @@ def test_between_steps_the_source_has_as_much_noise_as_what_is_drawn(
     kind: str, name: str, checkpoint: Make
 ) -> None:
     of = spec(checkpoint(kind), "image-edit")
-    loaded = loading.load(of, read_options(of), Rendezvous(rows_max=4))
+    loaded = loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
     pipeline = loaded.copy_for(loaded.families["image-edit"], name)
     scheduler = pipeline.scheduler
     scheduler.set_timesteps(5)

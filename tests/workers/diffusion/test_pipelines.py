@@ -16,11 +16,11 @@ from tests.workers.diffusion.driver import SIZE, picture, spec
 from tests.workers.driving import PhaseNames
 from workers.contract.jobs import Job, RequestId
 from workers.contract.media import ImageInput, VideoInput
-from workers.engines.diffusion import loading, masks, requests
+from workers.engines.cooperative_batching import CooperativeBatcher, PipelineRun
+from workers.engines.diffusion import loading, masks
 from workers.engines.diffusion.families import FAMILIES
 from workers.engines.diffusion.options import read_options
-from workers.engines.diffusion.requests import Drawing, Request
-from workers.engines.rendezvous import PipelineRun, Rendezvous
+from workers.engines.diffusion.request import Generation, Request, covering, work
 from workers.media.pixels import Weights
 
 TOLERANCE = 1e-4
@@ -40,13 +40,13 @@ PROMPTS = ("a red circle", "a blue star left of the circle", "make it night", "a
 
 def _request(
     loaded: loading.LoadedCheckpoint, task: str, index: int, *, masked: bool
-) -> tuple[Request, Drawing]:
+) -> tuple[Request, Generation]:
     family = loaded.families[task]
     if masked:
         family = family.masked or family
     kind = VideoInput if family.frames else ImageInput
     image = Image.open(io.BytesIO(picture(index)))
-    drawing = Drawing(0, seed=index)
+    drawing = Generation(0, seed=index)
     request = Request(
         job=Job(RequestId(f"r{index}"), "acct", "painter", task, {}),
         asked=kind(prompt=PROMPTS[index], negative_prompt="square" if family.negative else ""),
@@ -56,7 +56,7 @@ def _request(
         frames=9,
         steps=STEPS[index],
         strength=0.8,
-        sources=(requests.covering(image, SIZE, SIZE),) if family.image else (),
+        sources=(covering(image, SIZE, SIZE),) if family.image else (),
         mask=_half() if masked else None,
         drawings=[drawing],
     )
@@ -78,25 +78,26 @@ def test_together_gives_what_alone_gives(
     checkpoint: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests, "to_pixels", np.asarray)  # before they are rounded
+    # before they are rounded
+    monkeypatch.setattr("workers.engines.diffusion.request.to_pixels", np.asarray)
     monkeypatch.setattr(masks, "keep_outside", lambda drawn, *_: drawn)
     of = spec(checkpoint(kind), task)
-    rendezvous = Rendezvous(rows_max=16)
+    rendezvous = CooperativeBatcher(rows_max=16)
     loaded = loading.load(of, read_options(of), rendezvous)
     alone, together, done = [], [], []
     with torch.no_grad():
         for index in range(len(STEPS)):
             request, drawing = _request(loaded, task, index, masked=masked)
             pipeline = loaded.copy_for(request.family, None)
-            work = requests.work(request, drawing, pipeline, None)
-            alone.append(work())
+            begin = work(request, drawing, pipeline, None)
+            alone.append(begin())
             done.append(drawing.done)
     forwards = 0
     runs = []
     for index in range(len(STEPS)):
         request, drawing = _request(loaded, task, index, masked=masked)
         pipeline = loaded.copy_for(request.family, None)
-        runs.append(PipelineRun(requests.work(request, drawing, pipeline, None)))
+        runs.append(PipelineRun(work(request, drawing, pipeline, None)))
         rendezvous.start(runs[-1])
     ended = 0
     while ended < len(runs):
@@ -120,13 +121,13 @@ def test_in_sixteen_bits_they_draw_together_as_well(
     kind: str, task: str, masked: bool, checkpoint: Callable[[str], Path]
 ) -> None:
     of = spec(checkpoint(kind), task, dtype="bfloat16")
-    rendezvous = Rendezvous(rows_max=16)
+    rendezvous = CooperativeBatcher(rows_max=16)
     loaded = loading.load(of, read_options(of), rendezvous)
     runs = []
     for index in (0, 2):
         request, drawing = _request(loaded, task, index, masked=masked)
         pipeline = loaded.copy_for(request.family, None)
-        runs.append(PipelineRun(requests.work(request, drawing, pipeline, None)))
+        runs.append(PipelineRun(work(request, drawing, pipeline, None)))
     rendezvous.start(runs[0])
     ended = turns = 0
     while ended < len(runs):
@@ -147,13 +148,13 @@ def test_what_starts_from_a_picture_changes_no_others_precision(
     of = spec(
         checkpoint("StableDiffusionXLPipeline"), "text-to-image", "image-to-image", dtype="bfloat16"
     )
-    rendezvous = Rendezvous(rows_max=16)
+    rendezvous = CooperativeBatcher(rows_max=16)
     loaded = loading.load(of, read_options(of), rendezvous)
     runs = []
     for task in ("text-to-image", "image-to-image"):
         request, drawing = _request(loaded, task, 0, masked=False)
         pipeline = loaded.copy_for(request.family, None)
-        runs.append(PipelineRun(requests.work(request, drawing, pipeline, None)))
+        runs.append(PipelineRun(work(request, drawing, pipeline, None)))
     rendezvous.start(runs[0])
     ended = turns = 0
     while ended < len(runs):
@@ -169,16 +170,16 @@ def test_what_is_not_proven_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "KandinskyPipeline"}')
     of = spec(tmp_path)
     with pytest.raises(ValueError, match=r"KandinskyPipeline.*proven to run here are"):
-        loading.load(of, read_options(of), Rendezvous(rows_max=4))
+        loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
 
 
 def test_a_task_that_a_pipeline_does_not_do_is_refused(checkpoint: Callable[[str], Path]) -> None:
     of = spec(checkpoint("FluxPipeline"), "text-to-image", "image-blend")
     with pytest.raises(ValueError, match="FluxPipeline does not do image-blend; it does"):
-        loading.load(of, read_options(of), Rendezvous(rows_max=4))
+        loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     of = spec(tmp_path)
     with pytest.raises(ValueError, match=r"no model_index\.json"):
-        loading.load(of, read_options(of), Rendezvous(rows_max=4))
+        loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))

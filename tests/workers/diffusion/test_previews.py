@@ -12,9 +12,9 @@ import torch
 
 from tests.workers.diffusion.driver import SIZE, Driver, opened, picture, spec
 from workers.contract.jobs import Completed, Sketch
+from workers.engines.cooperative_batching import CooperativeBatcher
 from workers.engines.diffusion import loading, previews
 from workers.engines.diffusion.options import read_options
-from workers.engines.rendezvous import Rendezvous
 
 Make = Callable[[str], Path]
 
@@ -62,7 +62,7 @@ def test_a_frame_of_the_last_latents_is_the_video_s(
     kind: str, frames: int, place: int, checkpoint: Make
 ) -> None:
     of = spec(checkpoint(kind), "text-to-video")
-    loaded = loading.load(of, read_options(of), Rendezvous(rows_max=4))
+    loaded = loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
     pipeline = loaded.copy_for(loaded.families["text-to-video"], None)
     step, last = pipeline.scheduler.step, []
 

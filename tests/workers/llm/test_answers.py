@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.workers.llm.checkpoints import make_tokenizer
 from workers.contract.jobs import ChatInput
-from workers.engines.llm.answers import Answer
-from workers.engines.llm.sampling import Chosen
+from workers.engines.llm.request import ChoiceState
+from workers.engines.llm.sampling import SampledToken
 from workers.engines.llm.vocabulary import Vocabulary
 
 END = 1
@@ -22,9 +22,9 @@ WORDS = [
 ]
 
 
-def _answer(stop: Sequence[str] = (), *, limit: int = 100) -> Answer:
+def _answer(stop: Sequence[str] = (), *, limit: int = 100) -> ChoiceState:
     chat = ChatInput(messages=(), max_tokens=limit, stop=tuple(stop), logprobs=True)
-    return Answer(0, chat, VOCABULARY, prompt=[5], limit=limit)
+    return ChoiceState(0, chat, VOCABULARY, prompt=[5], limit=limit)
 
 
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=30), st.data())
@@ -39,7 +39,7 @@ def test_logprobs_are_shown_with_the_text_that_they_belong_to(
 
     shown, logprobs = "", 0
     for token in tokens:
-        event = answer.add(Chosen(token, -1.0))
+        event = answer.add(SampledToken(token, -1.0))
         shown += event.text
         logprobs += len(event.logprobs or ())
 
@@ -58,10 +58,10 @@ def test_what_was_held_back_is_shown_at_the_end() -> None:
     first, second = WORDS[:2]
     begin = VOCABULARY.show(first) + VOCABULARY.show(second)
     answer = _answer([begin + "!"])
-    assert answer.add(Chosen(first, -1.0)).text == ""
-    assert answer.add(Chosen(second, -2.0)).logprobs == ()
+    assert answer.add(SampledToken(first, -1.0)).text == ""
+    assert answer.add(SampledToken(second, -2.0)).logprobs == ()
 
-    last = answer.add(Chosen(END, -3.0))
+    last = answer.add(SampledToken(END, -3.0))
 
     assert (last.text, last.finish_reason) == (begin, "stop")
     assert [one.logprob for one in last.logprobs or ()] == [-1.0, -2.0]
@@ -71,5 +71,5 @@ def test_a_limit_ends_an_answer_unless_a_stop_string_did() -> None:
     word = VOCABULARY.show(WORDS[0])
     plain, stopped = _answer(limit=1), _answer([word], limit=1)
 
-    assert plain.add(Chosen(WORDS[0], -1.0)).finish_reason == "length"
-    assert stopped.add(Chosen(WORDS[0], -1.0)).finish_reason == "stop"
+    assert plain.add(SampledToken(WORDS[0], -1.0)).finish_reason == "length"
+    assert stopped.add(SampledToken(WORDS[0], -1.0)).finish_reason == "stop"

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from workers.engines.llm.cache import CacheShape, Feed, GatherCache
+from workers.engines.llm.cache import CacheShape, GatherCache, SequenceInput
 from workers.engines.llm.varlen import VarlenCache, find_attention
 
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def test_sequences_in_scattered_blocks_are_each_attended_to_as_if_alone(
     read = [16, 48, 32]
     for number, table in enumerate(tables):
         for start in range(0, read[number], 16):
-            piece = Feed(range(16), start, table)
+            piece = SequenceInput(range(16), start, table)
             cache.begin(cache.lay_out([], 0, [piece], 0))
             attended = cache.attend(
                 0, *(part[:, :, start : start + 16] for part in whole[number]), None
@@ -108,9 +108,9 @@ def test_sequences_in_scattered_blocks_are_each_attended_to_as_if_alone(
             )
 
     # Two rows of one and three tokens, a last piece of 7, and padding, all in one step.
-    rows = [Feed(range(1), 48, tables[1]), Feed(range(1), 32, tables[2])]
-    rows = [Feed(range(3), 48, tables[1]), rows[1]]
-    pieces = [Feed(range(16), 16, tables[0]), Feed(range(7), 32, tables[0])]
+    rows = [SequenceInput(range(1), 48, tables[1]), SequenceInput(range(1), 32, tables[2])]
+    rows = [SequenceInput(range(3), 48, tables[1]), rows[1]]
+    pieces = [SequenceInput(range(16), 16, tables[0]), SequenceInput(range(7), 32, tables[0])]
     layout = cache.lay_out(rows, 3, pieces, 3)
 
     def lie(parts: int) -> torch.Tensor:
@@ -146,7 +146,7 @@ def test_every_row_and_column_computes_the_same_bits(
     cache = GatherCache(_shape(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype), CPU)
     parts = [part.to(dtype) for part in _past(22, heads, kv_heads, head_dim, 1)]
     for block in (1, 3, 5, 7, 9, 11, 13):
-        cache.begin(cache.lay_out([], 0, [Feed(range(16), 0, [block, block + 1])], 0))
+        cache.begin(cache.lay_out([], 0, [SequenceInput(range(16), 0, [block, block + 1])], 0))
         cache.attend(0, *(part[:, :, :16] for part in parts), None)
 
     def tokens(*places: int) -> list[torch.Tensor]:
@@ -154,10 +154,10 @@ def test_every_row_and_column_computes_the_same_bits(
 
     one_by_one = []
     for place in range(16, 22):
-        cache.begin(cache.lay_out([Feed([0], place, [1, 2])], 1, [], 0))
+        cache.begin(cache.lay_out([SequenceInput([0], place, [1, 2])], 1, [], 0))
         one_by_one.append(cache.attend(0, *tokens(place), None))
-    rows = [Feed(range(6), 16, [block, block + 1]) for block in (3, 5, 7)]
-    others = [Feed(range(2), 16, [11, 12]), Feed([0], 16, [9, 10, 14, 15])]
+    rows = [SequenceInput(range(6), 16, [block, block + 1]) for block in (3, 5, 7)]
+    others = [SequenceInput(range(2), 16, [11, 12]), SequenceInput([0], 16, [9, 10, 14, 15])]
     cache.begin(cache.lay_out([*rows, *others], 6, [], 2))
     attended = cache.attend(0, *tokens(*[*range(16, 22)] * 5, 0, 0), None)
 
@@ -174,7 +174,7 @@ def test_a_wider_window_leaves_the_bits_as_they_are(dtype: torch.dtype) -> None:
     tables = [list(range(1 + 16 * row, 17 + 16 * row)) for row in range(4)]
     for table in tables:
         for start in range(0, 1000, 64):
-            piece = Feed(range(64), start, table)
+            piece = SequenceInput(range(64), start, table)
             cache.begin(cache.lay_out([], 0, [piece], 0))
             past = torch.randn(3, 1, 2, 64, 32, generator=generator).to(dtype)
             cache.attend(0, *past, None)
@@ -183,7 +183,7 @@ def test_a_wider_window_leaves_the_bits_as_they_are(dtype: torch.dtype) -> None:
     attended = []
     for longest in (300, 700, 1000):
         rows = [
-            Feed([0], place, table)
+            SequenceInput([0], place, table)
             for place, table in zip((5, 300, 64, longest), tables, strict=True)
         ]
         cache.begin(cache.lay_out(rows, 1, [], 0))
@@ -197,7 +197,7 @@ def test_blocks_are_copied_and_blanked(kind: int) -> None:
     cache = _caches(_shape(size=8))[kind]
     parts = _past(13, 2, 2, 32, 3)
     for start, stop in ((0, 8), (8, 12)):
-        piece = Feed(range(stop - start), start, [1, 2])
+        piece = SequenceInput(range(stop - start), start, [1, 2])
         cache.begin(cache.lay_out([], 0, [piece], 0))
         cache.attend(0, *(part[:, :, start:stop] for part in parts), None)
     cache.copy([(2, 4)])
@@ -205,7 +205,7 @@ def test_blocks_are_copied_and_blanked(kind: int) -> None:
 
     answers = []
     for table in ([1, 4], [1, 2]):
-        cache.begin(cache.lay_out([Feed([0], 12, table)], 1, [], 0))
+        cache.begin(cache.lay_out([SequenceInput([0], 12, table)], 1, [], 0))
         answers.append(cache.attend(0, *(part[:, :, 12:] for part in parts), None))
 
     torch.testing.assert_close(answers[0], _expected(*parts)[:, 12:], atol=1e-5, rtol=1e-5)

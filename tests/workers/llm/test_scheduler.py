@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from workers.contract.jobs import RequestId
 from workers.engines.llm.blocks import BlockPool, digests
-from workers.engines.llm.scheduler import Chain, Plan, Scheduler, Seat
+from workers.engines.llm.scheduler import Scheduler, SequenceGroup, StepPlan, TokenSequence
 
 BLOCK = 4
 SLOTS = 4
@@ -41,11 +41,11 @@ def _alone(prompt: Sequence[int], choice: int, limit: int) -> list[int]:
 class Answering:
     prompt: list[int]
     limit: int
-    seat: Seat
+    seat: SequenceGroup
     answers: list[list[int]]
     guesses: dict[int, list[int]] = field(default_factory=dict)
 
-    def tokens(self, chain: Chain) -> list[int]:
+    def tokens(self, chain: TokenSequence) -> list[int]:
         return [*self.prompt, *self.answers[chain.index]]
 
 
@@ -83,7 +83,7 @@ class World:
         self.scheduler.leave(id)
         del self.running[id]
 
-    def step(self, *, fails: bool = False) -> Plan:
+    def step(self, *, fails: bool = False) -> StepPlan:
         for answering in self.running.values():
             for chain in answering.seat.writing:
                 self._guess(answering, chain)
@@ -116,7 +116,7 @@ class World:
                 del self.running[id]
         return plan
 
-    def _guess(self, answering: Answering, chain: Chain) -> None:
+    def _guess(self, answering: Answering, chain: TokenSequence) -> None:
         """Guess some tokens, some of them rightly."""
         if chain.known - chain.computed != 1 or chain.ahead:
             return
@@ -142,7 +142,7 @@ class World:
             if not answering.answers[chain.index]:
                 self._say(answering, chain, [_next_token(answering.prompt, chain.index)])
 
-    def _verify(self, answering: Answering, chain: Chain, stop: int) -> None:
+    def _verify(self, answering: Answering, chain: TokenSequence, stop: int) -> None:
         """Take guesses for as long as they are what the model says."""
         row = self._read(chain.blocks, stop)
         said: list[int] = []
@@ -152,7 +152,7 @@ class World:
                 break
         self._say(answering, chain, said)
 
-    def _say(self, answering: Answering, chain: Chain, tokens: list[int]) -> None:
+    def _say(self, answering: Answering, chain: TokenSequence, tokens: list[int]) -> None:
         answer = answering.answers[chain.index]
         answer += tokens
         if len(answer) == answering.limit:
@@ -160,7 +160,7 @@ class World:
         else:
             self.scheduler.know(chain, len(tokens))
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self, plan: StepPlan) -> None:
         spent = sum(turn.stop - turn.start for turn in plan.turns)
         spent += sum(piece.stop - piece.start for piece in plan.pieces)
         assert spent <= self.budget

@@ -13,8 +13,8 @@ import pytest
 from workers.contract.kinds import UNMARKED, sniff
 from workers.contract.media import AudioFormat, characters
 from workers.media.audio import AUDIO_TYPES, AudioWriter, encode_audio, encoded_rate
+from workers.media.crossfade import Crossfader, TimeStretcher
 from workers.media.encode import Origin
-from workers.media.joining import Joiner, Tempo
 from workers.media.pixels import Audio
 
 BARE = {"pcm": "s16le", "ulaw": "mulaw", "alaw": "alaw"}
@@ -164,7 +164,7 @@ def test_what_is_no_number_or_too_loud_is_tamed() -> None:
 
 @pytest.mark.parametrize("pause_ms", [0, 100])
 def test_pieces_are_joined_without_a_click(pause_ms: int) -> None:
-    joiner = Joiner(24_000, pause_ms=pause_ms)
+    joiner = Crossfader(24_000, pause_ms=pause_ms)
     loud = np.full(2_400, 0.8, np.float32)
 
     said = [joiner.add(loud), joiner.cut(), joiner.add(-loud), joiner.cut(), joiner.finish()]
@@ -183,7 +183,7 @@ def test_however_sound_is_cut_the_joint_is_the_same(size: int, pause_ms: int) ->
 
     whole = []
     for step in (10_000, size):
-        joiner, parts = Joiner(24_000, pause_ms=pause_ms), []
+        joiner, parts = Crossfader(24_000, pause_ms=pause_ms), []
         for piece in pieces:
             parts += [joiner.add(piece[at : at + step]) for at in range(0, len(piece), step)]
             parts.append(joiner.cut())
@@ -194,7 +194,7 @@ def test_however_sound_is_cut_the_joint_is_the_same(size: int, pause_ms: int) ->
 
 @pytest.mark.parametrize("speed", [0.25, 0.8, 1.0, 1.5, 4.0])
 def test_speech_is_faster_at_the_same_pitch(speed: float) -> None:
-    wave, tempo = tone(2.0, 16_000, hertz=500)[0], Tempo(16_000, speed)
+    wave, tempo = tone(2.0, 16_000, hertz=500)[0], TimeStretcher(16_000, speed)
 
     parts = [tempo.add(wave[at : at + 700]) for at in range(0, len(wave), 700)]
 
@@ -207,7 +207,7 @@ def test_speech_is_faster_at_the_same_pitch(speed: float) -> None:
 @pytest.mark.parametrize("speed", [0.2, 5.0, 0.0, -1.0, float("nan")])
 def test_a_speed_beyond_what_can_be_followed_is_refused(speed: float) -> None:
     with pytest.raises(ValueError, match=r"accepted are 0\.25 to 4"):
-        Tempo(16_000, speed)
+        TimeStretcher(16_000, speed)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from PIL import Image
 
 from workers.media import decode, encode
 from workers.media.encode import Origin, Overview, VideoWriter
-from workers.media.footage import open_video
 from workers.media.pixels import Audio, Clip, MediaError, Pixels
+from workers.media.video_decode import open_video
 
 ORIGIN = Origin("pocket", "req_1", seed=7, source="algorithmicallyEnhanced")
 

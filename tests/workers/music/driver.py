@@ -10,7 +10,7 @@ import av
 import numpy as np
 
 from tests.workers.driving import EngineDriver
-from workers.contract.jobs import Completed, Job, RequestId, Sound, Usage
+from workers.contract.jobs import AudioChunk, Completed, Job, RequestId, Usage
 from workers.contract.models import ModelSpec
 from workers.engines.music.engine import TASK, MusicEngine
 from workers.protocol.engine import Admission, Admitted
@@ -69,7 +69,7 @@ class Driver(EngineDriver[MusicEngine]):
         return outcome
 
     def streamed(self, name: str) -> bytes:
-        pieces = [event for event in self.events[name] if isinstance(event, Sound)]
+        pieces = [event for event in self.events[name] if isinstance(event, AudioChunk)]
         whole = b""
         for piece in pieces:
             assert piece.start == len(whole)

@@ -15,12 +15,12 @@ import torch
 
 from tests.workers.music.driver import Driver, samples, spec
 from workers.contract.jobs import (
-    SOUND_BYTES_MAX,
+    AUDIO_CHUNK_BYTES_MAX,
+    AudioChunk,
     Cancelled,
     Completed,
     Failed,
     Progress,
-    Sound,
     Usage,
 )
 from workers.contract.kinds import UNMARKED, sniff
@@ -129,11 +129,11 @@ def test_a_piece_is_heard_while_it_is_written(driver: Driver) -> None:
     driver.finish()
 
     events = driver.events["first"]
-    said = [event for event in events if isinstance(event, Sound)]
+    said = [event for event in events if isinstance(event, AudioChunk)]
     progress = [event for event in events if isinstance(event, Progress)]
     assert [(one.step, one.steps) for one in progress] == [(bar, 5) for bar in range(1, 6)]
     assert events.index(said[0]) < events.index(progress[1])
-    assert max(len(event.data) for event in said) <= SOUND_BYTES_MAX
+    assert max(len(event.data) for event in said) <= AUDIO_CHUNK_BYTES_MAX
     assert [one.duration_ms for one in said] == sorted(one.duration_ms for one in said)
     assert said[-1].duration_ms == driver.completed("first").usage.audio_ms
     assert {"preprocess", "transfer", "forward", "postprocess"} == set(driver.clock.names)
@@ -143,7 +143,7 @@ def test_what_nobody_reads_along_is_timed_all_the_same(driver: Driver) -> None:
     driver.admit("a")
     driver.finish()
 
-    said = [event for event in driver.events["a"] if isinstance(event, Sound)]
+    said = [event for event in driver.events["a"] if isinstance(event, AudioChunk)]
     assert said
     assert not any(event.data for event in said)
 

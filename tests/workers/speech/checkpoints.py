@@ -13,8 +13,8 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from workers.engines.speech.excited import ExcitedVocoder
-from workers.engines.speech.reference import Reference
+from workers.engines.speech.source_filter_vocoder import SourceFilterVocoder
+from workers.engines.speech.speaker_encoder import SpeakerEncoder
 from workers.engines.speech.spectra import CHANNELS
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz '.,!?[]0123456789S"
@@ -186,11 +186,11 @@ def _parts(path: Path) -> None:
     }
     _part(path / "graphemes", {"sounds": sounds, "chunks": [[], [0], [1], [2]]})
     save_arrays(tree, path / "graphemes" / "model.safetensors")
-    vocoder = ExcitedVocoder(width=8, depth=1)
+    vocoder = SourceFilterVocoder(width=8, depth=1)
     _part(path / "vocoder", {"model_type": "excited", "width": 8, "depth": 1})
     save_file(vocoder.state_dict(), path / "vocoder" / "model.safetensors")
     _part(path / "reference", {"width": 8, "size": 6})
-    ear = Reference(width=8, size=6)
+    ear = SpeakerEncoder(width=8, size=6)
     save_file(ear.state_dict(), path / "reference" / "model.safetensors")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.workers.driving import EngineDriver
 from tests.workers.speech.checkpoints import RATE
-from workers.contract.jobs import Job, RequestId, Sound, Usage
+from workers.contract.jobs import AudioChunk, Job, RequestId, Usage
 from workers.contract.models import ModelSpec
 from workers.engines.speech.engine import SpeechEngine
 from workers.protocol.engine import Admission, Admitted
@@ -72,7 +72,7 @@ class Driver(EngineDriver[SpeechEngine]):
         return self.files(name)[0]
 
     def streamed(self, name: str) -> bytes:
-        pieces = [event for event in self.events[name] if isinstance(event, Sound)]
+        pieces = [event for event in self.events[name] if isinstance(event, AudioChunk)]
         whole = b""
         for piece in pieces:
             assert piece.start == len(whole)

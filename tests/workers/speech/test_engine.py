@@ -14,12 +14,12 @@ import transformers as t
 
 from tests.workers.speech.driver import RATE, Driver, samples, speak, spec
 from workers.contract.jobs import (
-    SOUND_BYTES_MAX,
+    AUDIO_CHUNK_BYTES_MAX,
+    AudioChunk,
     Cancelled,
     Completed,
     Failed,
     Progress,
-    Sound,
 )
 from workers.contract.kinds import UNMARKED, sniff
 from workers.contract.media import Medium, characters
@@ -135,8 +135,8 @@ def test_a_stream_is_a_file_and_the_same_again(checkpoint: Checkpoint, format: s
     assert stream == streams[1]
     kind = AUDIO_TYPES[format]  # type: ignore[index]
     assert kind in UNMARKED or sniff(stream[:64]) == kind
-    said = [event for event in driver.events["first"] if isinstance(event, Sound)]
-    assert max(len(event.data) for event in said) <= SOUND_BYTES_MAX
+    said = [event for event in driver.events["first"] if isinstance(event, AudioChunk)]
+    assert max(len(event.data) for event in said) <= AUDIO_CHUNK_BYTES_MAX
     outcome = driver.outcomes["first"]
     assert isinstance(outcome, Completed)
     assert said[-1].duration_ms == outcome.usage.audio_ms
@@ -150,7 +150,7 @@ def test_what_nobody_reads_along_is_timed_all_the_same(checkpoint: Checkpoint) -
     driver.admit("a", text=TEXT)
     driver.finish()
 
-    said = [event for event in driver.events["a"] if isinstance(event, Sound)]
+    said = [event for event in driver.events["a"] if isinstance(event, AudioChunk)]
     assert said
     assert driver.streamed("a") == b""
 
@@ -238,7 +238,7 @@ def test_a_cancel_takes_effect_at_the_next_step(checkpoint: Checkpoint) -> None:
     driver = Driver(of(checkpoint, "speecht5"))
     driver.admit("gone", text=TEXT)
     driver.admit("stays", text="Hello.")
-    while not any(isinstance(event, Sound) for event in driver.events["gone"]):
+    while not any(isinstance(event, AudioChunk) for event in driver.events["gone"]):
         driver.step()
     driver.admit("unheard", text=TEXT)
     driver.step()

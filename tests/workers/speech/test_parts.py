@@ -16,8 +16,9 @@ import torch
 from tests.workers.speech.driver import Driver, samples, speak, spec
 from workers.contract.jobs import Failed
 from workers.engines.speech.engine import SpeechEngine
-from workers.engines.speech.excited import ExcitedVocoder
-from workers.engines.speech.graphemes import read_graphemes, written
+from workers.engines.speech.g2p import read_graphemes, written
+from workers.engines.speech.mel_statistics import timbre_of, with_timbre
+from workers.engines.speech.source_filter_vocoder import SourceFilterVocoder
 from workers.engines.speech.spectra import (
     CHANNELS,
     HOP,
@@ -27,7 +28,6 @@ from workers.engines.speech.spectra import (
     levelled,
     pitch_of,
 )
-from workers.engines.speech.timbre import timbre_of, with_timbre
 from workers.protocol.engine import Admitted
 
 Checkpoint = Callable[[str], Path]
@@ -69,7 +69,7 @@ def test_an_untrained_vocoder_says_again_what_it_hears() -> None:
     frames = analyse(sound)
 
     with torch.no_grad():
-        again = ExcitedVocoder(width=8, depth=1)(frames)
+        again = SourceFilterVocoder(width=8, depth=1)(frames)
 
     assert again.shape == (len(frames) * HOP,)
     found, voiced = pitch_of(again)

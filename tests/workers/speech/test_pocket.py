@@ -13,8 +13,8 @@ from training.speech.sentences import SENTENCES
 from training.speech.understanding import Reader, understood
 from workers.contract.models import read_specs
 from workers.engines.speech.families import CLONING_TASK
+from workers.engines.speech.model import Voice
 from workers.engines.speech.spectra import pitch_of
-from workers.engines.speech.talker import Voice
 
 ROOT = Path(__file__).parents[3]
 DIRECTORY = ROOT / "workers" / "pocket" / "speech"

@@ -14,7 +14,7 @@ import torch
 import transformers as t
 
 from tests.workers.speech.driver import RATE, Driver, samples, speak, spec
-from workers.contract.jobs import Cancelled, Completed, Failed, Sound, Usage
+from workers.contract.jobs import AudioChunk, Cancelled, Completed, Failed, Usage
 from workers.engines.speech.engine import SpeechEngine
 from workers.protocol.engine import Admitted
 
@@ -180,7 +180,7 @@ def test_sound_comes_within_a_sentence_and_is_the_whole_of_it(
     heard: list[int] = []
     while driver.open:
         driver.step()
-        heard.append(sum(isinstance(event, Sound) for event in driver.events["a"]))
+        heard.append(sum(isinstance(event, AudioChunk) for event in driver.events["a"]))
 
     assert heard[len(heard) * 3 // 4] > 0
     assert len(set(heard)) > 3

@@ -26,7 +26,7 @@ from training.talking.score import drawn, faceless, score_ear, spoken
 from workers.contract.jobs import Completed
 from workers.engines.talking.listening import loudness, mouths_of
 from workers.engines.talking.networks import Networks, read_networks
-from workers.engines.talking.portrait import NoMouth, Portrait
+from workers.engines.talking.portrait import Portrait, PortraitError
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_mouths_are_found_in_people_that_it_never_saw(networks: Networks) -> Non
         pixels, points = person(seed, side=192)
         try:
             found = Portrait(pixels, networks.finder, networks.painter).points.numpy()
-        except NoMouth:
+        except PortraitError:
             missed += 1
             continue
         off.append(np.linalg.norm(found[:2] - points[:2], axis=1).mean())
@@ -86,7 +86,7 @@ def test_no_mouth_is_found_where_nobody_is(networks: Networks) -> None:
     for seed in range(8):
         picture = scenes.draw([faceless(seed)], 128)[0]
         pixels = ((picture + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
-        with pytest.raises(NoMouth):
+        with pytest.raises(PortraitError):
             Portrait(pixels, networks.finder, networks.painter)
 
 

@@ -33,13 +33,29 @@ from workers.contract.jobs import (
 )
 from workers.contract.media import File, ImageInput, Medium, VideoInput
 from workers.contract.models import ModelSpec
-from workers.engines.diffusion import loading, masks, requests
-from workers.engines.diffusion.enlarging import Enlarger
+from workers.engines.cooperative_batching import (
+    CooperativeBatcher,
+    Phase,
+    PipelineRun,
+    Stopped,
+    TurnResult,
+)
+from workers.engines.diffusion import loading, masks
 from workers.engines.diffusion.families import PipelineFamily
 from workers.engines.diffusion.options import read_options
-from workers.engines.diffusion.requests import Asked, Drawing, Request
+from workers.engines.diffusion.request import (
+    PREVIEW_TYPE,
+    Asked,
+    Generation,
+    GenerationError,
+    Request,
+    covering,
+    picture_file,
+    video_files,
+    work,
+)
+from workers.engines.diffusion.upscaling import Upscaler
 from workers.engines.memory import is_out_of_memory
-from workers.engines.rendezvous import Phase, PipelineRun, Rendezvous, Stopped, Turn
 from workers.engines.threads import threads_for, use_threads
 from workers.media import encode
 from workers.media.decode import read_image, read_mask
@@ -72,18 +88,20 @@ class DiffusionEngine:
         self._spec = spec
         self._options = read_options(spec)
         self._threads = 1
-        self._rendezvous = Rendezvous(rows_max=self._options.rows or 2 * self._options.slots)
+        self._rendezvous = CooperativeBatcher(
+            rows_max=self._options.rows or 2 * self._options.slots
+        )
         self._loaded: loading.LoadedCheckpoint | None = None
-        self._enlarger: Enlarger | None = None
+        self._enlarger: Upscaler | None = None
         self._requests: dict[RequestId, Request] = {}
-        self._drawn_by: dict[int, tuple[Request, Drawing]] = {}
+        self._drawn_by: dict[int, tuple[Request, Generation]] = {}
         self._step_us = float(_STEP_US)
 
     def load(self) -> None:
         """Read the weights and draw once. Raise ``ValueError`` with the reason."""
         self._loaded = loading.load(self._spec, self._options, self._rendezvous)
         if self._options.upscaler is not None:
-            self._enlarger = Enlarger(self._options.upscaler, self._options, self._rendezvous)
+            self._enlarger = Upscaler(self._options.upscaler, self._options, self._rendezvous)
         self._threads = threads_for(self._loaded.denoiser, self._options.threads)
         use_threads(self._threads)
 
@@ -179,7 +197,7 @@ class DiffusionEngine:
             for data in files[: asked.images]
         ]
         width, height = self._size(asked)
-        sources = tuple(requests.covering(one, width, height) for one in pictures)
+        sources = tuple(covering(one, width, height) for one in pictures)
         mask = None
         if masked:
             mask = _mask(files[asked.images], pictures[0], (width, height))
@@ -195,7 +213,7 @@ class DiffusionEngine:
             strength=self._strength(asked, family),
             sources=sources,
             mask=mask,
-            drawings=[Drawing(index, asked.seed + index) for index in range(count)],
+            drawings=[Generation(index, asked.seed + index) for index in range(count)],
         )
 
     def _check(self, asked: Asked, family: PipelineFamily) -> None:
@@ -292,7 +310,7 @@ class DiffusionEngine:
                 continue
             guidance = asked.guidance if asked.guidance is not None else self._options.guidance
             run = PipelineRun(
-                requests.work(request, drawing, pipeline, guidance, self._enlarger),
+                work(request, drawing, pipeline, guidance, self._enlarger),
                 priority=request.job.priority,
             )
             request.began_s = request.began_s or time.monotonic()
@@ -310,7 +328,7 @@ class DiffusionEngine:
             if self._options.torch_device.type == "cuda":
                 torch.cuda.synchronize()
 
-    def _measure(self, turn: Turn, seconds: float) -> None:
+    def _measure(self, turn: TurnResult, seconds: float) -> None:
         if turn.site is not None and turn.site.phase == "forward" and turn.rows:
             self._step_us += 0.1 * (seconds * 1e6 / len(turn.rows) - self._step_us)
 
@@ -323,9 +341,9 @@ class DiffusionEngine:
         if run.error is not None:
             self._note(request, drawing, run.error)
 
-    def _note(self, request: Request, drawing: Drawing, error: BaseException) -> None:
+    def _note(self, request: Request, drawing: Generation, error: BaseException) -> None:
         drawing.error = _failure(error, drawing)
-        expected = isinstance(error, Stopped | requests.DrawingError)
+        expected = isinstance(error, Stopped | GenerationError)
         if drawing.error.code == "engine_error" and not expected:
             log.error(
                 "drawing failed",
@@ -334,13 +352,13 @@ class DiffusionEngine:
             )
 
     def _media(
-        self, request: Request, drawing: Drawing, pixels: Pixels
+        self, request: Request, drawing: Generation, pixels: Pixels
     ) -> list[tuple[Medium, File]]:
         asked, job = request.asked, request.job
         origin = encode.Origin(self._spec.name, str(job.request_id), drawing.seed)
         if isinstance(asked, VideoInput):
-            return requests.video_files(pixels, asked.fps or self._options.fps, asked, origin)
-        kind, file = requests.picture_file(pixels, asked, origin)
+            return video_files(pixels, asked.fps or self._options.fps, asked, origin)
+        kind, file = picture_file(pixels, asked, origin)
         height, width = pixels.shape[:2]
         medium = Medium(
             "image",
@@ -410,7 +428,7 @@ def _mask(data: bytes, picture: Image.Image, size: tuple[int, int]) -> Weights:
         found = read_mask(data, picture.size, pixels_max=SOURCE_PIXELS_MAX)
     except MediaError as error:
         raise _Refused("invalid_input", str(error), "mask") from error
-    fitted = requests.covering(masks.as_picture(found), *size)
+    fitted = covering(masks.as_picture(found), *size)
     mask = np.asarray(fitted, dtype=np.float32) / np.float32(255)
     if not mask.any():
         raise _Refused(
@@ -457,14 +475,14 @@ def _events(request: Request) -> list[Event | Later]:
 
 
 def _sketch(index: int, place: int, pixels: Pixels, full: bool) -> Sketch:
-    return Sketch(index, place, File(requests.PREVIEW_TYPE, encode.image(pixels, "png")), full)
+    return Sketch(index, place, File(PREVIEW_TYPE, encode.image(pixels, "png")), full)
 
 
-def _failure(error: BaseException, drawing: Drawing) -> Failed:
+def _failure(error: BaseException, drawing: Generation) -> Failed:
     """What a client may know of an exception of a pipeline."""
     if isinstance(error, Stopped):
         return Failed("engine_error", "The drawing was stopped.")
-    if isinstance(error, requests.DrawingError):
+    if isinstance(error, GenerationError):
         return Failed("engine_error", str(error))
     if is_out_of_memory(error):
         return Failed("out_of_memory", "The device ran out of memory.")

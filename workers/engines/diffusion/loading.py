@@ -16,11 +16,11 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from workers.contract.models import ModelSpec
+from workers.engines.cooperative_batching import CooperativeBatcher
 from workers.engines.diffusion import schedulers
 from workers.engines.diffusion.families import DENOISERS, ENCODERS, PipelineFamily, families_of
 from workers.engines.diffusion.options import Options
 from workers.engines.precision import quantize
-from workers.engines.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class LoadedCheckpoint:
         return pipeline
 
 
-def load(spec: ModelSpec, options: Options, rendezvous: Rendezvous) -> LoadedCheckpoint:
+def load(spec: ModelSpec, options: Options, rendezvous: CooperativeBatcher) -> LoadedCheckpoint:
     """Read the weights. Raise ``ValueError`` with a sentence for the operator."""
     path = Path(spec.checkpoint or "")
     kind = kind_of(path)
@@ -149,7 +149,7 @@ def _casting(function: Callable[..., Any], vae: Any) -> Callable[..., Any]:
     return call
 
 
-def _meet(pipeline: Any, rendezvous: Rendezvous) -> None:
+def _meet(pipeline: Any, rendezvous: CooperativeBatcher) -> None:
     """Have runs meet at every forward of the pipeline's parts."""
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:

@@ -55,7 +55,7 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class SequenceInput:
     """Tokens of one sequence to be run: ``ids`` from position ``start`` on, in the blocks of
     ``table``. The logits after the last ``kept`` of them are wanted."""
 
@@ -80,9 +80,9 @@ class Cache(Protocol):
 
     def lay_out(
         self,
-        rows: Sequence[Feed],
+        rows: Sequence[SequenceInput],
         columns: int,
-        pieces: Sequence[Feed],
+        pieces: Sequence[SequenceInput],
         padding: int,
         *,
         steady: bool = False,
@@ -124,9 +124,9 @@ class Cache(Protocol):
 
 
 def places(
-    rows: Sequence[Feed],
+    rows: Sequence[SequenceInput],
     columns: int,
-    pieces: Sequence[Feed],
+    pieces: Sequence[SequenceInput],
     padding: int,
     shape: CacheShape,
 ) -> tuple[list[int], list[int]]:
@@ -148,7 +148,7 @@ def places(
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _PrefillChunk:
     """``gather`` and ``mask`` are None for the first piece of a prompt, which has no past."""
 
     begin: int
@@ -167,7 +167,7 @@ class _Gathered:
     columns: int
     gather: torch.Tensor
     masks: tuple[torch.Tensor, ...]
-    pieces: tuple[_Piece, ...]
+    pieces: tuple[_PrefillChunk, ...]
 
 
 class Blocks:
@@ -203,9 +203,9 @@ class GatherCache(Blocks):
 
     def lay_out(
         self,
-        rows: Sequence[Feed],
+        rows: Sequence[SequenceInput],
         columns: int,
-        pieces: Sequence[Feed],
+        pieces: Sequence[SequenceInput],
         padding: int,
         *,
         steady: bool = False,
@@ -217,7 +217,7 @@ class GatherCache(Blocks):
             [*range(row.start, row.stop), *[row.start] * (columns - len(row.ids))] for row in rows
         ]
         reach = torch.arange(count * self.shape.block_tokens, device=self.device)
-        laid: list[_Piece] = []
+        laid: list[_PrefillChunk] = []
         begin = len(rows) * columns
         for piece in pieces:
             end = begin + len(piece.ids)
@@ -239,13 +239,13 @@ class GatherCache(Blocks):
             tuple(laid),
         )
 
-    def _lay_piece(self, piece: Feed, begin: int, end: int) -> _Piece:
+    def _lay_piece(self, piece: SequenceInput, begin: int, end: int) -> _PrefillChunk:
         if piece.start == 0:
-            return _Piece(begin, end, None, None)
+            return _PrefillChunk(begin, end, None, None)
         table = piece.table[: self._blocks_of(piece.stop)]
         reach = torch.arange(len(table) * self.shape.block_tokens, device=self.device)
         mask = reach[None] <= reach[piece.start : piece.stop, None]
-        return _Piece(begin, end, self._index([table]), mask)
+        return _PrefillChunk(begin, end, self._index([table]), mask)
 
     def begin(self, layout: Layout) -> None:
         assert isinstance(layout, _Gathered)

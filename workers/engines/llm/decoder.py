@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import torch
 
-from workers.engines.llm.cache import Cache, Feed, Layout, attach
-from workers.engines.llm.graphs import Graph, Recorder, Steady, make_graph
+from workers.engines.llm.cache import Cache, Layout, SequenceInput, attach
+from workers.engines.llm.graphs import Graph, Recorder, StaticInputs, make_graph
 
 ROWS: Final = 4
 """A forward has a multiple of so many tokens: with fewer, products take another way."""
@@ -67,7 +67,9 @@ class Decoder:
         if together is None:
             self.together = self._is_invariant()
 
-    def stage(self, writing: Sequence[Feed], reading: Sequence[Feed]) -> list[Forward]:
+    def stage(
+        self, writing: Sequence[SequenceInput], reading: Sequence[SequenceInput]
+    ) -> list[Forward]:
         """Bring a step to the device."""
         if not writing and not reading:
             return []
@@ -75,7 +77,7 @@ class Decoder:
             columns = max((len(feed.ids) for feed in writing), default=0)
             tokens = len(writing) * columns + sum(len(feed.ids) for feed in reading)
             return [self._stage(writing, columns, reading, -tokens % ROWS)]
-        idle = Feed([], 0, [self._cache.shape.sink], 0)
+        idle = SequenceInput([], 0, [self._cache.shape.sink], 0)
         forwards = []
         if writing:
             rows = [*writing, *[idle] * (self._rows - len(writing))]
@@ -106,9 +108,9 @@ class Decoder:
 
     def _stage(
         self,
-        rows: Sequence[Feed],
+        rows: Sequence[SequenceInput],
         columns: int,
-        pieces: Sequence[Feed],
+        pieces: Sequence[SequenceInput],
         padding: int,
         *,
         steady: bool = False,
@@ -153,7 +155,7 @@ class Decoder:
 
     def _replayed(self, forward: Forward) -> torch.Tensor:
         """All logits of a step of constant shape, of which the wanted are picked."""
-        steady = Steady(forward.ids, forward.positions, forward.layout)
+        steady = StaticInputs(forward.ids, forward.positions, forward.layout)
         if self._graph is None and self._recorder is not None:
             self._graph = make_graph(self._run_steady, steady, self._recorder)
             if self._graph is None:
@@ -161,7 +163,7 @@ class Decoder:
         logits = self._run_steady(steady) if self._graph is None else self._graph(steady)
         return logits[forward.kept[: forward.wanted]].float()
 
-    def _run_steady(self, steady: Steady) -> torch.Tensor:
+    def _run_steady(self, steady: StaticInputs) -> torch.Tensor:
         self._cache.begin(steady.layout)
         out = self._model(
             input_ids=steady.ids, position_ids=steady.positions, use_cache=False, logits_to_keep=0
@@ -190,11 +192,13 @@ class Decoder:
         ids = [(7 * place) % 97 for place in range(min(21, size - 2))]
         for beside in _PROBED:
             self._cache.blank([1, 2])
-            others = [Feed(list(range(min(beside, size))), 0, [2], 1)]
+            others = [SequenceInput(list(range(min(beside, size))), 0, [2], 1)]
             while (left := beside - sum(len(feed.ids) for feed in others)) > 0:
-                others.append(Feed(list(range(min(left, size))), 0, [self._cache.shape.sink], 0))
-            read = self.run(self.stage([], [Feed(ids, 0, [1]), *others]))
-            row = Feed([5], len(ids), [1])
-            more = [Feed([9], min(beside, size - 1), [2])] * (beside % 3)
+                others.append(
+                    SequenceInput(list(range(min(left, size))), 0, [self._cache.shape.sink], 0)
+                )
+            read = self.run(self.stage([], [SequenceInput(ids, 0, [1]), *others]))
+            row = SequenceInput([5], len(ids), [1])
+            more = [SequenceInput([9], min(beside, size - 1), [2])] * (beside % 3)
             written = self.run(self.stage([row, *more], others[1:]))
             yield torch.cat([read[:1], written[:1]])

@@ -13,29 +13,29 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from workers.engines.llm.cache import Feed
+from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.decoder import Decoder
-from workers.engines.llm.scheduler import Chain, DecodeTurn
+from workers.engines.llm.scheduler import DecodeChunk, TokenSequence
 
-TokenAt: TypeAlias = Callable[[Chain, int], int]
-Guess: TypeAlias = Callable[[Chain, torch.Tensor, int], int]
+TokenAt: TypeAlias = Callable[[TokenSequence, int], int]
+Guess: TypeAlias = Callable[[TokenSequence, torch.Tensor, int], int]
 """What a chain would choose by these logits, so many places after the next."""
 
 
 class DraftModel:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self._computed: WeakKeyDictionary[Chain, int] = WeakKeyDictionary()
+        self._computed: WeakKeyDictionary[TokenSequence, int] = WeakKeyDictionary()
 
     def guess(
         self,
-        turns: Sequence[DecodeTurn],
-        pieces: Sequence[Feed],
+        turns: Sequence[DecodeChunk],
+        pieces: Sequence[SequenceInput],
         token_at: TokenAt,
         choose: Guess,
-    ) -> Mapping[Chain, list[int]]:
+    ) -> Mapping[TokenSequence, list[int]]:
         """Follow what the step writes and reads, and guess as many tokens as each turn asks for."""
-        guesses: dict[Chain, list[int]] = {turn.chain: [] for turn in turns}
+        guesses: dict[TokenSequence, list[int]] = {turn.chain: [] for turn in turns}
         wanted = {turn.chain: max(0, turn.stop - turn.chain.known) for turn in turns}
         feeds = []
         for turn in turns:
@@ -43,7 +43,7 @@ class DraftModel:
             begin = min(self._computed.get(chain, chain.computed), chain.computed)
             stop = min(turn.stop, chain.known)
             ids = [token_at(chain, position) for position in range(begin, stop)]
-            feeds.append(Feed(ids, begin, chain.blocks, int(wanted[chain] > 0)))
+            feeds.append(SequenceInput(ids, begin, chain.blocks, int(wanted[chain] > 0)))
             self._computed[chain] = stop
         asking = [turn.chain for turn in turns if wanted[turn.chain]]
         logits = self._run(feeds, pieces)
@@ -57,15 +57,15 @@ class DraftModel:
                 feeds = []
                 for chain in asking:
                     position = chain.known + place - 1
-                    feeds.append(Feed(guesses[chain][-1:], position, chain.blocks))
+                    feeds.append(SequenceInput(guesses[chain][-1:], position, chain.blocks))
                     self._computed[chain] = position + 1
                 logits = self._run(feeds, ())
         return guesses
 
-    def correct(self, chain: Chain) -> None:
+    def correct(self, chain: TokenSequence) -> None:
         """Forget what was guessed wrongly."""
         if chain in self._computed:
             self._computed[chain] = min(self._computed[chain], chain.known - 1)
 
-    def _run(self, feeds: Sequence[Feed], pieces: Sequence[Feed]) -> torch.Tensor:
+    def _run(self, feeds: Sequence[SequenceInput], pieces: Sequence[SequenceInput]) -> torch.Tensor:
         return self.decoder.run(self.decoder.stage(feeds, pieces)).cpu()

@@ -22,9 +22,8 @@ import torch
 
 from workers.contract.jobs import ChatInput, Event, Failed, Job, Outcome, RequestId, Tokens
 from workers.contract.models import ModelSpec
-from workers.engines.llm.answers import Answer, Answering
 from workers.engines.llm.blocks import BlockPool, digests
-from workers.engines.llm.cache import Feed
+from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.draft_model import DraftModel
@@ -33,8 +32,9 @@ from workers.engines.llm.estimate import Sizes, read_sizes
 from workers.engines.llm.grammar import GrammarError
 from workers.engines.llm.loading import load_draft, make_decoder
 from workers.engines.llm.options import read_options
-from workers.engines.llm.sampling import Chosen
-from workers.engines.llm.scheduler import Chain, Plan, Scheduler, Seat
+from workers.engines.llm.request import ChatRequest, ChoiceState
+from workers.engines.llm.sampling import SampledToken
+from workers.engines.llm.scheduler import Scheduler, SequenceGroup, StepPlan, TokenSequence
 from workers.engines.llm.tools import is_constrained
 from workers.engines.memory import is_out_of_memory
 from workers.engines.threads import threads_for, use_threads
@@ -72,7 +72,7 @@ class LlmEngine:
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
         self._options = read_options(spec)
-        self._answering: dict[RequestId, Answering] = {}
+        self._answering: dict[RequestId, ChatRequest] = {}
         self._sizes: Sizes | None = None
         self._loaded: _Loaded | None = None
         self._threads = 1
@@ -203,7 +203,7 @@ class LlmEngine:
         except ValueError as error:
             param = "tools" if chat.tools else "response_format"
             return Failed("invalid_input", f"This schema cannot be followed: {error}.", param=param)
-        answering = self._answering[job.request_id] = Answering(job.request_id, job.stream)
+        answering = self._answering[job.request_id] = ChatRequest(job.request_id, job.stream)
         for place, prompt in enumerate(prompts):
             seat = self._seat(job, prompt, chat.n)
             answering.seats.append(seat)
@@ -237,7 +237,7 @@ class LlmEngine:
 
     def _answer(
         self, request_id: RequestId, index: int, chat: ChatInput, prompt: Sequence[int]
-    ) -> Answer:
+    ) -> ChoiceState:
         """Raise ``ValueError`` if the schema that the answer must fit is none."""
         vocabulary = self._there.checkpoint.vocabulary
         constraint = None
@@ -245,7 +245,7 @@ class LlmEngine:
             constraint = vocabulary.grammars.constrain(
                 chat, vocabulary.tool_format, request_id=request_id
             )
-        answer = Answer(
+        answer = ChoiceState(
             index,
             chat,
             vocabulary,
@@ -258,7 +258,7 @@ class LlmEngine:
             answer.lookup = PromptLookup(prompt)
         return answer
 
-    def _seat(self, job: Job, prompt: Sequence[int], choices: int) -> Seat:
+    def _seat(self, job: Job, prompt: Sequence[int], choices: int) -> SequenceGroup:
         there = self._there
         now_ms = time.time() * 1000
         due = min(now_ms + PATIENCE_MS, job.deadline_ms or now_ms + PATIENCE_MS)
@@ -278,13 +278,13 @@ class LlmEngine:
 
     # --- One step ---------------------------------------------------------------------------------
 
-    def _answers(self) -> Iterator[tuple[Chain, Answer]]:
+    def _answers(self) -> Iterator[tuple[TokenSequence, ChoiceState]]:
         for answering in self._answering.values():
             yield from answering.answers.items()
 
-    def _guess(self) -> dict[Chain, list[int]]:
+    def _guess(self) -> dict[TokenSequence, list[int]]:
         """Guess ahead where nothing is to be caught up with, or say how many shall be guessed."""
-        guesses: dict[Chain, list[int]] = {}
+        guesses: dict[TokenSequence, list[int]] = {}
         if self._options.speculation is None:
             return guesses
         for chain, answer in self._answers():
@@ -298,14 +298,14 @@ class LlmEngine:
         return guesses
 
     def _compute(
-        self, plan: Plan, guesses: Mapping[Chain, Sequence[int]], clock: PhaseClock
-    ) -> dict[Chain, list[Chosen] | str]:
+        self, plan: StepPlan, guesses: Mapping[TokenSequence, Sequence[int]], clock: PhaseClock
+    ) -> dict[TokenSequence, list[SampledToken] | str]:
         """Run the forwards of a step, then choose the next tokens of each answer, or why none."""
         there = self._there
         decoder = there.decoder
         answers = dict(self._answers())
         pieces = [
-            Feed(
+            SequenceInput(
                 answers[piece.seat.chains[0]].prompt[piece.start : piece.stop],
                 piece.start,
                 piece.seat.blocks,
@@ -331,7 +331,7 @@ class LlmEngine:
                 ids = [answer.token_at(place) for place in range(turn.start, until)]
                 ids += guesses.get(chain, ())[: turn.stop - until]
                 kept = turn.stop - chain.known + 1 if turn.is_news else 0
-                turns.append(Feed(ids, turn.start, chain.blocks, kept))
+                turns.append(SequenceInput(ids, turn.start, chain.blocks, kept))
             staged = decoder.stage(turns, pieces)
             decoder.wait()
         with clock.phase("forward"):
@@ -340,7 +340,7 @@ class LlmEngine:
             if there.draft is not None:
                 there.draft.decoder.copy(plan.copies)
             decoder.wait()
-            said: dict[Chain, list[Chosen] | str] = {}
+            said: dict[TokenSequence, list[SampledToken] | str] = {}
             place = 0
             for turn, feed in zip(plan.turns, turns, strict=True):
                 if feed.kept:
@@ -355,7 +355,9 @@ class LlmEngine:
                     place += 1
             return said
 
-    def _report(self, plan: Plan, said: Mapping[Chain, list[Chosen] | str]) -> StepReport:
+    def _report(
+        self, plan: StepPlan, said: Mapping[TokenSequence, list[SampledToken] | str]
+    ) -> StepReport:
         """Extend the answers; a request weighs as many tokens as were read and written for it."""
         weights: dict[RequestId, float] = {}
         for piece in plan.pieces:
@@ -391,7 +393,9 @@ class LlmEngine:
                     outcomes.append((id, answering.complete()))
         return StepReport(weights, events, outcomes)
 
-    def _extend(self, chain: Chain, answer: Answer, tokens: Sequence[Chosen]) -> list[Tokens]:
+    def _extend(
+        self, chain: TokenSequence, answer: ChoiceState, tokens: Sequence[SampledToken]
+    ) -> list[Tokens]:
         scheduler, draft = self._there.scheduler, self._there.draft
         said = []
         for token in tokens:
@@ -424,17 +428,19 @@ class _Logits:
         return self._logits[row].cpu()
 
 
-def _choose(answer: Answer, logits: _Logits, row: int, tried: list[int]) -> list[Chosen] | str:
+def _choose(
+    answer: ChoiceState, logits: _Logits, row: int, tried: list[int]
+) -> list[SampledToken] | str:
     """Choose the next token, and on for as long as what was tried is what is chosen.
 
     Logits that overflow and a grammar in error fail their own request alone: return why.
     """
-    chosen: list[Chosen] = []
+    chosen: list[SampledToken] = []
     sampler = answer.sampler
     try:
         for place in range(row, row + len(tried) + 1):
             if sampler.is_plain:
-                chosen.append(Chosen(logits.likeliest(place)))
+                chosen.append(SampledToken(logits.likeliest(place)))
             else:
                 chosen.append(sampler.choose(logits.row(place)))
             if answer.ends_at(chosen[-1]) or tried[place - row :][:1] != [chosen[-1].token]:

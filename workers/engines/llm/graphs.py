@@ -45,7 +45,7 @@ def record_cuda(run: Run) -> Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
+class StaticInputs:
     """The numbers of a forward that always has the same shape; ``layout`` is the cache's."""
 
     ids: torch.Tensor
@@ -54,10 +54,10 @@ class Steady:
 
 
 class Graph:
-    """One recorded forward. ``run`` computes it from a ``Steady``."""
+    """One recorded forward. ``run`` computes it from a ``StaticInputs``."""
 
     def __init__(
-        self, run: Callable[[Steady], torch.Tensor], first: Steady, recorder: Recorder
+        self, run: Callable[[StaticInputs], torch.Tensor], first: StaticInputs, recorder: Recorder
     ) -> None:
         """Raise ``RuntimeError`` if it cannot be recorded, or gives other numbers than before."""
         self._kept = _cloned(first)
@@ -66,13 +66,13 @@ class Graph:
         if not torch.allclose(self(first), expected, rtol=1e-2, atol=1e-2):
             raise RuntimeError("a recorded step gives other numbers than one that is launched")
 
-    def __call__(self, steady: Steady) -> torch.Tensor:
+    def __call__(self, steady: StaticInputs) -> torch.Tensor:
         _copy(steady, self._kept)
         return self._replay()
 
 
 def make_graph(
-    run: Callable[[Steady], torch.Tensor], first: Steady, recorder: Recorder
+    run: Callable[[StaticInputs], torch.Tensor], first: StaticInputs, recorder: Recorder
 ) -> Graph | None:
     try:
         return Graph(run, first, recorder)

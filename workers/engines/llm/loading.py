@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from workers.contract.models import ModelSpec
-from workers.engines.llm.cache import CacheShape, Feed
+from workers.engines.llm.cache import CacheShape, SequenceInput
 from workers.engines.llm.checkpoint import Checkpoint, Weights
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.draft_model import DraftModel
@@ -43,7 +43,7 @@ def make_decoder(checkpoint: Weights, options: Options) -> Decoder:
         recorder=record_cuda if isinstance(cache, VarlenCache) else None,
     )
     with torch.inference_mode():
-        piece = Feed([0], 0, [shape.sink])
+        piece = SequenceInput([0], 0, [shape.sink])
         decoder.run(decoder.stage([piece], [piece]))
     log.info(
         "cache is ready",

@@ -31,7 +31,7 @@ HEAD: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SampledToken:
     """A token; with its log-probability and the likeliest ones if those were asked for."""
 
     token: int
@@ -82,7 +82,7 @@ class Sampler:
     def _greedy(self) -> bool:
         return self._chat.temperature < GREEDY_BELOW
 
-    def choose(self, logits: torch.Tensor) -> Chosen:
+    def choose(self, logits: torch.Tensor) -> SampledToken:
         """Choose from logits ``(vocabulary,)`` float32, cpu, which are left as they are.
 
         Raise ``FloatingPointError`` if they, or what the parameters make of them, are no numbers,
@@ -98,11 +98,11 @@ class Sampler:
         if self._seen is not None:
             self._seen[token] = True
         if not self._chat.logprobs:
-            return Chosen(token, ends=ends)
+            return SampledToken(token, ends=ends)
         logprobs = torch.log_softmax(logits, dim=-1)
         likeliest = torch.topk(logprobs, min(self._chat.top_logprobs, len(logprobs)))
         top = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-        return Chosen(token, float(logprobs[token]), tuple(top), ends)
+        return SampledToken(token, float(logprobs[token]), tuple(top), ends)
 
     def _adjust(self, logits: torch.Tensor) -> torch.Tensor:
         """Apply bias and penalties; the repetition penalty also counts what the prompt said."""

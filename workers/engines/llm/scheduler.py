@@ -27,11 +27,11 @@ STEP_TOKENS: Final = 2048
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Chain:
+class TokenSequence:
     """One answer as the cache knows it: how many tokens there are of it, the prompt included, how
     many of them are in the cache, and in which blocks."""
 
-    seat: Seat
+    seat: SequenceGroup
     index: int
     known: int
     computed: int = 0
@@ -42,7 +42,7 @@ class Chain:
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class SequenceGroup:
     """One prompt of a request. ``rank`` orders by urgency, the lowest first, and is never equal."""
 
     request_id: RequestId
@@ -50,7 +50,7 @@ class Seat:
     priority: int
     prompt_tokens: int
     digests: Sequence[bytes]
-    chains: list[Chain] = field(default_factory=list)
+    chains: list[TokenSequence] = field(default_factory=list)
     seated: bool = False
     read: int = 0
     """Of the prompt, how many tokens are in the cache."""
@@ -66,7 +66,7 @@ class Seat:
         return self.seated and self.read < self.prompt_tokens
 
     @property
-    def writing(self) -> Iterator[Chain]:
+    def writing(self) -> Iterator[TokenSequence]:
         return (chain for chain in self.chains if chain.open)
 
 
@@ -74,7 +74,7 @@ class Seat:
 class PrefillChunk:
     """Of a prompt, the tokens from ``start`` to before ``stop``: one block, or the rest."""
 
-    seat: Seat
+    seat: SequenceGroup
     start: int
     stop: int
 
@@ -84,10 +84,10 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeTurn:
+class DecodeChunk:
     """Of a chain, the tokens from ``start`` to before ``stop``, known or guessed."""
 
-    chain: Chain
+    chain: TokenSequence
     start: int
     stop: int
 
@@ -98,11 +98,11 @@ class DecodeTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """What the next step does, in this order: blank ``fresh`` blocks, run, make ``copies``."""
 
     fresh: tuple[int, ...]
-    turns: tuple[DecodeTurn, ...]
+    turns: tuple[DecodeChunk, ...]
     pieces: tuple[PrefillChunk, ...]
     copies: tuple[tuple[int, int], ...]
     """Blocks half full of a prompt, to be copied from one to another, for each further choice."""
@@ -128,11 +128,11 @@ class Scheduler:
         self._block = block_tokens
         self._width = width
         self._budget = max(step_tokens, slots + block_tokens)
-        self._seats: dict[RequestId, list[Seat]] = {}
-        self._waiting: list[Seat] = []
-        self._seated: list[Seat] = []
+        self._seats: dict[RequestId, list[SequenceGroup]] = {}
+        self._waiting: list[SequenceGroup] = []
+        self._seated: list[SequenceGroup] = []
         self._fresh: list[int] = []
-        self._forks: dict[Seat, list[int]] = {}
+        self._forks: dict[SequenceGroup, list[int]] = {}
         """Blocks for the further choices of prompts that are still being read."""
         self._order = itertools.count()
         self.preempted = 0
@@ -159,19 +159,19 @@ class Scheduler:
         digests: Sequence[bytes] = (),
         due: float = 0.0,
         priority: int = 0,
-    ) -> Seat:
+    ) -> SequenceGroup:
         """Let a prompt wait for its place; the earlier it is due, the sooner it comes."""
         seats = self._seats.setdefault(request_id, [])
         rank = (due, next(self._order))
-        seat = Seat(request_id, rank, priority, prompt_tokens, digests)
-        seat.chains = [Chain(seat, index, prompt_tokens) for index in range(choices)]
+        seat = SequenceGroup(request_id, rank, priority, prompt_tokens, digests)
+        seat.chains = [TokenSequence(seat, index, prompt_tokens) for index in range(choices)]
         seats.append(seat)
         insort(self._waiting, seat, key=attrgetter("rank"))
         return seat
 
     # --- One step ---------------------------------------------------------------------------------
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         turns = [
             turn
             for seat in list(self._seated)
@@ -187,7 +187,7 @@ class Scheduler:
             # Guesses come after what is known: everybody's next token, and somebody's prompt.
             more = min(turn.stop - turn.start - 1, max(spare, 0))
             spare, room = spare - more, room - more
-            turns[place] = DecodeTurn(turn.chain, turn.start, turn.start + 1 + more)
+            turns[place] = DecodeChunk(turn.chain, turn.start, turn.start + 1 + more)
         pieces = []
         for seat in reading:
             for start in range(seat.read, seat.prompt_tokens, self._block):
@@ -200,9 +200,9 @@ class Scheduler:
                 continue
             break
         copies = [copy for piece in pieces if piece.is_last for copy in self._copies(piece.seat)]
-        return Plan(tuple(self._fresh), tuple(turns), tuple(pieces), tuple(copies))
+        return StepPlan(tuple(self._fresh), tuple(turns), tuple(pieces), tuple(copies))
 
-    def advance(self, plan: Plan) -> None:
+    def advance(self, plan: StepPlan) -> None:
         """Note that a plan was carried out."""
         self._fresh.clear()
         for turn in plan.turns:
@@ -218,13 +218,13 @@ class Scheduler:
             if piece.is_last:
                 self._part(seat)
 
-    def know(self, chain: Chain, tokens: int) -> None:
+    def know(self, chain: TokenSequence, tokens: int) -> None:
         """A chain has so many more tokens; what was guessed beyond them was wrong."""
         chain.known += tokens
         chain.computed = min(chain.computed, chain.known - 1)
         chain.ahead = 0
 
-    def close(self, chain: Chain) -> None:
+    def close(self, chain: TokenSequence) -> None:
         """Plan nothing more for an answer and give its blocks back."""
         if not chain.open:
             return
@@ -248,7 +248,7 @@ class Scheduler:
 
     # --- Room -------------------------------------------------------------------------------------
 
-    def _turns(self, seat: Seat) -> Iterator[DecodeTurn]:
+    def _turns(self, seat: SequenceGroup) -> Iterator[DecodeChunk]:
         """Take the blocks that a seat's next tokens need, from others if there are none free."""
         for chain in list(seat.writing):
             stop = min(chain.known + chain.ahead, chain.computed + self._width)
@@ -268,10 +268,10 @@ class Scheduler:
                 assert blocks is not None
                 chain.blocks += blocks
                 self._fresh += blocks
-            yield DecodeTurn(chain, chain.computed, stop)
+            yield DecodeChunk(chain, chain.computed, stop)
 
     @staticmethod
-    def _still(turn: DecodeTurn) -> bool:
+    def _still(turn: DecodeChunk) -> bool:
         """Whether nobody has taken the seat of a turn since it was planned."""
         return turn.chain.seat.seated and not turn.chain.seat.reading
 
@@ -292,11 +292,11 @@ class Scheduler:
             seat.seated = True
             insort(self._seated, seat, key=attrgetter("rank"))
 
-    def _has_slots(self, seat: Seat) -> bool:
+    def _has_slots(self, seat: SequenceGroup) -> bool:
         taken = sum(1 for other in self._seated for _ in other.writing)
         return taken + sum(1 for _ in seat.writing) <= self._slots
 
-    def _take_blocks(self, seat: Seat) -> bool:
+    def _take_blocks(self, seat: SequenceGroup) -> bool:
         """Take the blocks of a prompt, those that are in the cache and those that are not yet."""
         found: list[int] = []
         # The last token is always read again: what comes after it is in no cache.
@@ -327,10 +327,10 @@ class Scheduler:
             seat.cached = seat.furthest = seat.read
         return True
 
-    def _copies(self, seat: Seat) -> list[tuple[int, int]]:
+    def _copies(self, seat: SequenceGroup) -> list[tuple[int, int]]:
         return [(seat.blocks[-1], target) for target in self._forks.get(seat, ())]
 
-    def _part(self, seat: Seat) -> None:
+    def _part(self, seat: SequenceGroup) -> None:
         """A prompt has been read: each of its chains goes on from there in blocks of its own."""
         copies = self._forks.pop(seat, [])
         first, *others = seat.writing
@@ -343,19 +343,19 @@ class Scheduler:
             chain.blocks = whole + copies[place : place + 1]
             chain.computed = seat.prompt_tokens
 
-    def _preempt(self, seat: Seat) -> None:
+    def _preempt(self, seat: SequenceGroup) -> None:
         """Send a seat back to those who wait; what it has written so far is not forgotten."""
         self.preempted += 1
         self._vacate(seat)
         insort(self._waiting, seat, key=attrgetter("rank"))
 
-    def _leave(self, seat: Seat) -> None:
+    def _leave(self, seat: SequenceGroup) -> None:
         if seat.seated:
             self._vacate(seat)
         elif seat in self._waiting:
             self._waiting.remove(seat)
 
-    def _vacate(self, seat: Seat) -> None:
+    def _vacate(self, seat: SequenceGroup) -> None:
         self._seated.remove(seat)
         seat.seated = False
         seat.read = 0

@@ -19,9 +19,9 @@ from workers.engines.llm.cache import (
     Blocks,
     Cache,
     CacheShape,
-    Feed,
     GatherCache,
     Layout,
+    SequenceInput,
     places,
 )
 
@@ -60,9 +60,9 @@ class VarlenCache(Blocks):
 
     def lay_out(
         self,
-        rows: Sequence[Feed],
+        rows: Sequence[SequenceInput],
         columns: int,
-        pieces: Sequence[Feed],
+        pieces: Sequence[SequenceInput],
         padding: int,
         *,
         steady: bool = False,

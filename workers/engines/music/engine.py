@@ -21,7 +21,8 @@ from transformers import AutoTokenizer
 from workers.contract.jobs import Cancelled, Event, Failed, FailureCode, Job, Outcome, RequestId
 from workers.contract.media import RATE_MAX, RATE_MIN, MusicInput, characters
 from workers.contract.models import ModelSpec
-from workers.engines.llm.cache import Feed
+from workers.engines.audio_output import AudioOutput
+from workers.engines.llm.cache import SequenceInput
 from workers.engines.llm.checkpoint import Weights
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.loading import make_decoder
@@ -29,11 +30,10 @@ from workers.engines.memory import is_out_of_memory
 from workers.engines.music.instruments import Bank
 from workers.engines.music.notes import MARKS, MOODS, TEMPOS, TOKENS
 from workers.engines.music.options import decoding, read_options
-from workers.engines.music.playing import RATE, Playing
 from workers.engines.music.prompt import key_named, mood_named, read
+from workers.engines.music.request import RATE, MusicRequest
 from workers.engines.music.writer import PieceOrder, Writing
 from workers.engines.threads import threads_for, use_threads
-from workers.engines.track import Track
 from workers.media.encode import Origin
 from workers.protocol.engine import (
     Admission,
@@ -73,7 +73,7 @@ class MusicEngine:
         self._threads = 1
         self._loaded: _Loaded | None = None
         self._bank = Bank(RATE)
-        self._running: dict[RequestId, Playing] = {}
+        self._running: dict[RequestId, MusicRequest] = {}
 
     @property
     def _there(self) -> _Loaded:
@@ -160,11 +160,11 @@ class MusicEngine:
 
     # --- One step ---------------------------------------------------------------------------------
 
-    def _feed(self, one: Playing) -> Feed:
+    def _feed(self, one: MusicRequest) -> SequenceInput:
         start, ids = one.writing.unread()
-        return Feed(ids, start, self._there.tables[one.place])
+        return SequenceInput(ids, start, self._there.tables[one.place])
 
-    def _compute(self, feeds: Sequence[Feed], clock: PhaseClock) -> list[torch.Tensor]:
+    def _compute(self, feeds: Sequence[SequenceInput], clock: PhaseClock) -> list[torch.Tensor]:
         """The logits ``(vocabulary,)`` after each feed, on the CPU."""
         decoder = self._there.decoder
         single = [place for place, feed in enumerate(feeds) if len(feed.ids) == 1]
@@ -178,7 +178,7 @@ class MusicEngine:
 
     # --- What is asked for ------------------------------------------------------------------------
 
-    def _prepare(self, job: Job, place: int) -> Playing:
+    def _prepare(self, job: Job, place: int) -> MusicRequest:
         if job.task != TASK:
             raise _Refused("invalid_input", f"{self._spec.name} does not do {job.task}.")
         try:
@@ -192,10 +192,10 @@ class MusicEngine:
         except ValueError as error:
             raise _Refused("invalid_input", f"{error}.", "duration_ms") from error
         origin = Origin(self._spec.name, str(job.request_id), asked.seed)
-        track = Track(asked, origin, rate=RATE, stream=job.stream, channels=2)
+        track = AudioOutput(asked, origin, rate=RATE, stream=job.stream, channels=2)
         samples = round(order.seconds * RATE)
         track.characters = characters(asked.prompt)
-        return Playing(job, asked, writing, samples, track, self._bank, place)
+        return MusicRequest(job, asked, writing, samples, track, self._bank, place)
 
     def _order(self, asked: MusicInput, audio_ms_max: int) -> PieceOrder:
         """Refuse by name what this model cannot do, rather than leave it out."""
@@ -262,7 +262,7 @@ def _inverse(places: Sequence[int]) -> list[int]:
     return sorted(range(len(places)), key=places.__getitem__)
 
 
-def _go_on(one: Playing, logits: torch.Tensor) -> list[Event]:
+def _go_on(one: MusicRequest, logits: torch.Tensor) -> list[Event]:
     """Write the next token, and play the bar that it ends. Whatever goes wrong is one request's."""
     try:
         one.writing.choose(logits)
@@ -277,12 +277,12 @@ def _go_on(one: Playing, logits: torch.Tensor) -> list[Event]:
     return []
 
 
-def _no_memory(one: Playing) -> Failed:
+def _no_memory(one: MusicRequest) -> Failed:
     message = "There is too little memory for this request."
     return Failed("out_of_memory", message, usage=one.usage())
 
 
-def _outcome(one: Playing) -> Outcome | None:
+def _outcome(one: MusicRequest) -> Outcome | None:
     if one.cancelled is not None:
         return Cancelled(one.cancelled, usage=one.usage())
     if one.failure is not None:

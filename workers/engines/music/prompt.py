@@ -142,7 +142,7 @@ _WORD: Final = re.compile(r"<[a-z-]+:[^>\s]+>|[a-z]+(?:['-][a-z]+)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MusicPrompt:
     """What a prompt says in so many words. None where it says nothing."""
 
     key: Key | None
@@ -155,7 +155,7 @@ class Told:
     """All of it as the model reads it, known or not."""
 
 
-def read(text: str) -> Told:
+def read(text: str) -> MusicPrompt:
     """Read a prompt in English. What is not understood here is left to the model."""
     text = text.lower().replace("<", " ").replace(">", " ")
     key, tempo, metre = None, None, None
@@ -177,7 +177,7 @@ def read(text: str) -> Told:
         if metre is None and word in words:
             metre = meant
     assert metre is None or metre in METRES
-    return Told(key, tempo, metre, mood, instruments, words)
+    return MusicPrompt(key, tempo, metre, mood, instruments, words)
 
 
 def _instruments(text: str) -> dict[Part, str]:

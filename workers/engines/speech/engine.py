@@ -1,7 +1,7 @@
 """The engine of speech and music: any request may go on after each forward of the others'.
 
 A line is spoken by unmodified library code, which waits wherever the model begins a step of its own
-(``Talker.steps``) until it is its turn. So a short request is not held up
+(``SpeechModel.steps``) until it is its turn. So a short request is not held up
 by a long one, a cancel takes effect at the next step, and each is charged for its own steps.
 Every line has random numbers of its own, from the request's seed: what is said does not depend on
 who else speaks, and a second attempt says it again.
@@ -38,17 +38,17 @@ from workers.contract.media import (
     SpeechInput,
 )
 from workers.contract.models import ModelSpec
+from workers.engines.audio_output import AudioOutput
+from workers.engines.cooperative_batching import CooperativeBatcher, PipelineRun, Stopped
 from workers.engines.memory import is_out_of_memory
-from workers.engines.rendezvous import PipelineRun, Rendezvous, Stopped
 from workers.engines.speech.families import CLONING_TASK, MUSIC_TASK, Family, family_of
+from workers.engines.speech.model import Segment, SpeechModel, Voice, read_voice, recorded
 from workers.engines.speech.options import read_options
-from workers.engines.speech.speaking import Asked, Speaking
-from workers.engines.speech.talker import Line, Talker, Voice, read_voice, recorded
+from workers.engines.speech.request import Asked, SpeechRequest
 from workers.engines.speech.text import Language, with_turns
 from workers.engines.threads import threads_for, use_threads
-from workers.engines.track import Track
+from workers.media.crossfade import Crossfader, TimeStretcher
 from workers.media.encode import Origin
-from workers.media.joining import Joiner, Tempo
 from workers.media.pixels import MediaError
 from workers.protocol.engine import (
     Admission,
@@ -75,12 +75,12 @@ class SpeechEngine:
         self._options = read_options(spec)
         self._languages = [Language(tag) for tag in self._options.languages]
         self._threads = 1
-        self._rendezvous = Rendezvous(rows_max=1)
+        self._rendezvous = CooperativeBatcher(rows_max=1)
         self._meet = self._rendezvous.site("step", lambda: None, "forward", fused=False)
         self._family: Family | None = None
-        self._talker: Talker | None = None
+        self._talker: SpeechModel | None = None
         self._voices: dict[str, Voice] = {}
-        self._running: dict[RequestId, Speaking] = {}
+        self._running: dict[RequestId, SpeechRequest] = {}
 
     def load(self) -> None:
         """Read weights and voices, and speak once. Raise ``ValueError`` with the reason."""
@@ -99,7 +99,7 @@ class SpeechEngine:
                 raise ValueError(f"the voice {name!r} cannot be used: {error}") from error
         torch.manual_seed(0)
         with torch.no_grad():
-            talker.speak(Line("Hello.", self._voice(""), 0.5), lambda _: None)
+            talker.speak(Segment("Hello.", self._voice(""), 0.5), lambda _: None)
         for module in talker.steps:
             module.register_forward_pre_hook(self._pause)
         self._talker = talker
@@ -162,7 +162,7 @@ class SpeechEngine:
 
     # --- What is asked for ------------------------------------------------------------------------
 
-    def _prepare(self, job: Job, files: Sequence[bytes]) -> Speaking:
+    def _prepare(self, job: Job, files: Sequence[bytes]) -> SpeechRequest:
         """Read an input. Raise ``_Refused``, or ``MediaError`` for a recording that is none."""
         assert self._talker is not None
         if job.task not in (self._spec.task, *self._spec.also):
@@ -180,13 +180,13 @@ class SpeechEngine:
         rate = self._talker.rate
         own = self._talker.own_speed
         origin = Origin(self._spec.name, str(job.request_id), asked.seed)
-        return Speaking(
+        return SpeechRequest(
             job=job,
             asked=asked,
             lines=[replace(line, speed=speed) for line in lines] if own else lines,
-            track=Track(asked, origin, rate=rate, stream=job.stream),
-            joiner=Joiner(rate, pause_ms=self._options.pause_ms),
-            tempo=Tempo(rate, 1.0 if own else speed),
+            track=AudioOutput(asked, origin, rate=rate, stream=job.stream),
+            joiner=Crossfader(rate, pause_ms=self._options.pause_ms),
+            tempo=TimeStretcher(rate, 1.0 if own else speed),
             most=job.limits.audio_ms * rate // 1000 or None,
         )
 
@@ -217,7 +217,7 @@ class SpeechEngine:
                 "speed",
             )
 
-    def _lines(self, job: Job, asked: SpeechInput, files: Sequence[bytes]) -> list[Line]:
+    def _lines(self, job: Job, asked: SpeechInput, files: Sequence[bytes]) -> list[Segment]:
         assert self._family is not None
         language = self._language(asked.language)
         voice = self._voice_of(job, asked, files)
@@ -230,9 +230,9 @@ class SpeechEngine:
             raise _Refused("invalid_input", "There is nothing to be said in the text.", "text")
         if self._family.turns:
             sentences = with_turns(sentences)
-        return [Line(text, voice, self._options.sentence_seconds) for text in sentences]
+        return [Segment(text, voice, self._options.sentence_seconds) for text in sentences]
 
-    def _piece(self, asked: MusicInput) -> Line:
+    def _piece(self, asked: MusicInput) -> Segment:
         """What is asked for, in the words of a caption."""
         wishes = [asked.prompt.strip(), asked.mood]
         wishes.append(f"in {asked.key}" if asked.key else "")
@@ -241,7 +241,7 @@ class SpeechEngine:
         if seconds > (most := float(self._spec.limits.get("seconds", seconds))):
             message = f"duration_ms is {asked.duration_ms}; at most {most * 1000:g}."
             raise _Refused("invalid_input", message, "duration_ms")
-        return Line(", ".join(wish for wish in wishes if wish), self._voice(""), seconds)
+        return Segment(", ".join(wish for wish in wishes if wish), self._voice(""), seconds)
 
     def _language(self, tag: str) -> Language:
         """The entry's language that a request means, in the region that it names."""
@@ -302,7 +302,7 @@ class SpeechEngine:
                 one.run = PipelineRun(self._work(one, self._talker), priority=one.job.priority)
                 self._rendezvous.start(one.run)
 
-    def _work(self, one: Speaking, talker: Talker) -> Any:
+    def _work(self, one: SpeechRequest, talker: SpeechModel) -> Any:
         line, place = one.lines[one.place], one.place
 
         def work() -> None:
@@ -323,7 +323,7 @@ class SpeechEngine:
         if there is not None:
             torch.cuda.set_rng_state(there)
 
-    def _go_on(self, one: Speaking, *, ended: bool) -> list[Event]:
+    def _go_on(self, one: SpeechRequest, *, ended: bool) -> list[Event]:
         """Take what was said; events of it."""
         if one.cancelled is not None:
             return []
@@ -344,7 +344,7 @@ class _Refused(Exception):
         self.failure = Failed(code, message, param=param)
 
 
-def _outcome(one: Speaking) -> Outcome | None:
+def _outcome(one: SpeechRequest) -> Outcome | None:
     if one.cancelled is not None:
         return Cancelled(one.cancelled, usage=one.usage())
     if one.failure is not None:
@@ -352,7 +352,7 @@ def _outcome(one: Speaking) -> Outcome | None:
     return one.completed() if one.ended else None
 
 
-def _failure(error: BaseException, one: Speaking) -> Failed:
+def _failure(error: BaseException, one: SpeechRequest) -> Failed:
     name = type(error).__name__
     if name == "AcceleratorError":  # sticky: the device is gone
         raise error

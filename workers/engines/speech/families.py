@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, cast
 
 from workers.contract.models import ModelSpec
+from workers.engines.speech.model import SpeechModel
 from workers.engines.speech.options import Options
-from workers.engines.speech.talker import Talker
 
 MUSIC_TASK: Final = "text-to-music"
 CLONING_TASK: Final = "voice-clone"
@@ -25,7 +25,7 @@ class Family:
     """How a kind of checkpoint is spoken with."""
 
     talker: str
-    module: str = "workers.engines.speech.whole"
+    module: str = "workers.engines.speech.sentence_models"
     tasks: tuple[str, ...] = ("text-to-speech",)
     sentence_characters: int = 400
     """A longer sentence is spoken in parts."""
@@ -34,13 +34,13 @@ class Family:
     hears: bool = False
     """Whether a checkpoint with a ``reference`` encoder takes voices from recordings."""
 
-    def load(self, path: Path, options: Options) -> Talker:
+    def load(self, path: Path, options: Options) -> SpeechModel:
         """Raise ``ValueError`` with the reason."""
         made = getattr(importlib.import_module(self.module), self.talker)
-        return cast(Callable[[Path, Options], Talker], made)(path, options)
+        return cast(Callable[[Path, Options], SpeechModel], made)(path, options)
 
 
-_TOKENS: Final = "workers.engines.speech.tokens"
+_TOKENS: Final = "workers.engines.speech.codec_models"
 
 FAMILIES: Final = {
     "vits": Family("VitsTalker"),

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from transformers import AutoTokenizer
 
+from workers.engines.speech.model import Voice
 from workers.engines.speech.options import Options
-from workers.engines.speech.talker import Voice
 
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError)
 

@@ -27,8 +27,8 @@ from workers.contract.models import ModelSpec
 from workers.engines.talking import listening
 from workers.engines.talking.networks import PAINTER_SIDE, Networks, Stroke, read_networks
 from workers.engines.talking.options import FPS_MAX, read_options
-from workers.engines.talking.portrait import NoMouth
-from workers.engines.talking.work import TalkingWork
+from workers.engines.talking.portrait import PortraitError
+from workers.engines.talking.request import TalkingHeadRequest
 from workers.engines.threads import threads_for, use_threads
 from workers.media.clip_files import ClipFiles
 from workers.media.decode import read_image
@@ -66,7 +66,7 @@ class TalkingEngine:
         self._options = read_options(spec)
         self._networks: Networks | None = None
         self._threads = 1
-        self._running: dict[RequestId, TalkingWork] = {}
+        self._running: dict[RequestId, TalkingHeadRequest] = {}
 
     def load(self) -> None:
         """Read the weights and warm up. Raise ``ValueError`` with the reason."""
@@ -89,7 +89,7 @@ class TalkingEngine:
         size = sum(blob.bytes for blob in job.attachments)
         return Estimate(round(size * _BYTE_US), self._options.step_rows * _ROW_BYTES)
 
-    def prepare(self, job: Job, files: Sequence[bytes]) -> TalkingWork | Failed:
+    def prepare(self, job: Job, files: Sequence[bytes]) -> TalkingHeadRequest | Failed:
         """Read the portrait and the recording of a job."""
         try:
             return self._prepare(job, files)
@@ -131,7 +131,7 @@ class TalkingEngine:
 
     # --- What is asked for ------------------------------------------------------------------------
 
-    def _prepare(self, job: Job, files: Sequence[bytes]) -> TalkingWork | Failed:
+    def _prepare(self, job: Job, files: Sequence[bytes]) -> TalkingHeadRequest | Failed:
         asked = msgspec.convert(job.input, TalkingInput)
         if len(files) != 2:
             message = f"{self._spec.name} needs a portrait and a recording of what it says."
@@ -155,7 +155,7 @@ class TalkingEngine:
         if held_ms:  # what was held for, though a last frame be cut short
             frames = min(frames, max(1, math.floor(Fraction(held_ms, 1000) * fps)))
         origin = Origin(self._spec.name, job.request_id)
-        return TalkingWork(
+        return TalkingHeadRequest(
             job.request_id,
             pixels,
             listening.loudness(heard.samples[0]),
@@ -185,11 +185,13 @@ class TalkingEngine:
             weights[id] = float(self._options.step_rows)
             try:
                 work.begin(self._networks)
-            except NoMouth as error:
+            except PortraitError as error:
                 outcomes[id] = Failed("invalid_input", str(error), param="image")
             return
 
-    def _choose(self, outcomes: dict[RequestId, Outcome | Later]) -> list[tuple[TalkingWork, int]]:
+    def _choose(
+        self, outcomes: dict[RequestId, Outcome | Later]
+    ) -> list[tuple[TalkingHeadRequest, int]]:
         """How many frames of each request are drawn: as many of one as of the other."""
         works = [
             work
@@ -207,7 +209,7 @@ class TalkingEngine:
             chosen.append((work, count))
         return chosen
 
-    def _stroke(self, batch: Sequence[tuple[TalkingWork, int]]) -> Stroke | None:
+    def _stroke(self, batch: Sequence[tuple[TalkingHeadRequest, int]]) -> Stroke | None:
         assert self._networks is not None
         if not batch:
             return None
@@ -224,7 +226,7 @@ class TalkingEngine:
 
     def _draw(
         self,
-        batch: Sequence[tuple[TalkingWork, int]],
+        batch: Sequence[tuple[TalkingHeadRequest, int]],
         stroke: Stroke | None,
         weights: dict[RequestId, float],
         outcomes: dict[RequestId, Outcome | Later],
@@ -261,7 +263,7 @@ class TalkingEngine:
         return events
 
 
-def _finish(work: TalkingWork) -> Outcome:
+def _finish(work: TalkingHeadRequest) -> Outcome:
     """Make the files of a request that has left the engine."""
     try:
         media, files = work.clip.finish()
@@ -272,6 +274,6 @@ def _finish(work: TalkingWork) -> Outcome:
         work.clip.close()
 
 
-def _unencoded(work: TalkingWork) -> Failed:
+def _unencoded(work: TalkingHeadRequest) -> Failed:
     log.exception("result could not be encoded", extra={"request_id": work.request_id})
     return Failed("engine_error", "The result could not be encoded.")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from workers.engines.talking.networks import BANDS, Ear
+from workers.engines.talking.networks import BANDS, MouthPredictor
 
 RATE: Final = 16_000
 HOP: Final = 160
@@ -49,7 +49,7 @@ def loudness(samples: npt.NDArray[np.float32]) -> torch.Tensor:
 
 
 def mouths_of(
-    ear: Ear, bands: torch.Tensor, *, fps: Fraction, frames: int
+    ear: MouthPredictor, bands: torch.Tensor, *, fps: Fraction, frames: int
 ) -> npt.NDArray[np.float32]:
     """How the mouth is in each frame: ``(frames, 4)``."""
     device = next(ear.parameters()).device

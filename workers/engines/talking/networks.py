@@ -30,7 +30,7 @@ _REACH: Final = 0.3
 """The farthest that a pixel comes from, of half of the square."""
 
 
-class Ear(nn.Module):
+class MouthPredictor(nn.Module):
     """Loudness of bands ``(B, 40, T)``, a row each hundredth of a second, to mouths ``(B, 4, T)``.
 
     It hears 0.3 seconds back and ahead.
@@ -53,7 +53,7 @@ class Ear(nn.Module):
         return torch.cat([opening.sigmoid(), width.tanh(), rest.sigmoid()], dim=1)
 
 
-class Finder(nn.Module):
+class LandmarkDetector(nn.Module):
     """Pictures ``(B, 3, 96, 96)`` from 0 to 1 to maps ``(B, 5, 24, 24)``, whose peaks are points of
     a face, and whether there is a mouth ``(B,)``, as a logit."""
 
@@ -106,7 +106,7 @@ class Finder(nn.Module):
         return torch.stack([x, y], dim=2)
 
 
-class Painter(nn.Module):
+class MouthRenderer(nn.Module):
     """Mouths ``(B, 3, 64, 64)`` from 0 to 1, as they are and how they shall be ``(B, 4)``, to how
     each is moved and what is painted over it: see ``Stroke``."""
 
@@ -210,9 +210,9 @@ def mouth_square(points: torch.Tensor) -> Square:
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    ear: Ear
-    finder: Finder
-    painter: Painter
+    ear: MouthPredictor
+    finder: LandmarkDetector
+    painter: MouthRenderer
 
     @property
     def module(self) -> nn.Module:
@@ -227,7 +227,7 @@ class Networks:
 
 
 def fresh() -> Networks:
-    return Networks(Ear(), Finder(), Painter())
+    return Networks(MouthPredictor(), LandmarkDetector(), MouthRenderer())
 
 
 def read_networks(path: Path) -> Networks:

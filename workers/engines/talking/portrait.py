@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from workers.engines.talking.networks import (
     FINDER_SIDE,
     PAINTER_SIDE,
-    Finder,
-    Painter,
+    LandmarkDetector,
+    MouthRenderer,
     Square,
     Stroke,
     mouth_square,
@@ -36,14 +36,14 @@ _SPREAD: Final = (0.1, 0.9)
 """Width of a mouth, of the distance from eyes to chin: what is beyond is no face."""
 
 
-class NoMouth(ValueError):
+class PortraitError(ValueError):
     """Why a portrait cannot speak, as a sentence for the client."""
 
 
-def find(finder: Finder, picture: torch.Tensor) -> torch.Tensor:
+def find(finder: LandmarkDetector, picture: torch.Tensor) -> torch.Tensor:
     """Find the points of a face, ``(5, 2)`` in pixels, in ``(3, H, W)`` from 0 to 1.
 
-    Raise ``NoMouth``.
+    Raise ``PortraitError``.
     """
     points, sure = _look(finder, picture, _windows(picture))
     best = int(sure.argmax())
@@ -56,12 +56,12 @@ def find(finder: Finder, picture: torch.Tensor) -> torch.Tensor:
     if looks[0][1] > closer:
         found = looks[0][0]
     if looks[0][1] + closer < _SURE or not _is_face(found):
-        raise NoMouth(
+        raise PortraitError(
             "No mouth was found in the portrait. One face is needed, seen from the front, with its "
             "mouth in view and at least a quarter of the picture high."
         )
     if float((found[1] - found[0]).norm()) < _MOUTH_MIN:
-        raise NoMouth("The portrait is too small: its mouth is only a few pixels wide.")
+        raise PortraitError("The portrait is too small: its mouth is only a few pixels wide.")
     return found
 
 
@@ -88,8 +88,8 @@ def cut(picture: torch.Tensor, square: Square, side: int) -> torch.Tensor:
 class Portrait:
     """One portrait, looked at once; its frames are drawn from strokes."""
 
-    def __init__(self, pixels: Pixels, finder: Finder, painter: Painter) -> None:
-        """``pixels`` is ``(H, W, 3)``. Raise ``NoMouth``."""
+    def __init__(self, pixels: Pixels, finder: LandmarkDetector, painter: MouthRenderer) -> None:
+        """``pixels`` is ``(H, W, 3)``. Raise ``PortraitError``."""
         device = next(finder.parameters()).device
         self.pixels = pixels
         picture = torch.from_numpy(pixels.copy()).to(device)
@@ -179,7 +179,7 @@ def _around(points: torch.Tensor) -> Square:
 
 
 def _look(
-    finder: Finder, picture: torch.Tensor, squares: Square
+    finder: LandmarkDetector, picture: torch.Tensor, squares: Square
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Points in pixels of the picture ``(B, 5, 2)``, and how sure a mouth is there ``(B,)``."""
     looked = torch.cat(

@@ -23,13 +23,13 @@ from workers.engines.memory import is_out_of_memory
 from workers.engines.threads import threads_for, use_threads
 from workers.engines.upscale.network import Network
 from workers.engines.upscale.options import read_options
+from workers.engines.upscale.request import Pictures, Result, Size, UpscaleRequest, Video
 from workers.engines.upscale.tiles import Canvas, plan
-from workers.engines.upscale.work import Pictures, Result, Size, UpscaleWork, Video
 from workers.media.clip_files import ClipFiles
 from workers.media.decode import read_image
 from workers.media.encode import Origin
-from workers.media.footage import open_video
 from workers.media.pixels import MediaError, Pixels
+from workers.media.video_decode import open_video
 from workers.protocol.engine import (
     Admission,
     Admitted,
@@ -53,7 +53,7 @@ _PIXEL_BYTES: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    work: UpscaleWork
+    work: UpscaleRequest
     canvas: Canvas
     place: int
 
@@ -72,7 +72,7 @@ class UpscaleEngine:
         self._threads = 1
         self._step_pixels = 0
         self._turn = 0
-        self._running: dict[RequestId, UpscaleWork] = {}
+        self._running: dict[RequestId, UpscaleRequest] = {}
 
     def load(self) -> None:
         """Read the weights and warm up. Raise ``ValueError`` with the reason."""
@@ -94,7 +94,7 @@ class UpscaleEngine:
         size = sum(blob.bytes for blob in job.attachments)
         return Estimate(round(size * _BYTE_US), self._step_pixels * _PIXEL_BYTES)
 
-    def prepare(self, job: Job, files: Sequence[bytes]) -> UpscaleWork | Failed:
+    def prepare(self, job: Job, files: Sequence[bytes]) -> UpscaleRequest | Failed:
         """Read the pictures of a job, or open its video."""
         try:
             made = self._video if job.task == VIDEO_TASK else self._pictures
@@ -147,7 +147,7 @@ class UpscaleEngine:
 
     # --- What is asked for ------------------------------------------------------------------------
 
-    def _pictures(self, job: Job, files: Sequence[bytes]) -> UpscaleWork | Failed:
+    def _pictures(self, job: Job, files: Sequence[bytes]) -> UpscaleRequest | Failed:
         asked = msgspec.convert(job.input, ImageInput)
         if not 1 <= asked.images <= len(files):
             return Failed("invalid_input", "There is no picture to enlarge.", param="image")
@@ -172,7 +172,7 @@ class UpscaleEngine:
         steps = sum(self._tiles(source.shape[1], source.shape[0]) for source in sources)
         return self._work(job, iter(sources), result, steps)
 
-    def _video(self, job: Job, files: Sequence[bytes]) -> UpscaleWork | Failed:
+    def _video(self, job: Job, files: Sequence[bytes]) -> UpscaleRequest | Failed:
         asked = msgspec.convert(job.input, VideoInput)
         if not asked.video or not files:
             return Failed("invalid_input", "There is no video to enlarge.", param="video")
@@ -201,9 +201,11 @@ class UpscaleEngine:
         steps = footage.frames_expected * self._tiles(footage.width, footage.height)
         return self._work(job, footage.frames, result, steps)
 
-    def _work(self, job: Job, sources: Iterator[Pixels], result: Result, steps: int) -> UpscaleWork:
+    def _work(
+        self, job: Job, sources: Iterator[Pixels], result: Result, steps: int
+    ) -> UpscaleRequest:
         assert self._network is not None
-        return UpscaleWork(
+        return UpscaleRequest(
             job.request_id,
             sources,
             result,
@@ -319,7 +321,7 @@ class UpscaleEngine:
         return events
 
 
-def _finish(work: UpscaleWork) -> Outcome:
+def _finish(work: UpscaleRequest) -> Outcome:
     """Make the files of a request that has left the engine."""
     try:
         media, files = work.result.finish()
@@ -332,7 +334,7 @@ def _finish(work: UpscaleWork) -> Outcome:
 
 
 def _next(
-    work: UpscaleWork, outcomes: dict[RequestId, Outcome | Later]
+    work: UpscaleRequest, outcomes: dict[RequestId, Outcome | Later]
 ) -> tuple[Canvas, int] | None:
     """The request's next tile; a source that turns out to be damaged ends it."""
     if work.request_id in outcomes:
@@ -348,6 +350,6 @@ def _shape(tile: _Tile) -> tuple[int, int]:
     return tile.canvas.grid.height, tile.canvas.grid.width
 
 
-def _out_of_memory(work: UpscaleWork) -> Failed:
+def _out_of_memory(work: UpscaleRequest) -> Failed:
     message = "The device has too little memory for this request."
     return Failed("out_of_memory", message, usage=work.usage())

@@ -33,7 +33,7 @@ _CARRIERS = ("hidden_states", "sample", "input_ids", "x", "z")
 
 
 def signature(args: Sequence[Any], kwargs: Mapping[str, Any], rows: int) -> tuple[object, ...]:
-    """What must be equal for calls to be made one; they may still differ inside (``fits``)."""
+    """What must be equal for calls to be made one; they may still differ inside (``can_batch``)."""
     return (_shape(tuple(args), rows), _shape(dict(kwargs), rows))
 
 
@@ -60,7 +60,7 @@ def _is_row_list(value: Any, rows: int) -> bool:
     return isinstance(value, list) and len(value) == rows and not any(map(torch.is_tensor, value))
 
 
-def fits(first: Call, other: Call, rows: int, other_rows: int) -> bool:
+def can_batch(first: Call, other: Call, rows: int, other_rows: int) -> bool:
     """Whether two calls of one signature agree in everything that has no row of its own."""
     return _agree(first[0], other[0], rows, other_rows) and _agree(
         first[1], other[1], rows, other_rows
@@ -83,7 +83,7 @@ def _agree(a: Any, b: Any, rows: int, other_rows: int) -> bool:
     return True
 
 
-def fuse(calls: Sequence[Call], rows: Sequence[int]) -> Call:
+def concatenate(calls: Sequence[Call], rows: Sequence[int]) -> Call:
     """One call for all, their rows below each other."""
     args = _join([call[0] for call in calls], rows)
     kwargs = _join([call[1] for call in calls], rows)

@@ -11,25 +11,25 @@ import torch
 
 from workers.contract.jobs import Completed, Event, Failed, Job, Progress, Usage
 from workers.contract.media import MusicInput, SpeechInput, characters
-from workers.engines.rendezvous import PipelineRun
-from workers.engines.speech.talker import Line, Mono
-from workers.engines.track import Track
-from workers.media.joining import Joiner, Tempo
+from workers.engines.audio_output import AudioOutput
+from workers.engines.cooperative_batching import PipelineRun
+from workers.engines.speech.model import Mono, Segment
+from workers.media.crossfade import Crossfader, TimeStretcher
 from workers.protocol.engine import CancelReason
 
 Asked: TypeAlias = SpeechInput | MusicInput
 
 
 @dataclass(slots=True, eq=False)
-class Speaking:
+class SpeechRequest:
     """``track``, ``tempo`` and ``joiner`` are at the model's rate."""
 
     job: Job
     asked: Asked
-    lines: Sequence[Line]
-    track: Track
-    joiner: Joiner
-    tempo: Tempo
+    lines: Sequence[Segment]
+    track: AudioOutput
+    joiner: Crossfader
+    tempo: TimeStretcher
     most: int | None = None
     """Samples that it may come to: what is held for."""
     place: int = 0

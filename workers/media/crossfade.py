@@ -24,7 +24,7 @@ _TEMPO_MIN, _TEMPO_MAX = 0.5, 2.0
 """Between which one filter of libavfilter keeps every sample."""
 
 
-class Joiner:
+class Crossfader:
     """Fades every piece in and out, with a pause between two; without one they fade over.
 
     ``add`` continues the piece that has begun and ``cut`` ends it.
@@ -82,7 +82,7 @@ class Joiner:
         return ended if tail is None else np.concatenate((ended, tail))
 
 
-class Tempo:
+class TimeStretcher:
     """Speaks ``speed`` times as fast at the same pitch, by overlapping what resembles itself."""
 
     def __init__(self, rate: int, speed: float) -> None:

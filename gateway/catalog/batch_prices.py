@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 from gateway.ledger.discounts import Discounts
 
 
-class Period(NamedTuple):
+class PriceStart(NamedTuple):
     """From a moment on, until the next period of the same model and account, a price is in force;
     none where an account's own has ended."""
 
@@ -21,7 +21,7 @@ class Period(NamedTuple):
     price_id: int | None
 
 
-Periods: TypeAlias = Mapping[tuple[str, int], Sequence[Period]]
+Periods: TypeAlias = Mapping[tuple[str, int], Sequence[PriceStart]]
 """By model and account, oldest first."""
 
 BatchPrice: TypeAlias = tuple[int, str]

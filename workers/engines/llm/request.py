@@ -25,15 +25,15 @@ from workers.contract.jobs import (
 )
 from workers.engines.llm.drafts import PromptLookup
 from workers.engines.llm.grammar import Constraint
-from workers.engines.llm.sampling import Chosen, Sampler
-from workers.engines.llm.scheduler import Chain, Seat
+from workers.engines.llm.sampling import SampledToken, Sampler
+from workers.engines.llm.scheduler import SequenceGroup, TokenSequence
 from workers.engines.llm.text import TextStream
 from workers.engines.llm.tools import ToolReader, make_reader
 from workers.engines.llm.vocabulary import Vocabulary
 from workers.protocol.engine import CancelReason
 
 
-class Answer:
+class ChoiceState:
     """One choice. ``limit`` is the most tokens it may have, by request and by context."""
 
     def __init__(
@@ -84,11 +84,11 @@ class Answer:
         before = len(self.prompt)
         return self.prompt[position] if position < before else self.tokens[position - before]
 
-    def ends_at(self, chosen: Chosen) -> bool:
+    def ends_at(self, chosen: SampledToken) -> bool:
         """Whether nothing can come after a token."""
         return chosen.ends or chosen.token in self._vocabulary.end_tokens
 
-    def add(self, chosen: Chosen) -> Tokens:
+    def add(self, chosen: SampledToken) -> Tokens:
         """Append a token, end if this was the end, and say what is new."""
         first = not self.tokens
         self.tokens.append(chosen.token)
@@ -143,7 +143,7 @@ class Answer:
         while self._withheld and (everything or self._withheld[0][0] < self._shown):
             yield self._withheld.popleft()[1]
 
-    def _show(self, chosen: Chosen) -> TokenLogprob:
+    def _show(self, chosen: SampledToken) -> TokenLogprob:
         assert chosen.logprob is not None
         show = self._vocabulary.show
         top = tuple((show(token), logprob) for token, logprob in chosen.top)
@@ -151,13 +151,13 @@ class Answer:
 
 
 @dataclass(slots=True, eq=False)
-class Answering:
+class ChatRequest:
     """One job: the seats of its prompts, and an answer for each of their chains."""
 
     request_id: RequestId
     stream: bool = False
-    answers: dict[Chain, Answer] = field(default_factory=dict)
-    seats: list[Seat] = field(default_factory=list)
+    answers: dict[TokenSequence, ChoiceState] = field(default_factory=dict)
+    seats: list[SequenceGroup] = field(default_factory=list)
     cancelled: CancelReason | None = None
     drafted: int = 0
     accepted: int = 0

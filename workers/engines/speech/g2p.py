@@ -90,7 +90,7 @@ def _word_at(text: str, place: int) -> tuple[int, int]:
     return start, end
 
 
-class Graphemes:
+class GraphemeToPhoneme:
     """Raise ``ValueError`` if the table does not fit together."""
 
     def __init__(
@@ -130,10 +130,12 @@ class Graphemes:
         return int(self._said[node])
 
 
-def read_graphemes(path: Path) -> Graphemes:
+def read_graphemes(path: Path) -> GraphemeToPhoneme:
     """From its directory. Raise ``OSError``, ``KeyError`` or ``ValueError``."""
     config = json.loads((path / "config.json").read_text())
-    return Graphemes(config["sounds"], config["chunks"], load_file(path / "model.safetensors"))
+    return GraphemeToPhoneme(
+        config["sounds"], config["chunks"], load_file(path / "model.safetensors")
+    )
 
 
 def _spelled(found: re.Match[str]) -> str:

@@ -25,7 +25,8 @@ from transformers import (
 )
 from transformers.models.bark import generation_configuration_bark
 
-from workers.engines.speech.codes import CodeStream, measured
+from workers.engines.speech.codec import StreamingDecoder, measured
+from workers.engines.speech.model import Say, Segment, Voice
 from workers.engines.speech.options import Options
 from workers.engines.speech.reading import (
     read_part,
@@ -34,7 +35,6 @@ from workers.engines.speech.reading import (
     read_vocoder,
     refuse_all_but,
 )
-from workers.engines.speech.talker import Line, Say, Voice
 from workers.engines.speech.text import FIRST_TURN, TURN
 
 
@@ -77,7 +77,7 @@ class CsmTalker(_Tokens):
         _check_transcript(voice)
         return voice
 
-    def speak(self, line: Line, say: Say) -> None:
+    def speak(self, line: Segment, say: Say) -> None:
         voice, said = line.voice, []
         if voice.recording is not None:
             said.append(_turn(voice, voice.transcript))
@@ -85,7 +85,7 @@ class CsmTalker(_Tokens):
         said.append(_turn(voice, line.text))
         inputs = self._processor.apply_chat_template(said, tokenize=True, return_dict=True)
         end = self._model.config.codebook_eos_token_id
-        stream = CodeStream(
+        stream = StreamingDecoder(
             self._codec,
             say,
             delays=[0] * self._model.config.num_codebooks,
@@ -126,9 +126,9 @@ class MusicgenTalker(_Tokens):
         refuse_all_but(voice)
         return voice
 
-    def speak(self, line: Line, say: Say) -> None:
+    def speak(self, line: Segment, say: Say) -> None:
         asked = self._tokenizer(line.text, return_tensors="pt").to(self._device)
-        stream = CodeStream(self._codec, say, delays=self._delays, prompted=True)
+        stream = StreamingDecoder(self._codec, say, delays=self._delays, prompted=True)
         made = self._model.generate(
             input_ids=asked["input_ids"],
             attention_mask=asked["attention_mask"],
@@ -141,7 +141,7 @@ class MusicgenTalker(_Tokens):
 class _Follower(StoppingCriteria):
     """Sees each step, and stops at none: this family's ``generate`` knows no streamer."""
 
-    def __init__(self, stream: CodeStream) -> None:
+    def __init__(self, stream: StreamingDecoder) -> None:
         self._stream = stream
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> torch.Tensor:
@@ -192,7 +192,7 @@ class BarkTalker(_Tokens):
                 raise ValueError(f"the {name} of its preset has codes outside 0 to {size - 1}")
         return voice
 
-    def speak(self, line: Line, say: Say) -> None:
+    def speak(self, line: Segment, say: Say) -> None:
         limits = self._semantic
         asked = self._tokenizer(
             line.text,
@@ -270,7 +270,7 @@ class DiaTalker(_Tokens):
             raise ValueError(f"the recording of {seconds:.1f} s leaves no room to speak after it")
         return voice
 
-    def speak(self, line: Line, say: Say) -> None:
+    def speak(self, line: Segment, say: Say) -> None:
         voice, config = line.voice, self._model.config.decoder_config
         text = line.text
         if voice.recording is not None:
@@ -285,7 +285,7 @@ class DiaTalker(_Tokens):
             eos_token_id=config.eos_token_id,
             pad_token_id=config.pad_token_id,
         )
-        stream = CodeStream(
+        stream = StreamingDecoder(
             self._codec,
             say,
             delays=self._delays,

@@ -19,11 +19,11 @@ from litestar.response import Stream
 from gateway.api.http.answers import request_headers
 from gateway.api.http.media_views import blob_of, media_of, unreadable
 from gateway.errors import RequestFailed
-from gateway.ledger.closed import Closed
+from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from workers.contract.blobs import BlobError, Blobs
-from workers.contract.jobs import BlobRef, SentEvent, Sound
+from workers.contract.jobs import AudioChunk, BlobRef, SentEvent
 from workers.contract.kinds import HEAD_BYTES, of_extension, sniff
 from workers.contract.media import AudioFormat
 
@@ -34,7 +34,7 @@ def sound_type(format: AudioFormat) -> str:
     return of_extension("ogg" if format == "opus" else format)
 
 
-class SoundStream:
+class AudioResponse:
     """The first output of one request, for one reader."""
 
     def __init__(self, ticket: Ticket, blobs: Blobs) -> None:
@@ -55,7 +55,7 @@ class SoundStream:
         async for sent in self.ticket.events(KEEP_ALIVE_S):
             if sent is None:
                 yield b""
-            elif isinstance(sent.event, Sound):
+            elif isinstance(sent.event, AudioChunk):
                 async for data in self._hear(sent, sent.event):
                     yield data
         closed = self.ticket.result
@@ -74,7 +74,7 @@ class SoundStream:
             async for data in self._stored(closed):
                 yield data
 
-    async def _hear(self, sent: SentEvent, sound: Sound) -> AsyncIterator[bytes]:
+    async def _hear(self, sent: SentEvent, sound: AudioChunk) -> AsyncIterator[bytes]:
         if sound.start > self._sent:
             async for data in self._missed():
                 yield data
@@ -83,10 +83,10 @@ class SoundStream:
 
     async def _missed(self) -> AsyncIterator[bytes]:
         for sent in await self.ticket.logged(self._cursor):
-            if isinstance(sent.event, Sound) and (data := self._new(sent, sent.event)):
+            if isinstance(sent.event, AudioChunk) and (data := self._new(sent, sent.event)):
                 yield data
 
-    def _new(self, sent: SentEvent, sound: Sound) -> bytes:
+    def _new(self, sent: SentEvent, sound: AudioChunk) -> bytes:
         """What of a piece was not sent yet; nothing where something before it is still missing,
         which the log may have a little later."""
         if sound.index:
@@ -99,7 +99,7 @@ class SoundStream:
         self._sent += len(data)
         return data
 
-    async def _stored(self, closed: Closed) -> AsyncIterator[bytes]:
+    async def _stored(self, closed: ClosedRequest) -> AsyncIterator[bytes]:
         blob = sound_of(closed)
         self.content_type = blob.content_type
         try:
@@ -110,7 +110,7 @@ class SoundStream:
             raise _unreadable(error, closed) from None
 
 
-def sound_of(closed: Closed) -> BlobRef:
+def sound_of(closed: ClosedRequest) -> BlobRef:
     """The first output of a request that succeeded. Raise ``RequestFailed`` if it is gone."""
     for medium in media_of(closed):
         blob = blob_of(closed, medium)
@@ -123,16 +123,16 @@ def sound_of(closed: Closed) -> BlobRef:
     )
 
 
-def _unreadable(error: BlobError, closed: Closed) -> RequestFailed:
+def _unreadable(error: BlobError, closed: ClosedRequest) -> RequestFailed:
     found = unreadable(error)
     return RequestFailed(found.code, found.message, request_id=closed.request_id)
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartedAudio:
     """A sound of which the first piece is there."""
 
-    sound: SoundStream
+    sound: AudioResponse
     first: bytes
     rest: AsyncGenerator[bytes]
 
@@ -153,18 +153,18 @@ class Begun:
         return {**request_headers(ticket.request_id), **cost}
 
 
-async def begin(request: Request[Any, Any, Any], ticket: Ticket) -> Begun:
+async def begin(request: Request[Any, Any, Any], ticket: Ticket) -> StartedAudio:
     """Wait for the first piece, so that what fails before it is answered with its status.
 
     Raise ``RequestFailed``, also if the client goes away meanwhile; the request is then cancelled.
     """
-    sound = SoundStream(ticket, request.app.state.blobs)
+    sound = AudioResponse(ticket, request.app.state.blobs)
     rest = sound.pieces()
     try:
         with ticket.attended(request):
             async for data in rest:
                 if data:
-                    return Begun(sound, data, rest)
+                    return StartedAudio(sound, data, rest)
         raise RequestFailed("engine_error", "The sound is empty.", request_id=ticket.request_id)
     except BaseException:
         with ticket:
@@ -172,7 +172,7 @@ async def begin(request: Request[Any, Any, Any], ticket: Ticket) -> Begun:
         raise
 
 
-def sound_response(begun: Begun, format: AudioFormat | None = None) -> Stream:
+def sound_response(begun: StartedAudio, format: AudioFormat | None = None) -> Stream:
     """The bytes themselves, as they come; a format that is not known is told by its first ones."""
     told = sound_type(format) if format else sniff(begun.first[:HEAD_BYTES])
     return Stream(
@@ -183,7 +183,7 @@ def sound_response(begun: Begun, format: AudioFormat | None = None) -> Stream:
     )
 
 
-async def _bytes(begun: Begun) -> AsyncIterator[bytes]:
+async def _bytes(begun: StartedAudio) -> AsyncIterator[bytes]:
     async for data in begun.pieces():
         if data:
             yield data

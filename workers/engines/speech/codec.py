@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from workers.engines.speech.talker import Say
+from workers.engines.speech.model import Say
 
 Decode: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Codes ``(K, T)`` int64 to sound ``(N,)`` float32."""
@@ -59,7 +59,7 @@ def measured(decode: Decode, *, codebooks: int, size: int, rate: int) -> Codec:
     return Codec(decode, hop, rate / hop, ahead if ahead <= _AHEAD_MAX else None)
 
 
-class CodeStream:
+class StreamingDecoder:
     """Takes codes from a model of transformers as its ``streamer``, and says what is final.
 
     ``delays``: by how many steps each of the codebooks is written later than its frame.

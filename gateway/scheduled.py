@@ -51,7 +51,7 @@ _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Chore:
+class ScheduledTask:
     """Something to do every so often; on the hour and on the day where the interval is that."""
 
     name: str
@@ -68,11 +68,11 @@ class Chore:
         return start + self.delay
 
 
-class Chores:
+class Scheduler:
     """Does chores when they are due, each beside the others: the nightly proof takes long, and
     what expires every minute does not wait for it."""
 
-    def __init__(self, database: Database, chores: Sequence[Chore]) -> None:
+    def __init__(self, database: Database, chores: Sequence[ScheduledTask]) -> None:
         self._database = database
         self._chores = chores
         self._doing: dict[str, asyncio.Task[None]] = {}
@@ -98,7 +98,7 @@ class Chores:
             await asyncio.gather(*self._doing.values(), return_exceptions=True)
             raise
 
-    async def _begin_if_due(self, chore: Chore, due_at: datetime) -> None:
+    async def _begin_if_due(self, chore: ScheduledTask, due_at: datetime) -> None:
         if due_at > datetime.now(UTC) or chore.name in self._doing:
             return
         if await self._database.write(functools.partial(take, chore=chore)):
@@ -106,7 +106,7 @@ class Chores:
             self._doing[chore.name] = task
             task.add_done_callback(lambda _: self._doing.pop(chore.name, None))
 
-    async def _do(self, chore: Chore) -> None:
+    async def _do(self, chore: ScheduledTask) -> None:
         started = time.monotonic()
         try:
             await chore.do()
@@ -118,7 +118,7 @@ class Chores:
         metrics.CHORE_SECONDS.labels(chore.name).set(time.monotonic() - started)
 
 
-def take(connection: Connection, chore: Chore, now: datetime | None = None) -> bool:
+def take(connection: Connection, chore: ScheduledTask, now: datetime | None = None) -> bool:
     """Take a chore if it is due, so that no other gateway does; one never done before is."""
     now = now or datetime.now(UTC)
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
@@ -136,22 +136,24 @@ def due_times(connection: Connection) -> dict[str, datetime]:
     return {row.name: row.due_at for row in connection.execute(select(chores))}
 
 
-def credit_chores(database: Database) -> tuple[Chore, ...]:
+def credit_chores(database: Database) -> tuple[ScheduledTask, ...]:
     """Allowances at the start of a month, and the end of what has expired."""
 
     return (
-        Chore("allowances", timedelta(minutes=1), _in_batches(database, give_allowances, BATCH)),
-        Chore("expiry", timedelta(minutes=1), _in_batches(database, expire_lots, BATCH)),
+        ScheduledTask(
+            "allowances", timedelta(minutes=1), _in_batches(database, give_allowances, BATCH)
+        ),
+        ScheduledTask("expiry", timedelta(minutes=1), _in_batches(database, expire_lots, BATCH)),
     )
 
 
-def usage_chores(database: Database) -> tuple[Chore, ...]:
+def usage_chores(database: Database) -> tuple[ScheduledTask, ...]:
     """The rollup of each hour, once it has closed."""
     build = _in_batches(database, build_due, HOURS_MAX)
-    return (Chore("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
+    return (ScheduledTask("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
 
 
-def erasure_chores(database: Database) -> tuple[Chore, ...]:
+def erasure_chores(database: Database) -> tuple[ScheduledTask, ...]:
     """The end of deleted rows in SQLite's write-ahead log, where jobs with prompts are among them.
 
     Of a log that is in use at the moment the next round takes care.
@@ -164,25 +166,25 @@ def erasure_chores(database: Database) -> tuple[Chore, ...]:
             await asyncio.sleep(1)
         log.warning("the write-ahead log could not be emptied: a reader holds it")
 
-    return (Chore("erasure", timedelta(minutes=1), empty),)
+    return (ScheduledTask("erasure", timedelta(minutes=1), empty),)
 
 
-def file_chores(files: Files) -> tuple[Chore, ...]:
+def file_chores(files: Files) -> tuple[ScheduledTask, ...]:
     """The end of files whose time is over."""
-    return (Chore("files", timedelta(minutes=1), files.clear_ended),)
+    return (ScheduledTask("files", timedelta(minutes=1), files.clear_ended),)
 
 
-def media_chores(media: MediaStore) -> tuple[Chore, ...]:
+def media_chores(media: MediaStore) -> tuple[ScheduledTask, ...]:
     """The end of what requests brought and made, once its time is over."""
-    return (Chore("media", timedelta(minutes=1), media.clear_ended),)
+    return (ScheduledTask("media", timedelta(minutes=1), media.clear_ended),)
 
 
-def voice_chores(voices: Voices) -> tuple[Chore, ...]:
+def voice_chores(voices: Voices) -> tuple[ScheduledTask, ...]:
     """The end of voices and consents that were deleted, or never came to be."""
-    return (Chore("voices", timedelta(minutes=1), voices.clear_ended),)
+    return (ScheduledTask("voices", timedelta(minutes=1), voices.clear_ended),)
 
 
-def sweep_chores(database: Database, *, keys_kept: timedelta) -> tuple[Chore, ...]:
+def sweep_chores(database: Database, *, keys_kept: timedelta) -> tuple[ScheduledTask, ...]:
     """The end of outputs and idempotency keys whose time is over, and of notes on what was set
     aside and has ended since."""
 
@@ -195,12 +197,12 @@ def sweep_chores(database: Database, *, keys_kept: timedelta) -> tuple[Chore, ..
         await database.write(lambda connection: tidy(connection, datetime.now(UTC)))
 
     return (
-        Chore("outputs", timedelta(minutes=1), _in_batches(database, forget, FORGET_BATCH)),
-        Chore("set aside", timedelta(minutes=1), tidy_notes),
+        ScheduledTask("outputs", timedelta(minutes=1), _in_batches(database, forget, FORGET_BATCH)),
+        ScheduledTask("set aside", timedelta(minutes=1), tidy_notes),
     )
 
 
-def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[Chore, ...]:
+def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[ScheduledTask, ...]:
     """The nightly proof of the books, by the payment provider's list too."""
 
     async def reconcile() -> None:
@@ -208,10 +210,10 @@ def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[
         for finding in found.findings:
             log.error("the books do not agree: %s", finding)
 
-    return (Chore("reconcile", timedelta(days=1), reconcile, delay=NIGHT),)
+    return (ScheduledTask("reconcile", timedelta(days=1), reconcile, delay=NIGHT),)
 
 
-def count_chores(database: Database) -> tuple[Chore, ...]:
+def count_chores(database: Database) -> tuple[ScheduledTask, ...]:
     """The repair of counts of open requests, which gateways of an earlier version get wrong."""
 
     async def repair() -> None:
@@ -223,19 +225,19 @@ def count_chores(database: Database) -> tuple[Chore, ...]:
         if ids:
             log.warning("open requests of %d accounts were counted again", len(ids))
 
-    return (Chore("open requests", HOUR, repair),)
+    return (ScheduledTask("open requests", HOUR, repair),)
 
 
-def webhook_chores(database: Database, *, days: float) -> tuple[Chore, ...]:
+def webhook_chores(database: Database, *, days: float) -> tuple[ScheduledTask, ...]:
     """The end of webhook deliveries whose retention is over."""
 
     def forget(connection: Connection, now: datetime, *, limit: int) -> int:
         return forget_ended(connection, now - timedelta(days=days), limit=limit)
 
-    return (Chore("webhooks", timedelta(minutes=5), _in_batches(database, forget, BATCH)),)
+    return (ScheduledTask("webhooks", timedelta(minutes=5), _in_batches(database, forget, BATCH)),)
 
 
-def close_chores(database: Database) -> tuple[Chore, ...]:
+def close_chores(database: Database) -> tuple[ScheduledTask, ...]:
     """The close of months that have ended."""
 
     async def close() -> None:
@@ -251,7 +253,7 @@ def close_chores(database: Database) -> tuple[Chore, ...]:
             else:
                 log.info("%s is closed", period.month)
 
-    return (Chore("close", timedelta(days=1), close, delay=NIGHT),)
+    return (ScheduledTask("close", timedelta(days=1), close, delay=NIGHT),)
 
 
 class _Batched(Protocol):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from workers.contract.jobs import SOUND_BYTES_MAX, Event, Sound
+from workers.contract.jobs import AUDIO_CHUNK_BYTES_MAX, AudioChunk, Event
 from workers.contract.media import File, Medium, MusicInput, SpeechInput
 from workers.media.audio import AUDIO_TYPES, AudioWriter, encode_audio, encoded_rate
 from workers.media.encode import Origin
 from workers.media.pixels import Audio
 
 
-class Track:
+class AudioOutput:
     """Samples at ``rate`` Hz, delivered as they are ``asked`` for; with ``stream`` somebody hears
     them as they come."""
 
@@ -54,7 +54,7 @@ class Track:
         self.samples += len(sound)
         if self._writer is not None:
             return self._pieces(self._writer.add(sound.T))
-        return [Sound(0, 0, b"", self.duration_ms)]
+        return [AudioChunk(0, 0, b"", self.duration_ms)]
 
     def finish(self) -> list[Event]:
         """End the stream; nothing can be added after it."""
@@ -87,8 +87,8 @@ class Track:
 
     def _pieces(self, data: bytes) -> list[Event]:
         events: list[Event] = []
-        for at in range(0, len(data), SOUND_BYTES_MAX):
-            piece = data[at : at + SOUND_BYTES_MAX]
-            events.append(Sound(0, self._sent, piece, self.duration_ms, self.characters))
+        for at in range(0, len(data), AUDIO_CHUNK_BYTES_MAX):
+            piece = data[at : at + AUDIO_CHUNK_BYTES_MAX]
+            events.append(AudioChunk(0, self._sent, piece, self.duration_ms, self.characters))
             self._sent += len(piece)
         return events

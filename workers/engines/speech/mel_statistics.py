@@ -20,28 +20,28 @@ _BENT: Final = (0.7, 1.6)
 """The least and the most by which a band may be made to vary."""
 
 
-class Timbre(NamedTuple):
+class MelStatistics(NamedTuple):
     """``(80,)`` each, and of how many frames."""
 
     mean: torch.Tensor
     spread: torch.Tensor
     frames: int
 
-    def to(self, device: torch.device) -> Timbre:
-        return Timbre(self.mean.to(device), self.spread.to(device), self.frames)
+    def to(self, device: torch.device) -> MelStatistics:
+        return MelStatistics(self.mean.to(device), self.spread.to(device), self.frames)
 
 
-def timbre_of(frames: torch.Tensor) -> Timbre:
+def timbre_of(frames: torch.Tensor) -> MelStatistics:
     """Of frames ``(T, 82)`` of ``spectra``."""
     mel, voiced = frames[:, :MELS], frames[:, -1] > 0.5
     level = mel.mean(1).masked_fill(~voiced, -torch.inf)
     loud = mel[level > level.max() - _LOUD]
     if len(loud) < 2:
-        return Timbre(torch.zeros(MELS).to(mel), torch.ones(MELS).to(mel), 0)
-    return Timbre(loud.mean(0), loud.std(0).clamp(min=1e-3), len(loud))
+        return MelStatistics(torch.zeros(MELS).to(mel), torch.ones(MELS).to(mel), 0)
+    return MelStatistics(loud.mean(0), loud.std(0).clamp(min=1e-3), len(loud))
 
 
-def with_timbre(frames: torch.Tensor, wanted: Timbre) -> torch.Tensor:
+def with_timbre(frames: torch.Tensor, wanted: MelStatistics) -> torch.Tensor:
     """Frames ``(T, 82)`` as a voice of such a timbre says them; of few, about."""
     own = timbre_of(frames)
     known = min(own.frames, wanted.frames)

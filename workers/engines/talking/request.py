@@ -20,7 +20,7 @@ from workers.protocol.engine import CancelReason
 
 
 @dataclass(slots=True, eq=False)
-class TalkingWork:
+class TalkingHeadRequest:
     request_id: RequestId
     pixels: Pixels
     """The portrait as large as the video."""

@@ -16,38 +16,40 @@ from pydantic import ValidationError
 from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.rules import Conflicts
-from gateway.catalog.schema import Catalog, Entry, Offer
+from gateway.catalog.schema import Catalog, CatalogEntry, Offer
 from gateway.checks.decoding import read_moment
 from gateway.ledger.prices import OPERATOR_NOTICE_S
 from gateway.pricing import Price
 
 
-class BadOffer(ValueError):
+class InvalidPriceOverride(ValueError):
     """A price that cannot be sold at, and why."""
 
 
-def read_offer(entry: Entry, value: Mapping[str, Any]) -> Price:
-    """Check a price for a model; raise ``BadOffer`` with everything that is wrong with it."""
+def read_offer(entry: CatalogEntry, value: Mapping[str, Any]) -> Price:
+    """Check a price for a model. Raise ``InvalidPriceOverride`` that lists every mistake."""
     if unknown := set(value) - {"price", "minimum"}:
-        raise BadOffer(f"{min(unknown)!r} is no part of a price; there are price and minimum")
+        raise InvalidPriceOverride(
+            f"{min(unknown)!r} is no part of a price; there are price and minimum"
+        )
     told = entry.model_dump(exclude={"price", "minimum"}, exclude_unset=True)
     try:
-        return Entry.model_validate({**told, **value}).selling_price
+        return CatalogEntry.model_validate({**told, **value}).selling_price
     except ValidationError as error:
-        raise BadOffer("; ".join(_complaints(error))) from None
+        raise InvalidPriceOverride("; ".join(_complaints(error))) from None
 
 
 def read_start(text: str | None, now: datetime) -> datetime:
     """Read when a price is to begin: soon, or at a moment with its offset that lies ahead.
 
-    Every gateway must have heard of it before it counts. Raise ``BadOffer`` for one too near.
+    Every gateway must know it before it applies. Raise ``InvalidPriceOverride`` if it is too near.
     """
     earliest = now + timedelta(seconds=OPERATOR_NOTICE_S)
     if text is None:
         return earliest
     moment = read_scheduled(text)
     if moment < earliest:
-        raise BadOffer(
+        raise InvalidPriceOverride(
             f"a price can begin at {earliest.isoformat(timespec='seconds')} at the earliest, not "
             f"at {text}: every gateway must know it before it counts"
         )
@@ -59,13 +61,13 @@ def read_scheduled(text: str) -> datetime:
     try:
         return read_moment(text)
     except ValueError as error:
-        raise BadOffer(f"{text!r} is not a valid moment: {error}") from None
+        raise InvalidPriceOverride(f"{text!r} is not a valid moment: {error}") from None
 
 
 def read_prices(path: Path) -> dict[str, Price]:
     """Read the prices of a whole list: a catalog file, or one of ``prices`` by model alone.
 
-    Raise ``CatalogError`` or ``BadOffer``, or ``OSError`` if it cannot be read.
+    Raise ``CatalogError`` or ``InvalidPriceOverride``, or ``OSError`` if it cannot be read.
     """
     try:
         value = Document(path.read_text()).value
@@ -80,7 +82,7 @@ def read_prices(path: Path) -> dict[str, Price]:
         try:
             found[str(name)] = Offer.model_validate(offer).selling_price
         except ValidationError as error:
-            raise BadOffer(f"{path}: {name}: {'; '.join(_complaints(error))}") from None
+            raise InvalidPriceOverride(f"{path}: {name}: {'; '.join(_complaints(error))}") from None
     return found
 
 

@@ -123,7 +123,7 @@ class Video:
 
 
 @dataclass(slots=True, eq=False)
-class UpscaleWork:
+class UpscaleRequest:
     """A request: sources still to come, canvases being drawn, and the result."""
 
     request_id: RequestId

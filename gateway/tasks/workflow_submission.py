@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class WorkflowOrder:
+class WorkflowSubmission:
     """What a client sends to a workflow, by the names of its inputs."""
 
     given: Mapping[str, Any]

@@ -51,7 +51,7 @@ class _Block(nn.Module):
         return made
 
 
-class ExcitedVocoder(nn.Module):
+class SourceFilterVocoder(nn.Module):
     """``(B, T, 82)`` or ``(T, 82)`` to ``(B, T * HOP)`` or ``(T * HOP,)``."""
 
     def __init__(self, *, width: int, depth: int) -> None:
@@ -126,9 +126,9 @@ def _spread_out() -> torch.Tensor:
     return shares.T
 
 
-def read_excited(path: Path) -> ExcitedVocoder:
+def read_excited(path: Path) -> SourceFilterVocoder:
     """From its directory. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
-    vocoder = ExcitedVocoder(width=config["width"], depth=config["depth"])
+    vocoder = SourceFilterVocoder(width=config["width"], depth=config["depth"])
     vocoder.load_state_dict(load_file(path / "model.safetensors"))
     return vocoder

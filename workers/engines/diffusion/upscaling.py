@@ -11,21 +11,21 @@ import numpy as np
 import torch
 
 from workers.contract.models import ModelSpec
+from workers.engines.cooperative_batching import CooperativeBatcher
 from workers.engines.diffusion.options import Options
-from workers.engines.rendezvous import Rendezvous
 from workers.engines.upscale import options as upscale_options
 from workers.engines.upscale.network import Network
+from workers.engines.upscale.request import resized
 from workers.engines.upscale.tiles import Canvas, plan
-from workers.engines.upscale.work import resized
 from workers.media.pixels import Pixels
 
 _OVERLAP: Final = 16
 
 
-class Enlarger:
+class Upscaler:
     """Raise ``ValueError`` if the checkpoint cannot be read."""
 
-    def __init__(self, path: str, options: Options, rendezvous: Rendezvous) -> None:
+    def __init__(self, path: str, options: Options, rendezvous: CooperativeBatcher) -> None:
         own = {"device": options.device, "overlap": _OVERLAP}
         spec = ModelSpec("upscaler", "image-upscale", checkpoint=path, options=own)
         try:

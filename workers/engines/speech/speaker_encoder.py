@@ -12,17 +12,17 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
+from workers.engines.speech.mel_statistics import MelStatistics, timbre_of
 from workers.engines.speech.spectra import CHANNELS, analyse, levelled
-from workers.engines.speech.timbre import Timbre, timbre_of
 
 
-class Heard(NamedTuple):
+class SpeakerProfile(NamedTuple):
     voice: torch.Tensor
     """``(D,)`` of length 1, what a model speaks with."""
-    timbre: Timbre
+    timbre: MelStatistics
 
 
-class Reference(nn.Module):
+class SpeakerEncoder(nn.Module):
     """``(B, T, 82)`` and which frames count ``(B, T)`` to ``(B, D)`` of length 1."""
 
     def __init__(self, *, width: int, size: int) -> None:
@@ -44,7 +44,7 @@ class Reference(nn.Module):
         spread = (states.square().sum(1) / total - mean.square()).clamp(min=1e-5).sqrt()
         return F.normalize(self.last(torch.cat([mean, spread], 1)), dim=1)
 
-    def hear(self, samples: torch.Tensor) -> Heard:
+    def hear(self, samples: torch.Tensor) -> SpeakerProfile:
         """Whose voice sound ``(N,)`` at ``spectra.RATE`` is.
 
         Raise ``ValueError`` where nobody is heard to speak.
@@ -54,16 +54,16 @@ class Reference(nn.Module):
             raise ValueError("there is too little speech in it")
         place = next(self.parameters())
         heard: torch.Tensor = self(frames[None].to(place), torch.ones(1, len(frames)).to(place))
-        return Heard(heard[0].float().cpu(), timbre_of(frames))
+        return SpeakerProfile(heard[0].float().cpu(), timbre_of(frames))
 
 
 _VOICED_MIN = 36
 """Frames, half a second."""
 
 
-def read_reference(path: Path) -> Reference:
+def read_reference(path: Path) -> SpeakerEncoder:
     """From its directory. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
-    model = Reference(width=config["width"], size=config["size"])
+    model = SpeakerEncoder(width=config["width"], size=config["size"])
     model.load_state_dict(load_file(path / "model.safetensors"))
     return model

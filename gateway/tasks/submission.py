@@ -13,7 +13,7 @@ import msgspec
 from gateway.catalog.tasks import Task
 from gateway.pricing import ServiceClass
 from gateway.tasks.registry import Input
-from gateway.tasks.workflow_order import WorkflowOrder
+from gateway.tasks.workflow_submission import WorkflowSubmission
 from workers.contract.jobs import RequestId
 
 
@@ -32,11 +32,11 @@ class Idempotency:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Submission:
     """One request as a client placed it, its input checked in shape but not yet against limits."""
 
     model: str
-    input: Input | WorkflowOrder
+    input: Input | WorkflowSubmission
     task: Task | None = None
     """Given by a dialect that serves one, or named; otherwise what the input is fit for."""
     within: str = ""

@@ -24,16 +24,16 @@ from transformers import (
 )
 
 from workers.engines.speech import spectra
-from workers.engines.speech.excited import ExcitedVocoder, read_excited
-from workers.engines.speech.graphemes import read_graphemes
+from workers.engines.speech.g2p import read_graphemes
+from workers.engines.speech.mel_statistics import with_timbre
+from workers.engines.speech.model import Say, Segment, Voice
 from workers.engines.speech.options import Options
 from workers.engines.speech.reading import read_part, read_tokenizer, read_vocoder, refuse_all_but
-from workers.engines.speech.reference import Reference, read_reference
-from workers.engines.speech.talker import Line, Say, Voice
-from workers.engines.speech.timbre import with_timbre
+from workers.engines.speech.source_filter_vocoder import SourceFilterVocoder, read_excited
+from workers.engines.speech.speaker_encoder import SpeakerEncoder, read_reference
 
 
-class _Whole:
+class _SentenceModel:
     channels = 1
     own_speed = False
     recording_rate: int | None = None
@@ -53,7 +53,7 @@ class _Whole:
         return self._read(text).to(self._device)
 
 
-class VitsTalker(_Whole):
+class VitsTalker(_SentenceModel):
     own_speed = True
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -72,7 +72,7 @@ class VitsTalker(_Whole):
         _check_speaker(voice, self._speakers)
         return voice
 
-    def speak(self, line: Line, say: Say) -> None:
+    def speak(self, line: Segment, say: Say) -> None:
         ids = self._ids(line.text)
         if ids.shape[1] < 2:  # nothing that its alphabet has
             return
@@ -84,14 +84,14 @@ class VitsTalker(_Whole):
         say(made.waveform[0])
 
 
-class FastSpeechTalker(_Whole):
+class FastSpeechTalker(_SentenceModel):
     """Beside its model a checkpoint may have folders of ours, each instead of something else:
     ``graphemes`` of its tokenizer, ``reference`` of the vectors of its voices, and a ``vocoder`` of
     the kind ``excited``."""
 
     def __init__(self, path: Path, options: Options) -> None:
         super().__init__(path, options)
-        self._reference: Reference | None = None
+        self._reference: SpeakerEncoder | None = None
         if (path / (options.vocoder or "vocoder")).is_dir():
             self._model: Any = read_part(FastSpeech2ConformerModel, path, options)
             self._vocoder: Any = _read_vocoder(path, options)
@@ -100,7 +100,7 @@ class FastSpeechTalker(_Whole):
             whole: Any = read_part(FastSpeech2ConformerWithHifiGan, path, options)
             self._model, self._vocoder, self.module = whole.model, whole.vocoder, whole
         self.steps = (self._model, self._vocoder)
-        excited = isinstance(self._vocoder, ExcitedVocoder)
+        excited = isinstance(self._vocoder, SourceFilterVocoder)
         self.rate = spectra.RATE if excited else self._vocoder.config.sampling_rate
         self._speakers: int = self._model.config.num_speakers or 1
         self._width: int | None = self._model.config.speaker_embed_dim
@@ -120,7 +120,7 @@ class FastSpeechTalker(_Whole):
             _check_width(voice, self._width)
         return voice
 
-    def speak(self, line: Line, say: Say) -> None:
+    def speak(self, line: Segment, say: Say) -> None:
         voice, given = line.voice, {}
         if self._speakers > 1:
             given["speaker_ids"] = torch.tensor([[voice.speaker or 0]], device=self._device)
@@ -131,12 +131,12 @@ class FastSpeechTalker(_Whole):
         if not ids.shape[1]:  # nothing that its alphabet has
             return
         drawn = self._model(ids, return_dict=True, **given).spectrogram
-        if voice.timbre is not None and isinstance(self._vocoder, ExcitedVocoder):
+        if voice.timbre is not None and isinstance(self._vocoder, SourceFilterVocoder):
             drawn = with_timbre(drawn[0].float(), voice.timbre.to(drawn.device))[None]
         say(self._vocoder(drawn)[0])
 
 
-class SpeechT5Talker(_Whole):
+class SpeechT5Talker(_SentenceModel):
     def __init__(self, path: Path, options: Options) -> None:
         super().__init__(path, options)
         self._model: Any = read_part(SpeechT5ForTextToSpeech, path, options)
@@ -159,7 +159,7 @@ class SpeechT5Talker(_Whole):
         _check_width(voice, self._model.config.speaker_embedding_dim)
         return voice
 
-    def speak(self, line: Line, say: Say) -> None:
+    def speak(self, line: Segment, say: Say) -> None:
         assert line.voice.embedding is not None
         ids = self._ids(line.text)
         reduction = self._model.config.reduction_factor

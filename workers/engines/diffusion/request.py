@@ -19,10 +19,10 @@ from PIL import Image
 
 from workers.contract.jobs import Failed, Job, Progress
 from workers.contract.media import File, ImageInput, Medium, VideoInput
+from workers.engines.cooperative_batching import PipelineRun
 from workers.engines.diffusion import masks, previews, schedulers
-from workers.engines.diffusion.enlarging import Enlarger
 from workers.engines.diffusion.families import PipelineFamily
-from workers.engines.rendezvous import PipelineRun
+from workers.engines.diffusion.upscaling import Upscaler
 from workers.media import encode
 from workers.media.pixels import Pixels, Weights
 from workers.protocol.engine import CancelReason
@@ -32,7 +32,7 @@ PREVIEW_TYPE: Final = "image/png"
 
 
 @dataclass(slots=True, eq=False)
-class Drawing:
+class Generation:
     """One picture or video on its way."""
 
     index: int
@@ -65,7 +65,7 @@ class Request:
     strength: float
     sources: tuple[Image.Image, ...]
     mask: Weights | None
-    drawings: list[Drawing]
+    drawings: list[Generation]
     cancelled: CancelReason | None = None
     began_s: float = 0.0
     told: int = -1
@@ -89,16 +89,16 @@ class Request:
         return Progress(done, max(done, total), round(left_s * 1000))
 
 
-class DrawingError(Exception):
+class GenerationError(Exception):
     """Nothing could be made; the message is for the client."""
 
 
 def work(
     request: Request,
-    drawing: Drawing,
+    drawing: Generation,
     pipeline: Any,
     guidance: float | None,
-    enlarger: Enlarger | None = None,
+    enlarger: Upscaler | None = None,
 ) -> Callable[[], Pixels]:
     """What the drawing's run executes: the pipeline, called as its family is.
 
@@ -139,7 +139,7 @@ def work(
         result = pipeline(**arguments)
         flagged = getattr(result, "nsfw_content_detected", None)
         if flagged and flagged[0]:
-            raise DrawingError("The model's safety checker holds it back.")
+            raise GenerationError("The model's safety checker holds it back.")
         if family.frames:
             frames = to_pixels(np.asarray(result.frames[0]))[: request.frames]
             return np.stack([_enlarged(frame, enlarger, asked.scale) for frame in frames])
@@ -155,7 +155,7 @@ def _masked(pixels: Pixels, request: Request) -> Pixels:
     return masks.keep_outside(pixels, request.sources[0], request.mask)
 
 
-def _watch(pipeline: Any, drawing: Drawing, request: Request, blend: masks.Blend | None) -> None:
+def _watch(pipeline: Any, drawing: Generation, request: Request, blend: masks.Blend | None) -> None:
     """Count a drawing's steps at its own scheduler, keep to its mask, and look at it on the way."""
     scheduler, wanted = pipeline.scheduler, request.asked.previews
     step = scheduler.step
@@ -192,16 +192,16 @@ def _look(pipeline: Any, latents: torch.Tensor, request: Request) -> Pixels:
     return _masked(to_pixels(previews.look(pipeline, latents, height, width)), request)
 
 
-def _enlarged(pixels: Pixels, enlarger: Enlarger | None, scale: int | None) -> Pixels:
+def _enlarged(pixels: Pixels, enlarger: Upscaler | None, scale: int | None) -> Pixels:
     if enlarger is None or scale is None or scale == 1:
         return pixels
     return enlarger.enlarge(pixels, scale)
 
 
 def to_pixels(drawn: Any) -> Pixels:
-    """From 0 to 1, as pipelines return them, to bytes. Raise ``DrawingError`` for no numbers."""
+    """From 0 to 1, as pipelines return them, to bytes. Raise ``GenerationError`` for no numbers."""
     if not np.isfinite(drawn).all():
-        raise DrawingError("The picture came out as something that is no number.")
+        raise GenerationError("The picture came out as something that is no number.")
     pixels: Pixels = (np.clip(drawn, 0.0, 1.0) * 255).round().astype(np.uint8)
     return pixels
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from greenlet import getcurrent, greenlet
 
-from workers.engines.fusing import fits, fuse, rows_of, signature, split
+from workers.engines.batching import can_batch, concatenate, rows_of, signature, split
 from workers.pulse import PULSE
 
 Phase: TypeAlias = Literal["preprocess", "forward", "postprocess"]
@@ -30,7 +30,7 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Site:
+class BatchPoint:
     """A function that runs call: a model's forward, an autoencoder's encode or decode."""
 
     name: str
@@ -64,7 +64,7 @@ class _Call:
     """A parked call; ``answer`` is its rows of the result, ``error`` what was raised instead."""
 
     run: PipelineRun
-    site: Site
+    site: BatchPoint
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     rows: int
@@ -75,16 +75,16 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnResult:
     """What one turn did: in which phase, for whom with how many rows, and who has ended."""
 
-    site: Site | None = None
+    site: BatchPoint | None = None
     rows: dict[int, int] = field(default_factory=dict)
     """By ``id`` of the run."""
     ended: tuple[PipelineRun, ...] = ()
 
 
-class Rendezvous:
+class CooperativeBatcher:
     """``rows_max``: of one batch. All of it is for one thread."""
 
     def __init__(self, *, rows_max: int) -> None:
@@ -113,7 +113,7 @@ class Rendezvous:
             function = _kept(name, function, module)
             for layer in _layers(module, deep=phase != "forward"):
                 layer.register_forward_pre_hook(_beat)
-        site = Site(name, function, phase, fused)
+        site = BatchPoint(name, function, phase, fused)
 
         def meet(*args: Any, **kwargs: Any) -> Any:
             here = getcurrent()
@@ -135,7 +135,7 @@ class Rendezvous:
         self._go_on(taken)
         self._ended = [run for run in self._ended if run not in taken]
 
-    def turn(self, phase: Callable[[Phase], Any]) -> Turn:
+    def turn(self, phase: Callable[[Phase], Any]) -> TurnResult:
         """Make one call for as many runs as fit together, and let them go on until they park again.
 
         ``phase`` is entered while the call and what follows it take their time.
@@ -146,7 +146,7 @@ class Rendezvous:
                 self._go_on(fresh)
         group = self._choose()
         if not group:
-            return Turn(ended=self._take_ended())
+            return TurnResult(ended=self._take_ended())
         site = group[0].site
         with phase(site.phase):
             with torch.no_grad():
@@ -155,9 +155,9 @@ class Rendezvous:
         rows: dict[int, int] = {}
         for call in group:
             rows[id(call.run)] = call.rows
-        return Turn(site, rows, self._take_ended())
+        return TurnResult(site, rows, self._take_ended())
 
-    def _park(self, here: _Course, site: Site, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _park(self, here: _Course, site: BatchPoint, args: Any, kwargs: dict[str, Any]) -> Any:
         if here.of.stopping:
             raise Stopped
         rows = rows_of(args, kwargs)
@@ -217,7 +217,7 @@ class Rendezvous:
             for call in others:
                 if call.signature != first.signature or rows + call.rows > self._rows_max:
                     continue
-                if fits(
+                if can_batch(
                     (first.args, first.kwargs), (call.args, call.kwargs), first.rows, call.rows
                 ):
                     group.append(call)
@@ -226,7 +226,7 @@ class Rendezvous:
         self._parked = [call for call in self._parked if id(call) not in chosen]
         return group
 
-    def _answer(self, site: Site, group: Sequence[_Call]) -> None:
+    def _answer(self, site: BatchPoint, group: Sequence[_Call]) -> None:
         """Compute a group as one; if that fails, in halves, until only the offender fails."""
         try:
             if len(group) == 1:
@@ -234,7 +234,7 @@ class Rendezvous:
                 call.answer = site.function(*call.args, **call.kwargs)
                 return
             rows = [call.rows for call in group]
-            args, kwargs = fuse([(call.args, call.kwargs) for call in group], rows)
+            args, kwargs = concatenate([(call.args, call.kwargs) for call in group], rows)
             for call, part in zip(group, split(site.function(*args, **kwargs), rows), strict=True):
                 call.answer = part
         except Exception as error:

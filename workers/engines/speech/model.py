@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file
 
+from workers.engines.speech.mel_statistics import MelStatistics
 from workers.engines.speech.options import Options, VoiceOptions
-from workers.engines.speech.timbre import Timbre
 from workers.media.pixels import MediaError
 from workers.media.recordings import read_audio
 
@@ -39,12 +39,12 @@ class Voice:
     recording: Mono | None = None
     """At the family's ``recording_rate``."""
     transcript: str = ""
-    timbre: Timbre | None = None
+    timbre: MelStatistics | None = None
     """Of a recording that was heard."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Segment:
     """One sentence, or one piece of music."""
 
     text: str
@@ -55,7 +55,7 @@ class Line:
     """1 unless the family has ``own_speed``."""
 
 
-class Talker(Protocol):
+class SpeechModel(Protocol):
     """A checkpoint in memory. Several calls of ``speak`` may be under way: wherever a module of
     ``steps`` is called, another may go on first."""
 
@@ -73,7 +73,7 @@ class Talker(Protocol):
         be."""
         ...
 
-    def speak(self, line: Line, say: Say) -> None: ...
+    def speak(self, line: Segment, say: Say) -> None: ...
 
 
 def read_voice(

@@ -9,11 +9,11 @@ import numpy as np
 
 from workers.contract.jobs import Completed, Event, Failed, Job, Progress, Usage
 from workers.contract.media import File, Medium, MusicInput, characters
+from workers.engines.audio_output import AudioOutput
 from workers.engines.music.instruments import Bank
 from workers.engines.music.midi import write_midi
 from workers.engines.music.synth import Player, Stereo
 from workers.engines.music.writer import Writing
-from workers.engines.track import Track
 from workers.protocol.engine import CancelReason
 
 RATE: Final = 48_000
@@ -23,7 +23,7 @@ _FADE: Final = RATE // 2
 
 
 @dataclass(slots=True, eq=False)
-class Playing:
+class MusicRequest:
     """``place`` is the request's among the slots."""
 
     job: Job
@@ -31,7 +31,7 @@ class Playing:
     writing: Writing
     samples_max: int
     """No piece is longer than it was ordered."""
-    track: Track
+    track: AudioOutput
     bank: Bank
     place: int
     player: Player | None = None
