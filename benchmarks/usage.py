@@ -22,11 +22,11 @@ from sqlalchemy import Connection, insert, select
 
 from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
-from gateway.billing.exports import reading
-from gateway.billing.files import export
-from gateway.billing.footer import Footer, Format, Profile
-from gateway.billing.rollups import HOURS_MAX, build_due
-from gateway.billing.usage import Filters, Span, usage
+from gateway.billing.exports.files import export
+from gateway.billing.exports.footer import Footer, Format, Profile
+from gateway.billing.exports.reading import reading
+from gateway.billing.usage.report import Filters, Span, usage
+from gateway.billing.usage.rollups import HOURS_MAX, build_due
 from gateway.ledger.prices import put_in_force
 from gateway.ledger.transfers import add_credit
 from gateway.pricing import Component, Price

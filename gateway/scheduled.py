@@ -21,8 +21,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway import metrics
 from gateway.aside import tidy
 from gateway.billing.audit import audit_and_keep
-from gateway.billing.close import SETTLED_AFTER, close_month, list_periods
-from gateway.billing.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
+from gateway.billing.statements.close import SETTLED_AFTER, close_month, list_periods
+from gateway.billing.usage.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
 from gateway.files.retention import MediaStore
 from gateway.files.store import Files
 from gateway.ledger.concurrency import count_again, miscounts

@@ -97,7 +97,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a unit is left out of the rollup",
-        "gateway/billing/rollups.py",
+        "gateway/billing/usage/rollups.py",
         "        *(receipts.c[name] for name in QUANTITIES),\n    ).where(within",
         "        *(none.label(name) if name == 'output_tokens' else receipts.c[name]"
         " for name in QUANTITIES),\n    ).where(within",

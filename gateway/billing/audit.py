@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, func, insert, select
 
-from gateway.billing.close import changed_since_close, list_periods
-from gateway.billing.rollups import Seal, seal_of, seals
+from gateway.billing.statements.close import changed_since_close, list_periods
+from gateway.billing.usage.rollups import Seal, seal_of, seals
 from gateway.ledger.periods import is_month
 from gateway.ledger.reconcile import Finding, reconcile
 from gateway.payments.payments import compare

@@ -15,7 +15,7 @@ from gateway.accounts.accounts import (
 from gateway.billing.corrections import Correction, plan
 from gateway.billing.corrections import post as post_corrections
 from gateway.billing.credits import enter_chargeback, enter_credit
-from gateway.billing.usage import read_span
+from gateway.billing.usage.report import read_span
 from gateway.catalog.price_overrides import read_prices
 from gateway.commands.terminal import (
     Usd,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gateway.accounts.accounts import find_account
-from gateway.billing.close import (
+from gateway.billing.statements.close import (
     EVERYBODY,
     BillingPeriod,
     ExpectedInvoice,
@@ -20,7 +20,7 @@ from gateway.billing.close import (
     rehearse_close,
     set_rebates,
 )
-from gateway.billing.statements import Invoice, invoices_of, statement
+from gateway.billing.statements.statement import Invoice, invoices_of, statement
 from gateway.commands.terminal import (
     Usd,
     example,
@@ -128,7 +128,7 @@ def invoice_credit(number: str, amount: int, reason: str, actor: str, as_json: b
 def invoice_print(account_name: str, month: str, output: Path) -> None:
     """Write an account's statement of a month to a file, .pdf or .html."""
     # Fonts and templates: no other command needs them.
-    from gateway.billing.pages import Issuer, html, lay_out, pdf
+    from gateway.billing.statements.pages import Issuer, html, lay_out, pdf
 
     settings = read_settings()
     with snapshot() as connection:

@@ -11,8 +11,8 @@ import click
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import find_account
-from gateway.billing.usage import read_span
-from gateway.billing.whatif import RepricedUsage, whatif
+from gateway.billing.usage.report import read_span
+from gateway.billing.usage.whatif import RepricedUsage, whatif
 from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.price_overrides import read_offer, read_prices, read_scheduled, read_start

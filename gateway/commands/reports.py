@@ -13,9 +13,9 @@ import msgspec
 from gateway.accounts.accounts import find_account
 from gateway.billing.audit import audit
 from gateway.billing.entries import LedgerEntry, entries
-from gateway.billing.footer import Footer, Format, Profile, encode_footer
-from gateway.billing.rollups import rebuild
-from gateway.billing.usage import Filters, Group, read_dimensions, read_span, total, usage
+from gateway.billing.exports.footer import Footer, Format, Profile, encode_footer
+from gateway.billing.usage.report import Filters, Group, read_dimensions, read_span, total, usage
+from gateway.billing.usage.rollups import rebuild
 from gateway.commands.terminal import example, json_option, print_rows, snapshot, transaction
 from gateway.pricing import format_usd
 
@@ -79,8 +79,8 @@ def export_command(
 ) -> None:
     """Write every charge and refund of an account to a file, and its footer beside it."""
     # Imported where it is used: no other command should wait for it.
-    from gateway.billing.exports import reading
-    from gateway.billing.files import export
+    from gateway.billing.exports.files import export
+    from gateway.billing.exports.reading import reading
 
     footer = Footer()
     with snapshot() as connection, open(output, "wb") as file:

@@ -9,7 +9,7 @@ from sqlalchemy import Table, text, update
 
 from gateway.accounts.budgets import create_budget
 from gateway.billing.audit import audit, audit_and_keep, last_audit
-from gateway.billing.rollups import build_due
+from gateway.billing.usage.rollups import build_due
 from gateway.ledger.holds import hold
 from gateway.ledger.refunds import refund
 from gateway.sql.database import Database

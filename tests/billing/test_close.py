@@ -17,7 +17,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from gateway.billing.audit import audit
-from gateway.billing.close import (
+from gateway.billing.statements.close import (
     CannotClose,
     changed_since_close,
     close_month,
@@ -26,8 +26,8 @@ from gateway.billing.close import (
     rebate_due,
     set_rebates,
 )
-from gateway.billing.pages import Issuer, html, lay_out, pdf
-from gateway.billing.statements import NANOS_PER_CENT, invoices_of, statement
+from gateway.billing.statements.pages import Issuer, html, lay_out, pdf
+from gateway.billing.statements.statement import NANOS_PER_CENT, invoices_of, statement
 from gateway.ledger.holds import hold
 from gateway.ledger.periods import booking_time
 from gateway.ledger.refunds import refund

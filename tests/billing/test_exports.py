@@ -13,11 +13,10 @@ from zoneinfo import ZoneInfo
 import pyarrow.parquet
 import pytest
 
-from gateway.billing import exports
-from gateway.billing.exports import reading
-from gateway.billing.files import export
-from gateway.billing.footer import Footer
-from gateway.billing.usage import Filters, Span, total, usage
+from gateway.billing.exports.files import export
+from gateway.billing.exports.footer import Footer
+from gateway.billing.exports.reading import reading
+from gateway.billing.usage.report import Filters, Span, total, usage
 from gateway.ids import first_request_id
 from gateway.ledger.holds import hold
 from gateway.ledger.prices import put_in_force
@@ -145,7 +144,7 @@ def test_parts_make_the_same_file_as_one_whole(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = write(books)
-    monkeypatch.setattr(exports, "CHUNK", 2)
+    monkeypatch.setattr(reading, "CHUNK", 2)
 
     assert write(books)[0] == whole
     parquet, footer = write(books, "parquet")

@@ -18,10 +18,10 @@ from sqlalchemy import Connection, Engine, event, insert, text
 from gateway.batches.names import prefix_of
 from gateway.batches.store import placed_requests
 from gateway.billing.entries import entries, find_entry
-from gateway.billing.exports import reading
-from gateway.billing.files import export
-from gateway.billing.footer import Footer
-from gateway.billing.usage import Filters, Span, usage
+from gateway.billing.exports.files import export
+from gateway.billing.exports.footer import Footer
+from gateway.billing.exports.reading import reading
+from gateway.billing.usage.report import Filters, Span, usage
 from gateway.ids import first_request_id
 from gateway.ledger.closed import ClosedRequest
 from gateway.ledger.holds import hold

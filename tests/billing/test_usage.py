@@ -12,8 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from gateway.accounts.keys import create_key
-from gateway.billing.rollups import build_due, build_hour, rebuild, seals
-from gateway.billing.usage import (
+from gateway.billing.usage.report import (
     Filters,
     Group,
     Span,
@@ -22,6 +21,7 @@ from gateway.billing.usage import (
     total,
     usage,
 )
+from gateway.billing.usage.rollups import build_due, build_hour, rebuild, seals
 from gateway.errors import InvalidRequest
 from gateway.ledger.holds import hold
 from gateway.ledger.refunds import refund

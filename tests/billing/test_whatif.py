@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from gateway.billing.whatif import RepricedUsage, whatif
+from gateway.billing.usage.whatif import RepricedUsage, whatif
 from gateway.ledger.holds import hold
 from gateway.pricing import Component, Price
 from gateway.sql.database import Database

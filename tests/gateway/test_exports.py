@@ -12,7 +12,7 @@ import pytest
 
 from gateway.api.native import exports
 from gateway.api.native.exports import AT_ONCE, OF_ACCOUNT, ExportRequest, Places
-from gateway.billing.usage import Filters
+from gateway.billing.usage.report import Filters
 from gateway.errors import TooManyRequests
 from gateway.sql.database import Database
 from tests.billing.test_exports import SPAN

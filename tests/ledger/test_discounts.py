@@ -8,7 +8,7 @@ import pytest
 
 from gateway.accounts.limits import Limit, set_limit
 from gateway.billing.corrections import plan
-from gateway.billing.whatif import RepricedUsage, whatif
+from gateway.billing.usage.whatif import RepricedUsage, whatif
 from gateway.ledger.concurrency import TooManyConcurrent
 from gateway.ledger.discounts import put_discount_in_force
 from gateway.ledger.holds import Held, HoldRequest, hold

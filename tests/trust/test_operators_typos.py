@@ -25,9 +25,9 @@ from gateway.accounts.accounts import (
 from gateway.accounts.budgets import create_budget, find_budget
 from gateway.accounts.keys import create_key, find_key
 from gateway.billing.audit import audit
-from gateway.billing.close import close_month, list_periods, rehearse_close, set_rebates
 from gateway.billing.credits import enter_chargeback, enter_credit
-from gateway.billing.statements import invoices_of
+from gateway.billing.statements.close import close_month, list_periods, rehearse_close, set_rebates
+from gateway.billing.statements.statement import invoices_of
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import Unavailable
 from gateway.ledger.holds import hold

@@ -25,8 +25,15 @@ from sqlalchemy import Connection
 from gateway.api.http.access import caller, find_asked
 from gateway.api.http.answers import json_response
 from gateway.api.native.usage import key_number
-from gateway.billing.footer import MEDIA_TYPES, Footer, FooterView, Format, Profile, footer_view
-from gateway.billing.usage import Filters, Span, read_span
+from gateway.billing.exports.footer import (
+    MEDIA_TYPES,
+    Footer,
+    FooterView,
+    Format,
+    Profile,
+    footer_view,
+)
+from gateway.billing.usage.report import Filters, Span, read_span
 from gateway.errors import InvalidRequest, TooManyRequests
 from gateway.sql.database import Database
 
@@ -218,7 +225,7 @@ class _File:
 
     def _export(self, asked: ExportRequest) -> Iterator[bytes]:
         # Imported where it is used: it takes a while, and a gateway should answer soon.
-        from gateway.billing.files import export
+        from gateway.billing.exports.files import export
 
         return export(
             functools.partial(_read, self._database),

@@ -16,7 +16,7 @@ from gateway.api.http.bodies import check_limit
 from gateway.api.http.media_views import links_of
 from gateway.api.native.usage import key_number, tag_filters
 from gateway.api.native.views import RequestView, request_view
-from gateway.billing.usage import read_span
+from gateway.billing.usage.report import read_span
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd

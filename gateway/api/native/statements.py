@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from gateway.api.http.access import caller, find_asked
 from gateway.api.http.answers import ListView, json_response, timestamp
 from gateway.api.http.fields import UsdAmount
-from gateway.billing.close import (
+from gateway.billing.statements.close import (
     BillingPeriod,
     CannotClose,
     Rehearsal,
@@ -26,7 +26,13 @@ from gateway.billing.close import (
     list_periods,
     rehearse_close,
 )
-from gateway.billing.statements import Invoice, Statement, invoices_of, months_of, statement
+from gateway.billing.statements.statement import (
+    Invoice,
+    Statement,
+    invoices_of,
+    months_of,
+    statement,
+)
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.pricing import format_usd
 from gateway.settings import Settings
@@ -292,7 +298,7 @@ async def _read(request: Request[Any, Any, Any], function: Callable[[Connection]
 
 def _page(made: Statement, settings: Settings, form: str) -> bytes:
     # Fonts and templates: only whoever prints needs them.
-    from gateway.billing.pages import Issuer, html, lay_out, pdf
+    from gateway.billing.statements.pages import Issuer, html, lay_out, pdf
 
     issuer = Issuer(settings.issuer_name, settings.issuer_address, settings.issuer_note)
     page = lay_out(made, issuer)

@@ -15,7 +15,7 @@ from gateway.accounts.keys import list_keys
 from gateway.api.http.access import caller, find_asked
 from gateway.api.http.answers import json_response, timestamp
 from gateway.api.http.fields import MomentInQuery, moment_in_query
-from gateway.billing.usage import (
+from gateway.billing.usage.report import (
     TAG,
     Filters,
     Group,

@@ -17,7 +17,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 
 from gateway.api.http.access import caller
 from gateway.api.http.answers import ExactUsd, exact_number, json_response
-from gateway.billing.usage import Filters, Group, Span, usage
+from gateway.billing.usage.report import Filters, Group, Span, usage
 from gateway.catalog.tasks import TASKS
 from gateway.checks.decoding import YEARS, read_id
 from gateway.errors import InvalidRequest, NotFound

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.billing import focus
-from gateway.billing.exports import (
+from gateway.billing.exports import focus
+from gateway.billing.exports.footer import Footer, Format, Profile
+from gateway.billing.exports.reading import (
     CSV_SCHEMA,
     PARQUET_SCHEMA,
     ExportReader,
     native_tables,
     write,
 )
-from gateway.billing.footer import Footer, Format, Profile
-from gateway.billing.usage import Filters, Span
+from gateway.billing.usage.report import Filters, Span
 
 
 def export(

@@ -16,7 +16,13 @@ from sqlalchemy import Connection, func, insert, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.accounts.locks import lock_accounts
-from gateway.billing.statements import Invoice, InvoiceLine, Statement, invoices_of, statement
+from gateway.billing.statements.statement import (
+    Invoice,
+    InvoiceLine,
+    Statement,
+    invoices_of,
+    statement,
+)
 from gateway.checks.entered import NAME_MAX, check_amount, check_text
 from gateway.failpoints import reach
 from gateway.ledger.periods import (

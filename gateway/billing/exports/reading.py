@@ -32,8 +32,8 @@ from sqlalchemy import (
     tuple_,
 )
 
-from gateway.billing.footer import Footer, Format
-from gateway.billing.usage import Filters, Span
+from gateway.billing.exports.footer import Footer, Format
+from gateway.billing.usage.report import Filters, Span
 from gateway.ids import first_request_id
 from gateway.pricing import NANOS_PER_USD
 from gateway.sql.database import microseconds

@@ -15,7 +15,7 @@ from fpdf import FPDF, FontFace
 from fpdf.enums import TableBordersLayout, TableCellFillMode, WrapMode
 from jinja2 import Environment, PackageLoader
 
-from gateway.billing.statements import Statement
+from gateway.billing.statements.statement import Statement
 from gateway.pricing import format_usd
 
 NOTE: Final = (

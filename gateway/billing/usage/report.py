@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from sqlalchemy import ColumnElement, Connection, Table, case, func, literal_column, or_, select
 
 from gateway.accounts.budgets import read_zone
-from gateway.billing.rollups import HOUR, built_range, floor_hour
+from gateway.billing.usage.rollups import HOUR, built_range, floor_hour
 from gateway.checks.decoding import read_day, read_moment
 from gateway.errors import InvalidRequest
 from gateway.sql.database import exact_sum, time_bucket

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 from sqlalchemy import BigInteger, Connection, Select, cast, literal, null, select
 
-from gateway.billing.exports import (
+from gateway.billing.exports.reading import (
     ExportReader,
     between,
     charge_pages,
@@ -25,7 +25,7 @@ from gateway.billing.exports import (
     usd_text,
 )
 from gateway.billing.lines import charged_lines
-from gateway.billing.usage import Filters, Span
+from gateway.billing.usage.report import Filters, Span
 from gateway.ledger.closed import UNITS
 from gateway.ledger.prices import PriceCache
 from gateway.pricing import format_usd

@@ -1,0 +1,1 @@
+"""Monthly statements and invoices, and the close of a month."""
