@@ -282,10 +282,7 @@ class Requests:
         return ticket
 
     async def _rejoin(self, ticket: Ticket, account_id: int, order: Submission) -> bool:
-        """Join an order that repeats one whose connection broke to the request it made then.
-
-        One that has come to nothing meanwhile is placed anew.
-        """
+        """Join the request that this submission repeats, unless it ended without an output."""
         if order.fingerprint is None or order.idempotency is not None or not self.watch.healthy:
             return False
         earlier = await self.retries.earlier(order.fingerprint, says_so=order.retried)
@@ -358,8 +355,7 @@ class Requests:
         return await self._lookup.closed(account_id, request_id)
 
     async def whole(self, closed: ClosedRequest) -> ClosedRequest:
-        """Load the output of a closed request, if it is too large for SQL. Raise
-        ``RequestFailed``."""
+        """Load the output of a closed request from the blob store. Raise ``RequestFailed``."""
         return await loaded(self.media.blobs, closed)
 
     async def receipt(self, account_id: int, request_id: str) -> Receipt:
@@ -483,8 +479,7 @@ class Requests:
         task.add_done_callback(self._leaving.discard)
 
     async def _is_given_up(self, account_id: int, request_id: RequestId, name: str) -> bool:
-        """Give a client whose connection broke the time to place its order again. Should it end
-        meanwhile, or this process, its answer is kept for whoever comes."""
+        """Return whether a disconnected client has not repeated its request within the grace."""
         await self.retries.announce(name)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.retry_grace_s):

@@ -1,7 +1,6 @@
 """What a client may send for the task ``text-generation``: a conversation, or text to continue.
 
-Named as in OpenAI's chat completions and completions. Pure, as ``inputs`` is: what comes out is
-bounded without a tokenizer, never too low.
+Named as in OpenAI's APIs. Pure: token counts are bounded without a tokenizer, never too low.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from workers.contract.jobs import ChatInput, ChatMessage, Prompt, Tool, ToolCall
 TOKENS_PER_MESSAGE: Final = 16
 """Bound on what a chat template adds around one message (Llama 3, Qwen and Gemma need 4 to 8)."""
 TOKENS_PER_PROMPT: Final = 64
-"""Bound on what a chat template adds once: a default system prompt, a generation prompt. Where it
-is more, the catalog entry says so."""
+"""Maximum that a chat template adds once per prompt, unless the catalog entry has another one."""
 TOKENS_PER_TOOLS: Final = 512
 """Bound on what a chat template says once about how functions are called."""
 TOKENS_PER_TOOL: Final = 64
@@ -52,8 +50,6 @@ class TextPart(Strict):
 
 
 class RefusalPart(Strict):
-    """A refusal among the parts of an assistant's earlier answer."""
-
     type: Literal["refusal"]
     refusal: str
 
@@ -140,8 +136,6 @@ class NamedFunction(Strict):
 
 
 class NamedTool(Strict):
-    """The choice of one function that must be called."""
-
     type: Literal["function"]
     function: NamedFunction
 
@@ -269,7 +263,6 @@ def prepare_text(
 def _asked_tokens(
     entry: CatalogEntry, value: TextGeneration | TextCompletion, prefix: str
 ) -> int | None:
-    """The length that was asked for, if one was."""
     asked, field = value.max_tokens, "max_tokens"
     if isinstance(value, TextGeneration) and value.max_completion_tokens:
         if asked and asked != value.max_completion_tokens:

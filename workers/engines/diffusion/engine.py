@@ -82,8 +82,6 @@ _BYTES_PER_PIXEL: Final = 256
 
 
 class DiffusionEngine:
-    """Raise ``ValueError`` if an option is wrong."""
-
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
         self._options = read_options(spec)
@@ -440,7 +438,6 @@ def _mask(data: bytes, picture: Image.Image, size: tuple[int, int]) -> Weights:
 
 
 def _native_side(pipeline: Any) -> int:
-    """The side of the pictures that a model was trained on."""
     default = getattr(pipeline, "default_sample_size", None)
     if default is None:
         denoiser = getattr(pipeline, "unet", None) or pipeline.transformer
