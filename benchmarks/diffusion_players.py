@@ -124,7 +124,7 @@ class _Watched(DiffusionEngine):
 
     def _measure(self, turn: TurnResult, seconds: float) -> None:
         super()._measure(turn, seconds)
-        if turn.site is not None and turn.site.phase == "forward":
+        if turn.point is not None and turn.point.phase == "forward":
             self.played.batches.append(len(turn.rows))
 
 

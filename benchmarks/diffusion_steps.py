@@ -23,7 +23,7 @@ def fused_and_plain_s(
     calls = _calls(alone, denoiser, setting.together)
     rows = [rows_of(*call) for call in calls]
     rendezvous = CooperativeBatcher(rows_max=sum(rows))
-    site = rendezvous.site("denoiser", denoiser.forward, "forward")
+    site = rendezvous.batch_point("denoiser", denoiser.forward, "forward")
     for args, kwargs in calls:
         rendezvous.start(PipelineRun(functools.partial(_repeat, site, args, kwargs, rounds + 1)))
     args, kwargs = concatenate(calls, rows)

@@ -36,7 +36,7 @@ class BatchPoint:
     name: str
     function: Callable[..., Any]
     phase: Phase
-    fused: bool = True
+    batched: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -49,14 +49,14 @@ class PipelineRun:
     error: BaseException | None = None
     ended: bool = False
     stopping: bool = False
-    course: _Course | None = None
+    greenlet: _RunGreenlet | None = None
     """Where it is, until it has ended."""
 
 
-class _Course(greenlet):
-    def __init__(self, of: PipelineRun) -> None:
+class _RunGreenlet(greenlet):
+    def __init__(self, pipeline_run: PipelineRun) -> None:
         super().__init__(_execute)
-        self.of = of
+        self.pipeline_run = pipeline_run
 
 
 @dataclass(slots=True, eq=False)
@@ -64,13 +64,13 @@ class _Call:
     """A parked call; ``answer`` is its rows of the result, ``error`` what was raised instead."""
 
     run: PipelineRun
-    site: BatchPoint
+    point: BatchPoint
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     rows: int
     signature: object
     order: int
-    answer: Any = None
+    result: Any = None
     error: BaseException | None = None
 
 
@@ -78,7 +78,7 @@ class _Call:
 class TurnResult:
     """What one turn did: in which phase, for whom with how many rows, and who has ended."""
 
-    site: BatchPoint | None = None
+    point: BatchPoint | None = None
     rows: dict[int, int] = field(default_factory=dict)
     """By ``id`` of the run."""
     ended: tuple[PipelineRun, ...] = ()
@@ -89,19 +89,19 @@ class CooperativeBatcher:
 
     def __init__(self, *, rows_max: int) -> None:
         self._rows_max = rows_max
-        self._fresh: list[PipelineRun] = []
-        self._parked: list[_Call] = []
+        self._new: list[PipelineRun] = []
+        self._suspended: list[_Call] = []
         self._ended: list[PipelineRun] = []
         self._order = 0
         self._turn = getcurrent()
 
-    def site(
+    def batch_point(
         self,
         name: str,
         function: Callable[..., Any],
         phase: Phase,
         *,
-        fused: bool = True,
+        batched: bool = True,
         module: torch.nn.Module | None = None,
     ) -> Callable[..., Any]:
         """Wrap a function so that runs meet there; called by anybody else it is as before.
@@ -110,29 +110,29 @@ class CooperativeBatcher:
         precision and on the device that it has now, and its layers show that they get on.
         """
         if module is not None:
-            function = _kept(name, function, module)
+            function = _check_placement(name, function, module)
             for layer in _layers(module, deep=phase != "forward"):
                 layer.register_forward_pre_hook(_beat)
-        site = BatchPoint(name, function, phase, fused)
+        point = BatchPoint(name, function, phase, batched)
 
-        def meet(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             here = getcurrent()
-            if not isinstance(here, _Course):
+            if not isinstance(here, _RunGreenlet):
                 return function(*args, **kwargs)
-            return self._park(here, site, args, kwargs)
+            return self._suspend(here, point, args, kwargs)
 
-        return meet
+        return call
 
     def start(self, run: PipelineRun) -> None:
         """Let a run begin with the next turn."""
-        self._fresh.append(run)
+        self._new.append(run)
 
     def stop(self, *runs: PipelineRun) -> None:
         """End runs where they are, between two turns; no turn reports them."""
         for run in runs:
             run.stopping = True
-        taken = [run for run in runs if self._takes_back(run)]
-        self._go_on(taken)
+        taken = [run for run in runs if self._withdraw(run)]
+        self._resume(taken)
         self._ended = [run for run in self._ended if run not in taken]
 
     def turn(self, phase: Callable[[Phase], Any]) -> TurnResult:
@@ -140,40 +140,48 @@ class CooperativeBatcher:
 
         ``phase`` is entered while the call and what follows it take their time.
         """
-        fresh, self._fresh = self._fresh, []
-        if fresh:
+        new, self._new = self._new, []
+        if new:
             with phase("preprocess"):
-                self._go_on(fresh)
-        group = self._choose()
+                self._resume(new)
+        group = self._select()
         if not group:
             return TurnResult(ended=self._take_ended())
-        site = group[0].site
-        with phase(site.phase):
+        point = group[0].point
+        with phase(point.phase):
             with torch.no_grad():
-                self._answer(site, group)
-            self._go_on([call.run for call in group])
+                self._compute(point, group)
+            self._resume([call.run for call in group])
         rows: dict[int, int] = {}
         for call in group:
             rows[id(call.run)] = call.rows
-        return TurnResult(site, rows, self._take_ended())
+        return TurnResult(point, rows, self._take_ended())
 
-    def _park(self, here: _Course, site: BatchPoint, args: Any, kwargs: dict[str, Any]) -> Any:
-        if here.of.stopping:
+    def _suspend(
+        self, here: _RunGreenlet, point: BatchPoint, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        if here.pipeline_run.stopping:
             raise Stopped
         rows = rows_of(args, kwargs)
         self._order += 1
         call = _Call(
-            here.of, site, args, kwargs, rows, (site, *signature(args, kwargs, rows)), self._order
+            here.pipeline_run,
+            point,
+            args,
+            kwargs,
+            rows,
+            (point, *signature(args, kwargs, rows)),
+            self._order,
         )
-        self._parked.append(call)
+        self._suspended.append(call)
         self._turn.switch()
-        if here.of.stopping:
+        if here.pipeline_run.stopping:
             raise Stopped
         if call.error is not None:
             raise call.error
-        return call.answer
+        return call.result
 
-    def _go_on(self, runs: Sequence[PipelineRun]) -> None:
+    def _resume(self, runs: Sequence[PipelineRun]) -> None:
         """Let runs go on, one after the other, until each has parked or ended."""
         # What libraries switch about gradients is a thread's: all see it as it is here, and put
         # it back to that, in whichever order they go on.
@@ -181,37 +189,37 @@ class CooperativeBatcher:
         with torch.no_grad():
             for run in runs:
                 PULSE.beat()
-                if run.course is None:
-                    run.course = _Course(run)
-                run.course.parent = self._turn
-                run.course.switch(run)
+                if run.greenlet is None:
+                    run.greenlet = _RunGreenlet(run)
+                run.greenlet.parent = self._turn
+                run.greenlet.switch(run)
                 if run.ended:
-                    run.course = None
+                    run.greenlet = None
                     self._ended.append(run)
 
-    def _takes_back(self, run: PipelineRun) -> bool:
+    def _withdraw(self, run: PipelineRun) -> bool:
         """Whether a run was to begin or was parked; it is so no longer."""
-        if run in self._fresh:
-            self._fresh.remove(run)
+        if run in self._new:
+            self._new.remove(run)
             return True
-        others = [call for call in self._parked if call.run is not run]
-        was_parked = len(others) < len(self._parked)
-        self._parked = others
-        return was_parked
+        others = [call for call in self._suspended if call.run is not run]
+        was_suspended = len(others) < len(self._suspended)
+        self._suspended = others
+        return was_suspended
 
     def _take_ended(self) -> tuple[PipelineRun, ...]:
         ended, self._ended = tuple(self._ended), []
         return ended
 
-    def _choose(self) -> list[_Call]:
+    def _select(self) -> list[_Call]:
         """The call that has waited longest among the most urgent, and those that fit to it."""
-        if not self._parked:
+        if not self._suspended:
             return []
-        first = min(self._parked, key=lambda call: (-call.run.priority, call.order))
+        first = min(self._suspended, key=lambda call: (-call.run.priority, call.order))
         group, rows = [first], first.rows
-        if first.site.fused:
+        if first.point.batched:
             others = sorted(
-                (call for call in self._parked if call is not first),
+                (call for call in self._suspended if call is not first),
                 key=lambda call: (-call.run.priority, call.order),
             )
             for call in others:
@@ -223,20 +231,20 @@ class CooperativeBatcher:
                     group.append(call)
                     rows += call.rows
         chosen = set(map(id, group))
-        self._parked = [call for call in self._parked if id(call) not in chosen]
+        self._suspended = [call for call in self._suspended if id(call) not in chosen]
         return group
 
-    def _answer(self, site: BatchPoint, group: Sequence[_Call]) -> None:
+    def _compute(self, point: BatchPoint, group: Sequence[_Call]) -> None:
         """Compute a group as one; if that fails, in halves, until only the offender fails."""
         try:
             if len(group) == 1:
                 call = group[0]
-                call.answer = site.function(*call.args, **call.kwargs)
+                call.result = point.function(*call.args, **call.kwargs)
                 return
             rows = [call.rows for call in group]
             args, kwargs = concatenate([(call.args, call.kwargs) for call in group], rows)
-            for call, part in zip(group, split(site.function(*args, **kwargs), rows), strict=True):
-                call.answer = part
+            for call, part in zip(group, split(point.function(*args, **kwargs), rows), strict=True):
+                call.result = part
         except Exception as error:
             if type(error).__name__ == "AcceleratorError":  # sticky: the device is gone
                 raise
@@ -248,23 +256,25 @@ class CooperativeBatcher:
             return
         # Outside the handler, whose traceback would keep the failed batch's memory.
         half = len(group) // 2
-        self._answer(site, group[:half])
-        self._answer(site, group[half:])
+        self._compute(point, group[:half])
+        self._compute(point, group[half:])
 
 
-def _kept(name: str, function: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
+def _check_placement(
+    name: str, function: Callable[..., Any], module: torch.nn.Module
+) -> Callable[..., Any]:
     """Refuse to compute with a module that was cast or moved since it was put under a site."""
-    expected = _place(module)
+    expected = _placement(module)
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        if (found := _place(module)) != expected:
+        if (found := _placement(module)) != expected:
             raise RuntimeError(f"{name} is {found}; it was {expected} when it was loaded")
         return function(*args, **kwargs)
 
     return compute
 
 
-def _place(module: torch.nn.Module) -> str:
+def _placement(module: torch.nn.Module) -> str:
     first = next(module.parameters(), None)
     return "without weights" if first is None else f"{first.dtype} on {first.device}"
 

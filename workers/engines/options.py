@@ -23,7 +23,7 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     "int8": torch.bfloat16,
     "fp8": torch.bfloat16,
 }
-WIDE: Final = ("float32", "bfloat16", "float16")
+UNQUANTIZED: Final = ("float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda")
 
 

@@ -211,7 +211,7 @@ def test_out_of_memory_fails_only_who_does_not_fit(
             raise torch.OutOfMemoryError("no room")
         return forward(*args, **kwargs)
 
-    denoiser.forward = rendezvous.site("transformer", narrow, "forward")
+    denoiser.forward = rendezvous.batch_point("transformer", narrow, "forward")
     driver.admit("small")
     driver.admit("other", seed=1)
     driver.admit("large", width=64, height=64)

@@ -103,7 +103,7 @@ def test_together_gives_what_alone_gives(
     while ended < len(runs):
         turn = rendezvous.turn(PhaseNames().phase)
         ended += len(turn.ended)
-        forwards += turn.site is not None and turn.site.phase == "forward"
+        forwards += turn.point is not None and turn.point.phase == "forward"
     for run in runs:
         if run.error is not None:
             raise run.error

@@ -201,7 +201,7 @@ def test_blocks_are_copied_and_blanked(kind: int) -> None:
         cache.begin(cache.lay_out([], 0, [piece], 0))
         cache.attend(0, *(part[:, :, start:stop] for part in parts), None)
     cache.copy([(2, 4)])
-    cache.blank([2])
+    cache.zero_blocks([2])
 
     answers = []
     for table in ([1, 4], [1, 2]):

@@ -327,7 +327,7 @@ class DiffusionEngine:
                 torch.cuda.synchronize()
 
     def _measure(self, turn: TurnResult, seconds: float) -> None:
-        if turn.site is not None and turn.site.phase == "forward" and turn.rows:
+        if turn.point is not None and turn.point.phase == "forward" and turn.rows:
             self._step_us += 0.1 * (seconds * 1e6 / len(turn.rows) - self._step_us)
 
     def _finish(self, run: PipelineRun) -> None:

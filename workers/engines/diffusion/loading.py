@@ -153,14 +153,14 @@ def _meet(pipeline: Any, rendezvous: CooperativeBatcher) -> None:
     """Have runs meet at every forward of the pipeline's parts."""
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
-            part.forward = rendezvous.site(name, part.forward, "forward", module=part)
+            part.forward = rendezvous.batch_point(name, part.forward, "forward", module=part)
     for name in ENCODERS:
         if (part := getattr(pipeline, name, None)) is not None:
-            part.forward = rendezvous.site(name, part.forward, "preprocess", module=part)
+            part.forward = rendezvous.batch_point(name, part.forward, "preprocess", module=part)
     if (vae := getattr(pipeline, "vae", None)) is not None:
         encode, decode = _casting(vae.encode, vae), _casting(vae.decode, vae)
-        vae.encode = rendezvous.site("vae", encode, "preprocess", module=vae)
-        vae.decode = rendezvous.site("vae", decode, "postprocess", module=vae)
+        vae.encode = rendezvous.batch_point("vae", encode, "preprocess", module=vae)
+        vae.decode = rendezvous.batch_point("vae", decode, "postprocess", module=vae)
 
 
 def _same_parts(pipeline: Any, family: PipelineFamily) -> Any:

@@ -33,7 +33,7 @@ class Upscaler:
         except ValueError as error:
             raise ValueError(f"the upscaler: {error}") from error
         self.scale = self._network.scale
-        self._draw = rendezvous.site("upscaler", self._call, "postprocess")
+        self._draw = rendezvous.batch_point("upscaler", self._call, "postprocess")
 
     def _call(self, tiles: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(self._network.draw(tiles.numpy()))

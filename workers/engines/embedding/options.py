@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from workers.contract.models import ModelSpec
-from workers.engines.options import WIDE, TorchOptions, read
+from workers.engines.options import UNQUANTIZED, TorchOptions, read
 
 Pooling: TypeAlias = Literal["mean", "cls", "last"]
 _SAID: Final[dict[str, Pooling]] = {
@@ -20,7 +20,7 @@ _SAID: Final[dict[str, Pooling]] = {
 class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
     """Of the catalog entry; what every engine has in common is in ``TorchOptions``."""
 
-    dtypes: ClassVar = WIDE
+    dtypes: ClassVar = UNQUANTIZED
 
     slots: int = 32
     pooling: Pooling | None = None

@@ -97,7 +97,7 @@ class Cache(Protocol):
         """The next forward is that of this layout."""
         ...
 
-    def blank(self, blocks: Sequence[int]) -> None:
+    def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Forget what stands in blocks.
 
         A mask hides numbers, but not what is none: 0 times NaN is NaN, also for the next in line.
@@ -183,7 +183,7 @@ class Blocks:
             for _ in range(2)
         )
 
-    def blank(self, blocks: Sequence[int]) -> None:
+    def zero_blocks(self, blocks: Sequence[int]) -> None:
         for kept in (*self._keys, *self._values):
             kept[list(blocks)] = 0
 

@@ -93,9 +93,9 @@ class Decoder:
             return torch.empty(0, 0)
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def blank(self, blocks: Sequence[int]) -> None:
+    def zero_blocks(self, blocks: Sequence[int]) -> None:
         if blocks:
-            self._cache.blank(blocks)
+            self._cache.zero_blocks(blocks)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         if pairs:
@@ -183,7 +183,7 @@ class Decoder:
         with torch.inference_mode():
             first, *others = self._probe()
             same = all(torch.equal(first, other) for other in others)
-        self._cache.blank([1, 2])
+        self._cache.zero_blocks([1, 2])
         return same
 
     def _probe(self) -> Iterator[torch.Tensor]:
@@ -191,7 +191,7 @@ class Decoder:
         size = self._cache.shape.block_tokens
         ids = [(7 * place) % 97 for place in range(min(21, size - 2))]
         for beside in _PROBED:
-            self._cache.blank([1, 2])
+            self._cache.zero_blocks([1, 2])
             others = [SequenceInput(list(range(min(beside, size))), 0, [2], 1)]
             while (left := beside - sum(len(feed.ids) for feed in others)) > 0:
                 others.append(

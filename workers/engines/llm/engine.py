@@ -315,7 +315,7 @@ class LlmEngine:
         ]
         if there.draft is not None:
             with clock.phase("forward"):
-                there.draft.decoder.blank(plan.fresh)
+                there.draft.decoder.zero_blocks(plan.fresh)
                 guesses = there.draft.guess(
                     plan.turns,
                     [replace(piece, kept=0) for piece in pieces],
@@ -323,7 +323,7 @@ class LlmEngine:
                     lambda chain, logits, place: answers[chain].sampler.guess(logits, place),
                 )
         with clock.phase("transfer"):
-            decoder.blank(plan.fresh)
+            decoder.zero_blocks(plan.fresh)
             turns = []
             for turn in plan.turns:
                 chain, answer = turn.chain, answers[turn.chain]

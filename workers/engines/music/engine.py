@@ -123,7 +123,7 @@ class MusicEngine:
             except _Refused as refused:
                 return refused.failure
         with clock.phase("transfer"):
-            self._there.decoder.blank(self._there.tables[place])
+            self._there.decoder.zero_blocks(self._there.tables[place])
         self._running[job.request_id] = one
         return Admitted()
 

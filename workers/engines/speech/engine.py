@@ -76,7 +76,7 @@ class SpeechEngine:
         self._languages = [Language(tag) for tag in self._options.languages]
         self._threads = 1
         self._rendezvous = CooperativeBatcher(rows_max=1)
-        self._meet = self._rendezvous.site("step", lambda: None, "forward", fused=False)
+        self._meet = self._rendezvous.batch_point("step", lambda: None, "forward", batched=False)
         self._family: Family | None = None
         self._talker: SpeechModel | None = None
         self._voices: dict[str, Voice] = {}

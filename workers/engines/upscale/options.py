@@ -7,13 +7,13 @@ from typing import ClassVar
 import msgspec
 
 from workers.contract.models import ModelSpec
-from workers.engines.options import WIDE, TorchOptions, read
+from workers.engines.options import UNQUANTIZED, TorchOptions, read
 
 
 class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
     """Of the catalog entry; what every engine has in common is in ``TorchOptions``."""
 
-    dtypes: ClassVar = WIDE
+    dtypes: ClassVar = UNQUANTIZED
 
     tile: int | None = None
     """Side of a tile in pixels of the source; by default what a step of this network takes well."""

@@ -51,14 +51,14 @@ def _play(rendezvous: CooperativeBatcher, most: int = 100) -> list[TurnResult]:
     for _ in range(most):
         turn = rendezvous.turn(PhaseNames().phase)
         turns.append(turn)
-        if turn.site is None:
+        if turn.point is None:
             return turns
     raise AssertionError("it does not end")
 
 
 def test_runs_of_different_lengths_share_calls() -> None:
     model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
-    call = rendezvous.site("model", model, "forward")
+    call = rendezvous.batch_point("model", model, "forward")
     runs = [PipelineRun(_steps(call, float(i), count)) for i, count in enumerate((2, 5, 3))]
     for run in runs:
         rendezvous.start(run)
@@ -72,7 +72,7 @@ def test_runs_of_different_lengths_share_calls() -> None:
 
 def test_who_comes_late_joins_at_the_next_call() -> None:
     model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
-    call = rendezvous.site("model", model, "forward")
+    call = rendezvous.batch_point("model", model, "forward")
     rendezvous.start(PipelineRun(_steps(call, 1.0, 4)))
     rendezvous.turn(PhaseNames().phase)
     rendezvous.start(PipelineRun(_steps(call, 2.0, 4)))
@@ -82,7 +82,7 @@ def test_who_comes_late_joins_at_the_next_call() -> None:
 
 def test_no_more_rows_than_allowed_and_the_longest_waiting_first() -> None:
     model, rendezvous = Model(), CooperativeBatcher(rows_max=4)
-    call = rendezvous.site("model", model, "forward")
+    call = rendezvous.batch_point("model", model, "forward")
     runs = [PipelineRun(_steps(call, 1.0, 2, rows=2)) for _ in range(3)]
     for run in runs:
         rendezvous.start(run)
@@ -93,7 +93,7 @@ def test_no_more_rows_than_allowed_and_the_longest_waiting_first() -> None:
 
 def test_the_urgent_goes_first_and_the_other_waits_where_it_is() -> None:
     model, rendezvous = Model(), CooperativeBatcher(rows_max=1)
-    call = rendezvous.site("model", model, "forward")
+    call = rendezvous.batch_point("model", model, "forward")
     slow, urgent = PipelineRun(_steps(call, 1.0, 5)), PipelineRun(_steps(call, 2.0, 3), priority=1)
     rendezvous.start(slow)
     rendezvous.turn(PhaseNames().phase)
@@ -108,7 +108,7 @@ def test_the_urgent_goes_first_and_the_other_waits_where_it_is() -> None:
 
 def test_too_little_memory_splits_a_batch_and_only_the_offender_fails() -> None:
     model, rendezvous = Model(rows_max=2), CooperativeBatcher(rows_max=16)
-    call = rendezvous.site("model", model, "forward")
+    call = rendezvous.batch_point("model", model, "forward")
     fit = [PipelineRun(_steps(call, float(i), 2)) for i in range(4)]
     large = PipelineRun(_steps(call, 9.0, 2, rows=3))
     for run in (*fit, large):
@@ -120,7 +120,7 @@ def test_too_little_memory_splits_a_batch_and_only_the_offender_fails() -> None:
 
 def test_an_error_costs_only_the_run_that_caused_it() -> None:
     model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
-    call = rendezvous.site("model", model, "forward")
+    call = rendezvous.batch_point("model", model, "forward")
     good, bad = PipelineRun(_steps(call, 1.0, 3)), PipelineRun(_steps(call, float("nan"), 3))
     rendezvous.start(good)
     rendezvous.start(bad)
@@ -137,7 +137,7 @@ def test_a_lost_device_is_everybodys() -> None:
         raise AcceleratorError("gone")
 
     rendezvous = CooperativeBatcher(rows_max=4)
-    call = rendezvous.site("model", lost, "forward")
+    call = rendezvous.batch_point("model", lost, "forward")
     rendezvous.start(PipelineRun(lambda: call(torch.zeros(1, 1))))
     with pytest.raises(AcceleratorError):
         rendezvous.turn(PhaseNames().phase)
@@ -145,7 +145,7 @@ def test_a_lost_device_is_everybodys() -> None:
 
 def test_a_stopped_run_ends_where_it_is() -> None:
     model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
-    call = rendezvous.site("model", model, "forward")
+    call = rendezvous.batch_point("model", model, "forward")
     cleaned = []
 
     def work() -> Any:
@@ -178,7 +178,7 @@ def test_calls_that_differ_in_what_has_no_rows_are_made_apart() -> None:
         return x + table.sum()
 
     rendezvous = CooperativeBatcher(rows_max=16)
-    call = rendezvous.site("model", model, "forward")
+    call = rendezvous.batch_point("model", model, "forward")
     for table in (torch.ones(5), torch.ones(5), torch.zeros(5)):
         rendezvous.start(PipelineRun(lambda table=table: call(torch.zeros(1, 2), table)))
     _play(rendezvous)
@@ -186,13 +186,13 @@ def test_calls_that_differ_in_what_has_no_rows_are_made_apart() -> None:
 
 
 def test_others_call_as_if_nothing_were_wrapped() -> None:
-    call = CooperativeBatcher(rows_max=4).site("model", Model(), "forward")
+    call = CooperativeBatcher(rows_max=4).batch_point("model", Model(), "forward")
     assert call(torch.ones(1, 3), torch.tensor(0.0)).tolist() == [[2.0, 2.0, 2.0]]
 
 
 def test_one_run_goes_on_at_a_time_and_none_before_the_turn() -> None:
     model, rendezvous = Model(), CooperativeBatcher(rows_max=16)
-    call = rendezvous.site("model", model, "forward")
+    call = rendezvous.batch_point("model", model, "forward")
     going: list[int] = []
     most: list[int] = []
 
@@ -232,8 +232,8 @@ def test_what_fails_or_is_stopped_keeps_no_tensor() -> None:
         raise torch.OutOfMemoryError("too many")
 
     rendezvous = CooperativeBatcher(rows_max=4)
-    failing = rendezvous.site("model", model, "forward")
-    waiting = rendezvous.site("other", Model(), "forward")
+    failing = rendezvous.batch_point("model", model, "forward")
+    waiting = rendezvous.batch_point("other", Model(), "forward")
 
     def work(site: Any) -> None:
         latents = torch.zeros(1, 3)
@@ -266,7 +266,7 @@ def test_who_switches_gradients_off_and_parks_changes_nothing_for_the_rest() -> 
         return x
 
     rendezvous = CooperativeBatcher(rows_max=1)
-    call = rendezvous.site("model", model, "forward")
+    call = rendezvous.batch_point("model", model, "forward")
 
     @torch.no_grad()
     def decorated(times: int) -> None:
@@ -294,7 +294,7 @@ class _Layers(torch.nn.Module):
 
 def test_a_module_that_was_cast_under_a_site_is_not_computed_with() -> None:
     rendezvous, module = CooperativeBatcher(rows_max=4), _Layers()
-    meet = rendezvous.site("m", module.forward, "forward", module=module)
+    meet = rendezvous.batch_point("m", module.forward, "forward", module=module)
     run = PipelineRun(lambda: meet(torch.ones(1, 2)))
     rendezvous.start(run)
     module.to(torch.bfloat16)
@@ -310,7 +310,7 @@ def test_the_layers_of_a_long_call_show_that_it_gets_on(monkeypatch: pytest.Monk
     monkeypatch.setattr(pulse, "EVERY_S", 0.0)
     monkeypatch.setattr(pulse.PULSE, "tell", lambda: beats.append(1))
     rendezvous, module = CooperativeBatcher(rows_max=4), _Layers()
-    meet = rendezvous.site("vae", module.forward, "postprocess", module=module)
+    meet = rendezvous.batch_point("vae", module.forward, "postprocess", module=module)
     rendezvous.start(PipelineRun(lambda: meet(torch.ones(1, 2))))
 
     rendezvous.turn(PhaseNames().phase)
