@@ -17,7 +17,7 @@ from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.rules import Conflicts
 from gateway.catalog.schema import Catalog, CatalogEntry, Offer
-from gateway.checks.decoding import read_moment
+from gateway.checks.moments import read_moment
 from gateway.ledger.prices import OPERATOR_NOTICE_S
 from gateway.pricing import Price
 

@@ -6,8 +6,6 @@ the queue can. The checks cost a search of the bytes; only a body that has the e
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, date, datetime
 from typing import Any, Final
 
 import msgspec
@@ -17,11 +15,6 @@ from gateway.errors import InvalidRequest
 ID_MAX: Final = 2**63 - 1
 """Largest number of a row in SQL."""
 _ESCAPED: Final = b"\\u0000"
-_MOMENT: Final = re.compile(
-    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)", re.ASCII
-)
-YEARS: Final = range(1900, 9999)
-"""Years whose days have a beginning and an end in every time zone."""
 
 
 def decode_json(body: bytes | str) -> Any:
@@ -83,21 +76,3 @@ def read_id(text: str) -> int | None:
         return None
     number = int(text)
     return number if number <= ID_MAX else None
-
-
-def read_day(text: str) -> date:
-    """Read a day as YYYY-MM-DD. Raise ``ValueError``."""
-    day = date.fromisoformat(text)
-    if day.year not in YEARS:
-        raise ValueError(f"years {YEARS.start} to {YEARS.stop - 1} are accepted")
-    return day
-
-
-def read_moment(text: object) -> datetime:
-    """Read a moment with its offset (RFC 3339), as UTC. Raise ``ValueError``."""
-    if not isinstance(text, str) or not _MOMENT.fullmatch(text):
-        raise ValueError("send a moment with its offset, such as 2026-03-01T10:00:00Z")
-    moment = datetime.fromisoformat(text.upper())
-    if moment.year not in YEARS:
-        raise ValueError(f"years {YEARS.start} to {YEARS.stop - 1} are accepted")
-    return moment.astimezone(UTC)

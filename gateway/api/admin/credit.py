@@ -20,7 +20,7 @@ from gateway.accounts.accounts import (
 )
 from gateway.accounts.keys import create_key, list_keys, revoke_key
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import ListView, json_response, timestamp
+from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.fields import Moment, PerMinute, UsdAmount
 from gateway.api.native.views import KeyView, key_view
 from gateway.billing.corrections import Correction, plan
@@ -28,6 +28,7 @@ from gateway.billing.corrections import post as post_corrections
 from gateway.billing.credits import enter_chargeback, enter_credit
 from gateway.catalog.price_overrides import InvalidPriceOverride, read_offer
 from gateway.catalog.store import LiveCatalog
+from gateway.checks.moments import timestamp
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.ledger.refunds import NotRefundable, refund
 from gateway.ledger.transfers import Transfer, TransferConflict

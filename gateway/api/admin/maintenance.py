@@ -7,9 +7,10 @@ from typing import Any, Literal, TypedDict
 from litestar import Controller, Request, Response, get, post
 
 from gateway.api.http.access import caller
-from gateway.api.http.answers import json_response, timestamp
+from gateway.api.http.answers import json_response
 from gateway.billing.audit import Reconciliation, audit_and_keep, last_audit
 from gateway.catalog.store import LiveCatalog
+from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.reconcile import Finding
 from gateway.sql.database import Database

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import ListView, json_response, timestamp
+from gateway.api.http.answers import ListView, json_response
 from gateway.catalog.price_overrides import (
     InvalidPriceOverride,
     read_offer,
@@ -20,6 +20,7 @@ from gateway.catalog.price_overrides import (
     read_start,
 )
 from gateway.catalog.store import LiveCatalog
+from gateway.checks.moments import timestamp
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.ledger.prices import (
     LIST,

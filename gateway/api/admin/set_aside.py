@@ -8,9 +8,10 @@ from typing import Any, Literal, TypedDict
 from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath, FromQuery
 
-from gateway.api.http.answers import ListView, json_response, timestamp
+from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.bodies import check_limit
 from gateway.aside import Kind, Note, drop, notes
+from gateway.checks.moments import timestamp
 from gateway.operations.set_aside import check, release, retry
 from gateway.requests.service import Requests
 from gateway.sql.database import Database

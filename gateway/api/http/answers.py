@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import (
     Annotated,
     Any,
@@ -127,8 +126,3 @@ def openai_usage(usage: Usage, cost_nanos: int) -> UsageView:
         "prompt_tokens_details": {"cached_tokens": usage.cached_input_tokens},
         "cost": exact_number(cost_nanos),
     }
-
-
-def timestamp(moment: datetime) -> str:
-    """RFC 3339 in UTC, to the microsecond."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

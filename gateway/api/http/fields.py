@@ -9,7 +9,8 @@ from litestar.params import PathParameter, QueryParameter
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from gateway.accounts.limits import LIMIT_MAX
-from gateway.checks.decoding import ID_MAX, read_moment
+from gateway.checks.decoding import ID_MAX
+from gateway.checks.moments import read_moment
 from gateway.errors import InvalidRequest
 from gateway.pricing import parse_usd
 

@@ -10,8 +10,9 @@ from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import json_response, timestamp
+from gateway.api.http.answers import json_response
 from gateway.api.native.views import KeyView, key_view
+from gateway.checks.moments import timestamp
 from gateway.ledger.lots import Lot, open_lots
 from gateway.ledger.transfers import owed
 from gateway.pricing import format_usd

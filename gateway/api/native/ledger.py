@@ -9,11 +9,12 @@ from litestar.params import FromQuery
 from sqlalchemy import Connection
 
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import PageView, json_response, timestamp
+from gateway.api.http.answers import PageView, json_response
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath
 from gateway.billing.entries import ChargedEntry, LedgerEntry, entries, find_entry
 from gateway.checks.decoding import read_id
+from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
 from gateway.pricing import format_usd
 from gateway.sql.database import Database

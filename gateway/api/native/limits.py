@@ -25,9 +25,10 @@ from gateway.accounts.budgets import (
 )
 from gateway.accounts.limits import Limit, list_limits, remove_limit, set_limit
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import ListView, json_response, timestamp
+from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.fields import Id, IdInPath, IdInQuery, PerMinute, UsdAmount
 from gateway.catalog.store import LiveCatalog
+from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
 from gateway.pricing import format_usd
 from gateway.sql.database import Database

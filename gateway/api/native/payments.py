@@ -10,7 +10,8 @@ from litestar.params import FromPath, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.http.access import caller
-from gateway.api.http.answers import ListView, json_response, timestamp
+from gateway.api.http.answers import ListView, json_response
+from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound, Unavailable
 from gateway.payments.payments import (
     NANOS_PER_CENT,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import ListView, json_response, timestamp
+from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.fields import UsdAmount
 from gateway.billing.statements.close import (
     BillingPeriod,
@@ -33,6 +33,7 @@ from gateway.billing.statements.statement import (
     months_of,
     statement,
 )
+from gateway.checks.moments import timestamp
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.pricing import format_usd
 from gateway.settings import Settings

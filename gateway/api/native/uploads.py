@@ -15,9 +15,10 @@ from litestar.datastructures import UploadFile
 from litestar.params import FromPath, FromQuery
 
 from gateway.api.http.access import caller
-from gateway.api.http.answers import json_response, timestamp
+from gateway.api.http.answers import json_response
 from gateway.api.http.storing import may_store
 from gateway.api.http.uploading import read_file, size_of, store_upload
+from gateway.checks.moments import timestamp
 from gateway.errors import Forbidden, InvalidRequest
 from gateway.files.store import File, Files
 from gateway.files.upload_urls import PATH, UploadUrls

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from gateway.accounts.keys import list_keys
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import json_response, timestamp
+from gateway.api.http.answers import json_response
 from gateway.api.http.fields import MomentInQuery, moment_in_query
 from gateway.billing.usage.report import (
     TAG,
@@ -25,6 +25,7 @@ from gateway.billing.usage.report import (
     total,
     usage,
 )
+from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest
 from gateway.pricing import format_usd
 from gateway.sql.database import Database

@@ -8,9 +8,9 @@ from typing import Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from gateway.accounts.keys import KeyInfo
-from gateway.api.http.answers import timestamp
 from gateway.api.http.media_views import MediumView, media_views
 from gateway.catalog.schema import Slo
+from gateway.checks.moments import timestamp
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest, RequestError
 from gateway.ledger.receipts import Receipt

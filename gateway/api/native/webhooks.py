@@ -9,8 +9,9 @@ from litestar import Controller, Request, Response, get, post
 from litestar.params import FromPath, FromQuery
 
 from gateway.api.http.access import caller, find_asked
-from gateway.api.http.answers import ListView, PageView, json_response, timestamp
+from gateway.api.http.answers import ListView, PageView, json_response
 from gateway.api.http.bodies import check_limit
+from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ids import is_request_id
 from gateway.sql.database import Database

@@ -19,7 +19,8 @@ from gateway.api.http.access import caller
 from gateway.api.http.answers import ExactUsd, exact_number, json_response
 from gateway.billing.usage.report import Filters, Group, Span, usage
 from gateway.catalog.tasks import TASKS
-from gateway.checks.decoding import YEARS, read_id
+from gateway.checks.decoding import read_id
+from gateway.checks.moments import YEARS
 from gateway.errors import InvalidRequest, NotFound
 from gateway.sql.database import Database
 

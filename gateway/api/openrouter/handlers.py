@@ -17,9 +17,10 @@ from sqlalchemy import Connection, select
 
 from gateway.accounts.accounts import find_account
 from gateway.api.http.access import caller
-from gateway.api.http.answers import DataView, ExactUsd, exact_number, json_response, timestamp
+from gateway.api.http.answers import DataView, ExactUsd, exact_number, json_response
 from gateway.billing.usage.report import Filters, Span, total, usage
 from gateway.catalog.listing import PROVIDER
+from gateway.checks.moments import timestamp
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
 from gateway.sql.database import Database, exact_sum

@@ -7,7 +7,7 @@ request sum exactly to its charge, so BilledCost adds up to what the ledger move
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from gateway.billing.exports.reading import (
 )
 from gateway.billing.lines import charged_lines
 from gateway.billing.usage.report import Filters, Span
+from gateway.checks.moments import timestamp
 from gateway.ledger.closed import UNITS
 from gateway.ledger.prices import PriceCache
 from gateway.pricing import format_usd
@@ -176,10 +177,10 @@ def _common(row: Any) -> dict[str, Any]:
     following = (month + timedelta(days=32)).replace(day=1)
     return {
         "BillingCurrency": "USD",
-        "BillingPeriodStart": _text(month),
-        "BillingPeriodEnd": _text(following),
-        "ChargePeriodStart": _text(row["accepted_at"]),
-        "ChargePeriodEnd": _text(moment),
+        "BillingPeriodStart": timestamp(month),
+        "BillingPeriodEnd": timestamp(following),
+        "ChargePeriodStart": timestamp(row["accepted_at"]),
+        "ChargePeriodEnd": timestamp(moment),
         "ChargeFrequency": "Usage-Based",
         "ServiceName": row["task"],
         "ServiceCategory": "AI and Machine Learning",
@@ -202,7 +203,3 @@ def _table(lines: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
     amounts = usd(nanos) if schema is PARQUET else usd_text(nanos)
     texts = [pa.array([line.get(name) for line in lines], pa.string()) for name in _TEXTS]
     return pa.Table.from_arrays([amounts] * len(_AMOUNTS) + texts + [nanos], schema=schema)
-
-
-def _text(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

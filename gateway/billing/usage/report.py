@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Table, case, func, literal_col
 
 from gateway.accounts.budgets import read_zone
 from gateway.billing.usage.rollups import HOUR, built_range, floor_hour
-from gateway.checks.decoding import read_day, read_moment
+from gateway.checks.moments import read_day, read_moment
 from gateway.errors import InvalidRequest
 from gateway.sql.database import exact_sum, time_bucket
 from gateway.tables.core import QUANTITIES, accounts, keys, receipts, refunds, usage_hourly

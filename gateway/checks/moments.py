@@ -1,0 +1,36 @@
+"""Days and moments: read from what is entered, and written in answers."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime
+from typing import Final
+
+YEARS: Final = range(1900, 9999)
+"""Years whose days have a beginning and an end in every time zone."""
+_MOMENT: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+
+
+def read_day(text: str) -> date:
+    """Read a day as YYYY-MM-DD. Raise ``ValueError``."""
+    day = date.fromisoformat(text)
+    if day.year not in YEARS:
+        raise ValueError(f"years {YEARS.start} to {YEARS.stop - 1} are accepted")
+    return day
+
+
+def read_moment(text: object) -> datetime:
+    """Read a moment with its offset (RFC 3339), as UTC. Raise ``ValueError``."""
+    if not isinstance(text, str) or not _MOMENT.fullmatch(text):
+        raise ValueError("send a moment with its offset, such as 2026-03-01T10:00:00Z")
+    moment = datetime.fromisoformat(text.upper())
+    if moment.year not in YEARS:
+        raise ValueError(f"years {YEARS.start} to {YEARS.stop - 1} are accepted")
+    return moment.astimezone(UTC)
+
+
+def timestamp(moment: datetime) -> str:
+    """RFC 3339 in UTC, to the microsecond."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
