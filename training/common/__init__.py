@@ -1,1 +1,1 @@
-"""What several trainings share: the loop, denoisers, rendered scenes, captions and their judge."""
+"""Shared by several trainings: the loop, denoisers, scenes, captions and their verifier."""

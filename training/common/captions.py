@@ -1,6 +1,6 @@
 """What the pocket models are told: captions of scenes, and instructions that change them.
 
-Every ``Lesson`` is exact: its target is what the text asks for, and nothing else is changed. What a
+Every ``Sample`` is exact: its target is what the text asks for, and nothing else is changed. What a
 caption leaves out is the usual: a white background, daylight, flat, medium in size.
 """
 
@@ -78,10 +78,10 @@ OPENINGS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Sample:
     """A text, the pictures that it speaks of (none, one or two), and the picture that it asks for.
 
-    ``meaning`` says the same in classes, for the text encoder's first lessons.
+    ``meaning`` says the same in classes, for the text encoder's first samples.
     """
 
     text: str
@@ -180,7 +180,7 @@ def _other(r: random.Random, choices: Iterable[str], now: str) -> str:
     return r.choice([one for one in choices if one != now])
 
 
-def recolour(r: random.Random) -> Lesson:
+def recolour(r: random.Random) -> Sample:
     s = scene(r, wide=True)
     index = r.randrange(len(s.things))
     one = s.things[index]
@@ -202,10 +202,10 @@ def recolour(r: random.Random) -> Lesson:
         )
     )
     told = _about(s, index) | {"task": "recolour", "colour2": colour}
-    return Lesson(text, _with(s, index, new), (s,), "image-edit", told)
+    return Sample(text, _with(s, index, new), (s,), "image-edit", told)
 
 
-def reshape(r: random.Random) -> Lesson:
+def reshape(r: random.Random) -> Sample:
     s = scene(r, wide=True)
     index = r.randrange(len(s.things))
     one = s.things[index]
@@ -224,10 +224,10 @@ def reshape(r: random.Random) -> Lesson:
         )
     )
     told = _about(s, index) | {"task": "reshape", "shape2": shape}
-    return Lesson(text, _with(s, index, new), (s,), "image-edit", told)
+    return Sample(text, _with(s, index, new), (s,), "image-edit", told)
 
 
-def resize(r: random.Random) -> Lesson:
+def resize(r: random.Random) -> Sample:
     order = tuple(SIZES)
     while True:
         s = scene(r, wide=True)
@@ -242,19 +242,19 @@ def resize(r: random.Random) -> Lesson:
     way = "larger" if to > now else "smaller"
     text = f"make {name} {r.choice(words)}"
     told = _about(s, index) | {"task": way}
-    return Lesson(text, _with(s, index, new), (s,), "image-edit", told)
+    return Sample(text, _with(s, index, new), (s,), "image-edit", told)
 
 
-def remove(r: random.Random) -> Lesson:
+def remove(r: random.Random) -> Sample:
     s = scene(r, things=2, wide=True)
     index = r.randrange(2)
     name = _reference(s, index, r)
     text = r.choice((f"remove {name}", f"delete {name}", f"take {name} away", f"without {name}"))
     kept = replace(s, things=(s.things[1 - index],), relation=None)
-    return Lesson(text, kept, (s,), "image-edit", _about(s, index) | {"task": "remove"})
+    return Sample(text, kept, (s,), "image-edit", _about(s, index) | {"task": "remove"})
 
 
-def add(r: random.Random) -> Lesson:
+def add(r: random.Random) -> Sample:
     s = scene(r, things=2, wide=True)
     assert s.relation is not None
     before = replace(s, things=(s.things[1],), relation=None)
@@ -272,10 +272,10 @@ def add(r: random.Random) -> Lesson:
     }
     if name == "it":
         del told["shape1"]
-    return Lesson(text, s, (before,), "image-edit", told)
+    return Sample(text, s, (before,), "image-edit", told)
 
 
-def reground(r: random.Random) -> Lesson:
+def reground(r: random.Random) -> Sample:
     while True:
         s = scene(r, plain=0.3, wide=True)
         to = _other(r, BACKGROUNDS, s.background)
@@ -292,28 +292,28 @@ def reground(r: random.Random) -> Lesson:
         )
     )
     told = {"task": "reground", "background": to}
-    return Lesson(text, replace(s, background=to), (s,), "image-edit", told)
+    return Sample(text, replace(s, background=to), (s,), "image-edit", told)
 
 
-def relight(r: random.Random) -> Lesson:
+def relight(r: random.Random) -> Sample:
     s = scene(r, plain=0.3, wide=True)
     to = _other(r, LIGHTS, s.light)
     words = r.choice(LIGHT_WORDS[to])
     text = r.choice((words, words, f"make it {words}", f"relight it, {words}"))
     told = {"task": "relight", "light": to}
-    return Lesson(text, replace(s, light=to), (s,), "image-relight", told)
+    return Sample(text, replace(s, light=to), (s,), "image-relight", told)
 
 
-def restyle(r: random.Random) -> Lesson:
+def restyle(r: random.Random) -> Sample:
     s = scene(r, plain=0.3, wide=True)
     to = _other(r, STYLES, s.style)
     words = r.choice(STYLE_WORDS[to])
     text = r.choice((words, words, f"make it {words}", f"restyle it, {words}", f"draw it {words}"))
     told = {"task": "restyle", "style": to}
-    return Lesson(text, replace(s, style=to), (s,), "image-restyle", told)
+    return Sample(text, replace(s, style=to), (s,), "image-restyle", told)
 
 
-def blend(r: random.Random) -> Lesson:
+def blend(r: random.Random) -> Sample:
     """The thing of the first picture beside that of the second, in the first picture's world.
 
     Of each picture it stands in the middle, nearly."""
@@ -337,15 +337,15 @@ def blend(r: random.Random) -> Lesson:
             )
         )
     told = {"task": "blend", "place1": relation}
-    return Lesson(text, target, (a, b), "image-blend", told)
+    return Sample(text, target, (a, b), "image-blend", told)
 
 
-def describe(r: random.Random) -> Lesson:
+def describe(r: random.Random) -> Sample:
     s = scene(r)
-    return Lesson(caption(s, r), s, meaning=meaning(s))
+    return Sample(caption(s, r), s, meaning=meaning(s))
 
 
-EDITS: Final[tuple[Callable[[random.Random], Lesson], ...]] = (
+EDITS: Final[tuple[Callable[[random.Random], Sample], ...]] = (
     recolour,
     recolour,
     reshape,
@@ -377,7 +377,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 """The classes of each part of a meaning."""
 
 
-def which(r: random.Random, *, blending: float = 0.3) -> Lesson:
+def choose_ambiguous(r: random.Random, *, blending: float = 0.3) -> Sample:
     """Choose an instruction of which it must be found out what it means: one of two things, or
     that of another picture."""
     if r.random() < blending:
@@ -389,8 +389,8 @@ def which(r: random.Random, *, blending: float = 0.3) -> Lesson:
             return found
 
 
-def lesson(r: random.Random, *, drawing: float = 0.55, blending: float = 0.3) -> Lesson:
-    """Choose a lesson; ``drawing`` is how often it is a picture from words alone, ``blending`` how
+def choose_sample(r: random.Random, *, drawing: float = 0.55, blending: float = 0.3) -> Sample:
+    """Choose a sample; ``drawing`` is how often it is a picture from words alone, ``blending`` how
     often one of two pictures, of those that bring any."""
     if r.random() < drawing:
         return describe(r)

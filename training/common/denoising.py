@@ -21,17 +21,17 @@ from diffusers import AutoencoderTiny, FlowMatchEulerDiscreteScheduler, UNet2DCo
 from PIL import Image
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
+from training.common.auxiliary_heads import AuxiliaryHeads
 from training.common.loop import (
     TEXT,
+    LabelledText,
     Mean,
-    Told,
     adam,
     clock,
     set_rate,
     step,
     train_text,
 )
-from training.common.outlook import Outlook
 from workers.engines.diffusion.pocket_image import (
     COORDINATES,
     PocketPipeline,
@@ -96,7 +96,7 @@ def encode(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Lessons as the UNet sees them."""
+    """Samples as the UNet sees them."""
 
     target: torch.Tensor
     """Latents (B, C, H, W) of what is to be drawn."""
@@ -108,7 +108,7 @@ class Batch:
     told: torch.Tensor | None = None
     """Which are instructions, whose answer can be known before anything is in the noise: (B,)."""
     shows: Sequence[Mapping[str, str]] = ()
-    """What will be seen in each, for an ``Outlook``."""
+    """What will be seen in each, for an ``AuxiliaryHeads``."""
     changed: torch.Tensor | None = None
     """Where an instruction changes something: (B, 1, H, W), 0 or 1."""
 
@@ -141,7 +141,7 @@ def train_unet(
     *,
     rate: float,
     compiled: bool,
-    outlook: Outlook | None = None,
+    heads: AuxiliaryHeads | None = None,
     blind: bool = False,
 ) -> None:
     """Learn rectified flow; keep a mean of the weights, which is what is saved.
@@ -154,8 +154,8 @@ def train_unet(
     mean = Mean(learned)
     denoise = torch.compile(unet) if compiled else unet
     optimizer = adam((unet.parameters(), rate), (encoder.parameters(), rate * 0.2))
-    if outlook is not None:
-        optimizer.add_param_group({"params": [*outlook.parameters()], "initial_lr": 2 * rate})
+    if heads is not None:
+        optimizer.add_param_group({"params": [*heads.parameters()], "initial_lr": 2 * rate})
     place = coordinates(SIDE // SCALE, SIDE // SCALE)
     turns, total, saved = 0, 0.0, time.monotonic()
     for done in clock(minutes):
@@ -183,8 +183,8 @@ def train_unet(
             ).sample
         far = ((made.float() - target) ** 2 * batch.counts).mean((1, 2, 3))
         loss = (far / (sigma**2 + SOFT)).mean()
-        if outlook is not None and batch.changed is not None and batch.told is not None:
-            loss = loss + AHEAD * outlook.loss(batch.shows, batch.changed, batch.told)
+        if heads is not None and batch.changed is not None and batch.told is not None:
+            loss = loss + AHEAD * heads.loss(batch.shows, batch.changed, batch.told)
         step(optimizer, learned, loss)
         mean.update()
         turns, total = turns + 1, total + float(loss.detach())
@@ -223,7 +223,7 @@ def text_stage(
     tokenizer: Any,
     encoder: Any,
     fields: Mapping[str, Sequence[str]],
-    choose: Callable[[random.Random], Told],
+    choose: Callable[[random.Random], LabelledText],
     options: argparse.Namespace,
     r: random.Random,
 ) -> None:
@@ -241,7 +241,7 @@ def unet_stage(
     options: argparse.Namespace,
     r: random.Random,
     *,
-    outlook: Outlook | None = None,
+    heads: AuxiliaryHeads | None = None,
     blind: bool = False,
 ) -> None:
     """Train, and save now and then, each time with a page of what is drawn beside the directory."""
@@ -266,7 +266,7 @@ def unet_stage(
         save,
         rate=options.rate,
         compiled=options.compile,
-        outlook=outlook,
+        heads=heads,
         blind=blind,
     )
     save("last")

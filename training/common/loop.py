@@ -26,7 +26,7 @@ _TEXTS: Final = 64
 _KINDS: Final = ("colour", "size", "place")
 
 
-class Told(Protocol):
+class LabelledText(Protocol):
     """A text and what it means, in classes."""
 
     @property
@@ -92,7 +92,7 @@ class Mean:
 
 
 def make_tokenizer(texts: Callable[[random.Random], str], known: Sequence[str] = ()) -> Any:
-    """Words, as the lessons use them, behind those that are known already, in their order; any
+    """Words, as the samples use them, behind those that are known already, in their order; any
     other word is unknown."""
     r = random.Random(0)
     words = pre_tokenizers.BertPreTokenizer()
@@ -160,7 +160,7 @@ def train_text(
     tokenizer: Any,
     encoder: Any,
     fields: Mapping[str, Sequence[str]],
-    choose: Callable[[random.Random], Told],
+    choose: Callable[[random.Random], LabelledText],
     *,
     minutes: float,
     r: random.Random,
@@ -176,17 +176,17 @@ def train_text(
     right, asked, turns = dict.fromkeys(fields, 0), dict.fromkeys(fields, 0), 0
     for done in clock(minutes):
         set_rate(optimizer, done)
-        lessons = [choose(r) for _ in range(_TEXTS)]
-        texts = [one.text for one in lessons]
+        samples = [choose(r) for _ in range(_TEXTS)]
+        texts = [one.text for one in samples]
         with torch.autocast("cpu", torch.bfloat16):
             states, _, summary = encode_text(tokenizer, encoder, texts, padding="longest")
         states, summary = states.float(), summary.float()
         loss = torch.zeros(())
         for name, classes in fields.items():
-            rows = [i for i, one in enumerate(lessons) if name in one.meaning]
+            rows = [i for i, one in enumerate(samples) if name in one.meaning]
             if not rows:
                 continue
-            wanted = torch.tensor([classes.index(lessons[i].meaning[name]) for i in rows])
+            wanted = torch.tensor([classes.index(samples[i].meaning[name]) for i in rows])
             said = reader.whole[name](summary[rows])
             loss = loss + F.cross_entropy(said, wanted)
             right[name] += int((said.argmax(1) == wanted).sum())
@@ -196,7 +196,7 @@ def train_text(
         ).input_ids
         found = [
             (i, place, number)
-            for i, one in enumerate(lessons)
+            for i, one in enumerate(samples)
             if f"{_KINDS[-1]}1" in one.meaning and "colour1" in one.meaning
             for number, place in enumerate(
                 torch.isin(tokens[i], ids).nonzero()[:, 0].tolist(), start=1
@@ -206,7 +206,7 @@ def train_text(
         for kind, head in reader.noun.items():
             classes = fields[f"{kind}1"]
             wanted = torch.tensor(
-                [classes.index(lessons[i].meaning[f"{kind}{n}"]) for i, _, n in found]
+                [classes.index(samples[i].meaning[f"{kind}{n}"]) for i, _, n in found]
             )
             loss = loss + F.cross_entropy(head(at), wanted)
         step(optimizer, [*encoder.parameters(), *reader.parameters()], loss)

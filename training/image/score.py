@@ -1,4 +1,4 @@
-"""How much the pocket image model gets right, by the engine that serves it and an exact judge.
+"""How much the pocket image model gets right, by the engine that serves it and an exact verifier.
 
     python -m training.image.score workers/pocket/image --count 500
 
@@ -23,9 +23,9 @@ import torch
 from PIL import Image
 
 from training.common import captions
-from training.common.captions import Lesson
-from training.common.judge import SIDE, Verdict, judge
+from training.common.captions import Sample
 from training.common.scenes import draw, sheet
+from training.common.verifier import SIDE, Verdict, verify
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion.engine import DiffusionEngine
@@ -41,7 +41,7 @@ TASKS: Final = (
     "image-restyle",
     "image-blend",
 )
-KINDS: Final[dict[str, Callable[[random.Random], Lesson]]] = {
+KINDS: Final[dict[str, Callable[[random.Random], Sample]]] = {
     "text to image": captions.describe,
     "edit: colour": captions.recolour,
     "edit: shape": captions.reshape,
@@ -64,7 +64,7 @@ class _Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EngineInput:
     """What the engine is asked for: input, task and source pictures."""
 
     task: str
@@ -86,7 +86,7 @@ def load(path: Path, task: str = TASKS[0], *also: str, **options: Any) -> Diffus
     return engine
 
 
-def run(engine: DiffusionEngine, orders: Sequence[Order]) -> list[Completed]:
+def run(engine: DiffusionEngine, orders: Sequence[EngineInput]) -> list[Completed]:
     """Have all of them made by a loaded engine. Raise ``AssertionError`` if one fails."""
     clock = _Clock()
     waiting, open_, found = list(enumerate(orders)), 0, dict[str, Completed]()
@@ -109,10 +109,10 @@ def run(engine: DiffusionEngine, orders: Sequence[Order]) -> list[Completed]:
     return [found[str(number)] for number in range(len(orders))]
 
 
-def order_of(lesson: Lesson, seed: int, **asked: Any) -> Order:
-    files = tuple(png(draw([source], SIDE)[0]) for source in lesson.sources)
-    given = {"prompt": lesson.text, "seed": seed, "images": len(files), **asked}
-    return Order(lesson.task, given, files)
+def input_of(sample: Sample, seed: int, **asked: Any) -> EngineInput:
+    files = tuple(png(draw([source], SIDE)[0]) for source in sample.sources)
+    given = {"prompt": sample.text, "seed": seed, "images": len(files), **asked}
+    return EngineInput(sample.task, given, files)
 
 
 def picture_of(outcome: Completed) -> torch.Tensor:
@@ -132,35 +132,35 @@ def png(picture: torch.Tensor) -> bytes:
     return out.getvalue()
 
 
-def is_right(lesson: Lesson, picture: torch.Tensor) -> bool:
-    """Whether a picture is what a lesson asked for, and the rest of it where it was."""
-    free = lesson.task in ("text-to-image", "image-blend")
-    return judge(picture, lesson.target, stays=None if free else STAYS).right
+def is_right(sample: Sample, picture: torch.Tensor) -> bool:
+    """Whether a picture is what a sample asked for, and the rest of it where it was."""
+    free = sample.task in ("text-to-image", "image-blend")
+    return verify(picture, sample.target, stays=None if free else STAYS).right
 
 
-def verdict_of(lesson: Lesson, picture: torch.Tensor) -> Verdict:
-    return judge(picture, lesson.target)
+def verdict_of(sample: Sample, picture: torch.Tensor) -> Verdict:
+    return verify(picture, sample.target)
 
 
 def score(
     engine: DiffusionEngine, kind: str, count: int, *, seed: int = HELD_OUT, **asked: Any
-) -> tuple[float, list[tuple[Lesson, torch.Tensor]]]:
+) -> tuple[float, list[tuple[Sample, torch.Tensor]]]:
     """The share that is right, and all pictures with what they should be."""
     r = random.Random(seed)
-    lessons = [KINDS[kind](r) for _ in range(count)]
-    orders = [order_of(one, seed + place, **asked) for place, one in enumerate(lessons)]
+    samples = [KINDS[kind](r) for _ in range(count)]
+    orders = [input_of(one, seed + place, **asked) for place, one in enumerate(samples)]
     drawn = [picture_of(outcome) for outcome in run(engine, orders)]
-    right = sum(is_right(one, picture) for one, picture in zip(lessons, drawn, strict=True))
-    return right / count, list(zip(lessons, drawn, strict=True))
+    right = sum(is_right(one, picture) for one, picture in zip(samples, drawn, strict=True))
+    return right / count, list(zip(samples, drawn, strict=True))
 
 
 def contact_sheet(
-    pairs: Sequence[tuple[Lesson, torch.Tensor]], path: Path, *, columns: int = 12
+    pairs: Sequence[tuple[Sample, torch.Tensor]], path: Path, *, columns: int = 12
 ) -> None:
     """Save a page of what was drawn, each behind its sources."""
     pictures = []
-    for lesson, picture in pairs:
-        pictures += [draw([source], SIDE)[0] for source in lesson.sources]
+    for sample, picture in pairs:
+        pictures += [draw([source], SIDE)[0] for source in sample.sources]
         pictures.append(picture)
     Image.fromarray(sheet(torch.stack(pictures), columns).numpy()).save(path)
 
@@ -180,7 +180,7 @@ def main() -> None:
     for kind in KINDS:
         count = options.count if kind == "text to image" else options.edits
         right, pairs = score(engine, kind, count, **asked)
-        parts = [verdict_of(lesson, picture) for lesson, picture in pairs]
+        parts = [verdict_of(sample, picture) for sample, picture in pairs]
         names = ("background", "things", "colours", "shapes", "places")
         told = {name: f"{sum(getattr(v, name) for v in parts) / count:.3f}" for name in names}
         print(f"{kind:18} {right:.3f} of {count}  {told}", flush=True)

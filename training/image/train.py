@@ -23,7 +23,8 @@ import torch
 from diffusers import AutoencoderTiny
 from PIL import Image
 
-from training.common.captions import FIELDS, Lesson, lesson, which
+from training.common.auxiliary_heads import AuxiliaryHeads, scene_classes
+from training.common.captions import FIELDS, Sample, choose_ambiguous, choose_sample
 from training.common.denoising import (
     CHANGED,
     LATENTS,
@@ -47,7 +48,6 @@ from training.common.loop import (
     set_rate,
     step,
 )
-from training.common.outlook import Outlook, shown
 from training.common.scenes import Scene, draw, light_of, scene, sheet
 from workers.engines.diffusion.pocket_image import SOURCES, PocketImagePipeline
 
@@ -116,27 +116,27 @@ def train_vae(
     )
 
 
-def batch_of(vae: Any, lessons: list[Lesson]) -> Batch:
-    pictures: list[Scene] = [one.target for one in lessons]
+def batch_of(vae: Any, samples: list[Sample]) -> Batch:
+    pictures: list[Scene] = [one.target for one in samples]
     places: list[tuple[int, int]] = []
-    for row, one in enumerate(lessons):
+    for row, one in enumerate(samples):
         for number, source in enumerate(one.sources):
             places.append((row, number))
             pictures.append(source)
     latents = encode(vae, draw(pictures, SIDE))
-    target = latents[: len(lessons)]
-    sources = torch.zeros(len(lessons), SOURCES, *target.shape[1:])
-    for (row, number), latent in zip(places, latents[len(lessons) :], strict=True):
+    target = latents[: len(samples)]
+    sources = torch.zeros(len(samples), SOURCES, *target.shape[1:])
+    for (row, number), latent in zip(places, latents[len(samples) :], strict=True):
         sources[row, number] = latent
-    told = torch.tensor([bool(one.sources) for one in lessons])
+    told = torch.tensor([bool(one.sources) for one in samples])
     apart = (target - sources[:, 0]).abs().amax(1, keepdim=True)
     return Batch(
         target,
         sources.flatten(1, 2),
-        [one.text for one in lessons],
+        [one.text for one in samples],
         importance(apart * told[:, None, None, None]),
         told,
-        [shown(one.target) for one in lessons],
+        [scene_classes(one.target) for one in samples],
         (apart > CHANGED).float(),
     )
 
@@ -144,7 +144,7 @@ def batch_of(vae: Any, lessons: list[Lesson]) -> Batch:
 def main() -> None:
     parser = arguments(__doc__, "text", "vae", "decoder", "meant", "unet")
     parser.add_argument(
-        "--drawing", type=float, default=0.55, help="part of the lessons that bring no picture"
+        "--drawing", type=float, default=0.55, help="part of the samples that bring no picture"
     )
     parser.add_argument(
         "--blending", type=float, default=0.5, help="part of the others that bring two"
@@ -153,9 +153,9 @@ def main() -> None:
     r = seeded(options.seed)
     out: Path = options.out
     if options.stage == "text":
-        tokenizer = make_tokenizer(lambda r: lesson(r).text)
+        tokenizer = make_tokenizer(lambda r: choose_sample(r).text)
         encoder = make_text_encoder(len(tokenizer))
-        text_stage(tokenizer, encoder, FIELDS, lesson, options, r)
+        text_stage(tokenizer, encoder, FIELDS, choose_sample, options, r)
         return
     if options.stage in ("vae", "decoder"):
         vae = read(out, "vae") if (out / "vae").exists() else make_vae()
@@ -170,9 +170,9 @@ def main() -> None:
     vae = read(out, "vae")
     blind = options.stage == "meant"
     if blind:
-        choose = partial(which, r, blending=options.blending)
+        choose = partial(choose_ambiguous, r, blending=options.blending)
     else:
-        choose = partial(lesson, r, drawing=options.drawing, blending=options.blending)
+        choose = partial(choose_sample, r, drawing=options.drawing, blending=options.blending)
     unet_stage(
         PocketImagePipeline,
         vae,
@@ -181,17 +181,17 @@ def main() -> None:
         show,
         options,
         r,
-        outlook=Outlook(unet),
+        heads=AuxiliaryHeads(unet),
         blind=blind,
     )
 
 
 def show(pipe: PocketImagePipeline, path: Path) -> None:
-    """Draw a page of lessons: source, answer, and what would be right."""
+    """Draw a page of samples: source, answer, and what would be right."""
     r = random.Random(12345)
     rows = []
     for index in range(24):
-        one = lesson(r, drawing=0.5)
+        one = choose_sample(r, drawing=0.5)
         sources = [as_image(draw([source], SIDE)) for source in one.sources]
         made = pipe(
             one.text,

@@ -26,7 +26,7 @@ import av
 import numpy as np
 import torch
 
-from training.music.hearing import (
+from training.music.music_analysis import (
     Features,
     Samples,
     chroma,
@@ -125,7 +125,7 @@ def _distance(heard: Features, known: list[Features]) -> float:
     return far
 
 
-def lessons(count: int) -> list[tuple[Piece, str]]:
+def held_out_tunes(count: int) -> list[tuple[Piece, str]]:
     """Tunes that training never saw, and their captions."""
     found = []
     for number in range(count):
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="directory for the files")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    of = lessons(options.count)
+    of = held_out_tunes(options.count)
     duration_ms = round(options.seconds * 1000)
     orders = [
         {"prompt": said, "seed": seed, "duration_ms": duration_ms}

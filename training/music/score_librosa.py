@@ -6,7 +6,7 @@
     python -m training.music.score_librosa docs/audio --picture docs/img/pocket-music.png
 
 It is given the sound only: the key by the chroma of its constant-Q transform and the profiles of
-``hearing``, the tempo by its beat tracker. What they should be is read from the MIDI files beside.
+``music_analysis``, the tempo by its beat tracker. The truth is read from the MIDI files beside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import librosa
 import numpy as np
 from PIL import Image
 
-from training.music.hearing import fits, is_near, keys_of
+from training.music.music_analysis import fits, is_near, keys_of
 from workers.engines.music.midi import read_midi
 
 _RATE: Final = 22_050

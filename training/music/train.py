@@ -2,7 +2,7 @@
 
     python -m training.music.train --minutes 60 --out workers/pocket/music
 
-A lesson is a caption and the tune that it is true of, both as tokens (``notes``); the loss counts
+A sample is a caption and the tune that it is true of, both as tokens (``notes``); the loss counts
 the tune only. Matrices are trained with Muon (K. Jordan, 2024), the rest with AdamW. A run saves as
 it goes, the optimizers' state beside the weights, and ``--resume`` goes on from there; the rate
 falls over the last ``--cooling`` of a stretch, none of it where more stretches are to come.
@@ -28,7 +28,7 @@ from workers.engines.music.notes import END, HEADER, MARKS, PAD, PROMPT, TOKENS,
 from workers.engines.music.prompt import caption, known_words, read
 
 CONTEXT: Final = 640
-"""Tokens that a lesson has at most, and that the model can look back on; a longer tune is cut."""
+"""Tokens that a sample has at most, and that the model can look back on; a longer tune is cut."""
 ROWS: Final = 4
 PADDED: Final = 16
 """The vocabulary is a multiple of so many."""
@@ -37,7 +37,7 @@ HEAD: Final = 1 + len(HEADER)
 RATE: Final = 0.003
 STATE: Final = "optimizers.pt"
 _HELD_OUT: Final = 1_000_003
-"""Seed of the lessons that are never trained on."""
+"""Seed of the samples that are never trained on."""
 
 
 def make_tokenizer() -> Any:
@@ -78,7 +78,7 @@ def make_model(tokenizer: Any) -> Any:
     return model
 
 
-def lesson(tokenizer: Any, r: random.Random) -> tuple[list[int], int]:
+def make_sample(tokenizer: Any, r: random.Random) -> tuple[list[int], int]:
     """A caption and its tune as tokens, and where the tune begins."""
     piece = tune(r)
     said = [PROMPT, *read(caption(piece, r)).words]
@@ -89,7 +89,7 @@ def lesson(tokenizer: Any, r: random.Random) -> tuple[list[int], int]:
 def batches(tokenizer: Any, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield (inputs, targets), (ROWS, CONTEXT) int64, targets that do not count -100.
 
-    A lesson that is longer than a row is cut anywhere: what follows the cut is learnt with the
+    A sample that is longer than a row is cut anywhere: what follows the cut is learnt with the
     caption and header before it, as an engine writes on whose context is full.
     """
     r = random.Random(seed)
@@ -109,7 +109,7 @@ def _row(tokenizer: Any, r: random.Random) -> tuple[list[int], list[bool]]:
     ids: list[int] = []
     counted: list[bool] = []
     while len(ids) < CONTEXT * 0.8:
-        more, begin = lesson(tokenizer, r)
+        more, begin = make_sample(tokenizer, r)
         marks = [place > begin for place in range(len(more))]
         room = CONTEXT + 1 - len(ids)
         head = begin + HEAD
@@ -195,9 +195,9 @@ def loss_of(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Te
 
 @torch.no_grad()
 def validate(model: Any, tokenizer: Any, *, count: int = 10) -> float:
-    """The mean loss on lessons of a seed that training never uses."""
-    lessons = batches(tokenizer, _HELD_OUT)
-    losses = [loss_of(model, *next(lessons)).item() for _ in range(count)]
+    """The mean loss on samples of a seed that training never uses."""
+    samples = batches(tokenizer, _HELD_OUT)
+    losses = [loss_of(model, *next(samples)).item() for _ in range(count)]
     return sum(losses) / len(losses)
 
 

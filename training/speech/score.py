@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from training.speech.lessons import sentence
+from training.speech.samples import sentence
 from training.speech.sentences import SENTENCES
 from training.speech.speakers import SPEAKERS
 from training.speech.teacher import Teacher, draw_manner

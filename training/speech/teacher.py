@@ -1,6 +1,6 @@
 """The teacher of the pocket speech model: espeak-ng, which says what it says and when.
 
-Used to make lessons and to compare with, and nowhere else: nothing of it is shipped. Its library
+Used to make samples and to compare with, and nowhere else: nothing of it is shipped. Its library
 and data come with the package ``espeakng-loader`` (extra ``train``). Voices are ours: each is a
 ``Manner``, written as one of its variant files.
 """
@@ -56,7 +56,7 @@ class Manner:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class TeacherSpeech:
     """What was said: ``(N,)`` float32, and which sound begins at which sample."""
 
     samples: npt.NDArray[np.float32]
@@ -136,7 +136,7 @@ class Teacher:
         self._known: dict[Manner | None, str] = {}
         self._now: str | None = None
 
-    def say(self, text: str, manner: Manner | None = None) -> Spoken:
+    def say(self, text: str, manner: Manner | None = None) -> TeacherSpeech:
         """In the library's own voice if no other is told."""
         if manner not in self._known:
             name = f"own{len(self._known)}"
@@ -152,9 +152,9 @@ class Teacher:
         data = text.encode()
         self._library.espeak_Synth(data, len(data) + 1, 0, 1, 0, 1, None, None)
         if not self._parts:
-            return Spoken(np.zeros(0, np.float32), ())
+            return TeacherSpeech(np.zeros(0, np.float32), ())
         samples = np.concatenate(self._parts).astype(np.float32) / np.float32(32768)
-        return Spoken(samples, tuple(self._sounds), tuple(self._words))
+        return TeacherSpeech(samples, tuple(self._sounds), tuple(self._words))
 
     def _take(self, samples: Any, count: int, events: Any) -> int:
         if samples and count:

@@ -1,7 +1,7 @@
 """Trains the voice of ``pocket-speech``, and with it the reference encoder, on what a teacher says.
 
-    python -m training.speech.train --stage lessons --lessons /tmp/lessons
-    python -m training.speech.train --lessons /tmp/lessons --minutes 40 --out DIR
+    python -m training.speech.train --stage samples --samples /tmp/samples
+    python -m training.speech.train --samples /tmp/samples --minutes 40 --out DIR
     python -m training.speech.train --stage voices --out DIR
 
 A voice is always given by another sentence that it says, so that the encoder learns what the
@@ -31,7 +31,7 @@ from transformers.models.fastspeech2_conformer.modeling_fastspeech2_conformer im
 )
 
 from training.common.loop import Mean, adam, clock, set_rate, step
-from training.speech.lessons import SOUNDS, Kept, Lesson, lessons, read, write
+from training.speech.samples import SOUNDS, Sample, StoredSample, make_samples, read, write
 from training.speech.speakers import SPEAKERS
 from training.speech.teacher import Teacher
 from workers.engines.speech.speaker_encoder import SpeakerEncoder, read_reference
@@ -49,7 +49,7 @@ _REFERENCE: Final = 160
 """Frames that a voice is known by, two seconds."""
 _SHARDS_MAX: Final = 30
 _LONGEST: Final = 240
-"""Frames of a lesson; what a model has of longer ones is not worth their time."""
+"""Frames of a sample; what a model has of longer ones is not worth their time."""
 
 
 def make_model() -> Any:
@@ -114,12 +114,12 @@ class Batch:
 
 
 class Pool:
-    """Lessons by voice, of all files that there are by now."""
+    """Samples by voice, of all files that there are by now."""
 
     def __init__(self, folder: Path, r: random.Random) -> None:
         self._folder, self._r = folder, r
         self._seen: set[Path] = set()
-        self._voices: dict[tuple[Path, int], list[Kept]] = defaultdict(list)
+        self._voices: dict[tuple[Path, int], list[StoredSample]] = defaultdict(list)
         self._numbers = {name: place + 1 for place, name in enumerate(SOUNDS)}
         self.look()
 
@@ -127,35 +127,35 @@ class Pool:
         for path in sorted(set(self._folder.glob("*.pt")) - self._seen)[:_SHARDS_MAX]:
             self._seen.add(path)
             for one in read([path], sound=False):
-                known = all(name in self._numbers for name in one.lesson.sounds)
-                if known and len(one.lesson.features) <= _LONGEST:
+                known = all(name in self._numbers for name in one.sample.sounds)
+                if known and len(one.sample.features) <= _LONGEST:
                     self._voices[path, one.voice].append(one)
 
     def batch(self) -> Batch:
-        """Of lessons about equally long, each in another voice."""
+        """Of samples about equally long, each in another voice."""
         several = [voice for voice in self._voices.values() if len(voice) > 1]
         voices = self._r.sample(several, min(_BATCH, len(several)))
-        length = len(self._r.choice(self._r.choice(voices)).lesson.features)
+        length = len(self._r.choice(self._r.choice(voices)).sample.features)
         pairs = []
         for voice in voices:
             some = self._r.sample(voice, min(5, len(voice)))
-            chosen = min(some[1:], key=lambda one: abs(len(one.lesson.features) - length))
-            pairs.append((chosen.lesson, some[0].lesson))
-        rows = [self._row(lesson, other) for lesson, other in pairs]
+            chosen = min(some[1:], key=lambda one: abs(len(one.sample.features) - length))
+            pairs.append((chosen.sample, some[0].sample))
+        rows = [self._row(sample, other) for sample, other in pairs]
         return Batch(
             *(nn.utils.rnn.pad_sequence(one, True) for one in map(list, zip(*rows, strict=True)))
         )
 
-    def _row(self, lesson: Lesson, other: Lesson) -> tuple[torch.Tensor, ...]:
-        ends = (lesson.frames.cumsum(0) / _REDUCTION).round().long()
-        ends[-1] = -(-len(lesson.features) // _REDUCTION)
-        lack = int(ends[-1]) * _REDUCTION - len(lesson.features)
-        features = torch.cat([lesson.features, lesson.features[-1:].expand(lack, -1)])
+    def _row(self, sample: Sample, other: Sample) -> tuple[torch.Tensor, ...]:
+        ends = (sample.frames.cumsum(0) / _REDUCTION).round().long()
+        ends[-1] = -(-len(sample.features) // _REDUCTION)
+        lack = int(ends[-1]) * _REDUCTION - len(sample.features)
+        features = torch.cat([sample.features, sample.features[-1:].expand(lack, -1)])
         reference = self._reference(other.features)
         return (
-            torch.tensor([self._numbers[name] for name in lesson.sounds]),
+            torch.tensor([self._numbers[name] for name in sample.sounds]),
             ends.diff(prepend=torch.zeros(1, dtype=torch.long)),
-            _mean_pitch(lesson.features[:, MELS], lesson.frames)[:, None],
+            _mean_pitch(sample.features[:, MELS], sample.frames)[:, None],
             features,
             torch.ones(len(features)),
             reference,
@@ -300,7 +300,7 @@ def write_voices(out: Path, *, seed: int, each: int = 8) -> None:
     (out / "voices").mkdir(exist_ok=True)
     for name, manner in SPEAKERS.items():
         # A sentence may be one word, in which no voice can be heard.
-        said = [one.samples for one in lessons(teacher, r, manner, 3 * each)]
+        said = [one.audio for one in make_samples(teacher, r, manner, 3 * each)]
         with torch.no_grad():
             heard = [ear.hear(torch.cat(said[at::each])).voice for at in range(each)]
         voice = F.normalize(torch.stack(heard).mean(0), dim=0)
@@ -309,8 +309,8 @@ def write_voices(out: Path, *, seed: int, each: int = 8) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stage", choices=("lessons", "voice", "voices"), default="voice")
-    parser.add_argument("--lessons", type=Path, default=Path("lessons"))
+    parser.add_argument("--stage", choices=("samples", "voice", "voices"), default="voice")
+    parser.add_argument("--samples", type=Path, default=Path("samples"))
     parser.add_argument("--shards", type=int, default=30)
     parser.add_argument("--voices", type=int, default=40, help="in each shard")
     parser.add_argument("--minutes", type=float, default=40)
@@ -322,8 +322,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.stage == "lessons":
-        write(given.lessons, seed=given.seed, shards=given.shards, voices=given.voices)
+    if given.stage == "samples":
+        write(given.samples, seed=given.seed, shards=given.shards, voices=given.voices)
     elif given.stage == "voices":
         write_voices(given.out, seed=given.seed)
     else:
@@ -336,7 +336,7 @@ def main() -> None:
                 timeout=timedelta(minutes=20),
             )
         train(
-            given.lessons,
+            given.samples,
             minutes=given.minutes,
             seed=given.seed,
             out=given.out,

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 from wordfreq import top_n_list
 
-from training.speech.lessons import SOUNDS, sentence
+from training.speech.samples import SOUNDS, sentence
 from training.speech.teacher import Teacher
 from workers.engines.speech.g2p import (
     ALPHABET,
@@ -44,7 +44,7 @@ Chunk: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AlignedText:
     """A sentence, and for every word its sounds; or of several words that are said as one."""
 
     text: str
@@ -52,7 +52,7 @@ class Said:
     """Where it begins, its letters, its sounds."""
 
 
-def say(teacher: Teacher, text: str) -> Said | None:
+def say(teacher: Teacher, text: str) -> AlignedText | None:
     """None where words and sounds cannot be told apart."""
     spoken = teacher.say(text)
     by_place: dict[int, list[str]] = defaultdict(list)
@@ -69,7 +69,7 @@ def say(teacher: Teacher, text: str) -> Said | None:
         (at, text[at:end].strip(" ,.?!"), tuple(by_place[at]))
         for at, end in zip(starts, ends, strict=True)
     )
-    return Said(text, tuple(rows))
+    return AlignedText(text, tuple(rows))
 
 
 def sentences(words: Sequence[str], r: random.Random, *, count: int) -> Iterable[str]:
@@ -180,7 +180,7 @@ def table(root: _Node) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def make(said: Sequence[Said], out: Path) -> GraphemeToPhoneme:
+def make(said: Sequence[AlignedText], out: Path) -> GraphemeToPhoneme:
     """Align, grow, and leave the table in ``out``."""
     pairs = list({(word, sounds) for one in said for _, word, sounds in one.words})
     some = random.Random(0).sample(pairs, min(8000, len(pairs)))
@@ -205,7 +205,7 @@ def make(said: Sequence[Said], out: Path) -> GraphemeToPhoneme:
     return GraphemeToPhoneme(list(SOUNDS), chunks, tree)
 
 
-def right(made: GraphemeToPhoneme, said: Sequence[Said]) -> tuple[float, float]:
+def right(made: GraphemeToPhoneme, said: Sequence[AlignedText]) -> tuple[float, float]:
     """Share of sentences of which every sound is right, and of sounds, nearly."""
     whole, sounds = 0, []
     for one in said:

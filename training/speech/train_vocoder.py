@@ -1,6 +1,6 @@
 """Trains the vocoder of ``pocket-speech`` on what the teacher says.
 
-    python -m training.speech.train_vocoder --lessons /tmp/lessons --minutes 10 --out DIR
+    python -m training.speech.train_vocoder --samples /tmp/samples --minutes 10 --out DIR
 
 By the magnitudes of spectra at three resolutions.
 """
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from training.common.loop import Mean, adam, clock, set_rate, step
-from training.speech.lessons import Kept, read
+from training.speech.samples import StoredSample, read
 from workers.engines.speech.source_filter_vocoder import SourceFilterVocoder, read_excited
 from workers.engines.speech.spectra import HOP, magnitudes
 
@@ -28,18 +28,18 @@ _BATCH: Final = 12
 _WINDOWS: Final = (2048, 1024, 512)
 
 
-def crops(known: list[Kept], r: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
+def crops(known: list[StoredSample], r: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
     """Frames ``(B, 48, 82)`` and their sound ``(B, 48 * HOP)``."""
     frames: list[torch.Tensor] = []
     sounds: list[torch.Tensor] = []
     while len(frames) < _BATCH:
-        one = r.choice(known).lesson
-        most = len(one.samples) // HOP - _FRAMES
+        one = r.choice(known).sample
+        most = len(one.audio) // HOP - _FRAMES
         if most < 1:
             continue
         at = r.randrange(most)
         frames.append(one.features[at : at + _FRAMES])
-        sounds.append(one.samples[at * HOP : (at + _FRAMES) * HOP])
+        sounds.append(one.audio[at * HOP : (at + _FRAMES) * HOP])
     return torch.stack(frames), torch.stack(sounds)
 
 
@@ -88,14 +88,14 @@ def save(model: SourceFilterVocoder, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lessons", type=Path, required=True)
+    parser.add_argument("--samples", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("workers/pocket/speech/vocoder"))
     parser.add_argument("--go-on", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    train(given.lessons, minutes=given.minutes, seed=given.seed, out=given.out, go_on=given.go_on)
+    train(given.samples, minutes=given.minutes, seed=given.seed, out=given.out, go_on=given.go_on)
 
 
 if __name__ == "__main__":

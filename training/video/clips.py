@@ -1,4 +1,4 @@
-"""Moving scenes and what is said of them, to train and to judge the pocket video model.
+"""Moving scenes and what is said of them, to train and to verify the pocket video model.
 
 The first thing of a scene moves, grows or shrinks; a second one stands still. Movement is even and
 ends short of the edge, where the thing then rests, so a clip can be continued from its last frame.

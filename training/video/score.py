@@ -1,4 +1,4 @@
-"""How much the pocket video model gets right, by the engine that serves it and an exact judge.
+"""How much the pocket video model gets right, by the engine that serves it and an exact verifier.
 
     python -m training.video.score workers/pocket/video --count 200
 
@@ -18,9 +18,9 @@ from typing import Final
 import torch
 from PIL import Image
 
-from training.common.judge import SIDE, Piece, seen
 from training.common.scenes import Scene, Thing, sheet
-from training.image.score import HELD_OUT, Order, load, png, run
+from training.common.verifier import SIDE, Piece, find_pieces
+from training.image.score import HELD_OUT, EngineInput, load, png, run
 from training.video.clips import DIRECTIONS, FPS, FRAMES, Clip, clip, film
 from workers.contract.jobs import Completed
 from workers.engines.diffusion.engine import DiffusionEngine
@@ -62,7 +62,7 @@ def _far(one: Piece, other: Piece) -> float:
 
 def _named(picture: torch.Tensor, scene: Scene) -> list[Piece] | None:
     """The pieces that are the scene's things, in their order; None if one is not there."""
-    left = list(seen(picture, scene))
+    left = list(find_pieces(picture, scene))
     found: list[Piece] = []
     for thing in scene.things:
         fitting = [piece for piece in left if piece.colour == thing.colour]
@@ -85,7 +85,7 @@ def frames_of(outcome: Completed) -> torch.Tensor:
     return torch.from_numpy(found.frames.copy()).permute(0, 3, 1, 2) / 127.5 - 1
 
 
-def order_of(one: Clip, seed: int, *, steps: int, guidance: float) -> Order:
+def input_of(one: Clip, seed: int, *, steps: int, guidance: float) -> EngineInput:
     asked = {
         "prompt": one.text,
         "seed": seed,
@@ -96,8 +96,8 @@ def order_of(one: Clip, seed: int, *, steps: int, guidance: float) -> Order:
         "images": int(one.pictured),
     }
     if not one.pictured:
-        return Order("text-to-video", asked)
-    return Order("image-to-video", asked, (png(film([one], SIDE)[0, 0]),))
+        return EngineInput("text-to-video", asked)
+    return EngineInput("image-to-video", asked, (png(film([one], SIDE)[0, 0]),))
 
 
 def score(
@@ -113,7 +113,7 @@ def score(
     r = random.Random(seed)
     clips = [clip(r, pictured=pictured, resting=0.0) for _ in range(count)]
     orders = [
-        order_of(one, seed + place, steps=steps, guidance=guidance)
+        input_of(one, seed + place, steps=steps, guidance=guidance)
         for place, one in enumerate(clips)
     ]
     made = [frames_of(outcome) for outcome in run(engine, orders)]

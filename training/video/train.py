@@ -1,6 +1,6 @@
 r"""Trains ``pocket-video`` on moving scenes, with the autoencoder of ``pocket-image``.
 
-    for stage in text:4 meant:15 unet:90 narrow:0 unet:85; do
+    for stage in text:4 meant:15 unet:90 prune:0 unet:85; do
         python -m training.video.train --stage ${stage%:*} --minutes ${stage#*:} \
             --image workers/pocket/image --out DIR
     done
@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 from PIL import Image
 
+from training.common.auxiliary_heads import CLASSES, AuxiliaryHeads, scene_classes
 from training.common.denoising import (
     CHANGED,
     SIDE,
@@ -37,10 +38,9 @@ from training.common.denoising import (
     unet_stage,
 )
 from training.common.loop import make_text_encoder, make_tokenizer, take_over
-from training.common.outlook import CLASSES, Outlook, shown
 from training.common.scenes import sheet
 from training.video.clips import FIELDS, FRAMES, MOTIONS, Clip, clip, film
-from training.video.narrowing import narrow
+from training.video.pruning import prune
 from workers.engines.diffusion.pocket_video import PocketVideoPipeline
 
 CLIPS: Final = 24
@@ -79,7 +79,7 @@ class Clips:
             [one.text for one in clips],
             importance(apart) * torch.tensor([_dimness(one) for one in clips])[:, None, None, None],
             pictured,
-            [shown(one.scene) | {"motion": one.motion} for one in clips],
+            [scene_classes(one.scene) | {"motion": one.motion} for one in clips],
             (apart > CHANGED).float(),
         )
 
@@ -90,7 +90,7 @@ def _dimness(one: Clip) -> float:
 
 
 def main() -> None:
-    parser = arguments(__doc__, "text", "meant", "unet", "narrow")
+    parser = arguments(__doc__, "text", "meant", "unet", "prune")
     parser.add_argument("--image", type=Path, required=True, help="the image model")
     options = parser.parse_args()
     r = seeded(options.seed)
@@ -103,8 +103,8 @@ def main() -> None:
         print(f"taken over: {take_over(encoder, read(options.image, 'text_encoder')):.2f}")
         text_stage(tokenizer, encoder, FIELDS, clip, options, r)
         return
-    if options.stage == "narrow":
-        narrow(read(out, "unet"), INNERMOST).save_pretrained(out / "unet")
+    if options.stage == "prune":
+        prune(read(out, "unet"), INNERMOST).save_pretrained(out / "unet")
         return
     if (out / "unet").exists():
         unet = read(out, "unet")
@@ -121,7 +121,7 @@ def main() -> None:
         show,
         options,
         r,
-        outlook=Outlook(unet, CLASSES | {"motion": MOTIONS}),
+        heads=AuxiliaryHeads(unet, CLASSES | {"motion": MOTIONS}),
         blind=blind,
     )
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.workers.cards import check_card
-from training.music.score import Made, lessons, load, run, score
+from training.music.score import Made, held_out_tunes, load, run, score
 
 DIRECTORY = Path(__file__).parents[3] / "workers" / "pocket" / "music"
-OF = lessons(6)
+OF = held_out_tunes(6)
 
 
 def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:

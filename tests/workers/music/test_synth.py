@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from training.music.hearing import chroma, fits, is_near, keys_of, tempo_of
+from training.music.music_analysis import chroma, fits, is_near, keys_of, tempo_of
 from training.music.tunes import tune
 from workers.engines.music.instruments import VOICES, Bank, frequency
 from workers.engines.music.notes import DRUMS, INSTRUMENTS, Bar, Chord, Key, Note, Piece

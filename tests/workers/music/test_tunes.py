@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from training.music.hearing import in_scale, is_near, keys_of, pitch_classes
+from training.music.music_analysis import in_scale, is_near, keys_of, pitch_classes
 from training.music.styles import STYLES
 from training.music.tunes import tune
 from workers.engines.music.form import bars_for, plan

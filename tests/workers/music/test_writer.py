@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.music.hearing import in_scale
+from training.music.music_analysis import in_scale
 from training.music.score import moods_of
 from training.music.train import CONTEXT, HEAD, batches, make_model, make_tokenizer
 from training.music.tunes import tune

@@ -41,7 +41,7 @@ SOUNDS: Final = _SOUND_NAMES.split()
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Sample:
     """A sentence as it is written and as it was said."""
 
     text: str
@@ -51,7 +51,7 @@ class Lesson:
     """Of each sound, ``(S,)``; their sum is T."""
     features: torch.Tensor
     """``(T, 82)``, see ``spectra``."""
-    samples: torch.Tensor
+    audio: torch.Tensor
     """``(N,)`` float32."""
 
 
@@ -91,33 +91,33 @@ def sounds_of(text: str, sounds: tuple[tuple[str, int], ...]) -> list[tuple[str,
     return None if marks else made
 
 
-def lesson(teacher: Teacher, text: str, manner: Manner | None) -> Lesson | None:
+def make_sample(teacher: Teacher, text: str, manner: Manner | None) -> Sample | None:
     spoken = teacher.say(text, manner)
     named = sounds_of(text, spoken.sounds)
     if not named:
         return None
-    samples = levelled(torch.from_numpy(spoken.samples))
-    features = analyse(samples)
+    audio = levelled(torch.from_numpy(spoken.samples))
+    features = analyse(audio)
     starts = [0, *(min(len(features), round(at / HOP)) for _, at in named[1:]), len(features)]
     frames = torch.tensor(starts).diff()
     if int(frames.min()) < 0:
         return None
-    return Lesson(text, tuple(name for name, _ in named), frames, features, samples)
+    return Sample(text, tuple(name for name, _ in named), frames, features, audio)
 
 
-def lessons(
+def make_samples(
     teacher: Teacher, r: random.Random, manner: Manner | None, count: int
-) -> Iterator[Lesson]:
+) -> Iterator[Sample]:
     """So many, in one voice."""
     while count:
-        made = lesson(teacher, sentence(r), manner)
+        made = make_sample(teacher, sentence(r), manner)
         if made is not None:
             count -= 1
             yield made
 
 
 def write(folder: Path, *, seed: int, shards: int, voices: int, each: int = 5) -> None:
-    """Files of lessons, for other processes to begin with as they come."""
+    """Files of samples, for other processes to begin with as they come."""
     folder.mkdir(parents=True, exist_ok=True)
     teacher, r = Teacher(), random.Random(seed)
     for shard in range(shards):
@@ -128,10 +128,10 @@ def write(folder: Path, *, seed: int, shards: int, voices: int, each: int = 5) -
                 one.sounds,
                 one.frames.short(),
                 one.features.half(),
-                (one.samples.clamp(-1, 1) * 32767).short(),
+                (one.audio.clamp(-1, 1) * 32767).short(),
             )
             for voice, manner in enumerate(draw_manner(r) for _ in range(voices))
-            for one in lessons(teacher, r, manner, each)
+            for one in make_samples(teacher, r, manner, each)
         ]
         path = folder / f"s{seed}_{shard}.pt"
         torch.save(made, path.with_suffix(".part"))
@@ -139,19 +139,19 @@ def write(folder: Path, *, seed: int, shards: int, voices: int, each: int = 5) -
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A lesson from a file, and the number of its voice."""
+class StoredSample:
+    """A sample from a file, and the number of its voice."""
 
     voice: int
-    lesson: Lesson
+    sample: Sample
 
 
-def read(paths: Sequence[Path], *, sound: bool) -> list[Kept]:
+def read(paths: Sequence[Path], *, sound: bool) -> list[StoredSample]:
     """With the samples, or without them, which need the most room."""
-    found: list[Kept] = []
+    found: list[StoredSample] = []
     for path in paths:
-        for voice, text, sounds, frames, features, samples in torch.load(path):
-            samples = samples.float() / 32767 if sound else torch.zeros(0)
-            made = Lesson(text, sounds, frames.long(), features.float(), samples)
-            found.append(Kept(voice, made))
+        for voice, text, sounds, frames, features, audio in torch.load(path):
+            audio = audio.float() / 32767 if sound else torch.zeros(0)
+            made = Sample(text, sounds, frames.long(), features.float(), audio)
+            found.append(StoredSample(voice, made))
     return found

@@ -2,7 +2,7 @@
 
 For training only. From its innermost features the UNet is to say what will be seen, from those
 behind them where an instruction changes something. So it comes to know which of two things is
-meant, and to carry a thing from one place to another, within thousands of lessons; from pictures
+meant, and to carry a thing from one place to another, within thousands of samples; from pictures
 alone it had learned neither after a hundred thousand.
 """
 
@@ -28,7 +28,7 @@ CLASSES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-def shown(s: Scene) -> dict[str, str]:
+def scene_classes(s: Scene) -> dict[str, str]:
     """What a scene shows, in classes; of its things the upper left one comes first."""
     found = {"background": s.background, "light": s.light, "style": s.style}
     things = sorted(s.things, key=lambda one: one.x + 0.7 * one.y)
@@ -39,7 +39,7 @@ def shown(s: Scene) -> dict[str, str]:
     return found
 
 
-class Outlook(nn.Module):
+class AuxiliaryHeads(nn.Module):
     """Heads on what a UNet computes, of whose last forward ``loss`` then speaks."""
 
     def __init__(self, unet: Any, classes: Mapping[str, Sequence[str]] = CLASSES) -> None:

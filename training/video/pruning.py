@@ -16,7 +16,7 @@ _WRITERS: Final = ("conv2.weight", "conv_shortcut.weight", "to_out.0.weight")
 """What adds to the channels that all of these blocks share."""
 
 
-def narrow(wide: Any, channels: int) -> Any:
+def prune(wide: Any, channels: int) -> Any:
     """The same UNet with so many innermost channels, and their heads narrower in proportion.
 
     Of each group of a norm, and of each head, those stay whose weights are largest. ``channels``

@@ -9,7 +9,7 @@ import torch
 
 from training.common.denoising import LATENTS, SIDE, make_unet
 from training.common.loop import TEXT
-from training.video.narrowing import narrow
+from training.video.pruning import prune
 from workers.engines.diffusion.pocket_image import COORDINATES
 
 
@@ -31,11 +31,11 @@ def _draw(unet: Any) -> torch.Tensor:
 
 
 def test_with_all_of_its_channels_it_draws_the_same(wide: Any) -> None:
-    assert torch.equal(_draw(narrow(wide, 128).eval()), _draw(wide))
+    assert torch.equal(_draw(prune(wide, 128).eval()), _draw(wide))
 
 
 def test_with_fewer_it_is_smaller_and_draws_nearly_the_same(wide: Any) -> None:
-    made = narrow(wide, 80).eval()
+    made = prune(wide, 80).eval()
 
     drawn, before = _draw(made), _draw(wide)
     assert made.num_parameters() < 0.75 * wide.num_parameters()

@@ -24,7 +24,6 @@ from training.common.scenes import (
     SHAPES,
     Scene,
     Thing,
-    draw,
     light_of,
     mask,
 )
@@ -71,7 +70,7 @@ class Verdict:
         return self.background and self.things and self.colours and self.shapes and self.places
 
 
-def judge(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) -> Verdict:
+def verify(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) -> Verdict:
     """Compare a picture ``(3, 64, 64)`` from -1 to 1 with what it should show.
 
     With ``stays`` each thing must also stand where it does in the scene, at most so far off.
@@ -97,7 +96,7 @@ def judge(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) ->
     )
 
 
-def seen(picture: torch.Tensor, scene: Scene) -> list[Piece]:
+def find_pieces(picture: torch.Tensor, scene: Scene) -> list[Piece]:
     """What stands before the background that a scene has, in its light."""
     return pieces(*_front(picture, scene), scene)
 
@@ -143,8 +142,10 @@ def _label(front: torch.Tensor) -> torch.Tensor:
 def _piece(flat: torch.Tensor, covered: torch.Tensor, style: str) -> Piece:
     filled = _filled(covered)
     core = _core(covered)
-    seen = flat[:, core].median(1).values
-    colour = min(COLOURS, key=lambda name: float(((seen - torch.tensor(COLOURS[name])) ** 2).sum()))
+    median = flat[:, core].median(1).values
+    colour = min(
+        COLOURS, key=lambda name: float(((median - torch.tensor(COLOURS[name])) ** 2).sum())
+    )
     ys, xs = filled.nonzero(as_tuple=True)
     half = SIDE / 2
     x, y = float(xs.float().mean() + 0.5) / half - 1, float(ys.float().mean() + 0.5) / half - 1
@@ -235,11 +236,6 @@ def _related(first: Piece, second: Piece, relation: str) -> bool:
     x, y = first.x - second.x, first.y - second.y
     along, across = x * dx + y * dy, abs(x * dy) + abs(y * dx)
     return along > 0.25 and along > across
-
-
-def as_drawn(scene: Scene) -> torch.Tensor:
-    """What would be right, to judge the judge."""
-    return draw([scene], SIDE)[0]
 
 
 def share(verdicts: Sequence[Any], name: str) -> float:
