@@ -43,10 +43,10 @@ class NoFlows:
     async def sweep(self, request_ids: Sequence[RequestId]) -> int:
         return 0
 
-    async def sweep_untouched(self) -> int:
+    async def sweep_idle(self) -> int:
         return 0
 
-    async def stop_left_over(self) -> None:
+    async def stop_orphans(self) -> None:
         return None
 
 

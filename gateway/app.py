@@ -34,7 +34,7 @@ from gateway.api.openai.embeddings import EmbeddingsController
 from gateway.api.openapi.document import DocumentConfig
 from gateway.api.openapi.page import DocumentationPlugin
 from gateway.batches.runner import Runner
-from gateway.batches.stored import Stored
+from gateway.batches.stored import StoredOutputs
 from gateway.catalog.store import LiveCatalog
 from gateway.disk import written_paths
 from gateway.files.download_urls import UrlSigner
@@ -156,7 +156,7 @@ def create_app(settings: Settings) -> Litestar:
                 files=files,
                 requests=requests,
                 endpoints=ENDPOINTS,
-                stored=Stored(blobs, links, file_bytes_max=settings.file_bytes_max),
+                stored=StoredOutputs(blobs, links, file_bytes_max=settings.file_bytes_max),
                 settings=settings,
             )
             app.state.update(

@@ -171,17 +171,17 @@ def erasure_chores(database: Database) -> tuple[ScheduledTask, ...]:
 
 def file_chores(files: Files) -> tuple[ScheduledTask, ...]:
     """The end of files whose time is over."""
-    return (ScheduledTask("files", timedelta(minutes=1), files.clear_ended),)
+    return (ScheduledTask("files", timedelta(minutes=1), files.delete_ended),)
 
 
 def media_chores(media: MediaStore) -> tuple[ScheduledTask, ...]:
     """The end of what requests brought and made, once its time is over."""
-    return (ScheduledTask("media", timedelta(minutes=1), media.clear_ended),)
+    return (ScheduledTask("media", timedelta(minutes=1), media.delete_ended),)
 
 
 def voice_chores(voices: Voices) -> tuple[ScheduledTask, ...]:
     """The end of voices and consents that were deleted, or never came to be."""
-    return (ScheduledTask("voices", timedelta(minutes=1), voices.clear_ended),)
+    return (ScheduledTask("voices", timedelta(minutes=1), voices.delete_ended),)
 
 
 def sweep_chores(database: Database, *, keys_kept: timedelta) -> tuple[ScheduledTask, ...]:

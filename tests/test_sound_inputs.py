@@ -10,7 +10,7 @@ from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 from gateway.files.sources import RemoteSource, Source
 from gateway.tasks.prepared import Prepared
-from gateway.tasks.registry import chosen_task, parse, prepare
+from gateway.tasks.registry import choose_task, parse, prepare
 from workers.contract.jobs import Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.upstreams import gmi_wire as wire
@@ -28,7 +28,7 @@ def entry(task: str, *also: str, upstream: bool = False, **more: Any) -> Catalog
 
 def prepared(sold: CatalogEntry, **value: Any) -> tuple[str, Prepared]:
     read = parse(sold.task, value)
-    task = chosen_task(sold, read)
+    task = choose_task(sold, read)
     return task, prepare(sold, read, task=task, prefix="input")
 
 

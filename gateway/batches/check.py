@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 
 from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.lines import BatchLine, pages, read_line, within_body
-from gateway.batches.names import order_of
+from gateway.batches.names import submission_of
 from gateway.batches.store import Batch
 from gateway.errors import InternalError, InvalidRequest, TollgateError, Unavailable
 from gateway.requests.service import Requests
@@ -25,7 +25,7 @@ LINE_BYTES_MAX: Final = 2**40
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckReport:
     """What a file has in it; ``model`` is None where its lines name several."""
 
     total: int
@@ -45,7 +45,7 @@ class Check:
         self._custom_ids: set[str] = set()
         self._models: set[str] = set()
 
-    async def file(self, copy: IO[bytes], stopping: asyncio.Event) -> Checked:
+    async def file(self, copy: IO[bytes], stopping: asyncio.Event) -> CheckReport:
         """Check a whole file, or as much as there is time for before it is to stop.
 
         Raise ``Unavailable`` while prices are not known.
@@ -56,14 +56,14 @@ class Check:
             total += len(page)
             if total > self._settings.batch_lines_max:
                 most = f"A batch has at most {self._settings.batch_lines_max} requests."
-                return Checked(total, None, [mistake(None, "too_many_lines", most)])
+                return CheckReport(total, None, [mistake(None, "too_many_lines", most)])
             mistakes += await asyncio.to_thread(self._mistakes, page)
             if len(mistakes) >= ERRORS_MAX or stopping.is_set():
                 break
         if not total:
             mistakes = [mistake(None, "empty_file", "The input file has no requests.")]
         model = min(self._models) if len(self._models) == 1 else None
-        return Checked(total, model, mistakes[:ERRORS_MAX])
+        return CheckReport(total, model, mistakes[:ERRORS_MAX])
 
     def _mistakes(self, page: list[BatchLine]) -> list[Mapping[str, Any]]:
         found = []
@@ -88,9 +88,9 @@ class Check:
                 param="custom_id",
             )
         self._custom_ids.add(placed.custom_id)
-        order = order_of(self._batch, self._endpoint, placed, line.number, 0)
+        submission = submission_of(self._batch, self._endpoint, placed, line.number, 0)
         try:
-            quoted = self._requests.check(order, self._batch.account_id)
+            quoted = self._requests.check(submission, self._batch.account_id)
         except TollgateError as error:
             raise within_body(error) from None
         self._models.add(quoted.entry.name)

@@ -49,12 +49,12 @@ class LineBody(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A checked line: its own name for itself, and the order that it is."""
+class CheckedLine:
+    """A checked line: its own name for itself, and the submission that it is."""
 
     custom_id: str
     body: Mapping[str, Any]
-    order: Submission
+    submission: Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def pages(file: IO[bytes], bytes_max: int) -> Iterator[list[BatchLine]]:
 
 def read_line(
     line: BatchLine, endpoint: BatchEndpoint, entries: Entries, *, bytes_max: int
-) -> Placed:
+) -> CheckedLine:
     """Check a line by itself, its body as the live endpoint would. Raise ``TollgateError``."""
     if line.text is None:
         raise TooLarge("line_too_long", f"The line is longer than {bytes_max} bytes.")
@@ -118,10 +118,10 @@ def read_line(
             param="url",
         )
     try:
-        order = endpoint.read(asked.body, entries)
+        submission = endpoint.read(asked.body, entries)
     except TollgateError as error:
         raise within_body(error) from None
-    return Placed(asked.custom_id, asked.body, order)
+    return CheckedLine(asked.custom_id, asked.body, submission)
 
 
 def within_body(error: TollgateError) -> TollgateError:
@@ -131,18 +131,18 @@ def within_body(error: TollgateError) -> TollgateError:
     return error
 
 
-def asked_by(line: BatchLine) -> tuple[str, dict[str, Any]]:
+def read_checked(line: BatchLine) -> tuple[str, dict[str, Any]]:
     """Name and body of a line that has been checked before."""
     assert line.text is not None
     value = msgspec.json.decode(_without_mark(line))
     return value["custom_id"], value["body"]
 
 
-def answered(
+def completed_result(
     batch_id: str, line: BatchLine, closed: ClosedRequest, endpoint: BatchEndpoint
 ) -> LineResult:
     """The result of a line whose request has ended."""
-    number, (custom_id, body) = line.number, asked_by(line)
+    number, (custom_id, body) = line.number, read_checked(line)
     try:
         raise_unless_succeeded(closed)
         if closed.output is None:
@@ -152,7 +152,7 @@ def answered(
                 request_id=closed.request_id,
             )
     except TollgateError as error:
-        return refused(batch_id, line, error, closed=closed)
+        return refused_result(batch_id, line, error, closed=closed)
     # Without the tags of the batch, which the live endpoint would not have shown.
     as_asked = replace(closed, metadata=body.get("metadata") or {})
     return LineResult(
@@ -169,26 +169,26 @@ def answered(
     )
 
 
-def refused(
+def refused_result(
     batch_id: str, line: BatchLine, error: TollgateError, *, closed: ClosedRequest | None = None
 ) -> LineResult:
     """The result of a line that came to an error, as the live endpoint would have answered it."""
     request_id = closed.request_id if closed is not None else None
     response = _response(error.http_status, request_id, _encode(render_openai(error)))
-    text = _line(batch_id, line.number, asked_by(line)[0], response, error)
+    text = _line(batch_id, line.number, read_checked(line)[0], response, error)
     return LineResult(line.number, succeeded=False, text=text, closed=closed)
 
 
-def not_run(
+def unrun_result(
     batch_id: str, line: BatchLine, error: TollgateError, *, closed: ClosedRequest | None = None
 ) -> LineResult:
     """The result of a line that was never answered, because its batch ended before."""
-    text = _line(batch_id, line.number, asked_by(line)[0], None, error)
+    text = _line(batch_id, line.number, read_checked(line)[0], None, error)
     return LineResult(line.number, succeeded=False, text=text, closed=closed)
 
 
 def _without_mark(line: BatchLine) -> bytes:
-    """A file may begin with a byte order mark."""
+    """A file may begin with a byte submission mark."""
     text = line.text or b""
     return text.removeprefix(codecs.BOM_UTF8) if line.number == 1 else text
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gateway.batches.endpoint import BatchEndpoint
-from gateway.batches.lines import Placed
+from gateway.batches.lines import CheckedLine
 from gateway.batches.store import Batch
 from gateway.tasks.submission import Idempotency, Submission
 from workers.contract.jobs import RequestId
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierAttempt:
     """The last attempt at a line, placed by this gateway or by one before it."""
 
     attempt: int
@@ -31,17 +31,17 @@ def prefix_of(batch_id: str) -> str:
     return f"batch\n{batch_id}\n"
 
 
-def order_of(
-    batch: Batch, endpoint: BatchEndpoint, placed: Placed, number: int, attempt: int
+def submission_of(
+    batch: Batch, endpoint: BatchEndpoint, placed: CheckedLine, number: int, attempt: int
 ) -> Submission:
-    """Make a line an order of the class ``batch``, with its name and the batch's deadline."""
+    """Make a line a submission of the class ``batch``, with its name and the batch's deadline."""
     name = f"{prefix_of(batch.id)}{number}\n{attempt}"
     return replace(
-        placed.order,
+        placed.submission,
         stream=False,
         waits=False,
         metadata={
-            **(placed.order.metadata or {}),
+            **(placed.submission.metadata or {}),
             "batch_id": batch.id,
             "custom_id": placed.custom_id,
         },
@@ -53,11 +53,11 @@ def order_of(
 
 def last_attempts(
     batch_id: str, names: Mapping[str, tuple[RequestId, datetime]]
-) -> dict[int, Earlier]:
+) -> dict[int, EarlierAttempt]:
     """Find each line's last attempt among the names that were placed."""
-    found: dict[int, Earlier] = {}
+    found: dict[int, EarlierAttempt] = {}
     for name, (request_id, accepted_at) in names.items():
         number, attempt = map(int, name.removeprefix(prefix_of(batch_id)).split("\n"))
         if number not in found or found[number].attempt < attempt:
-            found[number] = Earlier(attempt, request_id, accepted_at)
+            found[number] = EarlierAttempt(attempt, request_id, accepted_at)
     return found

@@ -28,15 +28,15 @@ from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.lines import (
     BatchLine,
     LineResult,
-    answered,
-    asked_by,
-    not_run,
+    completed_result,
+    read_checked,
     read_line,
-    refused,
+    refused_result,
+    unrun_result,
 )
-from gateway.batches.names import Earlier, last_attempts, order_of, prefix_of
+from gateway.batches.names import EarlierAttempt, last_attempts, prefix_of, submission_of
 from gateway.batches.store import Batch, LeaseLost, Status
-from gateway.batches.stored import Stored
+from gateway.batches.stored import StoredOutputs
 from gateway.errors import (
     RequestFailed,
     TollgateError,
@@ -92,7 +92,7 @@ class Run:
         database: Database,
         files: Files,
         requests: Requests,
-        stored: Stored,
+        stored: StoredOutputs,
         settings: Settings,
     ) -> None:
         self._batch = batch
@@ -125,7 +125,7 @@ class Run:
 
     async def _advance(self, copy: IO[bytes]) -> None:
         batch = self._batch
-        self._heed(batch.status)
+        self._check_stop(batch.status)
         status = batch.status
         try:
             if batch.ending is None:
@@ -198,7 +198,7 @@ class Run:
                 break
         await self._close_rest(copy)
 
-    async def _placed(self) -> dict[int, Earlier]:
+    async def _placed(self) -> dict[int, EarlierAttempt]:
         """Find what was placed before, and is not to be placed again."""
         batch = self._batch
         names = await self._database.read(
@@ -208,7 +208,7 @@ class Run:
         )
         return last_attempts(batch.id, names)
 
-    async def _line(self, line: BatchLine, earlier: Earlier | None) -> None:
+    async def _line(self, line: BatchLine, earlier: EarlierAttempt | None) -> None:
         try:
             result = await self._result(line, earlier)
             if result is not None:
@@ -222,10 +222,10 @@ class Run:
     async def _forget(self, line: BatchLine, result: LineResult) -> None:
         """Drop an answer that is to be in the batch's files alone."""
         closed = result.closed
-        if closed is not None and self._endpoint.forgets(asked_by(line)[1]):
+        if closed is not None and self._endpoint.forgets(read_checked(line)[1]):
             await self._persist(lambda: self._requests.forget(closed.account_id, closed.request_id))
 
-    async def _result(self, line: BatchLine, earlier: Earlier | None) -> LineResult | None:
+    async def _result(self, line: BatchLine, earlier: EarlierAttempt | None) -> LineResult | None:
         """Run one line to its end; None if the batch was stopped before it was accepted."""
         batch = self._batch
         attempt, in_doubt = 0, False
@@ -239,13 +239,13 @@ class Run:
                 # What was in doubt may have been accepted before it came to be refused.
                 earlier = (await self._placed()).get(line.number) if in_doubt else None
                 if earlier is None:
-                    return refused(batch.id, line, error)
+                    return refused_result(batch.id, line, error)
                 in_doubt = False
                 continue
             else:
                 closed = await self._ended(ticket)
                 if closed.entered or self._stop is not None:
-                    return await self._judge(line, closed)
+                    return await self._to_result(line, closed)
                 attempt = (earlier.attempt if earlier else attempt) + 1
                 earlier = None
             if self._stop is not None:
@@ -255,18 +255,20 @@ class Run:
                     await self._stopping.wait()
         raise AssertionError
 
-    async def _ticket(self, line: BatchLine, attempt: int, earlier: Earlier | None) -> Ticket:
+    async def _ticket(
+        self, line: BatchLine, attempt: int, earlier: EarlierAttempt | None
+    ) -> Ticket:
         """Place a line, or wait for what was placed of it before. Raise why it is not accepted."""
         batch = self._batch
         if earlier is not None:
             return self._requests.resume(batch.account_id, earlier.request_id, earlier.accepted_at)
-        order = await _off_loop(line, lambda: self._order(line, attempt))
-        return await self._requests.submit(Caller(self._key), order)
+        submission = await _off_loop(line, lambda: self._submission(line, attempt))
+        return await self._requests.submit(Caller(self._key), submission)
 
-    def _order(self, line: BatchLine, attempt: int) -> Submission:
+    def _submission(self, line: BatchLine, attempt: int) -> Submission:
         bytes_max = self._endpoint.body_bytes_max(self._settings)
         placed = read_line(line, self._endpoint, self._requests.entry, bytes_max=bytes_max)
-        return order_of(self._batch, self._endpoint, placed, line.number, attempt)
+        return submission_of(self._batch, self._endpoint, placed, line.number, attempt)
 
     async def _ended(self, ticket: Ticket) -> ClosedRequest:
         self._in_flight.add(ticket.request_id)
@@ -276,13 +278,15 @@ class Run:
         finally:
             self._in_flight.discard(ticket.request_id)
 
-    async def _judge(self, line: BatchLine, closed: ClosedRequest) -> LineResult:
+    async def _to_result(self, line: BatchLine, closed: ClosedRequest) -> LineResult:
         if closed.status == "expired":
             # Its deadline was the batch's own; the queue noticed first.
             self._end_with(_STOPS["expired"])
         if self._stop is not None and closed.status in ("cancelled", "expired"):
-            return not_run(self._batch.id, line, self._stop, closed=closed)
-        return await _off_loop(line, lambda: answered(self._batch.id, line, closed, self._endpoint))
+            return unrun_result(self._batch.id, line, self._stop, closed=closed)
+        return await _off_loop(
+            line, lambda: completed_result(self._batch.id, line, closed, self._endpoint)
+        )
 
     async def _close_rest(self, copy: IO[bytes]) -> None:
         """Say of every line that was not run why not."""
@@ -292,7 +296,9 @@ class Run:
             lambda connection: store.ended_lines(connection, self._batch.id)
         )
         async for page in lines_of(copy):
-            rest = [not_run(self._batch.id, line, stop) for line in page if line.number not in done]
+            rest = [
+                unrun_result(self._batch.id, line, stop) for line in page if line.number not in done
+            ]
             if rest:
                 await self._write(functools.partial(store.record, batch=self._batch, results=rest))
 
@@ -319,7 +325,7 @@ class Run:
 
     async def _write_file(self, batch: Batch, file_id: str, kind: str) -> File:
         # Of a gateway that died while it wrote the same.
-        await self._files.forget_bytes(batch.account_id, file_id)
+        await self._files.delete_bytes(batch.account_id, file_id)
         content_type = "application/jsonl"
         blob = await self._files.write(
             batch.account_id,
@@ -371,7 +377,7 @@ class Run:
             await asyncio.sleep(min(BEAT_S, lease_s / 4))
             try:
                 until = datetime.now(UTC) + timedelta(seconds=lease_s)
-                self._heed(
+                self._check_stop(
                     await self._write(
                         functools.partial(store.renew, batch=self._batch, until=until)
                     )
@@ -384,7 +390,7 @@ class Run:
             if self._stop is not None:
                 await self._stop_running()
 
-    def _heed(self, status: Status) -> None:
+    def _check_stop(self, status: Status) -> None:
         """Stop if the batch was cancelled or its window is over."""
         if status == "cancelling":
             self._end_with(_STOPS["cancelling"])

@@ -15,7 +15,7 @@ from gateway.batches import store
 from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.run import Run
 from gateway.batches.store import Batch, LeaseLost
-from gateway.batches.stored import Stored
+from gateway.batches.stored import StoredOutputs
 from gateway.errors import TollgateError
 from gateway.files.store import Files
 from gateway.requests.service import Requests
@@ -38,7 +38,7 @@ class Runner:
         files: Files,
         requests: Requests,
         endpoints: Mapping[str, BatchEndpoint],
-        stored: Stored,
+        stored: StoredOutputs,
         settings: Settings,
     ) -> None:
         self._database = database
@@ -103,7 +103,7 @@ class Runner:
         except asyncio.CancelledError:
             # The gateway is stopping: another one, or the next, may have it at once.
             with contextlib.suppress(*OUTAGE):
-                await self._database.write(lambda connection: store.give_up(connection, batch))
+                await self._database.write(lambda connection: store.release(connection, batch))
             raise
         finally:
             self._running.pop(batch.id, None)
@@ -130,14 +130,14 @@ class Runner:
             log.warning("%s is put off: %s", batch.id, ", ".join(sorted(names)))
         except* Exception as group:  # a boundary: the other batches run on
             log.exception("%s failed, and is tried again", batch.id)
-            await self._put_off(batch, group.exceptions[0])
+            await self._postpone(batch, group.exceptions[0])
 
-    async def _put_off(self, batch: Batch, error: Exception) -> None:
+    async def _postpone(self, batch: Batch, error: Exception) -> None:
         """Set a batch aside whose run failed, and leave it alone for longer each time."""
         with contextlib.suppress(*OUTAGE):
             times = await self._aside.count("batch", batch.id, error)
             pause = timedelta(seconds=self._settings.batch_lease_s * 2 ** min(times, 10))
             until = datetime.now(UTC) + min(pause, store.PAUSE_MAX)
             await self._database.write(
-                lambda connection: store.put_off(connection, batch, until=until)
+                lambda connection: store.postpone(connection, batch, until=until)
             )

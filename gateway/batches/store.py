@@ -262,7 +262,7 @@ def claim(connection: Connection, *, now: datetime, lease: timedelta, count: int
     return taken
 
 
-def put_off(connection: Connection, batch: Batch, *, until: datetime) -> None:
+def postpone(connection: Connection, batch: Batch, *, until: datetime) -> None:
     """Leave a batch whose run failed alone for a while, if it is still ours."""
     connection.execute(
         update(batches)
@@ -280,7 +280,7 @@ def retry_now(connection: Connection, batch_id: str) -> None:
     )
 
 
-def give_up_for_good(connection: Connection, batch_id: str, error: Mapping[str, Any]) -> bool:
+def fail(connection: Connection, batch_id: str, error: Mapping[str, Any]) -> bool:
     """End a batch that cannot be run as failed; what its lines cost stays charged. Return whether
     it was still open."""
     moved = connection.execute(
@@ -303,7 +303,7 @@ def renew(connection: Connection, batch: Batch, *, until: datetime) -> Status:
     return status
 
 
-def give_up(connection: Connection, batch: Batch) -> None:
+def release(connection: Connection, batch: Batch) -> None:
     """Let another gateway have the batch at once, if it is still ours to give."""
     connection.execute(
         update(batches)

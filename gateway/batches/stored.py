@@ -40,23 +40,23 @@ def place(blob: BlobRef, form: Form | None) -> dict[str, Any]:
     return {PLACE: msgspec.to_builtins(_Place(blob, form))}
 
 
-class Stored:
-    def __init__(self, blobs: Blobs, links: UrlSigner, *, file_bytes_max: int) -> None:
+class StoredOutputs:
+    def __init__(self, blobs: Blobs, urls: UrlSigner, *, file_bytes_max: int) -> None:
         self._blobs = blobs
-        self._links = links
+        self._urls = urls
         self._file_bytes_max = file_bytes_max
 
     def writer(self, kept_until: datetime) -> Writer:
         """Begin a file whose outputs are kept until then."""
-        return Writer(self._blobs, self._links.until(kept_until), self._file_bytes_max)
+        return Writer(self._blobs, self._urls.until(kept_until), self._file_bytes_max)
 
 
 class Writer:
     """Writes the lines of one file, the same ones in the same order each time."""
 
-    def __init__(self, blobs: Blobs, links: UrlSigner, room: int) -> None:
+    def __init__(self, blobs: Blobs, urls: UrlSigner, room: int) -> None:
         self._blobs = blobs
-        self._links = links
+        self._urls = urls
         self._room = room
 
     async def write(self, text: bytes) -> bytes:
@@ -68,9 +68,9 @@ class Writer:
             return text
         shown = msgspec.json.decode(body["data"], type=list[_Object])
         places = [msgspec.json.decode(each[PLACE], type=_Place) for each in shown]
-        whole = self._fits(places)
+        inline = self._fits(places)
         filled = [
-            {**await self._given(found, whole=whole), **each}
+            {**await self._given(found, inline=inline), **each}
             for found, each in zip(places, shown, strict=True)
         ]
         for each in filled:
@@ -85,9 +85,9 @@ class Writer:
         self._room -= size * 4 // 3
         return True
 
-    async def _given(self, found: _Place, *, whole: bool) -> dict[str, Any]:
+    async def _given(self, found: _Place, *, inline: bool) -> dict[str, Any]:
         text = None
-        if whole and found.form != "url":
+        if inline and found.form != "url":
             try:
                 text = await as_base64(self._blobs, found.blob)
             except (BlobMissing, BlobDamaged) as error:
@@ -95,7 +95,7 @@ class Writer:
         given = {} if text is None else {"b64_json": text}
         if text is not None and found.form == "b64_json":
             return given
-        return {"url": self._links.link(found.blob).url, **given}
+        return {"url": self._urls.link(found.blob).url, **given}
 
 
 def _read(text: bytes | msgspec.Raw) -> _Object:

@@ -21,16 +21,16 @@ class PriceStart(NamedTuple):
     price_id: int | None
 
 
-Periods: TypeAlias = Mapping[tuple[str, int], Sequence[PriceStart]]
+PriceSchedule: TypeAlias = Mapping[tuple[str, int], Sequence[PriceStart]]
 """By model and account, oldest first."""
 
 BatchPrice: TypeAlias = tuple[int, str]
 """A price's id, and what is taken off it."""
 
-_FOR_EVER: Final = datetime.max.replace(tzinfo=UTC)
+_END_OF_TIME: Final = datetime.max.replace(tzinfo=UTC)
 
 
-def due(periods: Periods, discounts: Discounts, now: datetime) -> dict[BatchPrice, str]:
+def due(periods: PriceSchedule, discounts: Discounts, now: datetime) -> dict[BatchPrice, str]:
     """Give every pair of price and discount that can be in force from a moment on → model."""
     found = {}
     for (model, _), of_model in periods.items():
@@ -47,4 +47,4 @@ def _spans(
 ) -> Iterator[tuple[int | str | None, datetime, datetime]]:
     """Yield each period's value with its start and its end; nothing without periods."""
     for place, (starts_at, value) in enumerate(periods, start=1):
-        yield value, starts_at, periods[place][0] if place < len(periods) else _FOR_EVER
+        yield value, starts_at, periods[place][0] if place < len(periods) else _END_OF_TIME

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.rules import Conflicts
-from gateway.catalog.schema import Catalog, CatalogEntry, Offer
+from gateway.catalog.schema import Catalog, CatalogEntry, Pricing
 from gateway.checks.moments import read_moment
 from gateway.ledger.prices import OPERATOR_NOTICE_S
 from gateway.pricing import Price
@@ -26,7 +26,7 @@ class InvalidPriceOverride(ValueError):
     """A price that cannot be sold at, and why."""
 
 
-def read_offer(entry: CatalogEntry, value: Mapping[str, Any]) -> Price:
+def read_price_override(entry: CatalogEntry, value: Mapping[str, Any]) -> Price:
     """Check a price for a model. Raise ``InvalidPriceOverride`` that lists every mistake."""
     if unknown := set(value) - {"price", "minimum"}:
         raise InvalidPriceOverride(
@@ -80,7 +80,7 @@ def read_prices(path: Path) -> dict[str, Price]:
     for name, offer in (value["prices"] or {}).items():
         # No entry to check it against: what it does not cover is reported where it is missing.
         try:
-            found[str(name)] = Offer.model_validate(offer).selling_price
+            found[str(name)] = Pricing.model_validate(offer).selling_price
         except ValidationError as error:
             raise InvalidPriceOverride(f"{path}: {name}: {'; '.join(_complaints(error))}") from None
     return found

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Place: TypeAlias = tuple[str | int, ...]
 Conflict: TypeAlias = tuple[Place, str]
 
-_ENOUGH: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
+_SUFFICIENT_UNITS: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
     # What must be priced for a task that makes this; each group suffices.
     "text": (("request",), ("input_token", "output_token"), ("gpu_second",)),
     "embedding": (("request",), ("input_token",), ("gpu_second",)),
@@ -47,7 +47,7 @@ _BOUND: Final[Mapping[Unit, str]] = {
     "step": "steps",
     "gpu_second": "gpu_seconds",
 }
-_DRAWN: Final = (
+_VISUAL_LIMITS: Final = (
     "sources",
     "side",
     "side_step",
@@ -60,11 +60,11 @@ _DRAWN: Final = (
 _LIMITS: Final[Mapping[Modality, tuple[str, ...]]] = {
     "text": ("context_tokens", "output_tokens", "choices", "template_tokens"),
     "embedding": ("context_tokens", "template_tokens", "inputs", "dimensions"),
-    "image": ("images", *_DRAWN),
-    "video": ("seconds", "fps", *_DRAWN),
+    "image": ("images", *_VISUAL_LIMITS),
+    "video": ("seconds", "fps", *_VISUAL_LIMITS),
     "audio": ("seconds", "characters", "steps"),
 }
-_SAMPLED: Final = (
+_SAMPLING: Final = (
     "temperature",
     "top_p",
     "top_k",
@@ -74,7 +74,7 @@ _SAMPLED: Final = (
     "repetition_penalty",
 )
 _DEFAULTS: Final[Mapping[Modality, tuple[str, ...]]] = {
-    "text": _SAMPLED,
+    "text": _SAMPLING,
     "image": ("quality", "steps", "guidance", "strength", "scheduler"),
     "video": ("quality", "steps", "guidance", "scheduler", "seconds", "fps"),
     "audio": ("seconds",),
@@ -83,7 +83,7 @@ _UNREPORTED: Final[Mapping[Unit, str]] = {"gpu_second": "GPU time", "step": "ste
 """What nobody says who serves a model over HTTP."""
 _QUANTITY_MAX: Final = 1_000_000_000
 """What counts as the most of something that has no limit: the highest limit there can be."""
-_WHOLE: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
+_WORKFLOW_UNITS: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
     # What a price of a workflow's own may count; each group suffices. Its steps bound them.
     "text": (("request",), ("input_token", "output_token")),
     "embedding": (("request",), ("input_token",)),
@@ -130,7 +130,7 @@ def conflicts(entry: CatalogEntry) -> Iterator[Conflict]:
     yield from _tasks(entry)
     yield from _limits(entry)
     yield from _defaults(entry)
-    yield from _drawing(entry)
+    yield from _visual(entry)
     if entry.price:
         yield from _coverage(entry)
     else:
@@ -196,7 +196,7 @@ def _workflow(entry: CatalogEntry) -> Iterator[Conflict]:
         yield ("workflow", *place), message
     if entry.slo is not None and entry.slo.model_fields_set - {"total_ms"}:
         yield ("slo",), "a workflow can promise total_ms only"
-    enough = _WHOLE[TASKS[entry.task].makes]
+    enough = _WORKFLOW_UNITS[TASKS[entry.task].makes]
     units = {line.unit for line in entry.price}
     for index, line in enumerate(entry.price):
         if all(line.unit not in group for group in enough):
@@ -275,7 +275,7 @@ def _defaults(entry: CatalogEntry) -> Iterator[Conflict]:
             yield ("default_parameters", name), f"{default} is more than limits.{name} ({most})"
 
 
-def _drawing(entry: CatalogEntry) -> Iterator[Conflict]:
+def _visual(entry: CatalogEntry) -> Iterator[Conflict]:
     """What names a size, a quality or a scheduler must name one that there is."""
     if not {TASKS[task].makes for task in _all_tasks(entry)} & {"image", "video"}:
         for name in ("sizes", "qualities", "schedulers"):
@@ -306,7 +306,7 @@ def _coverage(entry: CatalogEntry) -> Iterator[Conflict]:
     units = {line.unit for line in entry.price}
     for task in _all_tasks(entry):
         makes = TASKS[task].makes
-        enough = _ENOUGH[makes]
+        enough = _SUFFICIENT_UNITS[makes]
         countable = {unit for group in enough for unit in group} | {*_OPTIONAL.get(makes, ())}
         for index, line in enumerate(entry.price):
             if line.unit not in countable:

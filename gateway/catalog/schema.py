@@ -220,7 +220,7 @@ def _price(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
     return () if value in (rules.BY_STEPS, ()) else read(value)
 
 
-class Offer(CatalogModel):
+class Pricing(CatalogModel):
     """What something is sold at; without a line of its own, a workflow at what its steps cost."""
 
     price: Annotated[tuple[PriceLine, ...], Field(min_length=1), WrapValidator(_price)]
@@ -235,7 +235,7 @@ class Offer(CatalogModel):
         )
 
 
-class CatalogEntry(Offer):
+class CatalogEntry(Pricing):
     """One model on sale."""
 
     name: Name

@@ -24,7 +24,7 @@ from sqlalchemy.exc import IntegrityError, NoResultFound
 
 from gateway import metrics
 from gateway.aside import Aside
-from gateway.catalog.batch_prices import BatchPrice, Periods, PriceStart, due
+from gateway.catalog.batch_prices import BatchPrice, PriceSchedule, PriceStart, due
 from gateway.catalog.loader import CatalogError, CatalogProblem, load_catalog
 from gateway.catalog.schema import Catalog, CatalogEntry
 from gateway.errors import InvalidRequest, Unavailable
@@ -68,7 +68,7 @@ class Terms(NamedTuple):
     """Every price and every discount that was, is or will be in force."""
 
     version: int
-    periods: Periods
+    schedule: PriceSchedule
     discounts: Discounts
 
 
@@ -89,7 +89,7 @@ class LiveCatalog:
         self._terms = _NO_TERMS
         self._batch_prices: BatchPrices = {}
         self._unreadable: set[int] = set()
-        self._heard = -NOTICE_S
+        self._read_at = -NOTICE_S
         self._aside = Aside(database)
         self.prices: PriceCache = {}
         """Every price row that this process has read; rows never change."""
@@ -134,7 +134,7 @@ class LiveCatalog:
         terms, unmade = await self._database.read(self._read_new)
         if unmade:
             self._add(await self._write(lambda connection: self._make(connection, terms)))
-        self._take_over(terms, asked)
+        self._apply(terms, asked)
         for price_id in tuple(self._unreadable):
             await self._aside.note("price", str(price_id), "The price row cannot be read.")
 
@@ -149,7 +149,7 @@ class LiveCatalog:
 
         Raise ``InvalidRequest`` if the model is not sold to the class.
         """
-        if time.monotonic() - self._heard > (OPERATOR_NOTICE_S if self._alone else NOTICE_S):
+        if time.monotonic() - self._read_at > (OPERATOR_NOTICE_S if self._alone else NOTICE_S):
             raise Unavailable(
                 "prices_unknown",
                 "The prices in force could not be read for some seconds; nothing is accepted.",
@@ -176,7 +176,7 @@ class LiveCatalog:
         now = datetime.now(UTC)
         return tuple(self._at_price(entry, now, account_id) for entry in self._entries.values())
 
-    def has_own_price(self, name: str, account_id: int) -> bool:
+    def has_price_override(self, name: str, account_id: int) -> bool:
         """Say whether an account gets a model at a price of its own now."""
         return self._in_force((name, account_id), datetime.now(UTC)) is not None
 
@@ -186,16 +186,16 @@ class LiveCatalog:
 
     def names_ever(self) -> tuple[str, ...]:
         """The models that are or were on sale: requests for these may still be running."""
-        return tuple(dict.fromkeys([*self._entries, *(model for model, _ in self._terms.periods)]))
+        return tuple(dict.fromkeys([*self._entries, *(model for model, _ in self._terms.schedule)]))
 
     def on_sale_since(self, name: str) -> int:
         """Unix time of a model's first price."""
-        return int(self._terms.periods[name, LIST][0].starts_at.timestamp())
+        return int(self._terms.schedule[name, LIST][0].starts_at.timestamp())
 
     def priced_since(self, name: str) -> int:
         """Unix time since when a model's price in the list is what it is."""
         now = datetime.now(UTC)
-        starts = [each.starts_at for each in self._terms.periods[name, LIST]]
+        starts = [each.starts_at for each in self._terms.schedule[name, LIST]]
         return int(max((at for at in starts if at <= now), default=starts[0]).timestamp())
 
     async def _put_on_sale(self, catalog: Catalog) -> None:
@@ -215,12 +215,12 @@ class LiveCatalog:
         asked = time.monotonic()
         now, terms, made = await self._write(write)
         self._add(made)
-        self._take_over(terms, asked)
+        self._apply(terms, asked)
         # What begins later than that, an operator has set.
         ahead = (
             starts_at - now
             for entry in catalog.models
-            for starts_at, _ in (*terms.periods[entry.name, LIST], *terms.discounts[entry.name])
+            for starts_at, _ in (*terms.schedule[entry.name, LIST], *terms.discounts[entry.name])
             if starts_at - now <= notice
         )
         await asyncio.sleep(max(max(ahead).total_seconds(), 0))
@@ -234,11 +234,11 @@ class LiveCatalog:
             # Another gateway put the same price in force, or made its row, at the same moment.
         return await self._database.write(function)
 
-    def _take_over(self, terms: Terms, asked: float) -> None:
+    def _apply(self, terms: Terms, asked: float) -> None:
         """Put terms in force here, unless a later version was read meanwhile."""
         if terms.version >= self._terms.version:
             self._terms = terms
-        self._heard = max(self._heard, asked)
+        self._read_at = max(self._read_at, asked)
 
     def _read_new(self, connection: Connection) -> tuple[Terms, bool]:
         """Return the terms of now, and whether batch prices are missing for them."""
@@ -253,7 +253,7 @@ class LiveCatalog:
         """Read every period, and those price rows that this process has not seen."""
         # First: what is committed after this belongs to a later version, and is read again then.
         version = read_version(connection)
-        periods: defaultdict[tuple[str, int], list[PriceStart]] = defaultdict(list)
+        schedule: defaultdict[tuple[str, int], list[PriceStart]] = defaultdict(list)
         rows = connection.execute(
             select(
                 price_periods.c.model,
@@ -265,10 +265,10 @@ class LiveCatalog:
             .order_by(price_periods.c.effective_from)
         )
         for model, account_id, starts_at, price_id in rows.all():
-            periods[model, account_id].append(PriceStart(starts_at, price_id))
+            schedule[model, account_id].append(PriceStart(starts_at, price_id))
             if price_id is not None and price_id not in self._unreadable:
                 self._read_price(connection, model, price_id)
-        return Terms(version, dict(periods), read_discounts(connection))
+        return Terms(version, dict(schedule), read_discounts(connection))
 
     def _read_price(self, connection: Connection, model: str, price_id: int) -> None:
         """Read a price row. One that cannot be read is set aside: while it is in force its model is
@@ -281,7 +281,7 @@ class LiveCatalog:
             self._unreadable.add(price_id)
 
     def _unmade(self, terms: Terms) -> dict[BatchPrice, str]:
-        wanted = due(terms.periods, terms.discounts, datetime.now(UTC))
+        wanted = due(terms.schedule, terms.discounts, datetime.now(UTC))
         return {
             pair: model
             for pair, model in wanted.items()
@@ -324,8 +324,8 @@ class LiveCatalog:
         return own if own is not None else self._in_force((name, LIST), now)
 
     def _in_force(self, place: tuple[str, int], now: datetime) -> int | None:
-        periods = self._terms.periods.get(place, ())
-        return next((each.price_id for each in reversed(periods) if each.starts_at <= now), None)
+        starts = self._terms.schedule.get(place, ())
+        return next((each.price_id for each in reversed(starts) if each.starts_at <= now), None)
 
     def _at_price(self, entry: CatalogEntry, now: datetime, account_id: int) -> CatalogEntry:
         price_id = self._price_id(entry.name, now, account_id)

@@ -33,7 +33,7 @@ class TaskKind:
 
     reads: tuple[Modality, ...]
     makes: Modality
-    pictures: int = 1
+    images_min: int = 1
     """How many it takes at least, if it reads any."""
 
 
@@ -45,7 +45,7 @@ TASKS: Final[Mapping[Task, TaskKind]] = {
     "image-edit": TaskKind(("text", "image"), "image"),
     "image-relight": TaskKind(("text", "image"), "image"),
     "image-restyle": TaskKind(("text", "image"), "image"),
-    "image-blend": TaskKind(("text", "image"), "image", pictures=2),
+    "image-blend": TaskKind(("text", "image"), "image", images_min=2),
     "image-upscale": TaskKind(("image",), "image"),
     "text-to-video": TaskKind(("text",), "video"),
     "image-to-video": TaskKind(("text", "image"), "video"),

@@ -106,7 +106,7 @@ class Reference:
         return f"{self.source}.{self.name}" + (f".{self.kind}" if self.kind else "")
 
 
-class BadExpression(ValueError):
+class InvalidExpression(ValueError):
     """What stands between ``${`` and ``}`` names nothing."""
 
 
@@ -116,7 +116,7 @@ def parse_expression(text: str) -> tuple[Reference, ...]:
     for part in text.split("|"):
         name = _NAME.fullmatch(part.strip())
         if name is None:
-            raise BadExpression(
+            raise InvalidExpression(
                 f"${{{text}}} names nothing; accepted are inputs.<name>, steps.<name> and "
                 "steps.<name>.text, .image, .video or .audio, several with | between them"
             )
@@ -127,7 +127,7 @@ def parse_expression(text: str) -> tuple[Reference, ...]:
     return tuple(found)
 
 
-def whole(text: str) -> tuple[Reference, ...] | None:
+def sole_expression(text: str) -> tuple[Reference, ...] | None:
     """What a text names that is nothing but one expression; otherwise None."""
     found = _EXPRESSION.fullmatch(text)
     return parse_expression(found[1]) if found else None
@@ -139,7 +139,7 @@ def fill(text: str, value: Mapping[tuple[Reference, ...], str]) -> str:
 
 
 def references(value: Any, place: Place = ()) -> Iterator[tuple[Place, tuple[Reference, ...]]]:
-    """Find every expression in an input, each with its place. Raise ``BadExpression``."""
+    """Find every expression in an input, each with its place. Raise ``InvalidExpression``."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from references(inner, (*place, name))
@@ -149,18 +149,21 @@ def references(value: Any, place: Place = ()) -> Iterator[tuple[Place, tuple[Ref
     elif isinstance(value, str):
         rest = _EXPRESSION.sub("", value)
         if "${" in rest:
-            raise BadExpression(f"{value[:60]!r} has a ${{ without its }}")
+            raise InvalidExpression(f"{value[:60]!r} has a ${{ without its }}")
         for found in _EXPRESSION.finditer(value):
             yield place, parse_expression(found[1])
 
 
 def condition(step: Step) -> tuple[str, bool] | None:
-    """The input on which a step depends, and whether it must be there. Raise ``BadExpression``."""
+    """Return the input that a step depends on, and whether it must be given.
+
+    Raise ``InvalidExpression``.
+    """
     if step.when is None:
         return None
     found = _WHEN.fullmatch(step.when)
     if found is None:
-        raise BadExpression(
+        raise InvalidExpression(
             f"{step.when!r} is no condition; accepted are inputs.<name> and not inputs.<name>"
         )
     return found["input"], not found["absent"]
@@ -168,9 +171,9 @@ def condition(step: Step) -> tuple[str, bool] | None:
 
 def output_step(workflow: Workflow) -> tuple[Reference, ...]:
     """The steps whose output the whole has: the first of them that is run."""
-    found = whole(workflow.output)
+    found = sole_expression(workflow.output)
     if found is None or any(each.source != "steps" for each in found):
-        raise BadExpression(
+        raise InvalidExpression(
             f"{workflow.output!r} is no output; accepted is what a step makes, such as "
             "${steps.draw}"
         )
@@ -208,7 +211,7 @@ def conflicts(workflow: Workflow) -> Iterator[Conflict]:
             for place, expression in references(step.input):
                 at = ("steps", index, "input", *place)
                 yield from _unknown(workflow, expression, at)
-        except BadExpression as error:
+        except InvalidExpression as error:
             yield ("steps", index, "input"), str(error)
     for name, given in workflow.inputs.items():
         if given.default is not None and given.type != "text":
@@ -217,14 +220,14 @@ def conflicts(workflow: Workflow) -> Iterator[Conflict]:
             yield ("inputs", name, "optional"), "with a default it may be left out already"
     try:
         yield from _unknown(workflow, output_step(workflow), ("output",))
-    except BadExpression as error:
+    except InvalidExpression as error:
         yield ("output",), str(error)
     try:
         TopologicalSorter(dependencies(workflow)).prepare()
     except CycleError as error:
         circle = " → ".join(reversed(error.args[1]))
         yield ("steps",), f"these steps wait for each other: {circle}"
-    except BadExpression:
+    except InvalidExpression:
         return  # said above
 
 
@@ -252,7 +255,7 @@ def dependencies(workflow: Workflow) -> dict[str, set[str]]:
 def _condition_conflicts(workflow: Workflow, index: int, step: Step) -> Iterator[Conflict]:
     try:
         found = condition(step)
-    except BadExpression as error:
+    except InvalidExpression as error:
         yield ("steps", index, "when"), str(error)
         return
     if found is None:
@@ -346,5 +349,5 @@ def _misfit(
         yield at, f"{each} is {made}, but {field} holds {wanted or 'text'}"
     elif made != "text" and all(made not in TASKS[task].reads for task in tasks):
         yield at, f"{each} is {made}, which {step.model} does not read in {', '.join(tasks)}"
-    elif made != "text" and not (isinstance(text, str) and whole(text)):
+    elif made != "text" and not (isinstance(text, str) and sole_expression(text)):
         yield at, f"{each} is {made} and stands for the whole of a field, with nothing beside it"

@@ -15,7 +15,12 @@ from gateway.billing.usage.report import read_span
 from gateway.billing.usage.whatif import RepricedUsage, whatif
 from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
-from gateway.catalog.price_overrides import read_offer, read_prices, read_scheduled, read_start
+from gateway.catalog.price_overrides import (
+    read_price_override,
+    read_prices,
+    read_scheduled,
+    read_start,
+)
 from gateway.catalog.schema import CatalogEntry
 from gateway.commands.terminal import (
     example,
@@ -91,7 +96,7 @@ def price_set(
         told = value if isinstance(value, dict) else {"price": value}
     if minimum is not None:
         told["minimum"] = minimum
-    made = read_offer(_entry(model), told)
+    made = read_price_override(_entry(model), told)
     _set(model, made, account_name, starts, actor=actor, reason=reason, as_json=as_json)
 
 

@@ -31,7 +31,7 @@ PROGRESS_PATIENCE_S: Final = 1.0
 LOG_LAG_S: Final = 0.5
 """Workers write what they say into the log a little later than they say it."""
 
-Followed: TypeAlias = tuple[str | None, str, Mapping[str, Any] | ClosedRequest]
+FollowedEvent: TypeAlias = tuple[str | None, str, Mapping[str, Any] | ClosedRequest]
 """Cursor, name and data of one event, at last the closed request; no name is a sign of life."""
 
 
@@ -43,13 +43,13 @@ async def follow(
     after: str | None,
     look: Callable[[], Awaitable[ClosedRequest | None]],
     keep_alive_s: float,
-) -> AsyncIterator[Followed]:
+) -> AsyncIterator[FollowedEvent]:
     """Yield the events of a request after a cursor, and last the closed request itself.
 
     Live events come through the waiter; the log fills whatever gap it leaves, and is asked alone
     where another process receives them.
     """
-    seen = _place(after)
+    seen = _parse_cursor(after)
     spoke = heard = looked = time.monotonic()
     live: list[SentEvent] = []
     while True:
@@ -88,7 +88,7 @@ async def follow(
             yield None, "", {}
 
 
-def _place(cursor: str | None) -> tuple[int, int]:
+def _parse_cursor(cursor: str | None) -> tuple[int, int]:
     if not cursor:
         return (0, 0)
     attempt, _, seq = cursor.partition("-")

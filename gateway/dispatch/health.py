@@ -50,7 +50,7 @@ class QueueHealth:
         self._loads: dict[str, Load] = {}
         self._waiting: dict[str, Waiting] = {}
         self._announcements: tuple[Announcement, ...] = ()
-        self._heard = -math.inf
+        self._refreshed_at = -math.inf
 
     async def run(self, beat: Beat = unheard) -> None:
         """Refresh until cancelled."""
@@ -77,11 +77,11 @@ class QueueHealth:
         self._announcements = tuple(announcements)
         self._loads = found
         self._waiting = {model: Waiting(load, self._weight) for model, load in found.items()}
-        self._heard = time.monotonic()
+        self._refreshed_at = time.monotonic()
 
     @property
     def healthy(self) -> bool:
-        return time.monotonic() - self._heard < STALE_S
+        return time.monotonic() - self._refreshed_at < STALE_S
 
     @property
     def announcements(self) -> tuple[Announcement, ...]:

@@ -23,7 +23,7 @@ async def load(blobs: Blobs, output: Output) -> Output:
     return msgspec.structs.replace(output, value=value)
 
 
-async def loaded(blobs: Blobs, closed: ClosedRequest) -> ClosedRequest:
+async def with_output(blobs: Blobs, closed: ClosedRequest) -> ClosedRequest:
     """Return a closed request with its output, or without any if that was deleted.
 
     Raise ``RequestFailed`` if the store cannot be read: an error that clients do not answer with

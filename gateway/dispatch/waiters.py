@@ -50,7 +50,7 @@ class Waiter:
         self.closed = closed
         self._changed.set()
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Have ``next`` return although nothing has happened."""
         self._changed.set()
 
@@ -70,7 +70,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self._waiters: defaultdict[RequestId, list[Waiter]] = defaultdict(list)
-        self.hear_step: Callable[[SentEvent], None] | None = None
+        self.on_step_event: Callable[[SentEvent], None] | None = None
         """Told of events of what is a step of a request."""
 
     def __len__(self) -> int:
@@ -91,13 +91,13 @@ class Waiters:
             if not others:
                 del self._waiters[request_id]
 
-    def hear(self, events: tuple[SentEvent, ...]) -> None:
+    def deliver(self, events: tuple[SentEvent, ...]) -> None:
         for event in events:
             if isinstance(event.event, Settled):
                 self.settle(event.request_id)
                 continue
-            if "." in event.request_id and self.hear_step is not None:
-                self.hear_step(event)
+            if "." in event.request_id and self.on_step_event is not None:
+                self.on_step_event(event)
             for waiter in self._waiters.get(event.request_id, ()):
                 waiter.push(event)
 
@@ -117,7 +117,7 @@ async def read_mailbox(
         try:
             for frame in filter(None, await mailbox.read(block_ms=1000)):
                 try:
-                    waiters.hear(decode_frame(frame))
+                    waiters.deliver(decode_frame(frame))
                 except msgspec.DecodeError:
                     log.warning("a mailbox frame could not be decoded and was dropped")
         except QUEUE_OUTAGE as error:

@@ -22,7 +22,7 @@ import httpx
 
 from gateway.checks.public_urls import check_public_url
 from gateway.errors import InvalidRequest, TollgateError, TooLarge, Unavailable
-from gateway.files.retention import BROUGHT
+from gateway.files.retention import INPUT_PREFIX
 from gateway.files.room import Room
 from gateway.files.sources import (
     InlineSource,
@@ -43,9 +43,9 @@ from workers.contract.media import MediumKind
 
 CHUNK_BYTES: Final = 1024 * 1024
 REDIRECTS_MAX: Final = 5
-FILE_BYTES: Final = 1024 * 1024
+FREE_BYTES_MIN: Final = 1024 * 1024
 """Room that sources need at least; how large they are is not known yet."""
-STORING: Final = 4
+LARGE_BODIES_MAX: Final = 4
 """Large bodies whose files are stored at a time."""
 CONCURRENCY: Final = 64
 """Addresses read at a time by one gateway."""
@@ -70,7 +70,7 @@ class Fetcher:
         self._bytes_max = bytes_max
         self._timeout_s = timeout_s
         self._private_allowed = private_allowed
-        self._storing = asyncio.Semaphore(STORING)
+        self._storing = asyncio.Semaphore(LARGE_BODIES_MAX)
         self._free = asyncio.Semaphore(CONCURRENCY)
         self._client = httpx.AsyncClient(
             timeout=timeout_s,
@@ -96,12 +96,12 @@ class Fetcher:
     ) -> tuple[BlobRef, ...]:
         """Store a request's sources, in their order. Raise ``TollgateError``."""
         if self._room is not None:
-            await self._room.check_disk(FILE_BYTES)
-        nonce = f"{BROUGHT}{secrets.token_hex(8)}"
+            await self._room.check_disk(FREE_BYTES_MIN)
+        nonce = f"{INPUT_PREFIX}{secrets.token_hex(8)}"
 
         async def bring(place: int, source: Source) -> BlobRef:
             key = blob_key(str(account_id), request_id, nonce, place)
-            return await self._bring(account_id, key, source)
+            return await self._ingest(account_id, key, source)
 
         spool = SPOOL.get()
         try:
@@ -126,7 +126,7 @@ class Fetcher:
             spool.close()  # what came in the body is stored, and makes room for others
         return tuple(task.result() for task in tasks)
 
-    async def _bring(self, account_id: int, key: str, source: Source) -> BlobRef:
+    async def _ingest(self, account_id: int, key: str, source: Source) -> BlobRef:
         if isinstance(source.given, StoredVoice):
             assert source.given.blob is not None, "a voice is looked up first"
             return source.given.blob
@@ -153,7 +153,9 @@ class Fetcher:
                     raise _not_base64(param)
                 return spool.read(part)
             case InlineSource(uri):
-                return _pieces(await asyncio.to_thread(decode, uri, param, self._most(source)))
+                return _pieces(
+                    await asyncio.to_thread(decode, uri, param, self._bytes_max_of(source))
+                )
             case UploadedSource(file_id):
                 return self._files.content(await self._files.find(account_id, file_id, param=param))
             case SentSource(read):
@@ -162,14 +164,14 @@ class Fetcher:
                 return self._blobs.stream(blob)
         raise AssertionError(f"{source.given!r} is read from elsewhere")
 
-    def _most(self, source: Source) -> int:
+    def _bytes_max_of(self, source: Source) -> int:
         """Bytes that may come of a source."""
         return min(self._bytes_max, source.bytes_max or self._bytes_max)
 
     async def _store(self, key: str, chunks: AsyncIterator[bytes], source: Source) -> BlobRef:
-        most = self._most(source)
-        chunks = bounded(chunks, most, _too_large(source.param, most))
-        content_type, whole = await identified(chunks, source.kind, source.param)
+        most = self._bytes_max_of(source)
+        chunks = limit_bytes(chunks, most, _too_large(source.param, most))
+        content_type, whole = await identify(chunks, source.kind, source.param)
         return await self._blobs.put_stream(key, whole, content_type=content_type)
 
     async def _download(self, account_id: int, source: Source) -> AsyncIterator[bytes]:
@@ -217,7 +219,7 @@ def decode(uri: str, param: str, bytes_max: int) -> bytes:
         raise _not_base64(param) from None
 
 
-async def identified(
+async def identify(
     chunks: AsyncIterator[bytes], kind: MediumKind | None, param: str
 ) -> tuple[str, AsyncIterator[bytes]]:
     """Tell what a file is, and give all of it. Raise ``InvalidRequest`` if it is of another kind
@@ -241,7 +243,7 @@ async def identified(
     return content_type, _resumed(head, chunks)
 
 
-async def bounded(
+async def limit_bytes(
     chunks: AsyncIterator[bytes], bytes_max: int, refusal: TollgateError
 ) -> AsyncIterator[bytes]:
     """Pass on at most so many bytes. Raise ``refusal`` beyond them."""

@@ -28,7 +28,7 @@ from workers.contract.jobs import BlobRef, Job, RequestId
 
 log = logging.getLogger(__name__)
 
-BROUGHT: Final = "in-"
+INPUT_PREFIX: Final = "in-"
 """What the nonce of sources begins with, which is given by the gateway."""
 STORED: Final = "stored"
 """Stands for the task of a request of which only a large input or output is in the store."""
@@ -36,7 +36,7 @@ UNDECIDED: Final = timedelta(minutes=15)
 """A request that is neither held nor closed after this long was never accepted."""
 GRACE: Final = timedelta(minutes=1)
 """Beyond its deadline a request has this long to be closed."""
-AGAIN: Final = timedelta(minutes=10)
+RETRY_PAUSE: Final = timedelta(minutes=10)
 """Pause before blobs that could not be deleted are tried again."""
 CHUNK: Final = 100
 
@@ -79,7 +79,7 @@ class MediaStore:
             lambda connection: connection.execute(insert(media).values(values))
         )
 
-    async def answer_for(self, stored: Sequence[BlobRef]) -> None:
+    async def record_stored(self, stored: Sequence[BlobRef]) -> None:
         """Answer for outputs that workers stored, before the requests that refer to them close."""
         if not stored:
             return
@@ -192,14 +192,14 @@ class MediaStore:
         """Clear away what attempts at an ended request left that died, where these blobs are of the
         one that counts; what fails goes with the rest of the request."""
         try:
-            spare = {BROUGHT, *(f"{blob.key.split('/')[2]}/" for blob in counts)}
+            spare = {INPUT_PREFIX, *(f"{blob.key.split('/')[2]}/" for blob in counts)}
             await self._blobs.delete_request(str(account_id), request_id, spare=spare)
         except BlobError as error:
             log.warning("attempts at %s are left: %s", request_id, type(error).__name__)
         except Exception:  # a task that nobody awaits
             log.exception("attempts at %s are left", request_id)
 
-    async def clear_ended(self) -> None:
+    async def delete_ended(self) -> None:
         """Clear away whatever is not to be kept any longer."""
         now = datetime.now(UTC)
         cleared = CHUNK
@@ -219,7 +219,7 @@ class MediaStore:
             log.warning("%s is cleared away later: %s", request_id, type(error).__name__)
             # Behind the others, which it must not keep waiting.
             later = update(media).where(media.c.request_id == request_id)
-            again = later.values(clear_at=datetime.now(UTC) + AGAIN)
+            again = later.values(clear_at=datetime.now(UTC) + RETRY_PAUSE)
             await self._database.write(lambda connection: connection.execute(again))
             return False
         gone = delete(media).where(media.c.request_id == request_id)
@@ -280,7 +280,7 @@ def _due(connection: Connection, *, now: datetime, retention: timedelta) -> _Due
 
 def input_key(account: str, request_id: str) -> str:
     """Key of an input that is too large for the queue; there is one of a request."""
-    return blob_key(account, request_id, f"{BROUGHT}job", 0)
+    return blob_key(account, request_id, f"{INPUT_PREFIX}job", 0)
 
 
 def _encode(asked: StoredInput | None) -> bytes | None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from gateway.files.upload_urls import id_in
+from gateway.files.upload_urls import uploaded_file_id
 from workers.contract.jobs import BlobRef
 from workers.contract.media import MediumKind
 
@@ -90,7 +90,7 @@ def read_given(value: Any) -> Given:
         if value.startswith("data:"):
             return InlineSource(value)
         if value.startswith(("https://", "http://")):
-            uploaded = id_in(value)
+            uploaded = uploaded_file_id(value)
             return UploadedSource(uploaded) if uploaded is not None else RemoteSource(value)
         if value.startswith("file-"):
             return UploadedSource(value)

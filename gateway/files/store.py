@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 Purpose: TypeAlias = Literal["batch", "batch_output", "vision", "user_data"]
 """What requests are in, what answers are in, and (the last two) what is sent along with a
 request."""
-Order: TypeAlias = Literal["asc", "desc"]
+SortOrder: TypeAlias = Literal["asc", "desc"]
 PURPOSES: Final[tuple[Purpose, ...]] = get_args(Purpose)
 
 NAME_MAX: Final = 255
@@ -158,7 +158,7 @@ class Files:
                 stack.enter_context(self._room.arriving(size_max))
             return await self._blobs.put_stream(key, chunks, content_type=content_type)
 
-    async def forget_bytes(self, account_id: int, file_id: str) -> None:
+    async def delete_bytes(self, account_id: int, file_id: str) -> None:
         """Delete whatever was stored under the id of a file. Raise ``BlobError``."""
         await self._blobs.delete_request(str(account_id), file_id)
 
@@ -174,7 +174,7 @@ class Files:
         *,
         limit: int,
         after: str | None = None,
-        order: Order = "desc",
+        order: SortOrder = "desc",
         purpose: str | None = None,
     ) -> FilePage:
         """List an account's files by their age, from beyond a file on. Raise ``NotFound``."""
@@ -202,16 +202,16 @@ class Files:
         """Delete a file. Raise ``NotFound``, or ``Conflict`` while a batch needs it."""
         now = datetime.now(UTC)
         await self._database.write(
-            lambda connection: end_file(connection, account_id, file_id, now)
+            lambda connection: expire_file(connection, account_id, file_id, now)
         )
         await self._clear(account_id, file_id)
 
-    async def clear_ended(self) -> None:
+    async def delete_ended(self) -> None:
         """Clear away files whose time is over."""
         cleared = CHUNK
         while cleared == CHUNK:
             ended = await self._database.read(
-                lambda connection: ended_files(connection, datetime.now(UTC), limit=CHUNK)
+                lambda connection: expired_files(connection, datetime.now(UTC), limit=CHUNK)
             )
             done = await asyncio.gather(*(self._clear(*file) for file in ended))
             cleared = sum(done)
@@ -219,7 +219,7 @@ class Files:
     async def _clear(self, account_id: int, file_id: str) -> bool:
         """Delete an ended file's bytes, and then its row; what fails is tried again later."""
         try:
-            await self.forget_bytes(account_id, file_id)
+            await self.delete_bytes(account_id, file_id)
         except BlobError as error:
             log.warning("%s is cleared away later: %s", file_id, type(error).__name__)
             return False
@@ -276,7 +276,7 @@ def read_input(connection: Connection, file_id: str) -> File:
     return _file(row)
 
 
-def end_file(connection: Connection, account_id: int, file_id: str, now: datetime) -> None:
+def expire_file(connection: Connection, account_id: int, file_id: str, now: datetime) -> None:
     """End a file's time now. Raise ``NotFound``, or ``Conflict`` while a batch needs it."""
     # Under the lock that whoever makes a batch of it takes too.
     find_file(connection, account_id, file_id, lock=True)
@@ -292,7 +292,7 @@ def end_file(connection: Connection, account_id: int, file_id: str, now: datetim
     connection.execute(update(files).where(files.c.id == file_id).values(expires_at=now))
 
 
-def ended_files(connection: Connection, now: datetime, *, limit: int) -> list[tuple[int, str]]:
+def expired_files(connection: Connection, now: datetime, *, limit: int) -> list[tuple[int, str]]:
     """Give account and id of files whose time is over and that no batch needs any more."""
     query = (
         select(files.c.account_id, files.c.id)

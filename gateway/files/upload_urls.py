@@ -103,7 +103,7 @@ class UploadUrls:
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
-def id_in(url: str) -> str | None:
+def uploaded_file_id(url: str) -> str | None:
     """The file that an address stands for, at whatever name of this server; None if it is another
     sort of address."""
     try:

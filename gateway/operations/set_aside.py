@@ -46,5 +46,5 @@ def release(connection: Connection, kind: Kind, name: str) -> None:
         )
     elif kind == "batch":
         error = {"code": "released", "line": None, "message": RELEASED, "param": None}
-        batches.give_up_for_good(connection, name, error)
+        batches.fail(connection, name, error)
     drop(connection, kind, name)

@@ -59,11 +59,11 @@ from gateway.settings import Settings
 from gateway.sql.database import DatabaseTimeout
 from gateway.sql.outages import OUTAGE
 from gateway.tasks.prepared import Prepared
-from gateway.tasks.registry import chosen_task, parse, prepare
+from gateway.tasks.registry import choose_task, parse, prepare
 from gateway.tasks.submission import Submission
 from gateway.tasks.workflow_submission import WorkflowSubmission
 from gateway.voices.store import Voices
-from gateway.workflows.plan import PlannedRun, StepModels, of_fields, plan
+from gateway.workflows.plan import PlannedRun, StepModels, from_fields, plan
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ class Admission:
         if entry.workflow is not None:
             return self._quote_workflow(entry, order, now, account_id)
         assert not isinstance(order.input, WorkflowSubmission)
-        task = order.task or chosen_task(entry, order.input)
+        task = order.task or choose_task(entry, order.input)
         if task != entry.task and task not in entry.also:
             raise InvalidRequest(
                 "task_not_supported",
@@ -201,7 +201,7 @@ class Admission:
         asked = order.input
         if not isinstance(asked, WorkflowSubmission):
             fields = {name: getattr(asked, name) for name in type(asked).model_fields}
-            asked = of_fields(entry, fields)
+            asked = from_fields(entry, fields)
         price_id, price = self._live.priced(entry.name, now, account_id)
         market = StepModels(
             entry=self.entry,

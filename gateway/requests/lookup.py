@@ -22,7 +22,7 @@ from sqlalchemy import (
     union,
 )
 
-from gateway.dispatch.outputs import loaded
+from gateway.dispatch.outputs import with_output
 from gateway.errors import InvalidRequest, NotFound
 from gateway.group_commit import GroupCommit
 from gateway.ids import first_request_id, is_request_id
@@ -30,7 +30,7 @@ from gateway.ledger.closed import ClosedRequest, read_closed
 from gateway.sql.database import Database, exact_sum
 from gateway.sql.outages import QUEUE_OUTAGE
 from gateway.tables.core import holds, outputs, receipts
-from gateway.tasks.submission import Open
+from gateway.tasks.submission import OpenRequest
 from gateway.workflows.store import attempts_at
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import RequestId
@@ -62,7 +62,7 @@ class RequestPage:
     """Requests, newest first, and the cursor of the page after this one if there is one. A page
     that found little among ``LOOKED_AT_MAX`` receipts is short, and has a cursor."""
 
-    items: Sequence[Open | ClosedRequest]
+    items: Sequence[OpenRequest | ClosedRequest]
     next_cursor: str | None
 
 
@@ -160,7 +160,7 @@ class Lookup:
 
     async def find(
         self, account_id: int, request_id: str, *, whole: bool = True
-    ) -> Open | ClosedRequest:
+    ) -> OpenRequest | ClosedRequest:
         """Raise ``NotFound`` if the account has no such request. ``whole``: with an output that is
         too large for SQL, for which ``RequestFailed`` is raised if it cannot be read now."""
         found = None
@@ -172,15 +172,15 @@ class Lookup:
             raise NotFound(
                 "request_not_found", f"There is no request {request_id!r}.", param="request_id"
             )
-        if isinstance(found, Open):
+        if isinstance(found, OpenRequest):
             return (await self._with_states([found]))[0]
-        return await loaded(self._blobs, found) if whole else found
+        return await with_output(self._blobs, found) if whole else found
 
     async def closed(self, account_id: int, request_id: RequestId) -> ClosedRequest | None:
         """The end of a request, together with whatever is asked for in the same instant; its
         output as ``find`` reads it."""
         found = await self._ends.submit((account_id, request_id))
-        return None if found is None else await loaded(self._blobs, found)
+        return None if found is None else await with_output(self._blobs, found)
 
     async def list(
         self, choice: RequestFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
@@ -196,8 +196,10 @@ class Lookup:
             account_id=choice.account_id,
         )
         items = found[:limit]
-        with_states = iter(await self._with_states([one for one in items if isinstance(one, Open)]))
-        items = [next(with_states) if isinstance(item, Open) else item for item in items]
+        with_states = iter(
+            await self._with_states([one for one in items if isinstance(one, OpenRequest)])
+        )
+        items = [next(with_states) if isinstance(item, OpenRequest) else item for item in items]
         if choice.status in OPEN_STATES:
             items = [item for item in items if item.status == choice.status]
         return RequestPage(items, found[limit - 1].request_id if len(found) > limit else border)
@@ -229,7 +231,7 @@ class Lookup:
             lambda connection: _summarize(connection, choice, cursor), account_id=choice.account_id
         )
 
-    async def _with_states(self, found: Sequence[Open]) -> Sequence[Open]:
+    async def _with_states(self, found: Sequence[OpenRequest]) -> Sequence[OpenRequest]:
         """Add what the queue knows; without it an open request counts as queued."""
         known = await self._states([(one.model, one.request_id) for one in found])
         if known is None:
@@ -271,7 +273,9 @@ class Lookup:
             return None
 
 
-def _find(connection: Connection, account_id: int, request_id: str) -> Open | ClosedRequest | None:
+def _find(
+    connection: Connection, account_id: int, request_id: str
+) -> OpenRequest | ClosedRequest | None:
     # Holds first: a request that is settled in between is then found among the receipts.
     for query, table, read in ((_OPEN, holds, _open), (_CLOSED, receipts, read_closed)):
         row = connection.execute(
@@ -300,7 +304,7 @@ def _list(
     limit: int,
     cursor: str | None,
     oldest_first: bool,
-) -> tuple[list[Open | ClosedRequest], str | None]:
+) -> tuple[list[OpenRequest | ClosedRequest], str | None]:
     """Read a page, and the id of the last receipt that was looked at if there are more."""
     border = None
     if choice.closed and choice.searched:
@@ -314,7 +318,7 @@ def _list(
             query = query.where(id <= border if oldest_first else id >= border)
         return query.order_by(id if oldest_first else id.desc()).limit(limit)
 
-    items: list[Open | ClosedRequest] = []
+    items: list[OpenRequest | ClosedRequest] = []
     if choice.open:
         query = ordered(_OPEN.where(*choice.conditions(holds)), holds)
         items += [_open(row) for row in connection.execute(query).mappings()]
@@ -365,8 +369,8 @@ def _summarize(connection: Connection, choice: RequestFilter, cursor: str | None
     return Summary(running, ended, sum(row[2] for row in rows), border)
 
 
-def _open(row: RowMapping | Any) -> Open:
-    return Open(
+def _open(row: RowMapping | Any) -> OpenRequest:
+    return OpenRequest(
         request_id=RequestId(row["request_id"]),
         account_id=row["account_id"],
         model=row["model"],

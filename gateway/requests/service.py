@@ -26,9 +26,9 @@ from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.checks.public_urls import check_public_url
 from gateway.dispatch.enqueue import Dispatch, weights
-from gateway.dispatch.follow import Followed, follow, latest_progress, logged_soon
+from gateway.dispatch.follow import FollowedEvent, follow, latest_progress, logged_soon
 from gateway.dispatch.health import QueueHealth
-from gateway.dispatch.outputs import loaded
+from gateway.dispatch.outputs import with_output
 from gateway.dispatch.waiters import Waiters, read_mailbox
 from gateway.errors import InvalidRequest, NotFound, TollgateError
 from gateway.failpoints import reach
@@ -66,10 +66,10 @@ from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE, SQL_OUTAGE, outage_name
 from gateway.supervision import Supervisor
 from gateway.tasks.registry import OtherTask
-from gateway.tasks.submission import Idempotency, Open, Submission
+from gateway.tasks.submission import Idempotency, OpenRequest, Submission
 from gateway.voices.store import Voices
 from gateway.webhooks.sender import Webhooks
-from gateway.workflows.flows import WorkflowRunner
+from gateway.workflows.runner import WorkflowRunner
 from workers.contract.jobs import Progress, RequestId, SentEvent
 from workers.contract.streams import EventLog, Mailbox, check_cursor
 
@@ -92,7 +92,7 @@ class Requests:
         media: MediaStore,
         fetcher: Fetcher,
         voices: Voices,
-        view: Callable[[Open | ClosedRequest], Mapping[str, Any]],
+        view: Callable[[OpenRequest | ClosedRequest], Mapping[str, Any]],
     ) -> None:
         namespace = settings.namespace
         self._settings = settings
@@ -145,7 +145,7 @@ class Requests:
             blobs=media.blobs,
             close=self._close,
         )
-        self.waiters.hear_step = self._flows.hear
+        self.waiters.on_step_event = self._flows.on_step_event
         self._settler = Settler(
             database=database,
             redis=redis,
@@ -346,7 +346,7 @@ class Requests:
         metrics.CUT.labels(model, why).inc()
         await self._cancel(model, request_id)
 
-    async def find(self, account_id: int, request_id: str) -> Open | ClosedRequest:
+    async def find(self, account_id: int, request_id: str) -> OpenRequest | ClosedRequest:
         """Look a request of the account up, open or closed. Raise ``NotFound``."""
         return await self._lookup.find(account_id, request_id)
 
@@ -356,12 +356,12 @@ class Requests:
 
     async def whole(self, closed: ClosedRequest) -> ClosedRequest:
         """Load the output of a closed request from the blob store. Raise ``RequestFailed``."""
-        return await loaded(self.media.blobs, closed)
+        return await with_output(self.media.blobs, closed)
 
     async def receipt(self, account_id: int, request_id: str) -> Receipt:
         """Find a closed request, with all that its receipt says. Raise ``NotFound``."""
         found = await self._lookup.find(account_id, request_id, whole=False)
-        if isinstance(found, Open):
+        if isinstance(found, OpenRequest):
             raise NotFound(
                 "receipt_not_ready",
                 f"{request_id} is still {found.status}; its receipt is written when it ends.",
@@ -371,8 +371,8 @@ class Requests:
         )
 
     def follow(
-        self, found: Open | ClosedRequest, *, after: str | None, keep_alive_s: float
-    ) -> AsyncIterator[Followed]:
+        self, found: OpenRequest | ClosedRequest, *, after: str | None, keep_alive_s: float
+    ) -> AsyncIterator[FollowedEvent]:
         """Follow a request from a cursor on. Raise ``InvalidRequest`` if the cursor is none."""
         if after is not None:
             try:
@@ -384,8 +384,8 @@ class Requests:
         return self._follow(found, after, keep_alive_s)
 
     async def _follow(
-        self, found: Open | ClosedRequest, after: str | None, keep_alive_s: float
-    ) -> AsyncIterator[Followed]:
+        self, found: OpenRequest | ClosedRequest, after: str | None, keep_alive_s: float
+    ) -> AsyncIterator[FollowedEvent]:
         with self.waiters.watch(found.request_id) as waiter:
             if isinstance(found, ClosedRequest):
                 waiter.settle(found)
@@ -438,7 +438,7 @@ class Requests:
     async def cancel(self, account_id: int, request_id: str) -> None:
         """Stop a request if it still runs; a closed one stays as it is. Raise ``NotFound``."""
         found = await self._lookup.find(account_id, request_id, whole=False)
-        if isinstance(found, Open):
+        if isinstance(found, OpenRequest):
             await self._cancel(found.model, found.request_id)
 
     async def release(self, request_id: str) -> None:

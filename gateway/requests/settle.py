@@ -40,7 +40,7 @@ from gateway.requests.streamed import NOT_STREAMED, Streamed, either, read_strea
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE
 from gateway.supervision import Beat, unheard
-from gateway.workflows.flows import WorkflowRunner
+from gateway.workflows.runner import WorkflowRunner
 from gateway.workflows.store import StepEnd
 from workers.contract.jobs import (
     BlobRef,
@@ -203,7 +203,7 @@ class Settler:
                 await self._flows.record([_step_end(end.id, unbooked(end.id.request_id))])
 
     async def _write_down(self, ends: Sequence[StepEnd]) -> None:
-        await self._media.answer_for(_stored_outputs(ends))
+        await self._media.record_stored(_stored_outputs(ends))
         await self._flows.record(ends)
 
     async def _close(self, deliveries: Sequence[Delivery]) -> None:
@@ -261,7 +261,7 @@ class Settler:
 
     async def _book(self, delivery: Delivery) -> Closing | None:
         settlement = await self._read(delivery)
-        await self._media.answer_for(_stored_outputs([settlement]))
+        await self._media.record_stored(_stored_outputs([settlement]))
         return await self._commit.submit(settlement)
 
     async def _read(self, delivery: Delivery) -> Settlement:

@@ -32,7 +32,7 @@ from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE
 from gateway.supervision import Beat, unheard
-from gateway.workflows.flows import WorkflowRunner
+from gateway.workflows.runner import WorkflowRunner
 from workers.contract.jobs import RequestId, decode_job
 from workers.contract.queue import LIVE_S, QueueEntry
 
@@ -107,8 +107,8 @@ class Sweeper:
         """Close what is overdue, whatever the queue does; then queue what it has lost."""
         await self.expire_overdue(beat)
         await self.requeue_lost(beat)
-        await self._flows.sweep_untouched()
-        await self._flows.stop_left_over()
+        await self._flows.sweep_idle()
+        await self._flows.stop_orphans()
 
     # --- What the queue lost ----------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from gateway.pricing import format_usd
 from gateway.requests.admit import Admitted
 from gateway.requests.incremental_holds import IncrementalHold
 from gateway.sql.outages import OUTAGE, SQL_OUTAGE, outage_name
-from gateway.tasks.submission import Open, Submission
+from gateway.tasks.submission import OpenRequest, Submission
 from workers.contract.jobs import RequestId, SentEvent
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Ticket:
         self._closed: ClosedRequest | None = None
         self._gone: asyncio.Task[None] | None = None
         self._cost_nanos: int | None = None
-        self._accepted: Open | None = None
+        self._accepted: OpenRequest | None = None
 
     def _watch(self, request_id: RequestId) -> Waiter:
         return self._watching.enter_context(self._requests.waiters.watch(request_id))
@@ -79,7 +79,7 @@ class Ticket:
         self._slices = None if admitted.replayed else admitted.slices
         self._cost_nanos = None if admitted.replayed else admitted.cost_nanos
         if not admitted.replayed:
-            self._accepted = Open(
+            self._accepted = OpenRequest(
                 admitted.request_id,
                 self.account_id,
                 admitted.job.model,
@@ -108,7 +108,7 @@ class Ticket:
             retries.begin(name, request_id)
             self._watching.callback(retries.end, name, request_id)
 
-    async def placed(self) -> Open | ClosedRequest:
+    async def placed(self) -> OpenRequest | ClosedRequest:
         """What the request is now. If that cannot be read, it is as it was accepted: its client
         must learn its id, for it runs and is charged."""
         try:
@@ -133,7 +133,7 @@ class Ticket:
     def attended(self, request: Request[Any, Any, Any]) -> Iterator[None]:
         """Within this, whatever waits raises ``RequestFailed`` once the client has disconnected."""
         self._gone = asyncio.create_task(_disconnected(request))
-        self._gone.add_done_callback(lambda _: self._waiter.nudge())
+        self._gone.add_done_callback(lambda _: self._waiter.wake())
         try:
             yield
         finally:

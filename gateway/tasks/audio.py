@@ -96,14 +96,16 @@ class MusicTask(AudioTask):
     seconds: Annotated[float, Field(gt=0, le=SECONDS_MAX)] | None = None
 
 
-def sounding_task(entry: CatalogEntry, value: SpeechTask | MusicTask) -> Task:
+def choose_audio_task(entry: CatalogEntry, value: SpeechTask | MusicTask) -> Task:
     """Which of a model's tasks an input asks for; where none fits the entry's own, whose check says
     what is wrong."""
     tasks = (entry.task, *entry.also)
     if isinstance(value, MusicTask):
         wanted: Task = "text-to-music"
     else:
-        wanted = CLONING if value.recording is not None or _kept(value) else "text-to-speech"
+        wanted = (
+            CLONING if value.recording is not None or _stored_voice(value) else "text-to-speech"
+        )
     return wanted if wanted in tasks else entry.task
 
 
@@ -116,7 +118,7 @@ def prepare_speech(entry: CatalogEntry, task: Task, value: SpeechTask, *, prefix
         raise asked.refuse("text", "There is nothing to be said in the text.")
     count = asked.counted("text", value.text, entry.limits.characters or TEXT_MAX)
     speed = value.speed or 1.0
-    voice, recording = spoken_in(entry, task, value, prefix=prefix)
+    voice, recording = choose_voice(entry, task, value, prefix=prefix)
     speech = SpeechInput(
         text=value.text,
         voice=voice,
@@ -137,7 +139,7 @@ def prepare_speech(entry: CatalogEntry, task: Task, value: SpeechTask, *, prefix
     )
 
 
-def spoken_in(
+def choose_voice(
     entry: CatalogEntry, task: Task, value: SpeechTask, *, prefix: str
 ) -> tuple[str, tuple[Source, ...]]:
     """The voice by its name, or the recording to be attached: the one place where that is decided.
@@ -145,7 +147,7 @@ def spoken_in(
     Raise ``InvalidRequest``.
     """
     asked = _TaskInput(entry, value, prefix)
-    if (kept := _kept(value)) is not None and value.recording is None:
+    if (kept := _stored_voice(value)) is not None and value.recording is None:
         if task != CLONING:
             message = f"{entry.name} does not speak in voices that are kept, only in its own."
             raise asked.refuse("voice", message)
@@ -171,7 +173,7 @@ def spoken_in(
     return "", (Source("audio", value.recording, f"{prefix}recording"),)
 
 
-def _kept(value: SpeechTask) -> StoredVoice | None:
+def _stored_voice(value: SpeechTask) -> StoredVoice | None:
     return (
         StoredVoice(value.voice) if value.voice is not None and is_voice_id(value.voice) else None
     )

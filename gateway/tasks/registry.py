@@ -17,16 +17,22 @@ from gateway.files.sources import RemoteSource, Source, read_given
 from gateway.tasks.audio import (
     MusicTask,
     SpeechTask,
+    choose_audio_task,
     prepare_music,
     prepare_speech,
-    sounding_task,
 )
 from gateway.tasks.embedding import TextEmbedding, prepare_embedding
 from gateway.tasks.mistakes import invalid_field
 from gateway.tasks.prepared import Prepared, gpu_us_max, over
 from gateway.tasks.talking_head import TalkingTask, prepare_talking
 from gateway.tasks.text import TextCompletion, TextGeneration, prepare_text
-from gateway.tasks.visual import ImageTask, VideoTask, prepare_image, prepare_video, task_of
+from gateway.tasks.visual import (
+    ImageTask,
+    VideoTask,
+    choose_visual_task,
+    prepare_image,
+    prepare_video,
+)
 from workers.contract import media
 from workers.contract.jobs import Usage
 
@@ -96,12 +102,12 @@ def _schema(task: Task, value: Mapping[str, Any]) -> type[Input]:
     return SpeechTask
 
 
-def chosen_task(entry: CatalogEntry, value: Input) -> Task:
+def choose_task(entry: CatalogEntry, value: Input) -> Task:
     """Which of a model's tasks an input asks for that names none."""
     if isinstance(value, ImageTask | VideoTask):
-        return task_of(entry, value)
+        return choose_visual_task(entry, value)
     if isinstance(value, SpeechTask | MusicTask):
-        return sounding_task(entry, value)
+        return choose_audio_task(entry, value)
     return entry.task
 
 
@@ -109,7 +115,7 @@ def prepare(
     entry: CatalogEntry, value: Input, *, task: Task | None = None, prefix: str = ""
 ) -> Prepared:
     """Check an input against a catalog entry's limits and bound what it can use."""
-    task = task or chosen_task(entry, value)
+    task = task or choose_task(entry, value)
     prefix = f"{prefix}." if prefix else ""
     if isinstance(value, TextGeneration | TextCompletion):
         return prepare_text(entry, value, prefix=prefix)

@@ -61,7 +61,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenRequest:
     """A request that is still held for; ``position`` counts the jobs ahead of a queued one."""
 
     request_id: RequestId

@@ -88,12 +88,12 @@ class VideoTask(VisualTask):
     format: VideoFormat | None = None
 
 
-def drawing_task(
+def choose_dialect_task(
     entry: CatalogEntry, value: VisualTask, *, makes: Modality, prefer: Collection[Task] = ()
 ) -> Task:
     """Which task is meant by a surface that serves one kind of output. Raise ``InvalidRequest`` if
     the model makes another kind."""
-    task = task_of(entry, value, prefer=prefer)
+    task = choose_visual_task(entry, value, prefer=prefer)
     # What is made here from sound has no field for it on such a surface.
     deaf = entry.upstream is None and "audio" in TASKS[task].reads
     if TASKS[task].makes != makes or deaf:
@@ -103,7 +103,9 @@ def drawing_task(
     return task
 
 
-def task_of(entry: CatalogEntry, value: VisualTask, *, prefer: Collection[Task] = ()) -> Task:
+def choose_visual_task(
+    entry: CatalogEntry, value: VisualTask, *, prefer: Collection[Task] = ()
+) -> Task:
     """Which of a model's tasks an input asks for, told by what it brings along.
 
     Where none fits, the entry's own, whose check says what is wrong.
@@ -126,7 +128,7 @@ def task_of(entry: CatalogEntry, value: VisualTask, *, prefer: Collection[Task] 
             return task == "image-edit"
         if prefer:
             return task in prefer
-        return several and TASKS[task].pictures > 1
+        return several and TASKS[task].images_min > 1
 
     meant = [task for task in fitting if is_meant(task)]
     return next(iter((*meant, *fitting, entry.task)))
@@ -141,7 +143,7 @@ def prepare_image(entry: CatalogEntry, task: Task, value: ImageTask, *, prefix: 
     sources = asked.sources(value.mask)
     if value.strength is not None and "image" not in asked.reads:
         raise asked.refuse("strength", "strength says how much of a source is kept; send an image.")
-    drawn, attributes = asked.drawn()
+    drawn, attributes = asked.common()
     default = entry.default_parameters
     strength = value.strength if value.strength is not None else default.strength
     image = ImageInput(
@@ -175,7 +177,7 @@ def prepare_video(entry: CatalogEntry, task: Task, value: VideoTask, *, prefix: 
         most = f"{entry.name} makes at most {limits.seconds} s"
         raise over(f"{prefix}seconds", value.seconds, most)
     sources = asked.sources(None)
-    drawn, attributes = asked.drawn()
+    drawn, attributes = asked.common()
     seconds = value.seconds or entry.default_parameters.seconds
     video = VideoInput(
         **drawn,
@@ -225,7 +227,7 @@ class _TaskInput:
     def refuse(self, field: str, message: str, code: str = "invalid_value") -> InvalidRequest:
         return InvalidRequest(code, message, param=f"{self.prefix}{field}")
 
-    def drawn(self) -> tuple[dict[str, Any], dict[str, str]]:
+    def common(self) -> tuple[dict[str, Any], dict[str, str]]:
         """The fields that both inputs have, and what a price may depend on."""
         value, default = self.value, self.entry.default_parameters
         self._check_prompt()
@@ -246,7 +248,7 @@ class _TaskInput:
         fields = {
             "prompt": value.prompt or "",
             "negative_prompt": value.negative_prompt or "",
-            "images": len(self._pictures()),
+            "images": len(self._images()),
             "width": size[0] if size else None,
             "height": size[1] if size else None,
             "steps": self.number("steps", quality.steps or default.steps),
@@ -283,7 +285,7 @@ class _TaskInput:
 
     def sources(self, mask: Any) -> tuple[Source, ...]:
         """What is to be attached, in the order that the contract has: pictures, mask, video."""
-        pictures = self._pictures()
+        pictures = self._images()
         reads_pictures = "image" in self.reads
         if pictures and not reads_pictures:
             raise self.refuse(pictures[0][0], f"{self.entry.name} reads no pictures in {self.task}")
@@ -293,7 +295,7 @@ class _TaskInput:
                 f"{self.task} starts from a picture; send {self.prefix}image.",
                 param=f"{self.prefix}image",
             )
-        fewest = TASKS[self.task].pictures
+        fewest = TASKS[self.task].images_min
         if self.local and 0 < len(pictures) < fewest:
             raise InvalidRequest(
                 "missing_required_parameter",
@@ -328,7 +330,7 @@ class _TaskInput:
                 raise self.refuse("video", f"{self.entry.name} reads no videos in {self.task}.")
             yield Source("video", video, f"{self.prefix}video")
 
-    def _pictures(self) -> list[tuple[str, Any]]:
+    def _images(self) -> list[tuple[str, Any]]:
         value = self.value
         if value.image is not None and value.images:
             raise self.refuse("images", "Send either image or images.")

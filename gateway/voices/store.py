@@ -123,7 +123,7 @@ class Voices:
             bounded = replace(source, bytes_max=self._bytes_max)
             (blob,) = await self._fetcher.fetch(account_id, RequestId(id), [bounded])
             reach("voice_stored")
-            keep = functools.partial(_keep, account_id=account_id, id=id, new=new, blob=blob)
+            keep = functools.partial(_store, account_id=account_id, id=id, new=new, blob=blob)
             return await self._write(account_id, keep)
         except TollgateError:
             await self._clear(account_id, id)
@@ -139,7 +139,7 @@ class Voices:
 
     async def find_named(self, account_id: int, kind: Kind, name: str) -> Recording | None:
         """The newest voice or consent of a name."""
-        query = _kept(account_id, kind).where(recordings.c.name == name)
+        query = _stored(account_id, kind).where(recordings.c.name == name)
         row = await self._database.read(
             lambda connection: connection.execute(_newest(query).limit(1)).mappings().first()
         )
@@ -151,7 +151,7 @@ class Voices:
         """List an account's voices or consents, the newest first. Raise ``NotFound``."""
 
         def read(connection: Connection) -> RecordingPage:
-            query = _kept(account_id, kind)
+            query = _stored(account_id, kind)
             if after is not None:
                 _find(connection, account_id, kind, after, param="after")
                 query = query.where(recordings.c.id < after)
@@ -174,14 +174,14 @@ class Voices:
 
     async def delete(self, account_id: int, kind: Kind, id: str) -> None:
         """Delete a voice, or a consent and all voices made with it. Raise ``NotFound``."""
-        end = functools.partial(_end, account_id=account_id, kind=kind, id=id)
+        end = functools.partial(_mark_deleted, account_id=account_id, kind=kind, id=id)
         ended = await self._write(account_id, end)
         reach("voice_ended")
         # A consent's row goes after those that refer to it.
         await asyncio.gather(*(self._clear(account_id, each) for each in ended if each != id))
         await self._clear(account_id, id)
 
-    async def clear_ended(self) -> None:
+    async def delete_ended(self) -> None:
         """Clear away what was deleted, or never came to be."""
         cleared = CHUNK
         while cleared:
@@ -206,7 +206,7 @@ class Voices:
         except BlobError as error:
             log.warning("%s is cleared away later: %s", id, type(error).__name__)
             return False
-        gone = delete(recordings).where(recordings.c.id == id, not_(_needed()))
+        gone = delete(recordings).where(recordings.c.id == id, not_(_has_voices()))
         done = await self._database.write(lambda connection: connection.execute(gone).rowcount)
         return bool(done)
 
@@ -228,7 +228,7 @@ def _reserve(
     count = connection.execute(
         select(func.count())
         .select_from(recordings)
-        .where(recordings.c.account_id == account_id, _is(new.kind), kept_or_coming)
+        .where(recordings.c.account_id == account_id, _is_kind(new.kind), kept_or_coming)
     ).scalar_one()
     if count >= count_max:
         raise InvalidRequest(
@@ -251,7 +251,7 @@ def _reserve(
     )
 
 
-def _keep(
+def _store(
     connection: Connection, *, account_id: int, id: str, new: NewRecording, blob: BlobRef
 ) -> Recording:
     """Have what is stored be found. Raise ``TollgateError`` if meanwhile it cannot be kept."""
@@ -279,7 +279,7 @@ def _check(connection: Connection, account_id: int, new: NewRecording) -> None:
     if new.consent_id is None:
         return
     _find(connection, account_id, "consent", new.consent_id, param="consent")
-    same = _kept(account_id, "voice").where(recordings.c.name == new.name)
+    same = _stored(account_id, "voice").where(recordings.c.name == new.name)
     if connection.execute(same).first() is not None:
         raise Conflict(
             "voice_exists",
@@ -289,7 +289,7 @@ def _check(connection: Connection, account_id: int, new: NewRecording) -> None:
         )
 
 
-def _end(connection: Connection, *, account_id: int, kind: Kind, id: str) -> list[str]:
+def _mark_deleted(connection: Connection, *, account_id: int, kind: Kind, id: str) -> list[str]:
     """Have a recording, and what was made with it, be found no more. Raise ``NotFound``."""
     _find(connection, account_id, kind, id)
     change = (
@@ -306,7 +306,7 @@ def _end(connection: Connection, *, account_id: int, kind: Kind, id: str) -> lis
 def _find(
     connection: Connection, account_id: int, kind: Kind, id: str, *, param: str | None = None
 ) -> Recording:
-    query = _kept(account_id, kind).where(recordings.c.id == id)
+    query = _stored(account_id, kind).where(recordings.c.id == id)
     known = is_id(_PREFIX[kind], id)
     row = connection.execute(query).mappings().first() if known else None
     if row is None:
@@ -320,16 +320,16 @@ def _due(connection: Connection) -> list[tuple[int, str]]:
     """Give account and id of what may be cleared away: a consent after its voices."""
     query = (
         select(recordings.c.account_id, recordings.c.id)
-        .where(recordings.c.clear_at <= datetime.now(UTC), not_(_needed()))
+        .where(recordings.c.clear_at <= datetime.now(UTC), not_(_has_voices()))
         .order_by(recordings.c.clear_at)
         .limit(CHUNK)
     )
     return [(row.account_id, row.id) for row in connection.execute(query)]
 
 
-def _kept(account_id: int, kind: Kind) -> Select[Any]:
+def _stored(account_id: int, kind: Kind) -> Select[Any]:
     return select(recordings).where(
-        recordings.c.account_id == account_id, _is(kind), recordings.c.clear_at.is_(None)
+        recordings.c.account_id == account_id, _is_kind(kind), recordings.c.clear_at.is_(None)
     )
 
 
@@ -337,12 +337,12 @@ def _newest(query: Select[Any]) -> Select[Any]:
     return query.order_by(recordings.c.id.desc())
 
 
-def _is(kind: Kind) -> ColumnElement[bool]:
+def _is_kind(kind: Kind) -> ColumnElement[bool]:
     consent = recordings.c.consent_id
     return consent.is_(None) if kind == "consent" else consent.is_not(None)
 
 
-def _needed() -> ColumnElement[bool]:
+def _has_voices() -> ColumnElement[bool]:
     """Whether there is still a voice that was made with it."""
     return exists().where(_CHILDREN.c.consent_id == recordings.c.id)
 

@@ -31,7 +31,7 @@ from gateway.ledger.closed import ClosedRequest
 from gateway.sql.database import Database
 from gateway.sql.outages import SQL_OUTAGE
 from gateway.supervision import Beat, unheard
-from gateway.tasks.submission import Open
+from gateway.tasks.submission import OpenRequest
 from gateway.webhooks.deliveries import AttemptResult, Claim, Claimed, claim, record
 from gateway.webhooks.lanes import POOL, Lanes
 from workers.contract.addresses import InvalidUrl, PrivateAddress, pin
@@ -62,8 +62,8 @@ class Webhooks:
         self,
         *,
         database: Database,
-        find: Callable[[int, str], Awaitable[Open | ClosedRequest]],
-        view: Callable[[Open | ClosedRequest], Mapping[str, Any]],
+        find: Callable[[int, str], Awaitable[OpenRequest | ClosedRequest]],
+        view: Callable[[OpenRequest | ClosedRequest], Mapping[str, Any]],
         pepper: bytes,
         private_allowed: bool,
     ) -> None:

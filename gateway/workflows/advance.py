@@ -20,7 +20,7 @@ from gateway.errors import TollgateError
 from gateway.files.sources import Given, StoredSource
 from gateway.ledger.closed import Output, RequestError, Status
 from gateway.ledger.workflow_plan import PlannedStep, StepId, WorkflowPlan
-from gateway.workflows.plan import StepInput, prepared_step
+from gateway.workflows.plan import StepInput, prepare_step
 from gateway.workflows.store import NewStep, StepAttempt, WorkflowRun
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 from workers.contract.media import Medium
@@ -80,64 +80,64 @@ def advance(plan: WorkflowPlan, attempts: Sequence[StepAttempt], *, now: datetim
     return Ready(tuple(ready), due)
 
 
-def job_of(flow: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntry) -> NewStep:
+def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntry) -> NewStep:
     """Make the job of a step, of what its predecessors made. Raise ``TollgateError``."""
     made = {
         one.id.name: one.output
-        for one in flow.attempts
+        for one in run.attempts
         if one.status == "succeeded" and one.output is not None
     }
-    steps = {planned.name: planned for planned in flow.plan.steps}
+    steps = {planned.name: planned for planned in run.plan.steps}
 
     def resolve(expression: Sequence[Reference]) -> str | Given | None:
         for each in expression:
             if each.source == "inputs":
-                if each.name in flow.plan.texts:
-                    return flow.plan.texts[each.name]
-                if each.name in flow.plan.media:
-                    return StoredSource(flow.job.attachments[flow.plan.media[each.name]])
+                if each.name in run.plan.texts:
+                    return run.plan.texts[each.name]
+                if each.name in run.plan.media:
+                    return StoredSource(run.job.attachments[run.plan.media[each.name]])
             elif each.name in made:
                 return _flowing(steps[each.name], made[each.name])
         return None
 
-    filling = StepInput(resolve)
-    value = filling.input(step.input)
-    _, prepared = prepared_step(entry, _task(step), value, filling, prefix=f"steps.{step.name}")
+    step_input = StepInput(resolve)
+    value = step_input.input(step.input)
+    _, prepared = prepare_step(entry, _task(step), value, step_input, prefix=f"steps.{step.name}")
     given: dict[str, Any] = prepared.input
     if step.max_tokens is not None:
         # What was held for, even if a shorter text than feared leaves room for a longer answer.
         given = {**given, "max_tokens": min(given["max_tokens"], step.max_tokens)}
-    id = StepId(flow.request_id, step.name, attempt)
+    id = StepId(run.request_id, step.name, attempt)
     job = Job(
         request_id=RequestId(str(id)),
-        account_id=flow.job.account_id,
+        account_id=run.job.account_id,
         model=step.model,
         task=step.task,
         input=given,
         limits=step.limits,
         # For its progress; what it writes or says nobody hears before the whole has ended.
         stream=TASKS[_task(step)].makes in ("image", "video"),
-        deadline_ms=flow.job.deadline_ms,
+        deadline_ms=run.job.deadline_ms,
         attachments=tuple(
             source.given.blob
             for source in prepared.sources
             if isinstance(source.given, StoredSource)
         ),
-        priority=flow.job.priority,
-        stored_under=flow.request_id,
+        priority=run.job.priority,
+        stored_under=run.request_id,
     )
     return NewStep(id, step.model, encode(job))
 
 
-def refused(step: PlannedStep, error: TollgateError) -> WorkflowEnded:
+def refused_step(step: PlannedStep, error: TollgateError) -> WorkflowEnded:
     """The end of a workflow of which a step was given what it cannot take."""
     problem = RequestError(error.code, f"The step {step.name} ({step.model}): {error}", error.param)
     return WorkflowEnded("failed", "invalid_input", error=problem)
 
 
-def done_of(flow: WorkflowRun) -> int:
+def steps_done(run: WorkflowRun) -> int:
     """How many steps have succeeded."""
-    return len({one.id.name for one in flow.attempts if one.status == "succeeded"})
+    return len({one.id.name for one in run.attempts if one.status == "succeeded"})
 
 
 def _flowing(step: PlannedStep, output: Output) -> str | Given | None:

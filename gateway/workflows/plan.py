@@ -1,4 +1,4 @@
-"""From an order for a workflow to its plan: which steps will run, and the most that each can use.
+"""Plans a workflow submission: the steps that will run, and the maximum usage of each.
 
 What is not known before a step has run is put at its worst: a text as long as others read of it, a
 picture as a picture. So a plan's quote is the sum of quotes that are bounds, and the hold covers
@@ -23,14 +23,14 @@ from gateway.catalog.workflow import (
     fill,
     output_step,
     references,
-    whole,
+    sole_expression,
 )
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Given, Source, StoredSource, StoredVoice, read_given
 from gateway.ledger.workflow_plan import PlannedStep, WorkflowPlan, combined
 from gateway.pricing import Bill, Price, UnpricedUsage, quote
 from gateway.tasks.prepared import Prepared
-from gateway.tasks.registry import chosen_task, parse, prepare
+from gateway.tasks.registry import choose_task, parse, prepare
 from gateway.tasks.workflow_submission import WorkflowSubmission
 from workers.contract.jobs import BlobRef
 from workers.contract.media import MediumKind
@@ -106,7 +106,7 @@ class StepInput:
             return [one for each in value if (one := self._filled(each)) is not None]
         if not isinstance(value, str):
             return value
-        alone = whole(value)
+        alone = sole_expression(value)
         if alone is not None:
             found = self.resolve(alone)
             if found is not None and not isinstance(found, str):
@@ -121,12 +121,12 @@ class StepInput:
 
 
 def plan(
-    entry: CatalogEntry, order: WorkflowSubmission, market: StepModels, *, prefix: str
+    entry: CatalogEntry, submission: WorkflowSubmission, models: StepModels, *, prefix: str
 ) -> PlannedRun:
-    """Plan an order. Raise ``InvalidRequest`` or ``NotFound``."""
+    """Plan a submission. Raise ``InvalidRequest`` or ``NotFound``."""
     workflow = entry.workflow
     assert workflow is not None
-    inputs = _read_inputs(entry, workflow, order, prefix)
+    inputs = _read_inputs(entry, workflow, submission, prefix)
     chosen = _chosen(workflow, inputs)
     output = next((each.name for each in output_step(workflow) if each.name in chosen), None)
     if output is None:
@@ -134,12 +134,12 @@ def plan(
             "nothing_to_do", f"With these inputs {entry.name} runs no step that gives its output."
         )
     quotes = [
-        _quoted(chosen[name], chosen, inputs, market) for name in _needed(chosen, inputs, output)
+        _quoted(chosen[name], chosen, inputs, models) for name in _needed(chosen, inputs, output)
     ]
     steps = tuple(one.step for one in quotes)
     delivered = next(step.limits for step in steps if step.name == output)
     limits = combined((step.limits for step in steps), delivered)
-    by_steps = not market.own.components
+    by_steps = not models.own.components
     texts, media = dict(inputs.texts), list(inputs.media)
     return PlannedRun(
         WorkflowPlan(
@@ -158,22 +158,22 @@ def plan(
             ),
             stores=any(TASKS[_task(step)].makes in ("image", "video", "audio") for step in steps),
         ),
-        _sum(one.bill for one in quotes) if by_steps else quote(market.own, limits),
+        _sum(one.bill for one in quotes) if by_steps else quote(models.own, limits),
         tuple(quotes),
     )
 
 
-def prepared_step(
+def prepare_step(
     entry: CatalogEntry,
     task: Task | None,
     value: Mapping[str, Any],
-    filling: StepInput,
+    step_input: StepInput,
     *,
     prefix: str,
 ) -> tuple[Task, Prepared]:
     """Check a step's input as if a client had sent it. Raise ``InvalidRequest``."""
     read = parse(task or entry.task, value, prefix=prefix)
-    task = task or chosen_task(entry, read)
+    task = task or choose_task(entry, read)
     prepared = prepare(entry, read, task=task, prefix=prefix)
     if any(isinstance(source.given, StoredVoice) for source in prepared.sources):
         raise InvalidRequest(
@@ -182,7 +182,7 @@ def prepared_step(
             "account keeps.",
             param=prefix,
         )
-    if len(prepared.sources) != len(filling.media):
+    if len(prepared.sources) != len(step_input.media):
         raise InvalidRequest(
             "task_not_supported",
             f"{entry.name} cannot be given what another step makes in {task}.",
@@ -192,11 +192,11 @@ def prepared_step(
 
 
 def _read_inputs(
-    entry: CatalogEntry, workflow: Workflow, order: WorkflowSubmission, prefix: str
+    entry: CatalogEntry, workflow: Workflow, submission: WorkflowSubmission, prefix: str
 ) -> _Inputs:
     texts: dict[str, str] = {}
     media: dict[str, Given] = {}
-    for name, value in order.given.items():
+    for name, value in submission.given.items():
         declared = workflow.inputs.get(name)
         param = _param(prefix, name)
         if declared is None:
@@ -259,7 +259,7 @@ def _needs(step: Step, chosen: Mapping[str, Step], inputs: _Inputs) -> set[str]:
 
 
 def _needed(chosen: Mapping[str, Step], inputs: _Inputs, output: str) -> list[str]:
-    """The output's step and all that it waits for, in the catalog's order."""
+    """The output's step and all that it waits for, in the catalog's submission."""
     wanted, open_names = {output}, [output]
     while open_names:
         for name in _needs(chosen[open_names.pop()], chosen, inputs) - wanted:
@@ -269,9 +269,9 @@ def _needed(chosen: Mapping[str, Step], inputs: _Inputs, output: str) -> list[st
 
 
 def _quoted(
-    step: Step, chosen: Mapping[str, Step], inputs: _Inputs, market: StepModels
+    step: Step, chosen: Mapping[str, Step], inputs: _Inputs, models: StepModels
 ) -> StepQuote:
-    entry = market.entry(step.model)
+    entry = models.entry(step.model)
 
     def resolve(expression: Sequence[Reference]) -> _Value:
         for each in expression:
@@ -282,15 +282,15 @@ def _quoted(
                     return inputs.media[each.name]
             elif each.name in chosen:
                 made = chosen[each.name]
-                task = made.task or market.entry(made.model).task
+                task = made.task or models.entry(made.model).task
                 return _WIDEST * made.characters if TASKS[task].makes == "text" else _PICTURE
         return None
 
-    filling = StepInput(resolve)
+    step_input = StepInput(resolve)
     prefix = f"steps.{step.name}"
-    value = filling.input(step.input)
-    task, prepared = prepared_step(entry, step.task, value, filling, prefix=prefix)
-    price_id, price = market.priced(entry.name)
+    value = step_input.input(step.input)
+    task, prepared = prepare_step(entry, step.task, value, step_input, prefix=prefix)
+    price_id, price = models.priced(entry.name)
     try:
         bill = quote(price, prepared.limits)
     except UnpricedUsage as error:
@@ -335,8 +335,8 @@ def _param(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
-def of_fields(entry: CatalogEntry, fields: Mapping[str, Any]) -> WorkflowSubmission:
-    """Read an order of a dialect whose fields are a task's: those that are set, by their names."""
+def from_fields(entry: CatalogEntry, fields: Mapping[str, Any]) -> WorkflowSubmission:
+    """Build a submission from a dialect's task fields: those that are set, by name."""
     assert entry.workflow is not None
     given = {name: value for name, value in fields.items() if value}
     if given.get("n") == 1 and "n" not in entry.workflow.inputs:

@@ -78,7 +78,7 @@ class WorkflowRun:
         return [attempt for attempt in self.attempts if attempt.id.name == name]
 
 
-def read_flow(connection: Connection, request_id: str) -> WorkflowRun | None:
+def read_run(connection: Connection, request_id: str) -> WorkflowRun | None:
     """None if it is not open, or no workflow."""
     payload = connection.execute(
         select(holds.c.job).where(holds.c.request_id == request_id)
@@ -171,9 +171,7 @@ def record(connection: Connection, ends: Iterable[StepEnd], *, now: datetime) ->
         )
 
 
-def untouched(
-    connection: Connection, *, before: datetime, after: str, limit: int
-) -> list[RequestId]:
+def idle(connection: Connection, *, before: datetime, after: str, limit: int) -> list[RequestId]:
     """Read requests of which no step was placed or has ended since a moment, by their ids."""
     touched = func.max(func.coalesce(steps.c.ended_at, steps.c.placed_at, type_=UtcDateTime()))
     query = (
@@ -187,7 +185,7 @@ def untouched(
     return [RequestId(request_id) for request_id in connection.execute(query).scalars()]
 
 
-def left_over(connection: Connection, *, limit: int) -> list[tuple[StepId, str]]:
+def orphaned(connection: Connection, *, limit: int) -> list[tuple[StepId, str]]:
     """Read steps of requests that are closed, each with its model."""
     open_hold = select(holds.c.request_id).where(holds.c.request_id == steps.c.request_id)
     query = select(steps.c.request_id, steps.c.name, steps.c.attempt, steps.c.model).where(

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from gateway.catalog.loader import load_catalog
 from gateway.catalog.price_overrides import (
     InvalidPriceOverride,
-    read_offer,
+    read_price_override,
     read_prices,
     read_start,
 )
@@ -264,8 +264,8 @@ async def test_a_gateway_sells_to_an_account_at_its_own_price(
     own = live.entry("talker", OWN)
     assert own is not None
     assert format_usd(own.price[0].amount) == "0.000000009"
-    assert live.has_own_price("talker", OWN)
-    assert not live.has_own_price("talker", 18)
+    assert live.has_price_override("talker", OWN)
+    assert not live.has_price_override("talker", 18)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_an_own_price_is_held_to_the_rules_of_the_catalog(
     told: dict[str, object], message: str, talker: CatalogEntry
 ) -> None:
     with pytest.raises(InvalidPriceOverride, match=message):
-        read_offer(talker, told)
+        read_price_override(talker, told)
 
 
 @pytest.mark.parametrize("text", ["soon", "2026-03-01T12:00:00", "2026-02-28T00:00:00Z"])

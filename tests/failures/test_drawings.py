@@ -170,7 +170,7 @@ def clear(stack: Stack, *, later: timedelta) -> None:
                 change = update(media).where(media.c.request_id == row.request_id)
                 connection.execute(change.values(clear_at=row.clear_at - later))
         blobs = Blobs(stack.environment()["BLOB_URL"])
-        await MediaStore(database, blobs, retention=timedelta(hours=1)).clear_ended()
+        await MediaStore(database, blobs, retention=timedelta(hours=1)).delete_ended()
         await database.close()
 
     asyncio.run(run())

@@ -67,7 +67,7 @@ def clear(stack: Stack, *, later: timedelta) -> None:
         fetcher = Fetcher(
             blobs, Files(database, blobs), bytes_max=1, timeout_s=1, private_allowed=False
         )
-        await Voices(database, blobs, fetcher, count_max=1, bytes_max=1).clear_ended()
+        await Voices(database, blobs, fetcher, count_max=1, bytes_max=1).delete_ended()
         await fetcher.close()
         await database.close()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.batches.stored import Form, Stored, place
+from gateway.batches.stored import Form, StoredOutputs, place
 from gateway.files.download_urls import UrlSigner
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import BlobRef
@@ -20,7 +20,7 @@ KEY = f"1/req_{'0' * 32}/n/0"
 
 async def written(blobs: Blobs, lines: list[list[tuple[BlobRef, Form | None]]], room: int) -> Any:
     """Write lines of pictures in forms; give what is shown of each."""
-    writer = Stored(blobs, LINKS, file_bytes_max=room).writer(datetime.now(UTC))
+    writer = StoredOutputs(blobs, LINKS, file_bytes_max=room).writer(datetime.now(UTC))
     shown = []
     for pictures in lines:
         body = {"id": "req_1", "data": [{**place(*each), "seed": 7} for each in pictures]}

@@ -237,7 +237,7 @@ async def test_what_has_expired_is_seen_by_nobody_and_cleared_away(
     assert [file.id for file in (await files.list(account_id, limit=10)).items] == [made[1].id]
     with pytest.raises(NotFound):
         await files.find(account_id, made[0].id)
-    await files.clear_ended()
+    await files.delete_ended()
     left = [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
     assert [made[1].id in str(path) for path in left] == [True]
     with database.transaction() as connection:

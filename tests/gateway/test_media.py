@@ -374,7 +374,7 @@ def pass_time(stack: Stack, request_id: str, *, expired: bool) -> None:
                     update(outputs).where(outputs.c.request_id == request_id).values(expires_at=now)
                 )
         blobs = Blobs(stack.environment()["BLOB_URL"])
-        await MediaStore(database, blobs, retention=timedelta(hours=24)).clear_ended()
+        await MediaStore(database, blobs, retention=timedelta(hours=24)).delete_ended()
         await database.close()
 
     asyncio.run(clear())

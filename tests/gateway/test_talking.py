@@ -13,7 +13,7 @@ from gateway.errors import InvalidRequest
 from gateway.files.sources import RemoteSource, Source
 from gateway.tasks.prepared import Prepared
 from gateway.tasks.registry import parse, prepare
-from gateway.tasks.visual import VideoTask, drawing_task
+from gateway.tasks.visual import VideoTask, choose_dialect_task
 
 FACE, VOICE = "https://example.com/face.png", "https://example.com/voice.mp3"
 PRICE = [{"unit": "video_second", "amount": "0.002"}]
@@ -89,7 +89,7 @@ def test_an_upstreams_model_is_given_a_text_and_what_it_calls_by_other_names() -
 
 def test_a_surface_that_draws_videos_has_no_place_for_what_is_said() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        drawing_task(entry(), VideoTask(prompt="hello"), makes="video")
+        choose_dialect_task(entry(), VideoTask(prompt="hello"), makes="video")
 
     assert caught.value.code == "task_not_supported"
 

@@ -9,7 +9,7 @@ import pytest
 from gateway.errors import Forbidden, Gone
 from gateway.files import upload_urls as module
 from gateway.files.sources import RemoteSource, UploadedSource, read_given
-from gateway.files.upload_urls import UploadUrl, UploadUrls, id_in
+from gateway.files.upload_urls import UploadUrl, UploadUrls, uploaded_file_id
 
 SLOTS = UploadUrls.make(b"a pepper of some length")
 
@@ -47,8 +47,8 @@ def test_the_address_of_an_upload_is_never_one_to_be_called() -> None:
     upload_url, public_url = SLOTS.open(7, "png", base="https://gate.example/below")
     file_id = parts(upload_url)[0].removesuffix(".png")
 
-    assert id_in(public_url) == id_in(upload_url) == file_id
+    assert uploaded_file_id(public_url) == uploaded_file_id(upload_url) == file_id
     assert read_given({"url": public_url}) == UploadedSource(file_id)
     for other in ("https://gate.example/a.png", "https://gate.example/v1/uploads/file-1.png"):
         assert read_given(other) == RemoteSource(other)
-    assert id_in("https://[broken") is None
+    assert uploaded_file_id("https://[broken") is None

@@ -86,11 +86,11 @@ async def kept(database: Database, tmp_path: Path) -> Kept:
 
 
 async def test_what_was_never_accepted_is_cleared_away(kept: Kept) -> None:
-    await kept.store.clear_ended()
+    await kept.store.delete_ended()
     assert (kept.files, kept.rows) == (1, 1)
 
     kept.age()
-    await kept.store.clear_ended()
+    await kept.store.delete_ended()
 
     assert (kept.files, kept.rows) == (0, 0)
 
@@ -99,7 +99,7 @@ async def test_an_open_request_keeps_what_it_has(kept: Kept) -> None:
     kept.hold()
     kept.age()
 
-    await kept.store.clear_ended()
+    await kept.store.delete_ended()
 
     assert (kept.files, kept.rows) == (1, 1)
     assert await kept.store.owner(kept.request_id) == kept.account_id
@@ -124,11 +124,11 @@ async def test_what_is_forgotten_while_it_runs_is_deleted_after_its_end(kept: Ke
     await kept.store.forget(kept.account_id, kept.request_id)
 
     assert await kept.store.owner(kept.request_id) is None
-    await kept.store.clear_ended()
+    await kept.store.delete_ended()
     assert (kept.files, kept.rows) == (1, 1)
     kept.end()
     kept.age()
-    await kept.store.clear_ended()
+    await kept.store.delete_ended()
     assert (kept.files, kept.rows) == (0, 0)
 
 
@@ -164,6 +164,6 @@ async def test_blobs_that_cannot_be_deleted_keep_no_others_waiting(kept: Kept) -
         later = {**rows[0], "request_id": new_request_id(), "task": "text-to-image"}
         connection.execute(insert(media).values(later | {"clear_at": datetime.now(UTC)}))
 
-    await kept.store.clear_ended()
+    await kept.store.delete_ended()
 
     assert (kept.files, kept.rows) == (0, CHUNK - 1)

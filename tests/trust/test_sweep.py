@@ -28,7 +28,7 @@ from gateway.requests.sweep import Sweeper
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.tables.core import holds, idempotency, outputs
-from gateway.workflows.flows import WorkflowRunner
+from gateway.workflows.runner import WorkflowRunner
 from tests.ledger.books import Books, done, open_books
 from tests.stack import CATALOG
 from workers.contract.blobs import Blobs

@@ -150,7 +150,7 @@ async def test_a_consent_that_is_withdrawn_while_its_voice_comes_leaves_no_voice
             Source("audio", SentSource(read), "x"),
         )
 
-    await kept.voices.clear_ended()
+    await kept.voices.delete_ended()
     assert kept.rows() == kept.lying() == set()
 
 
@@ -158,7 +158,7 @@ async def test_what_came_too_slowly_to_be_answered_for_is_not_kept(kept: Kept) -
     async def read() -> AsyncIterator[bytes]:
         yield wav(1000)[:100]
         kept.age(timedelta(minutes=16))
-        await kept.voices.clear_ended()
+        await kept.voices.delete_ended()
         yield wav(1000)[100:]
 
     with pytest.raises(Unavailable):
@@ -186,5 +186,5 @@ async def test_what_cannot_be_deleted_now_is_found_no_more_and_goes_later(kept: 
     kept.folder.unlink()
     away.rename(kept.folder)
     assert kept.lying() == {made.id, consent.id}
-    await kept.voices.clear_ended()
+    await kept.voices.delete_ended()
     assert kept.rows() == kept.lying() == set()

@@ -26,7 +26,7 @@ from gateway.api.native.views import KeyView, key_view
 from gateway.billing.corrections import Correction, plan
 from gateway.billing.corrections import post as post_corrections
 from gateway.billing.credits import enter_chargeback, enter_credit
-from gateway.catalog.price_overrides import InvalidPriceOverride, read_offer
+from gateway.catalog.price_overrides import InvalidPriceOverride, read_price_override
 from gateway.catalog.store import LiveCatalog
 from gateway.checks.moments import timestamp
 from gateway.errors import Conflict, InvalidRequest, NotFound
@@ -305,7 +305,7 @@ class CreditController(Controller):
         if data.minimum is not None:
             told["minimum"] = data.minimum
         try:
-            price = read_offer(entry, told)
+            price = read_price_override(entry, told)
         except InvalidPriceOverride as error:
             raise InvalidRequest("invalid_price", f"{error}.", param="price") from None
 

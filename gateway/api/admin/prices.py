@@ -15,7 +15,7 @@ from gateway.api.http.access import caller, find_asked
 from gateway.api.http.answers import ListView, json_response
 from gateway.catalog.price_overrides import (
     InvalidPriceOverride,
-    read_offer,
+    read_price_override,
     read_scheduled,
     read_start,
 )
@@ -180,7 +180,7 @@ class PricesController(Controller):
                 told: dict[str, Any] = {"price": data.price}
                 if data.minimum is not None:
                     told["minimum"] = data.minimum
-                price = read_offer(entry, told)
+                price = read_price_override(entry, told)
             starts_at = read_start(data.starts, datetime.now(UTC))
         except InvalidPriceOverride as error:
             raise InvalidRequest("invalid_price", f"{error}.", param="price") from None

@@ -35,7 +35,7 @@ from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.store import LiveCatalog
 from gateway.errors import InvalidRequest, NotFound, TollgateError, rename
 from gateway.requests.service import Requests
-from gateway.tasks.audio import MusicTask, SpeechTask, sounding_task
+from gateway.tasks.audio import MusicTask, SpeechTask, choose_audio_task
 from gateway.tasks.submission import Submission
 from gateway.voices.store import is_voice_id
 from workers.contract.media import characters
@@ -166,7 +166,7 @@ async def _spoken(
             param="voice_id",
         )
     value = data.spoken(entry, voice_of(entry, voice_id), made)
-    task = sounding_task(entry, value)
+    task = choose_audio_task(entry, value)
     return await order_of(request, model=name, task=task, input=value, stream=stream)
 
 

@@ -18,8 +18,8 @@ from gateway.api.gmi.audio_payloads import read_sound
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest, TollgateError, rename
-from gateway.tasks.registry import Input, chosen_task, parse, parse_unknown
-from gateway.tasks.visual import ImageTask, VideoTask, drawing_task
+from gateway.tasks.registry import Input, choose_task, parse, parse_unknown
+from gateway.tasks.visual import ImageTask, VideoTask, choose_dialect_task
 
 _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "images": (
@@ -81,7 +81,7 @@ def read_payload(entry: CatalogEntry, payload: Mapping[str, Any]) -> MeantSubmis
         makes_sound = TASKS[entry.task].makes == "audio"
         said, names = read_sound(entry, payload) if makes_sound else (payload, {})
         heard = _parse(entry, said, names)
-        return MeantSubmission(chosen_task(entry, heard), heard, names)
+        return MeantSubmission(choose_task(entry, heard), heard, names)
     reading = _Reading(entry)
     for key, value in payload.items():
         if value is not None:
@@ -90,7 +90,9 @@ def read_payload(entry: CatalogEntry, payload: Mapping[str, Any]) -> MeantSubmis
     names = reading.names
     value = _parse(entry, given, names)
     assert isinstance(value, ImageTask | VideoTask)
-    return MeantSubmission(drawing_task(entry, value, makes=TASKS[entry.task].makes), value, names)
+    return MeantSubmission(
+        choose_dialect_task(entry, value, makes=TASKS[entry.task].makes), value, names
+    )
 
 
 def _parse(entry: CatalogEntry, given: Mapping[str, Any], names: Mapping[str, str]) -> Input:

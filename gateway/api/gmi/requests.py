@@ -38,7 +38,7 @@ from gateway.requests.lookup import RequestFilter
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket
 from gateway.settings import Settings
-from gateway.tasks.submission import Open, Submission
+from gateway.tasks.submission import OpenRequest, Submission
 from workers.contract.jobs import Progress
 
 PAGE_MAX: Final = 100
@@ -295,7 +295,7 @@ def _entry(request: Request[Any, Any, Any], name: str) -> CatalogEntry:
     return check_in_queue(entry)
 
 
-async def _find(request: Request[Any, Any, Any], request_id: str) -> Open | ClosedRequest:
+async def _find(request: Request[Any, Any, Any], request_id: str) -> OpenRequest | ClosedRequest:
     requests: Requests = request.app.state.requests
     found = await requests.find(caller(request).account_id, request_id)
     if found.task not in TASKS_OF_QUEUE:
@@ -303,18 +303,20 @@ async def _find(request: Request[Any, Any, Any], request_id: str) -> Open | Clos
     return found
 
 
-async def _view(request: Request[Any, Any, Any], found: Open | ClosedRequest) -> QueuedRequestView:
+async def _view(
+    request: Request[Any, Any, Any], found: OpenRequest | ClosedRequest
+) -> QueuedRequestView:
     requests: Requests = request.app.state.requests
     media: MediaStore = request.app.state.media
     record = await media.find(found.account_id, found.request_id)
     progress: Progress | None = None
-    if isinstance(found, Open) and found.status == "running":
+    if isinstance(found, OpenRequest) and found.status == "running":
         progress = await requests.progress(found.request_id)
     return request_view(found, record, progress, links_of(request))
 
 
 async def _answer(
-    request: Request[Any, Any, Any], found: Open | ClosedRequest
+    request: Request[Any, Any, Any], found: OpenRequest | ClosedRequest
 ) -> Response[QueuedRequestView]:
     closed = found if isinstance(found, ClosedRequest) else None
     headers = request_headers(found.request_id, closed)

@@ -16,7 +16,7 @@ from gateway.files.download_urls import UrlSigner
 from gateway.files.retention import Record
 from gateway.ledger.closed import ClosedRequest
 from gateway.tasks.registry import RECORDING
-from gateway.tasks.submission import Open
+from gateway.tasks.submission import OpenRequest
 from workers.contract.jobs import BlobRef, Progress, Usage
 
 State: TypeAlias = Literal["queued", "dispatched", "processing", "success", "failed", "cancelled"]
@@ -59,7 +59,9 @@ _HEARD: Final = ("recording", "duration_ms")
 """Of an input, what a payload has in other words."""
 
 
-def accepted_view(found: Open | ClosedRequest, progress: Progress | None = None) -> AcceptedView:
+def accepted_view(
+    found: OpenRequest | ClosedRequest, progress: Progress | None = None
+) -> AcceptedView:
     """What an order is answered with at once."""
     created_at = int(found.accepted_at.timestamp())
     ended_at = found.settled_at if isinstance(found, ClosedRequest) else found.accepted_at
@@ -74,7 +76,10 @@ def accepted_view(found: Open | ClosedRequest, progress: Progress | None = None)
 
 
 def request_view(
-    found: Open | ClosedRequest, record: Record | None, progress: Progress | None, links: UrlSigner
+    found: OpenRequest | ClosedRequest,
+    record: Record | None,
+    progress: Progress | None,
+    links: UrlSigner,
 ) -> QueuedRequestView:
     view: QueuedRequestView = {
         **accepted_view(found, progress),  # type: ignore[typeddict-item]  # the optional ones come later
@@ -85,7 +90,7 @@ def request_view(
         "outcome": {},
         "usage": None,
     }
-    if isinstance(found, Open):
+    if isinstance(found, OpenRequest):
         view["progress"] = _progress(progress)
         view["queue_position"] = found.position
         return view
@@ -96,7 +101,7 @@ def request_view(
     return view
 
 
-def state_of(found: Open | ClosedRequest, progress: Progress | None) -> State:
+def state_of(found: OpenRequest | ClosedRequest, progress: Progress | None) -> State:
     """A request that runs is dispatched until it says how far it is."""
     if isinstance(found, ClosedRequest):
         return _ENDS[found.status]

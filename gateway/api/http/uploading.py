@@ -10,7 +10,7 @@ from datetime import timedelta
 from litestar.datastructures import UploadFile
 
 from gateway.errors import TooLarge, Unavailable
-from gateway.files.fetch import CHUNK_BYTES, bounded, identified
+from gateway.files.fetch import CHUNK_BYTES, identify, limit_bytes
 from gateway.files.store import File, Files
 from workers.contract.blobs import BlobError
 from workers.contract.media import MediumKind
@@ -35,7 +35,7 @@ async def store_upload(
         "file_too_large", f"An upload may have at most {bytes_max} bytes.", param="file"
     )
     try:
-        content_type, whole = await identified(bounded(chunks, bytes_max, refusal), kind, "file")
+        content_type, whole = await identify(limit_bytes(chunks, bytes_max, refusal), kind, "file")
         return await files.create(
             account_id,
             purpose="vision" if purpose == "vision" else "user_data",

@@ -187,7 +187,7 @@ def _in_batches(entry: CatalogEntry) -> BatchableView:
 def _whose_price(request: Request[Any, Any, Any], entry: CatalogEntry) -> WhosePriceView:
     """Say whether the price shown is the caller's own or everybody's."""
     live: LiveCatalog = request.app.state.live
-    own = live.has_own_price(entry.name, caller(request).account_id)
+    own = live.has_price_override(entry.name, caller(request).account_id)
     return {"price_of": "account" if own else "list"}
 
 

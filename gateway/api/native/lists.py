@@ -23,7 +23,7 @@ from gateway.pricing import format_usd
 from gateway.requests.lookup import RequestFilter, RequestPage
 from gateway.requests.service import Requests
 from gateway.sql.database import Database
-from gateway.tasks.submission import Open
+from gateway.tasks.submission import OpenRequest
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
 Outcome = Literal["charged", "released"]
@@ -131,7 +131,7 @@ class ListsController(Controller):
         )
 
 
-def _without_output(found: Open | ClosedRequest, links: UrlSigner) -> RequestOfAllView:
+def _without_output(found: OpenRequest | ClosedRequest, links: UrlSigner) -> RequestOfAllView:
     """An administrator sees what happened, not what was said."""
     bare = replace(found, output=None) if isinstance(found, ClosedRequest) else found
     return {**request_view(bare, links), "account_id": found.account_id}

@@ -44,7 +44,7 @@ from gateway.api.native.views import (
 from gateway.api.openai.chat import TASK, ChatCompletion
 from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task, makes
-from gateway.dispatch.follow import Followed
+from gateway.dispatch.follow import FollowedEvent
 from gateway.errors import InvalidRequest, NotFound
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest
@@ -273,7 +273,9 @@ class RequestsController(Controller):
         return json_response(quote_view(requests.quote(_ordered(requests, data), account_id)))
 
 
-async def _server_sent(follower: AsyncIterator[Followed], links: UrlSigner) -> AsyncIterator[bytes]:
+async def _server_sent(
+    follower: AsyncIterator[FollowedEvent], links: UrlSigner
+) -> AsyncIterator[bytes]:
     """Write (cursor, event name, data) as server-sent events; no name is a keep-alive."""
     async for cursor, name, data in follower:
         if not name:

@@ -18,7 +18,7 @@ from gateway.ledger.steps import StepLine
 from gateway.performance import PerformanceView, performance_view
 from gateway.pricing import Line, device_cost, format_usd
 from gateway.requests.admit import ORDERED_AS, Quoted
-from gateway.tasks.submission import Open
+from gateway.tasks.submission import OpenRequest
 from workers.contract.jobs import Timings, Usage
 
 
@@ -180,7 +180,7 @@ class KeyView(TypedDict):
     held: str
 
 
-def request_view(found: Open | ClosedRequest, links: UrlSigner) -> RequestView:
+def request_view(found: OpenRequest | ClosedRequest, links: UrlSigner) -> RequestView:
     view: RequestView = {
         "id": found.request_id,
         "object": "request",
@@ -196,7 +196,7 @@ def request_view(found: Open | ClosedRequest, links: UrlSigner) -> RequestView:
         "settled_at": None,
         "metadata": dict(found.metadata),
     }
-    if isinstance(found, Open):
+    if isinstance(found, OpenRequest):
         view["queue_position"] = found.position
         view["expires_at"] = timestamp(found.deadline_at)
         return view

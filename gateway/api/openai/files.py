@@ -19,7 +19,7 @@ from gateway.api.http.content_types import BYTES
 from gateway.api.http.storing import may_store
 from gateway.api.http.uploading import read_file, size_of, store_upload
 from gateway.errors import InternalError, InvalidRequest, TollgateError, TooLarge, Unavailable
-from gateway.files.store import File, Files, Order
+from gateway.files.store import File, Files, SortOrder
 from gateway.settings import Settings
 from workers.contract.blobs import BlobError, BlobTooLarge, BlobUnavailable
 from workers.contract.kinds import EXTENSIONS
@@ -129,7 +129,7 @@ class FilesController(Controller):
         request: Request[Any, Any, Any],
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = PAGE_MAX,
-        order: FromQuery[Order] = "desc",
+        order: FromQuery[SortOrder] = "desc",
         purpose: FromQuery[str | None] = None,
     ) -> Response[OpenAIListView[FileView]]:
         if not 1 <= limit <= PAGE_MAX:

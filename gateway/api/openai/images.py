@@ -41,7 +41,7 @@ from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from gateway.tasks.submission import Submission
-from gateway.tasks.visual import drawing_task
+from gateway.tasks.visual import choose_dialect_task
 from workers.contract.blobs import Blobs
 
 KEEP_ALIVE_S: Final = 15.0
@@ -108,7 +108,7 @@ async def _draw(
         order = await order_of(
             request,
             model=data.model,
-            task=drawing_task(entry, value, makes="image", prefer=prefer),
+            task=choose_dialect_task(entry, value, makes="image", prefer=prefer),
             input=value,
             stream=bool(data.stream),
             canonical=received.canonical,
@@ -137,7 +137,7 @@ def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> Ba
             raise _missing_image()
         entry = entries(data.model)
         value = data.drawing(entry)
-        task = drawing_task(entry, value, makes="image", prefer=prefer)
+        task = choose_dialect_task(entry, value, makes="image", prefer=prefer)
         return Submission(model=data.model, task=task, input=value)
 
     return BatchEndpoint(

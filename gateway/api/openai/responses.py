@@ -46,7 +46,7 @@ from gateway.errors import InvalidRequest, NotFound, RequestFailed, render_opena
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
-from gateway.tasks.submission import Open, Submission
+from gateway.tasks.submission import OpenRequest, Submission
 from workers.contract.jobs import RequestId, SentEvent, Tokens
 
 
@@ -145,7 +145,7 @@ class ResponsesController(Controller):
     ) -> Response[DeletedView]:
         requests: Requests = request.app.state.requests
         found = await _find(request, id)
-        if isinstance(found, Open):
+        if isinstance(found, OpenRequest):
             raise InvalidRequest(
                 "response_in_progress", f"{id} is still {found.status}; cancel it first."
             )
@@ -171,7 +171,7 @@ BATCHES: Final = BatchEndpoint(
 )
 
 
-async def _find(request: Request[Any, Any, Any], id: str) -> Open | ClosedRequest:
+async def _find(request: Request[Any, Any, Any], id: str) -> OpenRequest | ClosedRequest:
     """Raise ``NotFound`` for what never was, is somebody else's, no text, or was forgotten."""
     requests: Requests = request.app.state.requests
     unknown = _unknown(id)
@@ -215,7 +215,7 @@ async def _stream(
 
 
 async def _followed(
-    requests: Requests, found: Open | ClosedRequest, body: ResponseBody | None, after: int
+    requests: Requests, found: OpenRequest | ClosedRequest, body: ResponseBody | None, after: int
 ) -> AsyncIterator[bytes]:
     """The events of a response from anywhere in its life; leaving does not end it."""
     writer = EventWriter(_as_opened(found), body, after)
@@ -247,9 +247,9 @@ def _sent(cursor: str, content: Any) -> SentEvent:
     return SentEvent(RequestId(""), int(attempt), int(seq), event)
 
 
-def _as_opened(found: Open | ClosedRequest) -> Open:
+def _as_opened(found: OpenRequest | ClosedRequest) -> OpenRequest:
     """A response as it was when it had just been accepted."""
-    return Open(
+    return OpenRequest(
         request_id=found.request_id,
         account_id=found.account_id,
         model=found.model,

@@ -16,7 +16,7 @@ from gateway.api.http.text_stream import (
 )
 from gateway.api.openai.responses_bodies import FlatChoice, ResponseBody
 from gateway.ledger.closed import ClosedRequest
-from gateway.tasks.submission import Open
+from gateway.tasks.submission import OpenRequest
 from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
 
 
@@ -123,7 +123,7 @@ def request_id_of(response_id: str) -> str:
     return f"req_{response_id.removeprefix('resp_')}"
 
 
-def status_of(found: Open | ClosedRequest) -> tuple[str, str | None]:
+def status_of(found: OpenRequest | ClosedRequest) -> tuple[str, str | None]:
     """The status in this surface's words, and why it is incomplete if it is."""
     if isinstance(found, ClosedRequest):
         if (cut := cut_of(found)) is not None:
@@ -138,7 +138,9 @@ def status_of(found: Open | ClosedRequest) -> tuple[str, str | None]:
     return _STATUS.get(found.status, "failed"), None
 
 
-def response_view(found: Open | ClosedRequest, body: ResponseBody | None = None) -> ResponseView:
+def response_view(
+    found: OpenRequest | ClosedRequest, body: ResponseBody | None = None
+) -> ResponseView:
     """A response; what was asked for is shown to who asks, and is not kept for later."""
     status, incomplete = status_of(found)
     closed = found if isinstance(found, ClosedRequest) else None
@@ -261,7 +263,7 @@ class EventWriter:
     Events up to ``after`` are counted and not written, for a reader that comes back.
     """
 
-    def __init__(self, opened: Open, body: ResponseBody | None, after: int = -1) -> None:
+    def __init__(self, opened: OpenRequest, body: ResponseBody | None, after: int = -1) -> None:
         self._request_id = opened.request_id
         self._opened = opened
         self._body = body

@@ -23,7 +23,7 @@ from gateway.api.openai.speech_bodies import NAMES, SpeechBody
 from gateway.errors import TollgateError, rename, render_openai
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
-from gateway.tasks.audio import sounding_task
+from gateway.tasks.audio import choose_audio_task
 
 
 class SpeechController(Controller):
@@ -63,7 +63,7 @@ async def _begin(
         order = await order_of(
             request,
             model=data.model,
-            task=sounding_task(requests.entry(data.model), value),
+            task=choose_audio_task(requests.entry(data.model), value),
             input=value,
             stream=True,
             canonical=canonical,

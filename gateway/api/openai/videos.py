@@ -29,8 +29,8 @@ from gateway.errors import Gone, InvalidRequest, NotFound
 from gateway.files.retention import MediaStore, Record
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
-from gateway.tasks.submission import Open, Submission
-from gateway.tasks.visual import drawing_task
+from gateway.tasks.submission import OpenRequest, Submission
+from gateway.tasks.visual import choose_dialect_task
 from workers.contract.jobs import Progress
 from workers.contract.kinds import EXTENSIONS
 
@@ -64,7 +64,7 @@ class VideosController(Controller):
             value = data.drawing()
             order = Submission(
                 model=data.model,
-                task=drawing_task(requests.entry(data.model), value, makes="video"),
+                task=choose_dialect_task(requests.entry(data.model), value, makes="video"),
                 input=value,
                 stream=True,
                 waits=False,
@@ -126,7 +126,7 @@ class VideosController(Controller):
     ) -> Response[DeletedView]:
         requests: Requests = request.app.state.requests
         record, found = await _find(request, video_id)
-        if isinstance(found, Open):
+        if isinstance(found, OpenRequest):
             await requests.cancel(record.account_id, record.request_id)
         await requests.forget(record.account_id, record.request_id)
         return json_response({"id": video_id, "object": "video.deleted", "deleted": True})
@@ -233,7 +233,7 @@ async def _remix(
     value = remixed(record.asked, prompt)
     order = Submission(
         model=found.model,
-        task=drawing_task(requests.entry(found.model), value, makes="video"),
+        task=choose_dialect_task(requests.entry(found.model), value, makes="video"),
         input=value,
         stream=True,
         waits=False,
@@ -255,7 +255,7 @@ async def _place(request: Request[Any, Any, Any], order: Submission) -> Response
 
 
 async def _answer(
-    request: Request[Any, Any, Any], record: Record, found: Open | ClosedRequest
+    request: Request[Any, Any, Any], record: Record, found: OpenRequest | ClosedRequest
 ) -> Response[VideoView]:
     progress = await _progress(request, found)
     closed = found if isinstance(found, ClosedRequest) else None
@@ -278,7 +278,7 @@ async def _described(request: Request[Any, Any, Any], record: Record) -> VideoVi
 
 async def _find(
     request: Request[Any, Any, Any], video_id: str, *, param: str = "video_id"
-) -> tuple[Record, Open | ClosedRequest]:
+) -> tuple[Record, OpenRequest | ClosedRequest]:
     """Raise ``NotFound`` if the account has no such video (any more)."""
     media: MediaStore = request.app.state.media
     requests: Requests = request.app.state.requests
@@ -290,15 +290,17 @@ async def _find(
 
 
 async def _progress(
-    request: Request[Any, Any, Any], found: Open | ClosedRequest
+    request: Request[Any, Any, Any], found: OpenRequest | ClosedRequest
 ) -> Progress | None:
     requests: Requests = request.app.state.requests
-    if not isinstance(found, Open) or found.status != "running":
+    if not isinstance(found, OpenRequest) or found.status != "running":
         return None
     return await requests.progress(found.request_id)
 
 
-def _view(record: Record, found: Open | ClosedRequest, progress: Progress | None) -> VideoView:
+def _view(
+    record: Record, found: OpenRequest | ClosedRequest, progress: Progress | None
+) -> VideoView:
     asked = record.asked
     return video_view(
         found,
@@ -317,7 +319,7 @@ def batch_order(body: Mapping[str, Any], entries: Entries) -> Submission:
     data = read_body(VideoBody, body)
     refuse_in_batch(data, "previews")
     value = data.drawing()
-    task = drawing_task(entries(data.model), value, makes="video")
+    task = choose_dialect_task(entries(data.model), value, makes="video")
     return Submission(model=data.model, task=task, input=value)
 
 

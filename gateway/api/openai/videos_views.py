@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 from gateway.api.http.answers import ExactUsd, exact_number
 from gateway.api.http.media_views import media_of
 from gateway.ledger.closed import ClosedRequest
-from gateway.tasks.submission import Open
+from gateway.tasks.submission import OpenRequest
 from workers.contract.jobs import Progress, RequestId
 
 
@@ -44,7 +44,7 @@ class VideoView(TypedDict):
 
 
 def video_view(
-    found: Open | ClosedRequest,
+    found: OpenRequest | ClosedRequest,
     asked: Mapping[str, Any],
     *,
     origin: str | None = None,
@@ -96,7 +96,7 @@ def video_view(
     return view
 
 
-def video_status(found: Open | ClosedRequest) -> str:
+def video_status(found: OpenRequest | ClosedRequest) -> str:
     names = {"queued": "queued", "running": "in_progress", "succeeded": "completed"}
     return names.get(found.status, "failed")
 

@@ -31,7 +31,7 @@ from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE
 from gateway.supervision import Beat, Supervisor, next_of
 from gateway.workflows import store
-from gateway.workflows.advance import WorkflowEnded, advance, done_of, job_of, refused
+from gateway.workflows.advance import WorkflowEnded, advance, job_of, refused_step, steps_done
 from gateway.workflows.store import NewStep, StepAttempt, StepEnd, WorkflowRun
 from workers.contract.blobs import BlobError, Blobs
 from workers.contract.jobs import (
@@ -48,21 +48,21 @@ from workers.contract.streams import LogEntry, publish
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 16
+CONCURRENCY: Final = 16
 """Requests that are taken a step further at the same time."""
-KNOWN_MAX: Final = 4096
+PROGRESS_MAX: Final = 4096
 """Requests of whose steps this process remembers how many there are."""
-UNHEARD_MAX: Final = 10_000
+EVENTS_MAX: Final = 10_000
 """Events that wait to be published; what comes beyond is left out."""
-LEFT_OVER: Final = 500
-UNTOUCHED: Final = timedelta(seconds=10)
+ORPHANS_MAX: Final = 500
+IDLE: Final = timedelta(seconds=10)
 """A workflow of which a step began or ended later than this is in good hands."""
-SWEPT: Final = 200
+SWEEP_MAX: Final = 200
 """Workflows swept at a time."""
 
 
 @dataclass(slots=True)
-class _Known:
+class _ProgressState:
     """What this process knows of a workflow that it has heard of, to say how far it is."""
 
     done: int
@@ -98,13 +98,13 @@ class WorkflowRunner:
         self._aside = aside
         self._swept: RequestId = RequestId("")
         self._woken: asyncio.Queue[tuple[RequestId, str]] = asyncio.Queue()
-        self._events: asyncio.Queue[SentEvent] = asyncio.Queue(UNHEARD_MAX)
-        self._known: dict[RequestId, _Known] = {}
+        self._events: asyncio.Queue[SentEvent] = asyncio.Queue(EVENTS_MAX)
+        self._progress: dict[RequestId, _ProgressState] = {}
 
     def start(self, supervisor: Supervisor) -> None:
         """Advance whatever has news, and publish its progress."""
         supervisor.start("workflow events", self._publish)
-        supervisor.start("workflows", self._advance_woken, copies=AT_ONCE)
+        supervisor.start("workflows", self._advance_woken, copies=CONCURRENCY)
 
     def wake(self, request_id: RequestId, reply: str) -> None:
         """Have a request taken further soon; its events go to the mailbox ``reply``."""
@@ -118,47 +118,47 @@ class WorkflowRunner:
 
     async def advance(self, request_id: RequestId, reply: str) -> None:
         """Do what comes next, if anything does. May be repeated, by anybody at any time."""
-        flow = await self._database.read(lambda connection: store.read_flow(connection, request_id))
-        if flow is None:
+        run = await self._database.read(lambda connection: store.read_run(connection, request_id))
+        if run is None:
             return
-        flow = await self._whole(flow)
-        self._learn(flow)
+        run = await self._load_outputs(run)
+        self._update_progress(run)
         now = datetime.now(UTC)
-        found = advance(flow.plan, flow.attempts, now=now)
+        found = advance(run.plan, run.attempts, now=now)
         if isinstance(found, WorkflowEnded):
-            await self._end(flow, found, reply)
+            await self._end(run, found, reply)
             return
         wanted: list[NewStep] = []
         for step, attempt in found.steps:
             try:
-                wanted.append(job_of(flow, step, attempt, self._entry(step)))
+                wanted.append(job_of(run, step, attempt, self._entry(step)))
             except TollgateError as error:
-                await self._end(flow, refused(step, error), reply)
+                await self._end(run, refused_step(step, error), reply)
                 return
         if wanted:
-            await self._place(flow, wanted, reply)
+            await self._place(run, wanted, reply)
         if found.due is not None:
             # Should this process be gone by then, the sweep of another one is a little later.
             wait_s = (found.due - now).total_seconds()
             asyncio.get_running_loop().call_later(wait_s, self.wake, request_id, reply)
 
-    async def sweep_untouched(self) -> int:
+    async def sweep_idle(self) -> int:
         """Sweep some of the workflows of which no step began or ended for a while, by turns."""
-        before = datetime.now(UTC) - UNTOUCHED
+        before = datetime.now(UTC) - IDLE
         found = await self._database.read(
-            lambda connection: store.untouched(
-                connection, before=before, after=self._swept, limit=SWEPT
+            lambda connection: store.idle(
+                connection, before=before, after=self._swept, limit=SWEEP_MAX
             )
         )
-        self._swept = found[-1] if len(found) == SWEPT else RequestId("")
+        self._swept = found[-1] if len(found) == SWEEP_MAX else RequestId("")
         return await self.sweep(found)
 
     async def sweep(self, request_ids: Sequence[RequestId]) -> int:
         """Advance open workflows whose gateway may have died, and queue again what the queue has
         lost of them; return how much that was. One that cannot be read is set aside."""
         lost = 0
-        for start in range(0, len(request_ids), AT_ONCE):
-            some = request_ids[start : start + AT_ONCE]
+        for start in range(0, len(request_ids), CONCURRENCY):
+            some = request_ids[start : start + CONCURRENCY]
             lost += sum(await asyncio.gather(*map(self._sweep_one, some)))
         return lost
 
@@ -190,10 +190,10 @@ class WorkflowRunner:
         if stopped:
             await self._database.write(lambda connection: store.forget(connection, stopped))
 
-    async def stop_left_over(self) -> None:
+    async def stop_orphans(self) -> None:
         """Stop steps of closed requests that whoever closed them did not come to stop."""
         found = await self._database.read(
-            lambda connection: store.left_over(connection, limit=LEFT_OVER)
+            lambda connection: store.orphaned(connection, limit=ORPHANS_MAX)
         )
         await self.stop(Running(id, model) for id, model in found)
 
@@ -206,10 +206,10 @@ class WorkflowRunner:
             if one.status is None:
                 await self._dispatch.move(one.model, RequestId(str(one.id)))
 
-    def hear(self, sent: SentEvent) -> None:
+    def on_step_event(self, sent: SentEvent) -> None:
         """Say of the whole what a worker says of one of its steps."""
         id = read_step_id(sent.request_id)
-        known = self._known.get(id.request_id) if id else None
+        known = self._progress.get(id.request_id) if id else None
         if id is None:
             return
         if known is None:
@@ -224,10 +224,10 @@ class WorkflowRunner:
                 steps=event.steps,
                 eta_ms=event.eta_ms,
             )
-            self._say(id.request_id, Progress(known.done, known.steps, stage=stage))
+            self._queue_event(id.request_id, Progress(known.done, known.steps, stage=stage))
         elif isinstance(event, Preview) and id.name == known.output and not event.full:
             # A picture at full size would be a delivery, and a workflow delivers at its end.
-            self._say(id.request_id, event)
+            self._queue_event(id.request_id, event)
 
     # --- Taking it further ------------------------------------------------------------------------
 
@@ -248,17 +248,17 @@ class WorkflowRunner:
         except OUTAGE:
             log.exception("%s is left to the sweeper", request_id)
 
-    async def _whole(self, flow: WorkflowRun) -> WorkflowRun:
+    async def _load_outputs(self, run: WorkflowRun) -> WorkflowRun:
         """Load outputs of steps that are too large for SQL. Raise ``OSError`` if that fails now."""
         attempts = []
-        for one in flow.attempts:
+        for one in run.attempts:
             if one.output is not None and not one.output.is_loaded:
                 try:
                     one = replace(one, output=await load(self._blobs, one.output))
                 except BlobError as error:
                     raise OSError(f"an output of {one.id} cannot be read") from error
             attempts.append(one)
-        return replace(flow, attempts=tuple(attempts))
+        return replace(run, attempts=tuple(attempts))
 
     def _entry(self, step: PlannedStep) -> Any:
         entry = self._live.entry(step.model)
@@ -266,27 +266,27 @@ class WorkflowRunner:
             raise NotFound("model_not_found", f"{step.model} is not in the catalog any more.")
         return entry
 
-    async def _place(self, flow: WorkflowRun, wanted: Sequence[NewStep], reply: str) -> None:
+    async def _place(self, run: WorkflowRun, wanted: Sequence[NewStep], reply: str) -> None:
         now = datetime.now(UTC)
         placed = await self._database.write(
-            lambda connection: store.place(connection, flow.request_id, wanted, now=now)
+            lambda connection: store.place(connection, run.request_id, wanted, now=now)
         )
         reach("step_placed")
         for one in placed:
             if one.status is None:
                 await self._enqueue(one, reply)
-                self._say_of(one.id, "retrying" if one.id.attempt > 1 else "running")
+                self._report_step(one.id, "retrying" if one.id.attempt > 1 else "running")
 
     async def _enqueue(self, one: StepAttempt, reply: str) -> int:
         entry = self._dispatch.entry(decode_job(one.job), one.job, reply=reply)
         return await self._dispatch.requeue(one.model, [entry])
 
-    async def _end(self, flow: WorkflowRun, ended: WorkflowEnded, reply: str) -> None:
-        self._known.pop(flow.request_id, None)
+    async def _end(self, run: WorkflowRun, ended: WorkflowEnded, reply: str) -> None:
+        self._progress.pop(run.request_id, None)
         reach("workflow_ended")
         await self._close(
             Settlement(
-                flow.request_id,
+                run.request_id,
                 ended.status,
                 ended.reason,
                 billable=ended.status == "succeeded",
@@ -298,30 +298,30 @@ class WorkflowRunner:
 
     # --- Saying how far it is ---------------------------------------------------------------------
 
-    def _learn(self, flow: WorkflowRun) -> None:
-        known = self._known.get(flow.request_id)
-        done = done_of(flow)
+    def _update_progress(self, run: WorkflowRun) -> None:
+        known = self._progress.get(run.request_id)
+        done = steps_done(run)
         if known is None:
-            while len(self._known) >= KNOWN_MAX:
-                del self._known[next(iter(self._known))]
-            models = {step.name: step.model for step in flow.plan.steps}
-            self._known[flow.request_id] = _Known(
-                done, len(flow.plan.steps), models, flow.plan.output
+            while len(self._progress) >= PROGRESS_MAX:
+                del self._progress[next(iter(self._progress))]
+            models = {step.name: step.model for step in run.plan.steps}
+            self._progress[run.request_id] = _ProgressState(
+                done, len(run.plan.steps), models, run.plan.output
             )
         elif done > known.done:
             known.done = done
-            self._say(flow.request_id, Progress(done, known.steps))
+            self._queue_event(run.request_id, Progress(done, known.steps))
 
-    def _say_of(self, id: StepId, status: Any) -> None:
-        known = self._known.get(id.request_id)
+    def _report_step(self, id: StepId, status: Any) -> None:
+        known = self._progress.get(id.request_id)
         if known is not None:
             stage = Stage(id.name, known.models.get(id.name, ""), status)
-            self._say(id.request_id, Progress(known.done, known.steps, stage=stage))
+            self._queue_event(id.request_id, Progress(known.done, known.steps, stage=stage))
 
-    def _say(self, request_id: RequestId, event: Event) -> None:
+    def _queue_event(self, request_id: RequestId, event: Event) -> None:
         """Give an event its place after whatever any gateway said before: by the time since the
         request was made, which its id tells."""
-        known = self._known.get(request_id)
+        known = self._progress.get(request_id)
         if known is None:
             return
         made_us = int(request_id.removeprefix("req_")[:12], 16) * 1000
@@ -340,5 +340,5 @@ class WorkflowRunner:
                 await publish(self._redis, {}, [entry], namespace=self._namespace)
             except QUEUE_OUTAGE as error:
                 log.warning("an event is not logged: %s", type(error).__name__)
-            self._waiters.hear((sent,))
+            self._waiters.deliver((sent,))
             beat()
