@@ -24,7 +24,7 @@ from gateway.accounts.accounts import create_account
 from gateway.accounts.keys import create_key
 from gateway.billing.exports.files import export
 from gateway.billing.exports.footer import Footer, Format, Profile
-from gateway.billing.exports.reading import reading
+from gateway.billing.exports.native import connection_reader
 from gateway.billing.usage.report import Filters, Span, usage
 from gateway.billing.usage.rollups import HOURS_MAX, build_due
 from gateway.ledger.prices import put_in_force
@@ -122,7 +122,7 @@ def exports(name: str, database: Database, span: Span) -> None:
         started = time.perf_counter()
         with database.snapshot() as connection:
             for _ in export(
-                reading(connection),
+                connection_reader(connection),
                 span,
                 Filters(),
                 format=format,

@@ -49,17 +49,17 @@ from gateway.readiness import Readiness
 from gateway.requests.service import Requests
 from gateway.scheduled import (
     Scheduler,
-    audit_chores,
-    close_chores,
-    count_chores,
-    credit_chores,
-    erasure_chores,
-    file_chores,
-    media_chores,
-    sweep_chores,
-    usage_chores,
-    voice_chores,
-    webhook_chores,
+    audit_tasks,
+    close_tasks,
+    credit_tasks,
+    erasure_tasks,
+    file_tasks,
+    media_tasks,
+    recount_tasks,
+    retention_tasks,
+    usage_tasks,
+    voice_tasks,
+    webhook_tasks,
 )
 from gateway.settings import Settings
 from gateway.sql.database import Database
@@ -186,19 +186,19 @@ def create_app(settings: Settings) -> Litestar:
             chores = Scheduler(
                 database,
                 [
-                    *credit_chores(database),
-                    *usage_chores(database),
-                    *erasure_chores(database),
-                    *file_chores(files),
-                    *media_chores(media),
-                    *voice_chores(voices),
-                    *webhook_chores(database, days=settings.webhook_retention_days),
-                    *sweep_chores(
+                    *credit_tasks(database),
+                    *usage_tasks(database),
+                    *erasure_tasks(database),
+                    *file_tasks(files),
+                    *media_tasks(media),
+                    *voice_tasks(voices),
+                    *webhook_tasks(database, days=settings.webhook_retention_days),
+                    *retention_tasks(
                         database, keys_kept=timedelta(days=settings.idempotency_retention_days)
                     ),
-                    *count_chores(database),
-                    *audit_chores(database, app.state.payment_provider),
-                    *(close_chores(database) if settings.close_months else ()),
+                    *recount_tasks(database),
+                    *audit_tasks(database, app.state.payment_provider),
+                    *(close_tasks(database) if settings.close_months else ()),
                 ],
             )
             await stack.enter_async_context(supervisor.running())

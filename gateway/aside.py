@@ -80,13 +80,13 @@ class Aside:
         """Set a row aside; return how often that was done by now."""
         reason = describe(error)
         return await self._database.write(
-            lambda connection: put_aside(connection, kind, name, reason)
+            lambda connection: add_note(connection, kind, name, reason)
         )
 
     async def forget(self, kind: Kind, name: str) -> None:
         """Drop the note on a row that works again."""
         if self._noted.pop((kind, name), None) is not None:
-            await self._database.write(lambda connection: drop(connection, kind, name))
+            await self._database.write(lambda connection: delete_note(connection, kind, name))
 
 
 def describe(error: BaseException | str) -> str:
@@ -98,7 +98,7 @@ def describe(error: BaseException | str) -> str:
     return f"{type(cause).__name__}: {cause}".split("\n", 1)[0].replace("\0", "")[:500]
 
 
-def put_aside(connection: Connection, kind: Kind, name: str, reason: str) -> int:
+def add_note(connection: Connection, kind: Kind, name: str, reason: str) -> int:
     """Make or renew a note; return how often that was done."""
     now = datetime.now(UTC)
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
@@ -112,13 +112,13 @@ def put_aside(connection: Connection, kind: Kind, name: str, reason: str) -> int
     return int(connection.execute(times).scalar_one())
 
 
-def drop(connection: Connection, kind: Kind, name: str) -> bool:
+def delete_note(connection: Connection, kind: Kind, name: str) -> bool:
     """Drop a note; return whether there was one."""
     gone = delete(set_aside).where(set_aside.c.kind == kind, set_aside.c.name == name)
     return bool(connection.execute(gone).rowcount)
 
 
-def notes(connection: Connection, *, limit: int) -> list[Note]:
+def list_notes(connection: Connection, *, limit: int) -> list[Note]:
     """Read what is set aside, newest first."""
     columns = (getattr(set_aside.c, name) for name in Note.__slots__)
     query = select(*columns).order_by(set_aside.c.last_at.desc()).limit(limit)
@@ -130,13 +130,13 @@ def is_set_aside(connection: Connection, kind: Kind, name: str) -> bool:
     return connection.execute(query).first() is not None
 
 
-def count_aside(connection: Connection) -> dict[str, int]:
+def count_notes(connection: Connection) -> dict[str, int]:
     """Count what is set aside, by kind."""
     query = select(set_aside.c.kind, func.count()).group_by(set_aside.c.kind)
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def tidy(connection: Connection, now: datetime) -> None:
+def delete_obsolete_notes(connection: Connection, now: datetime) -> None:
     """Drop notes on requests and batches that have ended, and old ones on outcomes."""
     open_hold = select(holds.c.request_id).where(holds.c.request_id == set_aside.c.name)
     running = select(batches.c.id).where(

@@ -45,7 +45,7 @@ def reach(point: Failpoint) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def falter(loop: str) -> None:
+def raise_if_faltering(loop: str) -> None:
     """Raise here if a test asked for the failure of this loop."""
     global _faltered
     if _KIND == "falter" and loop == _LOOP and (not _TIMES or _faltered < int(_TIMES)):

@@ -24,7 +24,7 @@ class Lease:
         self._held = timedelta(seconds=held_s)
         self._until: datetime | None = None
 
-    async def take(self) -> bool:
+    async def acquire(self) -> bool:
         """Take the lease, or keep it; False while another gateway has it."""
         if self._until is None:
             # Most gateways are not the holder: they only read.
@@ -34,12 +34,12 @@ class Lease:
         self._until = await self._database.write(self._move)
         return self._until is not None
 
-    async def keep_if_short(self) -> bool:
+    async def renew_if_needed(self) -> bool:
         """Keep the lease if half of it is over; False if it was lost."""
         left = self._until - datetime.now(UTC) if self._until is not None else None
-        return left is not None and (left > self._held / 2 or await self.take())
+        return left is not None and (left > self._held / 2 or await self.acquire())
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         """Let another gateway have it immediately."""
         if self._until is not None:
             await self._database.write(self._end)

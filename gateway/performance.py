@@ -42,13 +42,13 @@ WINDOWS: Final[Mapping[Window, timedelta]] = {
     "1h": timedelta(hours=1),
     "24h": timedelta(hours=24),
 }
-NEWEST: Final = 10_000
+RECEIPTS_MAX: Final = 10_000
 """At most so many receipts are looked at, the newest."""
-ENOUGH: Final = 5
+SUCCESSES_MIN: Final = 5
 """Of fewer that succeeded nothing is told but how many there were: no aggregate shows just one."""
-Manner: TypeAlias = Literal["writes", "draws", "sounds"]
+OutputKind: TypeAlias = Literal["text", "visual", "audio"]
 """How a task makes its output, and so what its speed is told by: tokens, steps or sound."""
-KEPT_S: Final = 5.0
+CACHE_S: Final = 5.0
 PERCENTILES: Final = (50, 90, 95, 99)
 
 
@@ -83,13 +83,13 @@ def missed(slo: Slo, timings: Timings) -> str | None:
     return None
 
 
-def manner_of(task: str) -> Manner:
+def output_kind(task: str) -> OutputKind:
     match makes(task):
         case "image" | "video":
-            return "draws"
+            return "visual"
         case "audio":
-            return "sounds"
-    return "writes"
+            return "audio"
+    return "text"
 
 
 def real_time_factor(timings: Timings, audio_ms: int) -> float | None:
@@ -222,13 +222,13 @@ def performance_view(
     timings: Timings, slo: Slo | None, *, succeeded: bool, task: str, usage: Usage
 ) -> PerformanceView:
     """The part of a receipt about speed; what a request did not have is null."""
-    match manner_of(task):
-        case "draws":
-            view = _of_steps(timings, usage)
-        case "sounds":
-            view = _of_sound(timings, usage)
+    match output_kind(task):
+        case "visual":
+            view = _visual_view(timings, usage)
+        case "audio":
+            view = _audio_view(timings, usage)
         case _:
-            view = _of_tokens(timings)
+            view = _text_view(timings)
     if slo is not None:
         bound = missed(slo, timings)
         view["slo"] = {
@@ -239,7 +239,7 @@ def performance_view(
     return view
 
 
-def _of_steps(timings: Timings, drawn: Usage) -> PerformanceView:
+def _visual_view(timings: Timings, drawn: Usage) -> PerformanceView:
     return {
         "queue_ms": timings.queue_us / 1000,
         "forward_ms": _ms(timings.forward_us),
@@ -249,7 +249,7 @@ def _of_steps(timings: Timings, drawn: Usage) -> PerformanceView:
     }
 
 
-def _of_sound(timings: Timings, made: Usage) -> PerformanceView:
+def _audio_view(timings: Timings, made: Usage) -> PerformanceView:
     return {
         "queue_ms": timings.queue_us / 1000,
         "first_audio_ms": _ms(timings.first_token_us),
@@ -261,7 +261,7 @@ def _of_sound(timings: Timings, made: Usage) -> PerformanceView:
     }
 
 
-def _of_tokens(timings: Timings) -> PerformanceView:
+def _text_view(timings: Timings) -> PerformanceView:
     per_token_us = timings.per_token_us
     view: PerformanceView = {
         "ttft_ms": _ms(timings.first_token_us),
@@ -289,36 +289,36 @@ class Performance:
         self._reading: dict[tuple[str, Window], asyncio.Lock] = {}
 
     async def stats(
-        self, model: str, slo: Slo | None, window: Window, *, manner: Manner
+        self, model: str, slo: Slo | None, window: Window, *, kind: OutputKind
     ) -> StatsView:
         # Of many who ask at the same moment one reads, and the others have its answer.
         async with self._reading.setdefault((model, window), asyncio.Lock()):
-            return await self._stats(model, slo, window, manner=manner)
+            return await self._stats(model, slo, window, kind=kind)
 
     async def _stats(
-        self, model: str, slo: Slo | None, window: Window, *, manner: Manner
+        self, model: str, slo: Slo | None, window: Window, *, kind: OutputKind
     ) -> StatsView:
         kept = self._kept.get((model, window))
-        if kept is not None and time.monotonic() - kept[0] < KEPT_S:
+        if kept is not None and time.monotonic() - kept[0] < CACHE_S:
             return kept[1]
         since = datetime.now(UTC) - WINDOWS[window]
-        seen = await self._database.report(
-            lambda connection: read_seen(connection, model, since), account_id=None
+        samples = await self._database.report(
+            lambda connection: read_samples(connection, model, since), account_id=None
         )
-        if len(seen) >= NEWEST:
-            since = seen[-1].settled_at
+        if len(samples) >= RECEIPTS_MAX:
+            since = samples[-1].settled_at
         seconds = (datetime.now(UTC) - since).total_seconds()
         view: StatsView = {
             "object": "model.stats",
             "model": model,
             "window": window,
-            **summarize(seen, slo, seconds, manner=manner),
+            **summarize(samples, slo, seconds, kind=kind),
         }
         self._kept[model, window] = time.monotonic(), view
         return view
 
 
-def read_seen(connection: Connection, model: str, since: datetime) -> list[ReceiptSample]:
+def read_samples(connection: Connection, model: str, since: datetime) -> list[ReceiptSample]:
     """The newest receipts of a model since a time. Batches were promised a day and no more."""
     columns = (
         receipts.c.status,
@@ -342,7 +342,7 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Recei
             receipts.c.service_class == "standard",
         )
         .order_by(receipts.c.settled_at.desc())
-        .limit(NEWEST)
+        .limit(RECEIPTS_MAX)
     )
     return [
         ReceiptSample(**{**row, "timings": msgspec.convert(row["timings"], Timings)})
@@ -351,37 +351,37 @@ def read_seen(connection: Connection, model: str, since: datetime) -> list[Recei
 
 
 def summarize(
-    seen: Sequence[ReceiptSample], slo: Slo | None, seconds: float, *, manner: Manner
+    samples: Sequence[ReceiptSample], slo: Slo | None, seconds: float, *, kind: OutputKind
 ) -> SpeedView:
     """Aggregate receipts of a span of so many seconds."""
-    done = [one for one in seen if one.status == "succeeded"]
+    done = [one for one in samples if one.status == "succeeded"]
     timings = [one.timings for one in done]
     view: SpeedView = {
-        "requests": len(seen),
-        "capped": len(seen) >= NEWEST,
+        "requests": len(samples),
+        "capped": len(samples) >= RECEIPTS_MAX,
         "slo": slo.model_dump(exclude_none=True) if slo else None,
     }
-    if len(done) < ENOUGH:
+    if len(done) < SUCCESSES_MIN:
         return view
-    ends = Counter(one.reason for one in seen if one.status != "succeeded")
-    view.update(cast("SpeedView", _SUMMARIES[manner](done, seconds)))
+    ends = Counter(one.reason for one in samples if one.status != "succeeded")
+    view.update(cast("SpeedView", _SUMMARIES[kind](done, seconds)))
     view |= {
         "queue_ms": _percentiles([timing.queue_us for timing in timings], zeros=True),
         "forward_ms": _percentiles([timing.forward_us for timing in timings]),
         "total_ms": _percentiles([timing.total_us for timing in timings]),
-        "not_succeeded": {reason: _share(count, len(seen)) for reason, count in ends.items()},
+        "not_succeeded": {reason: _share(count, len(samples)) for reason, count in ends.items()},
         "goodput": None,
     }
     if slo is not None:
         good = sum(missed(slo, timing) is None for timing in timings)
         view["goodput"] = {
-            "share": _share(good, len(seen)),
+            "share": _share(good, len(samples)),
             "requests_per_second": round(good / seconds, 4),
         }
     return view
 
 
-def _writing(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
+def _text_speeds(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
     timings = [one.timings for one in done]
     read = sum(one.input_tokens + one.cached_input_tokens for one in done)
     drafted = sum(timing.drafted for timing in timings)
@@ -395,7 +395,7 @@ def _writing(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
     }
 
 
-def _drawing(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
+def _visual_speeds(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
     images = sum(one.images for one in done)
     video_s = sum(one.video_ms for one in done) / 1000
     return {
@@ -409,7 +409,7 @@ def _drawing(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
     }
 
 
-def _sounding(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
+def _audio_speeds(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
     factors = [real_time_factor(one.timings, one.audio_ms) or 0 for one in done]
     audio_s = sum(one.audio_ms for one in done) / 1000
     characters = sum(one.characters for one in done)
@@ -425,10 +425,10 @@ def _sounding(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
     }
 
 
-_SUMMARIES: Final[Mapping[Manner, Callable[[Sequence[ReceiptSample], float], _Speeds]]] = {
-    "writes": _writing,
-    "draws": _drawing,
-    "sounds": _sounding,
+_SUMMARIES: Final[Mapping[OutputKind, Callable[[Sequence[ReceiptSample], float], _Speeds]]] = {
+    "text": _text_speeds,
+    "visual": _visual_speeds,
+    "audio": _audio_speeds,
 }
 
 
@@ -439,7 +439,7 @@ def _step_us(timings: Timings, steps: int) -> int:
 def _percentiles(values_us: Sequence[int], *, zeros: bool = False) -> Percentiles | None:
     """By nearest rank, of those that have the quantity at all; None if fewer than a few do."""
     ordered = sorted(value for value in values_us if value or zeros)
-    if len(ordered) < ENOUGH:
+    if len(ordered) < SUCCESSES_MIN:
         return None
     found = {
         f"p{percent}": ordered[math.ceil(percent / 100 * len(ordered)) - 1] / 1000

@@ -151,7 +151,7 @@ def quote(price: Price, limits: Usage) -> Bill:
     return _bill(chosen, price.minimum_nanos)
 
 
-def is_known_ahead(price: Price) -> bool:
+def is_exact_quote(price: Price) -> bool:
     """Whether a quote is the charge itself, if all that was ordered is made: it counts only what is
     sent, under no conditions."""
     return all(one.unit in ("request", "character") and not one.when for one in price.components)

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway import metrics
-from gateway.aside import KINDS, count_aside
+from gateway.aside import KINDS, count_notes
 from gateway.disk import has_room, written_paths
 from gateway.dispatch.health import QueueHealth
 from gateway.settings import Settings
@@ -28,9 +28,9 @@ from gateway.tables.core import chores
 
 log = logging.getLogger(__name__)
 
-KEPT_S: Final = 1.0
+CACHE_S: Final = 1.0
 PATIENCE_S: Final = 2.0
-MARK: Final = "readiness"
+ROW_NAME: Final = "readiness"
 """Row of ``chores`` that the check writes; no chore has this name."""
 
 
@@ -95,7 +95,7 @@ class _Check:
             log.warning("not ready: %s", type(error).__name__)
             self._answer = False
         finally:
-            self._until = time.monotonic() + KEPT_S
+            self._until = time.monotonic() + CACHE_S
             self._running = None
         return self._answer
 
@@ -110,11 +110,11 @@ def _write(connection: Connection) -> _Found:
     """Write a row, and read what else is shown with the answer."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     now = datetime.now(UTC)
-    row = insert(chores).values(name=MARK, due_at=now)
+    row = insert(chores).values(name=ROW_NAME, due_at=now)
     connection.execute(row.on_conflict_do_update(index_elements=["name"], set_={"due_at": now}))
     skew_s = 0.0
     if connection.dialect.name == "postgresql":
         # The clock of the server; SQLite has the clock of this process.
         theirs = connection.execute(select(func.clock_timestamp())).scalar_one()
         skew_s = (theirs - datetime.now(UTC)).total_seconds()
-    return _Found(count_aside(connection), skew_s)
+    return _Found(count_notes(connection), skew_s)

@@ -1,7 +1,7 @@
 """Chores: what the books need now and then, done by one of the gateways.
 
-Whoever moves a chore's ``due_at`` has it; should that gateway die while at it, the chore is due
-again after its next interval. So a chore must be one that may be done again, or by two at once.
+Whoever moves a task's ``due_at`` has it; should that gateway die while at it, the task is due
+again after its next interval. So a task must be one that may be done again, or by two at once.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from sqlalchemy import Connection, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway import metrics
-from gateway.aside import tidy
-from gateway.billing.audit import audit_and_keep
+from gateway.aside import delete_obsolete_notes
+from gateway.billing.audit import run_audit
 from gateway.billing.statements.close import SETTLED_AFTER, close_month, list_periods
 from gateway.billing.usage.rollups import CLOSED_AFTER, HOUR, HOURS_MAX, build_due
 from gateway.files.retention import MediaStore
 from gateway.files.store import Files
-from gateway.ledger.concurrency import count_again, miscounts
+from gateway.ledger.concurrency import miscounts, recount
 from gateway.ledger.expiry import expire_lots, give_allowances
-from gateway.ledger.holds import forget_keys, forget_outputs
+from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys
 from gateway.ledger.periods import month_of
 from gateway.payments.provider import PaymentProvider
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE
-from gateway.supervision import Beat, unheard
+from gateway.supervision import Beat, no_beat
 from gateway.tables.core import chores
 from gateway.voices.store import Voices
-from gateway.webhooks.deliveries import forget_ended
+from gateway.webhooks.deliveries import delete_ended
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = 5.0
+CHECK_EVERY_S: Final = 5.0
 BATCH: Final = 200
 ERASURE_ATTEMPTS: Final = 5
 FORGET_BATCH: Final = 500
@@ -56,7 +56,7 @@ class ScheduledTask:
 
     name: str
     every: timedelta
-    do: Callable[[], Awaitable[None]]
+    run: Callable[[], Awaitable[None]]
     delay: timedelta = timedelta(0)
     """From the start of each interval, for what others must have ended before."""
 
@@ -72,13 +72,13 @@ class Scheduler:
     """Does chores when they are due, each beside the others: the nightly proof takes long, and
     what expires every minute does not wait for it."""
 
-    def __init__(self, database: Database, chores: Sequence[ScheduledTask]) -> None:
+    def __init__(self, database: Database, tasks: Sequence[ScheduledTask]) -> None:
         self._database = database
-        self._chores = chores
-        self._doing: dict[str, asyncio.Task[None]] = {}
+        self._tasks = tasks
+        self._running: dict[str, asyncio.Task[None]] = {}
 
-    async def run(self, beat: Beat = unheard) -> None:
-        """Do what is due until cancelled; a chore that fails is tried again when it is due again.
+    async def run(self, beat: Beat = no_beat) -> None:
+        """Do what is due until cancelled; a task that fails is tried again when it is due again.
 
         Should this loop fail, the chores that it began go on.
         """
@@ -86,57 +86,57 @@ class Scheduler:
             while True:
                 try:
                     known = await self._database.read(due_times)
-                    for chore in self._chores:
-                        await self._begin_if_due(chore, known.get(chore.name, _LONG_AGO))
+                    for task in self._tasks:
+                        await self._start_if_due(task, known.get(task.name, _LONG_AGO))
                 except OUTAGE as error:
-                    log.warning("chores are put off: %s", type(error).__name__)
+                    log.warning("scheduled tasks are put off: %s", type(error).__name__)
                 beat()
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(CHECK_EVERY_S)
         except asyncio.CancelledError:
-            for task in self._doing.values():
-                task.cancel()
-            await asyncio.gather(*self._doing.values(), return_exceptions=True)
+            for running in self._running.values():
+                running.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
             raise
 
-    async def _begin_if_due(self, chore: ScheduledTask, due_at: datetime) -> None:
-        if due_at > datetime.now(UTC) or chore.name in self._doing:
+    async def _start_if_due(self, task: ScheduledTask, due_at: datetime) -> None:
+        if due_at > datetime.now(UTC) or task.name in self._running:
             return
-        if await self._database.write(functools.partial(take, chore=chore)):
-            task = asyncio.create_task(self._do(chore), name=f"chore {chore.name}")
-            self._doing[chore.name] = task
-            task.add_done_callback(lambda _: self._doing.pop(chore.name, None))
+        if await self._database.write(functools.partial(claim, task=task)):
+            running = asyncio.create_task(self._run(task), name=f"scheduled {task.name}")
+            self._running[task.name] = running
+            running.add_done_callback(lambda _: self._running.pop(task.name, None))
 
-    async def _do(self, chore: ScheduledTask) -> None:
+    async def _run(self, task: ScheduledTask) -> None:
         started = time.monotonic()
         try:
-            await chore.do()
-        except Exception:  # a boundary: one chore must not keep the others from being done
-            log.exception("the chore %s failed", chore.name)
-            metrics.CHORES.labels(chore.name, "failed").inc()
+            await task.run()
+        except Exception:  # a boundary: one task must not keep the others from being done
+            log.exception("scheduled task %s failed", task.name)
+            metrics.CHORES.labels(task.name, "failed").inc()
             return
-        metrics.CHORES.labels(chore.name, "done").inc()
-        metrics.CHORE_SECONDS.labels(chore.name).set(time.monotonic() - started)
+        metrics.CHORES.labels(task.name, "done").inc()
+        metrics.CHORE_SECONDS.labels(task.name).set(time.monotonic() - started)
 
 
-def take(connection: Connection, chore: ScheduledTask, now: datetime | None = None) -> bool:
-    """Take a chore if it is due, so that no other gateway does; one never done before is."""
+def claim(connection: Connection, task: ScheduledTask, now: datetime | None = None) -> bool:
+    """Take a task if it is due, so that no other gateway does; one never done before is."""
     now = now or datetime.now(UTC)
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    connection.execute(insert(chores).values(name=chore.name, due_at=now).on_conflict_do_nothing())
+    connection.execute(insert(chores).values(name=task.name, due_at=now).on_conflict_do_nothing())
     moved = connection.execute(
         update(chores)
-        .where(chores.c.name == chore.name, chores.c.due_at <= now)
-        .values(due_at=chore.next_due(now))
+        .where(chores.c.name == task.name, chores.c.due_at <= now)
+        .values(due_at=task.next_due(now))
     )
     return bool(moved.rowcount)
 
 
 def due_times(connection: Connection) -> dict[str, datetime]:
-    """Say when each chore is due next; those never done before are absent."""
+    """Say when each task is due next; those never done before are absent."""
     return {row.name: row.due_at for row in connection.execute(select(chores))}
 
 
-def credit_chores(database: Database) -> tuple[ScheduledTask, ...]:
+def credit_tasks(database: Database) -> tuple[ScheduledTask, ...]:
     """Allowances at the start of a month, and the end of what has expired."""
 
     return (
@@ -147,13 +147,13 @@ def credit_chores(database: Database) -> tuple[ScheduledTask, ...]:
     )
 
 
-def usage_chores(database: Database) -> tuple[ScheduledTask, ...]:
+def usage_tasks(database: Database) -> tuple[ScheduledTask, ...]:
     """The rollup of each hour, once it has closed."""
     build = _in_batches(database, build_due, HOURS_MAX)
     return (ScheduledTask("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
 
 
-def erasure_chores(database: Database) -> tuple[ScheduledTask, ...]:
+def erasure_tasks(database: Database) -> tuple[ScheduledTask, ...]:
     """The end of deleted rows in SQLite's write-ahead log, where jobs with prompts are among them.
 
     Of a log that is in use at the moment the next round takes care.
@@ -169,32 +169,34 @@ def erasure_chores(database: Database) -> tuple[ScheduledTask, ...]:
     return (ScheduledTask("erasure", timedelta(minutes=1), empty),)
 
 
-def file_chores(files: Files) -> tuple[ScheduledTask, ...]:
+def file_tasks(files: Files) -> tuple[ScheduledTask, ...]:
     """The end of files whose time is over."""
     return (ScheduledTask("files", timedelta(minutes=1), files.delete_ended),)
 
 
-def media_chores(media: MediaStore) -> tuple[ScheduledTask, ...]:
+def media_tasks(media: MediaStore) -> tuple[ScheduledTask, ...]:
     """The end of what requests brought and made, once its time is over."""
     return (ScheduledTask("media", timedelta(minutes=1), media.delete_ended),)
 
 
-def voice_chores(voices: Voices) -> tuple[ScheduledTask, ...]:
+def voice_tasks(voices: Voices) -> tuple[ScheduledTask, ...]:
     """The end of voices and consents that were deleted, or never came to be."""
     return (ScheduledTask("voices", timedelta(minutes=1), voices.delete_ended),)
 
 
-def sweep_chores(database: Database, *, keys_kept: timedelta) -> tuple[ScheduledTask, ...]:
+def retention_tasks(database: Database, *, keys_kept: timedelta) -> tuple[ScheduledTask, ...]:
     """The end of outputs and idempotency keys whose time is over, and of notes on what was set
     aside and has ended since."""
 
     def forget(connection: Connection, now: datetime, *, limit: int) -> int:
-        done = forget_outputs(connection, now, limit=limit)
+        done = delete_expired_outputs(connection, now, limit=limit)
         # While either has a full batch left there is another round.
-        return max(done, forget_keys(connection, now - keys_kept, limit=limit))
+        return max(done, delete_idempotency_keys(connection, now - keys_kept, limit=limit))
 
     async def tidy_notes() -> None:
-        await database.write(lambda connection: tidy(connection, datetime.now(UTC)))
+        await database.write(
+            lambda connection: delete_obsolete_notes(connection, datetime.now(UTC))
+        )
 
     return (
         ScheduledTask("outputs", timedelta(minutes=1), _in_batches(database, forget, FORGET_BATCH)),
@@ -202,18 +204,18 @@ def sweep_chores(database: Database, *, keys_kept: timedelta) -> tuple[Scheduled
     )
 
 
-def audit_chores(database: Database, provider: PaymentProvider | None) -> tuple[ScheduledTask, ...]:
+def audit_tasks(database: Database, provider: PaymentProvider | None) -> tuple[ScheduledTask, ...]:
     """The nightly proof of the books, by the payment provider's list too."""
 
     async def reconcile() -> None:
-        found = await audit_and_keep(database, provider)
+        found = await run_audit(database, provider)
         for finding in found.findings:
             log.error("the books do not agree: %s", finding)
 
     return (ScheduledTask("reconcile", timedelta(days=1), reconcile, delay=NIGHT),)
 
 
-def count_chores(database: Database) -> tuple[ScheduledTask, ...]:
+def recount_tasks(database: Database) -> tuple[ScheduledTask, ...]:
     """The repair of counts of open requests, which gateways of an earlier version get wrong."""
 
     async def repair() -> None:
@@ -221,23 +223,23 @@ def count_chores(database: Database) -> tuple[ScheduledTask, ...]:
         ids = sorted({wrong.account_id for wrong in found})
         for start in range(0, len(ids), BATCH):
             some = ids[start : start + BATCH]
-            await database.slow_write(functools.partial(count_again, ids=some))
+            await database.slow_write(functools.partial(recount, ids=some))
         if ids:
             log.warning("open requests of %d accounts were counted again", len(ids))
 
     return (ScheduledTask("open requests", HOUR, repair),)
 
 
-def webhook_chores(database: Database, *, days: float) -> tuple[ScheduledTask, ...]:
+def webhook_tasks(database: Database, *, days: float) -> tuple[ScheduledTask, ...]:
     """The end of webhook deliveries whose retention is over."""
 
     def forget(connection: Connection, now: datetime, *, limit: int) -> int:
-        return forget_ended(connection, now - timedelta(days=days), limit=limit)
+        return delete_ended(connection, now - timedelta(days=days), limit=limit)
 
     return (ScheduledTask("webhooks", timedelta(minutes=5), _in_batches(database, forget, BATCH)),)
 
 
-def close_chores(database: Database) -> tuple[ScheduledTask, ...]:
+def close_tasks(database: Database) -> tuple[ScheduledTask, ...]:
     """The close of months that have ended."""
 
     async def close() -> None:

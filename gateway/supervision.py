@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
 from gateway import metrics
-from gateway.failpoints import falter, hangs
+from gateway.failpoints import hangs, raise_if_faltering
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ IDLE_BEAT_S: Final = 2.0
 DRAIN_S: Final = 5.0
 """Time beyond the shutdown grace after which a failed process ends even if it has not drained."""
 
-LOOK_EVERY_S: Final = 1.0
-LOOKS: Final = 5
+CHECK_EVERY_S: Final = 1.0
+CHECKS_SILENT_MAX: Final = 5
 """Looks in a row of the watchdog that find a loop silent: a process that was stopped and
 continued (SIGSTOP, a paused machine) gets this many seconds to beat again."""
 
@@ -47,7 +47,7 @@ Beat: TypeAlias = Callable[[], None]
 Work: TypeAlias = Callable[[Beat], Awaitable[None]]
 
 
-def unheard() -> None:
+def no_beat() -> None:
     """The beat of a loop that runs without a supervisor."""
 
 
@@ -60,7 +60,7 @@ class _Loop:
     """Failures since the last beat."""
 
     def beat(self) -> None:
-        falter(self.name)
+        raise_if_faltering(self.name)
         self.beaten_at = time.monotonic()
         self.failures = 0
 
@@ -159,10 +159,10 @@ class Supervisor:
     def _watch(self, over: threading.Event) -> None:
         """Run in a thread: end the process if a loop is silent for twice the bound."""
         looks = 0
-        while not over.wait(LOOK_EVERY_S):
+        while not over.wait(CHECK_EVERY_S):
             late = self.late(times=2)
             looks = looks + 1 if late else 0
-            if looks >= LOOKS:
+            if looks >= CHECKS_SILENT_MAX:
                 self.fail(f"silent for too long: {', '.join(sorted(late))}")
                 return
 

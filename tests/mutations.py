@@ -104,9 +104,9 @@ MUTATIONS = (
         "tests/billing/test_usage.py",
     ),
     Mutation(
-        "charges burn no lots",
+        "charges consume no lots",
         "gateway/ledger/settle.py",
-        "    burn(connection, charged)\n",
+        "    consume(connection, charged)\n",
         "",
         "tests/ledger/test_credit.py",
     ),

@@ -37,7 +37,7 @@ class Rate:
     amount: int
 
     @property
-    def whose(self) -> str:
+    def subject(self) -> str:
         """Whom it binds, in words."""
         who = "this account" if self.limit.key_id is None else "this key"
         return who if self.limit.model is None else f"{who}, for {self.limit.model},"
@@ -63,22 +63,21 @@ class LimitUsage:
 class RateReservation:
     """What was counted for one request in one second of the server's clock."""
 
-    readings: tuple[LimitUsage, ...] = ()
+    usages: tuple[LimitUsage, ...] = ()
     names: tuple[str, ...] = ()
     second: int = 0
 
     @property
     def note(self) -> str:
-        """What is to be remembered with the job, for ``give_back_unused``; empty if nothing."""
+        """What is to be remembered with the job, for ``return_unused``; empty if nothing."""
         return _encode_note((self.second, self.names)).decode() if self.names else ""
 
-    def undone(self) -> Sequence[LimitUsage]:
-        """The readings as they are once all of it has been given back."""
+    def usages_undone(self) -> Sequence[LimitUsage]:
+        """The usages as they are once all of it has been given back."""
         if not self.names:
-            return self.readings
+            return self.usages
         return [
-            replace(reading, used=max(0, reading.used - reading.rate.amount))
-            for reading in self.readings
+            replace(usage, used=max(0, usage.used - usage.rate.amount)) for usage in self.usages
         ]
 
 
@@ -117,7 +116,7 @@ class Rates:
     async def take(self, rates: Sequence[Rate]) -> RateReservation:
         """Count a request against all of its rates, or against none if one has no room.
 
-        Without room ``readings`` has one or more that must be waited for, and nothing was counted;
+        Without room ``usages`` has one or more that must be waited for, and nothing was counted;
         see ``refuse``. Raise ``Unavailable`` if the server does not answer.
         """
         if not rates:
@@ -133,36 +132,36 @@ class Rates:
                 retry_after_s=2,
             ) from None
         taken, second, *flat = answer
-        readings = tuple(
+        usages = tuple(
             LimitUsage(rate, used, min(reset_s, self._window_s), min(wait_s, self._window_s))
             for rate, used, reset_s, wait_s in zip(
                 rates, flat[0::3], flat[1::3], flat[2::3], strict=True
             )
         )
-        return RateReservation(readings, names if taken else (), second)
+        return RateReservation(usages, names if taken else (), second)
 
     async def look(self, rates: Sequence[Rate]) -> tuple[LimitUsage, ...]:
         """Read how far rates are used, and count nothing. Raise as ``take``."""
-        return (await self.take([replace(rate, amount=0) for rate in rates])).readings
+        return (await self.take([replace(rate, amount=0) for rate in rates])).usages
 
-    async def give_back(self, taken: RateReservation) -> None:
+    async def undo(self, taken: RateReservation) -> None:
         """Undo a ``take``: what was not accepted uses up nothing."""
-        amounts = [reading.rate.amount for reading in taken.readings]
-        await self._give(taken.second, taken.names, amounts)
+        amounts = [usage.rate.amount for usage in taken.usages]
+        await self._return(taken.second, taken.names, amounts)
 
-    async def give_back_unused(self, ended: Iterable[UnusedRates]) -> None:
+    async def return_unused(self, ended: Iterable[UnusedRates]) -> None:
         """Give back what ended requests did not use."""
-        gifts = []
+        returns = []
         for unused in ended:
             if unused.note and (unused.requests or unused.tokens):
                 second, names = _decode_note(unused.note)
                 amounts = [
                     unused.tokens if name.endswith(":tokens") else unused.requests for name in names
                 ]
-                gifts.append(self._give(second, names, amounts))
-        await asyncio.gather(*gifts)
+                returns.append(self._return(second, names, amounts))
+        await asyncio.gather(*returns)
 
-    async def _give(self, second: int, names: Sequence[str], amounts: Sequence[int]) -> None:
+    async def _return(self, second: int, names: Sequence[str], amounts: Sequence[int]) -> None:
         if not names:
             return
         try:
@@ -177,8 +176,8 @@ class Rates:
     def _name(self, rate: Rate) -> str:
         # The braces keep the limits of an account in one slot of a cluster.
         limit = rate.limit
-        place = f"{{{limit.account_id}}}:{limit.key_id or 0}:{limit.model or ''}"
-        return f"{self._namespace}:rate:{place}:{rate.unit}"
+        name = f"{{{limit.account_id}}}:{limit.key_id or 0}:{limit.model or ''}"
+        return f"{self._namespace}:rate:{name}:{rate.unit}"
 
 
 def refuse_oversized(rates: Iterable[Rate]) -> None:
@@ -187,25 +186,25 @@ def refuse_oversized(rates: Iterable[Rate]) -> None:
         if rate.amount > rate.per_minute:
             raise TooManyRequests(
                 "rate_limit_exceeded",
-                f"This request can use {rate.amount} {rate.unit}, and {rate.whose} is limited to "
+                f"This request can use {rate.amount} {rate.unit}, and {rate.subject} is limited to "
                 f"{rate.per_minute} per minute: it can never pass. Ask for less.",
                 should_retry=False,
                 details={"limit": rate.per_minute, "unit": rate.unit},
             )
 
 
-def refuse_overrun(readings: Iterable[LimitUsage]) -> None:
+def refuse_overrun(usages: Iterable[LimitUsage]) -> None:
     """Raise ``TooManyRequests`` for the limit that must be waited for the longest, if any."""
-    full = [reading for reading in readings if reading.wait_s]
+    full = [usage for usage in usages if usage.wait_s]
     if not full:
         return
-    reading = max(full, key=lambda reading: reading.wait_s)
-    rate = reading.rate
+    usage = max(full, key=lambda usage: usage.wait_s)
+    rate = usage.rate
     raise TooManyRequests(
         "rate_limit_exceeded",
-        f"{rate.whose[0].upper()}{rate.whose[1:]} is limited to {rate.per_minute} {rate.unit} per "
-        f"minute. This request needs {rate.amount}, and {reading.remaining} are left; there will "
-        f"be enough in {reading.wait_s} s.",
-        retry_after_s=reading.wait_s,
+        f"{rate.subject[0].upper()}{rate.subject[1:]} is limited to {rate.per_minute} {rate.unit} "
+        f"per minute. This request needs {rate.amount}, and {usage.remaining} are left; there will "
+        f"be enough in {usage.wait_s} s.",
+        retry_after_s=usage.wait_s,
         details={"limit": rate.per_minute, "unit": rate.unit},
     )

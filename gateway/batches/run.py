@@ -47,7 +47,7 @@ from gateway.failpoints import reach
 from gateway.files.store import File, FileGone, Files, read_input
 from gateway.group_commit import GroupCommit
 from gateway.ledger.closed import ClosedRequest
-from gateway.ledger.settle import BATCH_KEPT
+from gateway.ledger.settle import BATCH_RETENTION
 from gateway.requests.caller import Caller
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket
@@ -244,7 +244,7 @@ class Run:
                 continue
             else:
                 closed = await self._ended(ticket)
-                if closed.entered or self._stop is not None:
+                if closed.was_queued or self._stop is not None:
                     return await self._to_result(line, closed)
                 attempt = (earlier.attempt if earlier else attempt) + 1
                 earlier = None
@@ -347,7 +347,7 @@ class Run:
 
     async def _written(self, *, succeeded: bool) -> AsyncIterator[bytes]:
         last = 0
-        writer = self._stored.writer(self._batch.expires_at + BATCH_KEPT)
+        writer = self._stored.writer(self._batch.expires_at + BATCH_RETENTION)
         while True:
             rows = await self._database.read(
                 functools.partial(

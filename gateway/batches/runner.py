@@ -22,7 +22,7 @@ from gateway.requests.service import Requests
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE
-from gateway.supervision import Beat, unheard
+from gateway.supervision import Beat, no_beat
 from workers.contract.blobs import BlobError
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Runner:
         """Look at once: there is something to run."""
         self._news.set()
 
-    async def run(self, beat: Beat = unheard) -> None:
+    async def run(self, beat: Beat = no_beat) -> None:
         """Take what nobody runs, as much as one gateway may, until cancelled.
 
         Should this loop fail, the batches that it began go on.

@@ -27,7 +27,7 @@ from sqlalchemy import (
     update,
 )
 
-from gateway.aside import describe, put_aside
+from gateway.aside import add_note, describe
 from gateway.batches.lines import LineResult
 from gateway.errors import Conflict, InvalidRequest, NotFound, TooManyRequests
 from gateway.files.store import File, add_file, find_file
@@ -257,7 +257,7 @@ def claim(connection: Connection, *, now: datetime, lease: timedelta, count: int
             row = connection.execute(select(batches).where(batches.c.id == batch_id))
             taken.append(_batch(row.mappings().one()))
         except (LookupError, TypeError, ValueError) as error:
-            put_aside(connection, "batch", batch_id, describe(error))
+            add_note(connection, "batch", batch_id, describe(error))
             connection.execute(mine.values(lease_token=None, lease_until=now + PAUSE_MAX))
     return taken
 

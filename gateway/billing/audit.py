@@ -16,7 +16,7 @@ from gateway.billing.statements.close import changed_since_close, list_periods
 from gateway.billing.usage.rollups import Seal, seal_of, seals
 from gateway.ledger.periods import is_month
 from gateway.ledger.reconcile import Finding, reconcile
-from gateway.payments.payments import compare
+from gateway.payments.payments import compare_payments
 from gateway.payments.provider import PaymentProvider, ProviderFailed
 from gateway.pricing import format_usd
 from gateway.sql.database import Database, exact_sum, time_bucket
@@ -47,9 +47,7 @@ def audit(connection: Connection, *, now: datetime) -> list[Finding]:
     ]
 
 
-async def audit_and_keep(
-    database: Database, provider: PaymentProvider | None = None
-) -> Reconciliation:
+async def run_audit(database: Database, provider: PaymentProvider | None = None) -> Reconciliation:
     """Check every rule, also by a payment provider's list if there is one; keep what was found."""
     started_at = datetime.now(UTC)
     findings = await database.slow(lambda connection: audit(connection, now=started_at))
@@ -80,7 +78,9 @@ async def payments_agree(
         paid = await provider.paid_since(now - PAYMENTS_WITHIN)
     except ProviderFailed as error:
         return [Finding("R12", provider.name, f"could not be asked: {error}")]
-    return await database.slow(lambda connection: compare(connection, paid, provider=provider.name))
+    return await database.slow(
+        lambda connection: compare_payments(connection, paid, provider=provider.name)
+    )
 
 
 def last_audit(connection: Connection) -> Reconciliation | None:

@@ -47,7 +47,7 @@ from gateway.ledger.prices import (
 from gateway.pricing import Price, ServiceClass, Unbookable, discounted
 from gateway.sql.database import Database
 from gateway.sql.outages import SQL_OUTAGE
-from gateway.supervision import Beat, unheard
+from gateway.supervision import Beat, no_beat
 from gateway.tables.core import price_periods
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class LiveCatalog:
             await self._put_on_sale(catalog)
             return ()
 
-    async def keep_fresh(self, beat: Beat = unheard) -> None:
+    async def keep_fresh(self, beat: Beat = no_beat) -> None:
         """Take over prices that other processes put in force, until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_S)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gateway.aside import KINDS, Kind, Note, notes
+from gateway.aside import KINDS, Kind, Note, list_notes
 from gateway.commands.terminal import example, json_option, print_rows, snapshot, transaction
 from gateway.operations.set_aside import release, retry
 
@@ -25,7 +25,7 @@ def aside() -> None:
 def aside_list(as_json: bool) -> None:
     """List what is set aside, with the reason; the newest first."""
     with snapshot() as connection:
-        found = notes(connection, limit=LIMIT)
+        found = list_notes(connection, limit=LIMIT)
     print_rows(found, _row, as_json)
 
 

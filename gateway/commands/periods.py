@@ -10,7 +10,7 @@ import click
 
 from gateway.accounts.accounts import find_account
 from gateway.billing.statements.close import (
-    EVERYBODY,
+    ALL_ACCOUNTS,
     BillingPeriod,
     ExpectedInvoice,
     changed_since_close,
@@ -161,7 +161,7 @@ def rebate_set(account_name: str, tiers: tuple[str, ...]) -> None:
     if len(read) < len(tiers):
         raise ValueError("two tiers start at the same amount")
     with transaction() as connection:
-        owner = EVERYBODY if account_name == "all" else find_account(connection, account_name).id
+        owner = ALL_ACCOUNTS if account_name == "all" else find_account(connection, account_name).id
         set_rebates(connection, owner, read)
     click.echo(f"{len(read)} tiers")
 

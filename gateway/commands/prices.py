@@ -199,7 +199,7 @@ def whatif_command(
     for each in found:
         whole.requests += each.requests
         whole.charged_nanos += each.charged_nanos
-        whole.would_nanos += each.would_nanos
+        whole.repriced_nanos += each.repriced_nanos
         whole.unpriced_requests += each.unpriced_requests
         whole.unpriced_nanos += each.unpriced_nanos
     print_rows([*found, whole], _repriced_row, as_json)
@@ -282,7 +282,7 @@ def _repriced_row(each: RepricedUsage) -> dict[str, Any]:
         "model": each.model,
         "requests": each.requests,
         "charged": format_usd(each.charged_nanos),
-        "would_be": format_usd(each.would_nanos),
+        "would_be": format_usd(each.repriced_nanos),
         "difference": format_usd(each.difference_nanos),
         "not_priced": each.unpriced_requests,
         "not_priced_charged": format_usd(each.unpriced_nanos),

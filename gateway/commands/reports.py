@@ -80,14 +80,14 @@ def export_command(
     """Write every charge and refund of an account to a file, and its footer beside it."""
     # Imported where it is used: no other command should wait for it.
     from gateway.billing.exports.files import export
-    from gateway.billing.exports.reading import reading
+    from gateway.billing.exports.native import connection_reader
 
     footer = Footer()
     with snapshot() as connection, open(output, "wb") as file:
         owner = find_account(connection, account_name)
         span = read_span(first, last, tz or owner.report_tz, now=datetime.now(UTC))
         parts = export(
-            reading(connection),
+            connection_reader(connection),
             span,
             Filters((owner.id,)),
             format=format,

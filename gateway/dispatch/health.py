@@ -19,7 +19,7 @@ from gateway.catalog.schema import CatalogEntry
 from gateway.dispatch.waiting import Waiting, Weight
 from gateway.errors import TooManyRequests, Unavailable
 from gateway.sql.outages import QUEUE_OUTAGE
-from gateway.supervision import Beat, unheard
+from gateway.supervision import Beat, no_beat
 from workers.contract.load import Load
 from workers.contract.queue import loads
 from workers.contract.streams import Announcement, Workers
@@ -52,7 +52,7 @@ class QueueHealth:
         self._announcements: tuple[Announcement, ...] = ()
         self._refreshed_at = -math.inf
 
-    async def run(self, beat: Beat = unheard) -> None:
+    async def run(self, beat: Beat = no_beat) -> None:
         """Refresh until cancelled."""
         while True:
             try:

@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 
 from gateway.ledger.closed import ClosedRequest
 from gateway.sql.outages import QUEUE_OUTAGE
-from gateway.supervision import Beat, unheard
+from gateway.supervision import Beat, no_beat
 from workers.contract.jobs import RequestId, SentEvent, Settled, decode_frame
 from workers.contract.streams import Mailbox
 
@@ -110,7 +110,7 @@ class Waiters:
 
 
 async def read_mailbox(
-    redis: Redis, mailbox: Mailbox, waiters: Waiters, beat: Beat = unheard
+    redis: Redis, mailbox: Mailbox, waiters: Waiters, beat: Beat = no_beat
 ) -> None:
     """Hand out what arrives in this process's mailbox, until cancelled."""
     while True:

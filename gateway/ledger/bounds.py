@@ -25,7 +25,7 @@ from gateway.accounts.budgets import (
 )
 from gateway.tables.core import budget_windows
 
-Place = tuple[int, int]
+WindowKey = tuple[int, int]
 """A window of a budget, as (budget, start in µs)."""
 
 
@@ -82,43 +82,43 @@ class Bounds:
     """Budgets of one batch's accounts, as they stand while it is decided."""
 
     def __init__(
-        self, connection: Connection, orders: Sequence[BudgetedRequest], accounts: Collection[int]
+        self, connection: Connection, requests: Sequence[BudgetedRequest], accounts: Collection[int]
     ) -> None:
         """Read what bounds these locked accounts; no account, no query."""
         self._budgets: Mapping[int, list[Budget]] = {}
-        self._held: defaultdict[Place, int] = defaultdict(int)
-        self._used: dict[Place, RowMapping] = {}
+        self._held: defaultdict[WindowKey, int] = defaultdict(int)
+        self._used: dict[WindowKey, RowMapping] = {}
         if not accounts:
             return
         self._budgets = budgets_in_force(connection, accounts)
         self._used = read_windows(
-            connection, {place for order in orders for _, place in self._windows(order)}
+            connection, {key for request in requests for _, key in self._windows(request)}
         )
 
-    def exceeded(self, order: BudgetedRequest) -> BudgetExceeded | None:
+    def exceeded(self, request: BudgetedRequest) -> BudgetExceeded | None:
         """Say which hard budget accepting this would pass, if any."""
-        for budget, place in self._windows(order):
-            remaining = self._remaining(budget, place)
-            if budget.hard and order.hold_nanos > remaining:
-                row = self._used.get(place)
+        for budget, key in self._windows(request):
+            remaining = self._remaining(budget, key)
+            if budget.hard and request.hold_nanos > remaining:
+                row = self._used.get(key)
                 spent = row["spent_nanos"] if row else 0
                 return BudgetExceeded(
                     budget,
                     remaining,
-                    window_end(budget.window, budget.tz, order.accepted_at),
-                    in_use=spent + order.hold_nanos <= budget.limit_nanos,
+                    window_end(budget.window, budget.tz, request.accepted_at),
+                    in_use=spent + request.hold_nanos <= budget.limit_nanos,
                 )
         return None
 
-    def add(self, order: BudgetedRequest) -> tuple[list[Place], tuple[Budget, ...]]:
+    def add(self, request: BudgetedRequest) -> tuple[list[WindowKey], tuple[Budget, ...]]:
         """Count what is accepted; give its windows, and the soft budgets that it passes."""
-        places, passed = [], []
-        for budget, place in self._windows(order):
-            self._held[place] += order.hold_nanos
-            places.append(place)
-            if not budget.hard and self._remaining(budget, place) < 0:
-                passed.append(budget)
-        return places, tuple(passed)
+        windows, exceeded = [], []
+        for budget, key in self._windows(request):
+            self._held[key] += request.hold_nanos
+            windows.append(key)
+            if not budget.hard and self._remaining(budget, key) < 0:
+                exceeded.append(budget)
+        return windows, tuple(exceeded)
 
     def write(self, connection: Connection) -> None:
         """Hold what was counted."""
@@ -144,25 +144,27 @@ class Bounds:
             ],
         )
 
-    def _windows(self, order: BudgetedRequest) -> list[tuple[Budget, Place]]:
+    def _windows(self, request: BudgetedRequest) -> list[tuple[Budget, WindowKey]]:
         found = []
-        for budget in self._budgets.get(order.account_id, ()):
-            if budget.covers(order.key_id, order.model):
-                start = window_start(budget.window, budget.tz, order.accepted_at)
-                place = (budget.id, microseconds(start))
-                if order.windows is None or list(place) in order.windows:
-                    found.append((budget, place))
+        for budget in self._budgets.get(request.account_id, ()):
+            if budget.covers(request.key_id, request.model):
+                start = window_start(budget.window, budget.tz, request.accepted_at)
+                key = (budget.id, microseconds(start))
+                if request.windows is None or list(key) in request.windows:
+                    found.append((budget, key))
         return found
 
-    def _remaining(self, budget: Budget, place: Place) -> int:
-        row = self._used.get(place)
+    def _remaining(self, budget: Budget, key: WindowKey) -> int:
+        row = self._used.get(key)
         used = row["spent_nanos"] + row["held_nanos"] if row else 0
-        return budget.limit_nanos - used - self._held.get(place, 0)
+        return budget.limit_nanos - used - self._held.get(key, 0)
 
 
-def hold_more(connection: Connection, grown: Sequence[tuple[Sequence[Sequence[int]], int]]) -> None:
+def increase_holds(
+    connection: Connection, grown: Sequence[tuple[Sequence[Sequence[int]], int]]
+) -> None:
     """Add to what requests hold in their windows, also in those of budgets that have ended."""
-    sums: defaultdict[Place, int] = defaultdict(int)
+    sums: defaultdict[WindowKey, int] = defaultdict(int)
     for windows, amount in grown:
         for budget_id, starts_us in windows:
             sums[budget_id, starts_us] += amount
@@ -176,11 +178,11 @@ def hold_more(connection: Connection, grown: Sequence[tuple[Sequence[Sequence[in
         )
 
 
-def close_windows(
+def settle_windows(
     connection: Connection, ended: Sequence[tuple[Sequence[Sequence[int]] | None, int, int]]
 ) -> None:
     """Turn holds into spending: for each request its windows, what was held and what charged."""
-    sums: defaultdict[Place, list[int]] = defaultdict(lambda: [0, 0])
+    sums: defaultdict[WindowKey, list[int]] = defaultdict(lambda: [0, 0])
     for windows, held, charged in ended:
         for budget_id, starts_us in windows or ():
             both = sums[budget_id, starts_us]

@@ -20,7 +20,7 @@ UNITS: Final = ("requests", *QUANTITIES)
 """Quantities of a usage, each a column of a receipt."""
 
 
-NOT_ENTERED: Final = ("queue_full", "account_full")
+NOT_QUEUED: Final = ("queue_full", "account_full")
 """Why a request ends that was held for and then found the queue full; it may be placed again."""
 
 
@@ -79,9 +79,9 @@ class ClosedRequest:
     """Until when its output can be fetched, where it has one."""
 
     @property
-    def entered(self) -> bool:
+    def was_queued(self) -> bool:
         """Whether it came into a queue."""
-        return self.status != "cancelled" or self.reason not in NOT_ENTERED
+        return self.status != "cancelled" or self.reason not in NOT_QUEUED
 
 
 def read_closed(row: RowMapping) -> ClosedRequest:

@@ -102,9 +102,9 @@ class OpenRequests:
         self._defaults = defaults
         self._limits: Mapping[int, Mapping[tuple[int, str], int]] = _NO_LIMITS
         self._of_models: dict[tuple[int, int, str], int] = {}
-        self.of_accounts: dict[int, int] = {}
+        self.opened_by_account: dict[int, int] = {}
         """Requests that this batch opens, by account."""
-        self.of_keys: dict[int, int] = {}
+        self.opened_by_key: dict[int, int] = {}
         """The same by key."""
         self._checks = False
         bounded = []
@@ -119,17 +119,17 @@ class OpenRequests:
         if bounded:
             self._read_limits(connection, bounded)
 
-    def too_many(self, order: CountedRequest) -> TooManyConcurrent | None:
+    def too_many(self, request: CountedRequest) -> TooManyConcurrent | None:
         """Return the bound that one more request would pass, if any."""
-        if not self._checks or order.service_class != COUNTED:
+        if not self._checks or request.service_class != COUNTED:
             return None
-        account, key, model = order.account_id, order.key_id, order.model
+        account, key, model = request.account_id, request.key_id, request.model
         limits = self._limits.get(account, _NO_LIMIT)
-        running = self._accounts[account]["open_requests"] + self.of_accounts.get(account, 0)
+        running = self._accounts[account]["open_requests"] + self.opened_by_account.get(account, 0)
         limit = limits.get((0, ""), self._defaults.account)
         if limit and running >= limit:
             return TooManyConcurrent("account", limit)
-        running = self._keys[key]["open_requests"] + self.of_keys.get(key, 0)
+        running = self._keys[key]["open_requests"] + self.opened_by_key.get(key, 0)
         # A limit set for an account replaces both defaults, or its only key could not use it.
         limit = limits.get((key, ""), 0 if (0, "") in limits else self._defaults.key)
         if limit and running >= limit:
@@ -140,14 +140,14 @@ class OpenRequests:
                 return TooManyConcurrent("model", limit)
         return None
 
-    def add(self, order: CountedRequest) -> None:
+    def add(self, request: CountedRequest) -> None:
         """Count a request that is accepted."""
-        if order.service_class == COUNTED:
-            account, key = order.account_id, order.key_id
-            self.of_accounts[account] = self.of_accounts.get(account, 0) + 1
-            self.of_keys[key] = self.of_keys.get(key, 0) + 1
+        if request.service_class == COUNTED:
+            account, key = request.account_id, request.key_id
+            self.opened_by_account[account] = self.opened_by_account.get(account, 0) + 1
+            self.opened_by_key[key] = self.opened_by_key.get(key, 0) + 1
             if self._limits:
-                place = account, key, order.model
+                place = account, key, request.model
                 self._of_models[place] = self._of_models.get(place, 0) + 1
 
     def _read_limits(self, connection: Connection, bounded: Sequence[int]) -> None:
@@ -209,7 +209,7 @@ def miscounts(connection: Connection) -> Iterator[Miscount]:
             yield Miscount(keys, id, owners[id], stored.get(id, 0), of_keys.get(id, 0))
 
 
-def count_again(connection: Connection, ids: Iterable[int]) -> None:
+def recount(connection: Connection, ids: Iterable[int]) -> None:
     """Set the counts of accounts and of their keys to the number of their open requests."""
     locked = list(lock_accounts(connection, ids))
     for table, owner, held_by in (

@@ -12,7 +12,7 @@ from datetime import datetime
 from sqlalchemy import Connection, String, cast, literal, select
 
 from gateway.accounts.locks import lock_accounts
-from gateway.ledger.lots import take
+from gateway.ledger.lots import consume_lot
 from gateway.ledger.periods import (
     Clock,
     booking_time,
@@ -74,10 +74,10 @@ def expire_lots(
         return 0
     booked_at = booking_time(connection, clock)
     lock_accounts(connection, {row.account_id for row in overdue})
-    return sum(_expire(connection, row.id, row.account_id, booked_at) for row in overdue)
+    return sum(_expire_lot(connection, row.id, row.account_id, booked_at) for row in overdue)
 
 
-def _expire(connection: Connection, lot_id: int, account_id: int, booked_at: datetime) -> bool:
+def _expire_lot(connection: Connection, lot_id: int, account_id: int, booked_at: datetime) -> bool:
     """Expire one lot of a locked account, as far as its money is free."""
     account = lock_accounts(connection, [account_id])[account_id]
     lot = connection.execute(select(lots).where(lots.c.id == lot_id)).mappings().one()
@@ -96,5 +96,5 @@ def _expire(connection: Connection, lot_id: int, account_id: int, booked_at: dat
         reason=f"credit of {lot['created_at'].date().isoformat()} expired",
         now=booked_at,
     )
-    take(connection, lot_id, amount)
+    consume_lot(connection, lot_id, amount)
     return bool(amount == lot["remaining_nanos"])

@@ -16,14 +16,14 @@ from typing import Final, TypeAlias
 from sqlalchemy import Connection, RowMapping, bindparam, select, update
 
 from gateway.accounts.locks import lock_accounts
-from gateway.ledger.bounds import Bounds, BudgetExceeded, hold_more
+from gateway.ledger.bounds import Bounds, BudgetExceeded, increase_holds
 from gateway.ledger.holds import (
     CreditInUse,
     InsufficientCredit,
     KeySpendLimit,
     add_held,
     read_keys,
-    uncovered,
+    shortage,
 )
 from gateway.tables.core import holds
 from workers.contract.jobs import RequestId
@@ -105,7 +105,7 @@ def extend(connection: Connection, extensions: Sequence[Extension]) -> list[Exte
             answers.append(Ended())
             continue
         part = _more(row, max(extension.hold_nanos - held[extension.request_id], 0))
-        short = uncovered(
+        short = shortage(
             part.hold_nanos,
             books[part.account_id],
             known_keys[part.key_id],
@@ -131,7 +131,7 @@ def extend(connection: Connection, extensions: Sequence[Extension]) -> list[Exte
             )
         answers.append(Extended())
     add_held(connection, account_sums, key_sums)
-    hold_more(connection, grown)
+    increase_holds(connection, grown)
     return answers
 
 
@@ -151,11 +151,11 @@ def _more(row: RowMapping, amount_nanos: int) -> _More:
     )
 
 
-CAUSES: Final = ("insufficient_credit", "key_spend_limit", "budget_exceeded")
+CUT_REASONS: Final = ("insufficient_credit", "key_spend_limit", "budget_exceeded")
 """Finish reasons of streams that were cut, and the reasons on their receipts."""
 
 
-def cause(short: Shortage) -> str:
+def cut_reason(short: Shortage) -> str:
     """The finish reason of a stream that could not be held for any further."""
     match short:
         case KeySpendLimit():

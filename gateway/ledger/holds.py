@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 from gateway.accounts.budgets import Budget
 from gateway.accounts.locks import lock_accounts
-from gateway.ledger.bounds import Bounds, BudgetExceeded, Place
+from gateway.ledger.bounds import Bounds, BudgetExceeded, WindowKey
 from gateway.ledger.concurrency import UNBOUNDED, Defaults, OpenRequests, TooManyConcurrent
 from gateway.pricing import ServiceClass
 from gateway.tables.core import accounts, holds, idempotency, keys, outputs, receipts
@@ -60,10 +60,10 @@ class HoldRequest:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Accepted; ``passed`` are the soft budgets that it goes beyond."""
+    """Accepted; ``soft_budgets_exceeded`` are the soft budgets that it goes beyond."""
 
     request_id: RequestId
-    passed: tuple[Budget, ...] = ()
+    soft_budgets_exceeded: tuple[Budget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +192,13 @@ def hold(
     known = set(
         connection.execute(_KNOWN, {"ids": [request.request_id for request in requests]}).scalars()
     )
-    orders = _known_orders(connection, requests)
+    earlier = _earlier_requests(connection, requests)
     bounds = Bounds(connection, requests, [id for id, book in books.items() if book["bounded"]])
     opened = OpenRequests(connection, books, known_keys, concurrent, batch=len(requests))
 
     account_sums: defaultdict[int, int] = defaultdict(int)
     key_sums: defaultdict[int, int] = defaultdict(int)
-    accepted: list[tuple[HoldRequest, list[Place]]] = []
+    accepted: list[tuple[HoldRequest, list[WindowKey]]] = []
     answers: list[HoldAnswer] = []
     for request in requests:
         answer = _decide(
@@ -208,7 +208,7 @@ def hold(
             account_sum=account_sums[request.account_id],
             key_sum=key_sums[request.key_id],
             known=known,
-            orders=orders,
+            earlier=earlier,
             bounds=bounds,
             opened=opened,
         )
@@ -216,12 +216,12 @@ def hold(
             known.add(request.request_id)
             account_sums[request.account_id] += request.hold_nanos
             key_sums[request.key_id] += request.hold_nanos
-            windows, passed = bounds.add(request)
+            windows, exceeded = bounds.add(request)
             opened.add(request)
-            answer = Held(request.request_id, passed)
+            answer = Held(request.request_id, exceeded)
             accepted.append((request, windows))
             if request.idempotency_key is not None:
-                orders[request.account_id, request.idempotency_key] = (
+                earlier[request.account_id, request.idempotency_key] = (
                     request.request_id,
                     request.body_sha256,
                 )
@@ -231,8 +231,8 @@ def hold(
             connection,
             account_sums,
             key_sums,
-            accounts_opened=opened.of_accounts,
-            keys_opened=opened.of_keys,
+            accounts_opened=opened.opened_by_account,
+            keys_opened=opened.opened_by_key,
         )
         _write(connection, accepted)
         bounds.write(connection)
@@ -247,7 +247,7 @@ def _decide(
     account_sum: int,
     key_sum: int,
     known: set[str],
-    orders: Mapping[tuple[int, str], tuple[str, bytes | None]],
+    earlier: Mapping[tuple[int, str], tuple[str, bytes | None]],
     bounds: Bounds,
     opened: OpenRequests,
 ) -> HoldAnswer:
@@ -260,17 +260,17 @@ def _decide(
     if account["status"] != "active":
         return AccountSuspended()
     if request.idempotency_key is not None:
-        order = orders.get((request.account_id, request.idempotency_key))
-        if order is not None:
-            same = order[1] == request.body_sha256
-            return Replayed(RequestId(order[0])) if same else IdempotencyConflict()
-    short = uncovered(request.hold_nanos, account, key, account_sum=account_sum, key_sum=key_sum)
+        known_request = earlier.get((request.account_id, request.idempotency_key))
+        if known_request is not None:
+            same = known_request[1] == request.body_sha256
+            return Replayed(RequestId(known_request[0])) if same else IdempotencyConflict()
+    short = shortage(request.hold_nanos, account, key, account_sum=account_sum, key_sum=key_sum)
     if short is not None:
         return short
     return opened.too_many(request) or bounds.exceeded(request) or Held(request.request_id)
 
 
-def uncovered(
+def shortage(
     amount_nanos: int, account: RowMapping, key: RowMapping, *, account_sum: int, key_sum: int
 ) -> InsufficientCredit | CreditInUse | KeySpendLimit | None:
     """Say why a locked account or its key cannot cover an amount, on top of sums just decided."""
@@ -316,7 +316,7 @@ def add_held(
             connection.execute(statement, rows)
 
 
-def _write(connection: Connection, accepted: Sequence[tuple[HoldRequest, list[Place]]]) -> None:
+def _write(connection: Connection, accepted: Sequence[tuple[HoldRequest, list[WindowKey]]]) -> None:
     connection.execute(
         _INSERT,
         [
@@ -357,7 +357,7 @@ def _write(connection: Connection, accepted: Sequence[tuple[HoldRequest, list[Pl
         )
 
 
-def _known_orders(
+def _earlier_requests(
     connection: Connection, requests: Sequence[HoldRequest]
 ) -> dict[tuple[int, str], tuple[str, bytes | None]]:
     """Orders with a name of their own that were placed before: (account, key) → request, body."""
@@ -374,7 +374,7 @@ def _known_orders(
     return {(row.account_id, row.key): (row.request_id, row.body_sha256) for row in rows}
 
 
-def open_ids(connection: Connection, *, after: str, until: str, limit: int) -> list[OpenId]:
+def read_open_ids(connection: Connection, *, after: str, until: str, limit: int) -> list[OpenId]:
     """Read which requests are open, in the order of their ids, between two ids.
 
     Nothing else is read: the jobs of all open requests are a hundred times as large.
@@ -388,7 +388,7 @@ def open_ids(connection: Connection, *, after: str, until: str, limit: int) -> l
     return [OpenId(RequestId(row[0]), row[1]) for row in connection.execute(query).all()]
 
 
-def jobs_of(connection: Connection, ids: Sequence[str]) -> list[OpenHold]:
+def read_jobs(connection: Connection, ids: Sequence[str]) -> list[OpenHold]:
     """Read the jobs of those of these requests that are open."""
     query = select(holds.c.request_id, holds.c.model, holds.c.job, holds.c.accepted_at).where(
         holds.c.request_id.in_(ids)
@@ -420,7 +420,7 @@ def overdue_holds(
     return [(row[0], RequestId(row[1])) for row in rows]
 
 
-def forget_output(connection: Connection, account_id: int, request_id: str) -> None:
+def delete_output(connection: Connection, account_id: int, request_id: str) -> None:
     """Delete what a request of an account gave; its receipt stays."""
     mine = select(receipts.c.request_id).where(
         receipts.c.request_id == request_id, receipts.c.account_id == account_id
@@ -428,13 +428,13 @@ def forget_output(connection: Connection, account_id: int, request_id: str) -> N
     connection.execute(delete(outputs).where(outputs.c.request_id.in_(mine)))
 
 
-def forget_outputs(connection: Connection, now: datetime, *, limit: int) -> int:
+def delete_expired_outputs(connection: Connection, now: datetime, *, limit: int) -> int:
     """Delete some of the outputs that are past their time; return how many."""
     over = select(outputs.c.request_id).where(outputs.c.expires_at < now).limit(limit)
     return connection.execute(delete(outputs).where(outputs.c.request_id.in_(over))).rowcount
 
 
-def forget_keys(connection: Connection, before: datetime, *, limit: int) -> int:
+def delete_idempotency_keys(connection: Connection, before: datetime, *, limit: int) -> int:
     """Delete some of the idempotency keys older than a moment; return how many."""
     id = (idempotency.c.account_id, idempotency.c.key)
     old = select(*id).where(idempotency.c.created_at < before).limit(limit)

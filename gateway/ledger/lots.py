@@ -84,7 +84,7 @@ def open_lot(
     )
 
 
-def burn(
+def consume(
     connection: Connection, amounts: Mapping[int, int], *, first: LotKind | None = None
 ) -> None:
     """Use up lots of locked accounts, ``first`` those of one kind; the rest becomes debt."""
@@ -110,6 +110,6 @@ def open_lots(connection: Connection, account_id: int) -> list[Lot]:
     return [Lot(row.kind, row.amount_nanos, row.remaining_nanos, row.expires_at) for row in rows]
 
 
-def take(connection: Connection, lot_id: int, amount_nanos: int) -> None:
+def consume_lot(connection: Connection, lot_id: int, amount_nanos: int) -> None:
     """Use up a part of one lot of a locked account."""
     connection.execute(_TAKE, [{"lot": lot_id, "taken": amount_nanos}])

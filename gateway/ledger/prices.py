@@ -121,12 +121,12 @@ def set_price(
     """
     if price is None and account_id == LIST:
         raise ValueError("a list price does not end; take the model out of the catalog instead")
-    starts_at = _checked(starts_at, actor=actor, reason=reason)
+    starts_at = _check_entry(starts_at, actor=actor, reason=reason)
     check_sold(connection, model)
     if price is None:
         _check_own(connection, model, account_id)
     _lock_prices(connection)
-    for other in _from(connection, model, account_id, starts_at):
+    for other in _periods_from(connection, model, account_id, starts_at):
         if other.effective_from != starts_at:
             break
         if other.cancelled is None:
@@ -164,11 +164,11 @@ def cancel_price(
     begun or begins too soon for every gateway to hear of it, ``ValueError`` for what cannot be
     stored.
     """
-    starts_at = _checked(starts_at, actor=actor, reason=reason)
+    starts_at = _check_entry(starts_at, actor=actor, reason=reason)
     _lock_prices(connection)
     standing = [
         each
-        for each in _from(connection, model, account_id, min(starts_at, now))
+        for each in _periods_from(connection, model, account_id, min(starts_at, now))
         if each.source == "operator" and each.cancelled is None
     ]
     whose = f"account {account_id}" if account_id != LIST else "everybody"
@@ -195,7 +195,7 @@ def cancel_price(
     return replace(found, cancelled=made)
 
 
-def _checked(starts_at: datetime, *, actor: str, reason: str) -> datetime:
+def _check_entry(starts_at: datetime, *, actor: str, reason: str) -> datetime:
     """Check what an operator enters of a price beside its amounts. Raise ``ValueError``."""
     checked = check_moment(starts_at, "the start of the price")
     check_text(reason, "the reason", longest=REASON_MAX, required=True)
@@ -276,7 +276,7 @@ def _lock_prices(connection: Connection) -> None:
     connection.execute(select(price_version).with_for_update())
 
 
-def _from(
+def _periods_from(
     connection: Connection, model: str, account_id: int, moment: datetime
 ) -> list[PricePeriod]:
     """Read the periods of a model and an account that begin at a moment or later, in order."""

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from gateway.ledger.closed import ClosedRequest
 from gateway.ledger.prices import PriceCache, read_price
 from gateway.ledger.refunds import Refund, refunds_of
-from gateway.ledger.steps import StepLine, itemized, steps_of
+from gateway.ledger.steps import StepLine, itemized, read_steps
 from gateway.pricing import Line
 
 
@@ -21,7 +21,7 @@ class Receipt:
 
     closed: ClosedRequest
     lines: Sequence[Line]
-    given: Sequence[Refund]
+    refunds: Sequence[Refund]
     steps: Sequence[StepLine]
 
 
@@ -34,5 +34,5 @@ def read_receipt(connection: Connection, closed: ClosedRequest, prices: PriceCac
         closed,
         lines,
         refunds_of(connection, closed.request_id),
-        steps_of(connection, closed.request_id),
+        read_steps(connection, closed.request_id),
     )

@@ -104,7 +104,7 @@ def refund(
             booked_at=now,
         )
     )
-    _give_room(connection, receipt["key_id"], receipt["windows"] or [], amount)
+    _release_limits(connection, receipt["key_id"], receipt["windows"] or [], amount)
     return made
 
 
@@ -140,7 +140,7 @@ def _booked(
     return find_transfer(connection, key, row["from_account"], row["to_account"], amount)
 
 
-def _give_room(
+def _release_limits(
     connection: Connection, key_id: int, windows: list[list[int]], amount_nanos: int
 ) -> None:
     """What came back may be spent again, under the limits that the charge counted against."""

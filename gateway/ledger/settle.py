@@ -18,13 +18,13 @@ import msgspec
 from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select, update
 
 from gateway.accounts.locks import lock_accounts
-from gateway.ledger.bounds import close_windows
+from gateway.ledger.bounds import settle_windows
 from gateway.ledger.closed import UNITS, ClosedRequest, Output, RequestError, Status
 from gateway.ledger.concurrency import COUNTED
 from gateway.ledger.extend import Extension, extend
-from gateway.ledger.lots import burn
+from gateway.ledger.lots import consume
 from gateway.ledger.prices import PriceCache, read_price
-from gateway.ledger.steps import Running, StepLine, charge_each, measure, write_steps
+from gateway.ledger.steps import Running, StepLine, charge_steps, measure_steps, write_steps
 from gateway.ledger.workflow_plan import plan_of
 from gateway.pricing import NANOS_MAX, UnpricedUsage, charge, clip, quote
 from gateway.tables.core import (
@@ -42,7 +42,7 @@ from workers.contract.jobs import Job, RequestId, Timings, Usage, decode_job
 
 NOTHING: Final = Usage()
 UNTIMED: Final = Timings()
-BATCH_KEPT: Final = timedelta(days=1)
+BATCH_RETENTION: Final = timedelta(days=1)
 
 _UNREADABLE: Final[Mapping[str, Any]] = {
     "status": "failed",
@@ -216,7 +216,7 @@ def _close(
     try:
         job = decode_job(row["job"])
         plan = plan_of(job)
-        steps = None if plan is None else measure(connection, row["request_id"], plan)
+        steps = None if plan is None else measure_steps(connection, row["request_id"], plan)
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as problem:
         # Of another version, or damaged. Without its limits nothing can be charged, but the hold
         # must not stay for good.
@@ -241,7 +241,7 @@ def _close(
     if settlement.billable:
         try:
             if plan is not None and plan.by_steps:
-                lines = charge_each(connection, lines, prices)
+                lines = charge_steps(connection, lines, prices)
                 cost_nanos = sum(line.charge_nanos for line in lines)
             else:
                 bill = charge(read_price(connection, row["price_id"], prices), usage)
@@ -329,11 +329,11 @@ def _post(
             for id in sorted(key_held)
         ],
     )
-    close_windows(
+    settle_windows(
         connection,
         [(row["windows"], row["hold_nanos"], settled.closed.cost_nanos) for row, settled in ended],
     )
-    burn(connection, charged)
+    consume(connection, charged)
     paying = sorted(first)
     if not paying:
         return {}
@@ -399,7 +399,7 @@ def _keep_until(row: RowMapping, now: datetime, retention: timedelta) -> datetim
     if row["service_class"] == "batch":
         # Until it is in the batch's file, which may wait for a gateway after the batch's end.
         deadline_at: datetime = row["deadline_at"]
-        return max(deadline_at + BATCH_KEPT, now + retention)
+        return max(deadline_at + BATCH_RETENTION, now + retention)
     return now + retention
 
 

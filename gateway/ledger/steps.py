@@ -70,7 +70,7 @@ class StepMeasurement:
     clipped: bool
 
 
-def measure(connection: Connection, request_id: str, plan: WorkflowPlan) -> StepMeasurement:
+def measure_steps(connection: Connection, request_id: str, plan: WorkflowPlan) -> StepMeasurement:
     """Read what became of the steps, and forget those that have ended."""
     rows = list(
         connection.execute(
@@ -100,7 +100,7 @@ def measure(connection: Connection, request_id: str, plan: WorkflowPlan) -> Step
     )
 
 
-def charge_each(
+def charge_steps(
     connection: Connection, lines: Sequence[StepLine], prices: PriceCache
 ) -> tuple[StepLine, ...]:
     """Price every step by itself. Raise ``UnpricedUsage``."""
@@ -136,7 +136,7 @@ def write_steps(connection: Connection, closed: Sequence[tuple[str, Sequence[Ste
         connection.execute(insert(receipt_steps), rows)
 
 
-def steps_of(connection: Connection, request_id: str) -> tuple[StepLine, ...]:
+def read_steps(connection: Connection, request_id: str) -> tuple[StepLine, ...]:
     """Read the steps on a receipt, in their order; none of what is no workflow."""
     rows = connection.execute(
         select(receipt_steps)
@@ -153,7 +153,7 @@ def itemized(
     if price.components:
         yield from charge(price, usage).lines
         return
-    for line in steps_of(connection, request_id):
+    for line in read_steps(connection, request_id):
         if line.charge_nanos:
             yield from charge(read_price(connection, line.price_id, prices), line.usage).lines
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from gateway.accounts.locks import lock_accounts
 from gateway.checks.entered import NAME_MAX, REASON_MAX, check_amount, check_moment, check_text
-from gateway.ledger.lots import LotKind, burn, open_lot
+from gateway.ledger.lots import LotKind, consume, open_lot
 from gateway.ledger.periods import Clock, booking_time, utc_now
 from gateway.pricing import NANOS_MAX, format_usd
 from gateway.sql.database import wide_sum
@@ -134,7 +134,7 @@ def chargeback(
             connection, account, -covered, cash,
             kind="chargeback", key=key, actor=actor, reason=reason, now=now,
         )  # fmt: skip
-        burn(connection, {account_id: covered}, first="paid")
+        consume(connection, {account_id: covered}, first="paid")
     if covered < amount_nanos:
         owing = _insert(
             connection,
@@ -261,7 +261,7 @@ def _repay(connection: Connection, account_id: int, *, key: str, actor: str, now
             kind="chargeback", key=f"repay:{key}", actor=actor,
             reason="what was owed from a chargeback", now=now,
         )  # fmt: skip
-        burn(connection, {account_id: amount}, first="paid")
+        consume(connection, {account_id: amount}, first="paid")
 
 
 def _receivable(connection: Connection, account_id: int, now: datetime) -> int:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from sqlalchemy import Connection
 
-from gateway.aside import Kind, drop, is_set_aside
+from gateway.aside import Kind, delete_note, is_set_aside
 from gateway.batches import store as batches
 from gateway.errors import NotFound
 from gateway.ledger.periods import booking_time
@@ -30,7 +30,7 @@ def retry(connection: Connection, kind: Kind, name: str) -> None:
     check(connection, kind, name)
     if kind == "batch":
         batches.retry_now(connection, name)
-    drop(connection, kind, name)
+    delete_note(connection, kind, name)
 
 
 def release(connection: Connection, kind: Kind, name: str) -> None:
@@ -47,4 +47,4 @@ def release(connection: Connection, kind: Kind, name: str) -> None:
     elif kind == "batch":
         error = {"code": "released", "line": None, "message": RELEASED, "param": None}
         batches.fail(connection, name, error)
-    drop(connection, kind, name)
+    delete_note(connection, kind, name)

@@ -51,7 +51,7 @@ def new_payment_id() -> str:
     return f"pay_{secrets.token_hex(16)}"
 
 
-def note_payment(
+def record_payment(
     connection: Connection,
     payment_id: str,
     account_id: int,
@@ -131,7 +131,9 @@ def apply(connection: Connection, event: PaymentEvent, *, provider: str) -> Appl
     return _book(connection, row, event, provider)
 
 
-def compare(connection: Connection, paid: Sequence[PaidEvent], *, provider: str) -> list[Finding]:
+def compare_payments(
+    connection: Connection, paid: Sequence[PaidEvent], *, provider: str
+) -> list[Finding]:
     """R12: what the provider says was paid is what was booked."""
     rows = connection.execute(
         select(payments.c.reference, payments.c.amount_nanos, payments.c.transfer_id).where(

@@ -47,7 +47,7 @@ class PaidEvent:
     amount_cents: int
 
 
-class BadEvent(Exception):
+class InvalidEvent(Exception):
     """An event that is not the provider's: unsigned, signed with another secret, or too old."""
 
 
@@ -70,7 +70,7 @@ class PaymentProvider(Protocol):
         """Open a page for a payment in USD, once per id. Raise ``ProviderFailed``."""
 
     def read_event(self, body: bytes, signature: str) -> PaymentEvent:
-        """Verify and read an event. Raise ``BadEvent``."""
+        """Verify and read an event. Raise ``InvalidEvent``."""
 
     async def paid_since(self, moment: datetime) -> Sequence[PaidEvent]:
         """List the payments made since a moment. Raise ``ProviderFailed``."""

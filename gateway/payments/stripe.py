@@ -14,9 +14,9 @@ from typing import Any, Final, NoReturn
 import stripe
 
 from gateway.payments.provider import (
-    BadEvent,
     Checkout,
     EventKind,
+    InvalidEvent,
     PaidEvent,
     PaymentEvent,
     ProviderFailed,
@@ -92,9 +92,9 @@ class StripeProvider:
             event = json.loads(body)
             return read_event(event)
         except stripe.SignatureVerificationError as error:
-            raise BadEvent(str(error.user_message or error)) from None
+            raise InvalidEvent(str(error.user_message or error)) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadEvent(f"the event cannot be read: {error!r}") from None
+            raise InvalidEvent(f"the event cannot be read: {error!r}") from None
 
     async def paid_since(self, moment: datetime) -> Sequence[PaidEvent]:
         try:

@@ -41,7 +41,7 @@ from gateway.pricing import (
     Price,
     ServiceClass,
     UnpricedUsage,
-    is_known_ahead,
+    is_exact_quote,
     quote,
 )
 from gateway.requests.attachments import (
@@ -291,12 +291,12 @@ class Admission:
         )
         refuse_oversized(rates)
         call.taken = await self._rates.take(rates)
-        refuse_overrun(call.taken.readings)
+        refuse_overrun(call.taken.usages)
 
     async def _give_back(self, call: Caller) -> None:
         call.given_back = True
         if call.taken is not None:
-            await self._rates.give_back(call.taken)
+            await self._rates.undo(call.taken)
 
     async def _accept(
         self,
@@ -360,7 +360,7 @@ class Admission:
         if not isinstance(answer, (Held, Replayed)):
             raise refusal(answer, hold_nanos)
         if isinstance(answer, Held):
-            call.passed = answer.passed
+            call.soft_budgets_exceeded = answer.soft_budgets_exceeded
         return Admitted(
             request_id=answer.request_id,
             accepted_at=now,
@@ -370,7 +370,7 @@ class Admission:
             batch_key=prepared.batch_key,
             replayed=isinstance(answer, Replayed),
             hold_nanos=hold_nanos,
-            cost_nanos=quoted.bill.total_nanos if is_known_ahead(quoted.price) else None,
+            cost_nanos=quoted.bill.total_nanos if is_exact_quote(quoted.price) else None,
             slices=slices,
         )
 

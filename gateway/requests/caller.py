@@ -20,12 +20,12 @@ class Caller:
     given_back: bool = False
     alias: tuple[str, str] | None = None
     """The name that was ordered by and the model that it stands for, where they differ."""
-    passed: tuple[Budget, ...] = ()
+    soft_budgets_exceeded: tuple[Budget, ...] = ()
     """Soft budgets that its order went beyond."""
 
     @property
-    def readings(self) -> Sequence[LimitUsage] | None:
+    def usages(self) -> Sequence[LimitUsage] | None:
         """Its limits as they are once it has been answered; None if nothing was taken."""
         if self.taken is None:
             return None
-        return self.taken.undone() if self.given_back else self.taken.readings
+        return self.taken.usages_undone() if self.given_back else self.taken.usages

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.sql.outages import OUTAGE, outage_name
-from gateway.supervision import Beat, unheard
+from gateway.supervision import Beat, no_beat
 from workers.contract.jobs import RequestId
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Doubts:
             return
         self._doubts[request_id] = _Doubt(model, time.monotonic())
 
-    async def run(self, beat: Beat = unheard) -> None:
+    async def run(self, beat: Beat = no_beat) -> None:
         """Take back what is in doubt, until cancelled."""
         while True:
             await asyncio.sleep(PAUSE_S)

@@ -36,18 +36,18 @@ from gateway.files.fetch import Fetcher
 from gateway.files.retention import MediaStore
 from gateway.group_commit import GroupCommit
 from gateway.ids import new_request_id
-from gateway.ledger.closed import NOT_ENTERED, ClosedRequest
+from gateway.ledger.closed import NOT_QUEUED, ClosedRequest
 from gateway.ledger.concurrency import Defaults
 from gateway.ledger.extend import (
     Ended,
     ExtendAnswer,
     Extended,
     Extension,
-    cause,
+    cut_reason,
     extend,
     mark_cut,
 )
-from gateway.ledger.holds import HoldAnswer, HoldRequest, forget_output, hold
+from gateway.ledger.holds import HoldAnswer, HoldRequest, delete_output, hold
 from gateway.ledger.prices import LIST
 from gateway.ledger.receipts import Receipt, read_receipt
 from gateway.ledger.settle import Settlement
@@ -268,7 +268,7 @@ class Requests:
         ticket.attach(admitted)
         if not admitted.replayed:
             metrics.ACCEPTED.labels(order.model).inc()
-            metrics.SOFT_BUDGETS_PASSED.labels(order.model).inc(len(call.passed))
+            metrics.SOFT_BUDGETS_PASSED.labels(order.model).inc(len(call.soft_budgets_exceeded))
             reach("after_hold")
             await self._enqueue(call, ticket, admitted, order)
             reach("after_enqueue")
@@ -315,7 +315,7 @@ class Requests:
         except QUEUE_OUTAGE as error:
             log.warning("%s is left to the sweeper: %s", admitted.request_id, type(error).__name__)
             return
-        if status in NOT_ENTERED:
+        if status in NOT_QUEUED:
             ticket.close()
             call.given_back = True
             # A batch gives each attempt a name of its own, and looks the earlier ones up.
@@ -338,7 +338,7 @@ class Requests:
         if isinstance(answer, Extended):
             slices.held(extension)
         elif not isinstance(answer, Ended):
-            slices.refused(cause(answer))
+            slices.refused(cut_reason(answer))
 
     async def cut(self, model: str, request_id: RequestId, why: str) -> None:
         """Stop a stream for which nothing more can be held."""
@@ -448,7 +448,7 @@ class Requests:
     async def forget(self, account_id: int, request_id: str) -> None:
         """Drop what a closed request gave before its time; the receipt stays."""
         await self._database.write(
-            lambda connection: forget_output(connection, account_id, request_id)
+            lambda connection: delete_output(connection, account_id, request_id)
         )
         await self.media.forget(account_id, request_id)
 

@@ -39,7 +39,7 @@ from gateway.requests.notes import keep_notes
 from gateway.requests.streamed import NOT_STREAMED, Streamed, either, read_streamed
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE, QUEUE_OUTAGE
-from gateway.supervision import Beat, unheard
+from gateway.supervision import Beat, no_beat
 from gateway.workflows.runner import WorkflowRunner
 from gateway.workflows.store import StepEnd
 from workers.contract.jobs import (
@@ -124,7 +124,7 @@ class Settler:
         self._write = database.write
         self._clearing: set[asyncio.Task[None]] = set()
 
-    async def run(self, beat: Beat = unheard) -> None:
+    async def run(self, beat: Beat = no_beat) -> None:
         """Settle what workers report until cancelled; during an outage outcomes stay queued."""
         while True:
             try:
@@ -316,7 +316,7 @@ class Settler:
             except QUEUE_OUTAGE as error:
                 # Only a wake-up: whoever waits looks the request up by itself before long.
                 log.warning("settled requests not announced: %s", type(error).__name__)
-        await self._rates.give_back_unused([_unused(closing) for closing, _ in closed])
+        await self._rates.return_unused([_unused(closing) for closing, _ in closed])
         if cancelled := _cancelled_us([closing.closed for closing, _ in closed]):
             await self._cancelled.count(cancelled)
 

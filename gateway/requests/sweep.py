@@ -26,12 +26,12 @@ from gateway.dispatch.enqueue import Dispatch
 from gateway.errors import Unavailable
 from gateway.ids import first_request_id
 from gateway.leases import Lease
-from gateway.ledger.holds import OpenId, jobs_of, open_ids, overdue_holds
+from gateway.ledger.holds import OpenId, overdue_holds, read_jobs, read_open_ids
 from gateway.requests.settle import Settler
 from gateway.settings import Settings
 from gateway.sql.database import Database
 from gateway.sql.outages import OUTAGE
-from gateway.supervision import Beat, unheard
+from gateway.supervision import Beat, no_beat
 from gateway.workflows.runner import WorkflowRunner
 from workers.contract.jobs import RequestId, decode_job
 from workers.contract.queue import LIVE_S, QueueEntry
@@ -83,7 +83,7 @@ class Sweeper:
         self._mark = f"{settings.namespace}:sweep"
         self._lease = Lease(database, "sweep", held_s=2 * self._interval_s + LEASE_S)
 
-    async def run(self, beat: Beat = unheard) -> None:
+    async def run(self, beat: Beat = no_beat) -> None:
         """Sweep until cancelled, whenever this gateway has the lease."""
         try:
             while True:
@@ -95,15 +95,15 @@ class Sweeper:
                 await asyncio.sleep(self._interval_s)
         except asyncio.CancelledError:
             async with asyncio.timeout(1):
-                await self._lease.give_back()
+                await self._lease.release()
             raise
 
-    async def turn(self, beat: Beat = unheard) -> None:
+    async def turn(self, beat: Beat = no_beat) -> None:
         """Sweep once, if this gateway has the lease or can take it."""
-        if await self._lease.take():
+        if await self._lease.acquire():
             await self.sweep(beat)
 
-    async def sweep(self, beat: Beat = unheard) -> None:
+    async def sweep(self, beat: Beat = no_beat) -> None:
         """Close what is overdue, whatever the queue does; then queue what it has lost."""
         await self.expire_overdue(beat)
         await self.requeue_lost(beat)
@@ -112,7 +112,7 @@ class Sweeper:
 
     # --- What the queue lost ----------------------------------------------------------------------
 
-    async def requeue_lost(self, beat: Beat = unheard) -> int:
+    async def requeue_lost(self, beat: Beat = no_beat) -> int:
         """Queue open requests again that the queue has lost; return how many."""
         mark = cast(bytes | None, await self._redis.get(self._mark))
         now = datetime.now(UTC)
@@ -142,7 +142,7 @@ class Sweeper:
         """Check the holds between two ids, in bounded batches."""
         total = 0
         while True:
-            if not await self._lease.keep_if_short():
+            if not await self._lease.renew_if_needed():
                 raise TimeoutError("another gateway sweeps by now")
             found = await self._ids(after, until, CHUNK)
             total += await self._requeue(found)
@@ -170,7 +170,7 @@ class Sweeper:
 
     async def _ids(self, after: RequestId, until: RequestId, limit: int) -> list[OpenId]:
         return await self._database.read(
-            lambda connection: open_ids(connection, after=after, until=until, limit=limit)
+            lambda connection: read_open_ids(connection, after=after, until=until, limit=limit)
         )
 
     async def _requeue(self, found: Sequence[OpenId]) -> int:
@@ -186,7 +186,7 @@ class Sweeper:
 
     async def _requeue_jobs(self, model: str, ids: Sequence[str]) -> int:
         before = datetime.now(UTC) - timedelta(seconds=UNTOUCHED_S)
-        rows = await self._database.read(lambda connection: jobs_of(connection, ids))
+        rows = await self._database.read(lambda connection: read_jobs(connection, ids))
         entries: list[QueueEntry] = []
         workflows: list[RequestId] = []
         for row in rows:
@@ -206,7 +206,7 @@ class Sweeper:
 
     # --- What is out of time ----------------------------------------------------------------------
 
-    async def expire_overdue(self, beat: Beat = unheard) -> int:
+    async def expire_overdue(self, beat: Beat = no_beat) -> int:
         """Release what is past its deadline and still open; return how many were tried."""
         self._expired_at = time.monotonic()
         before = datetime.now(UTC) - timedelta(seconds=GRACE_S)

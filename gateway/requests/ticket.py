@@ -263,7 +263,7 @@ def raise_unless_succeeded(closed: ClosedRequest) -> None:
     """Turn an unsuccessful end into the error that the client sees."""
     if closed.status == "succeeded":
         return
-    if not closed.entered:
+    if not closed.was_queued:
         raise not_entered(closed.reason)
     raise RequestFailed(
         closed.error.code if closed.error else closed.status,

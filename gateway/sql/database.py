@@ -40,9 +40,9 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
 
+from gateway.concurrency_limiter import ConcurrencyLimiter
 from gateway.sql.lanes import MIGRATE, READ, REPORT, SLOW, WRITE, Lane, deadlocked
 from gateway.sql.lanes import open_engine as open_engine
-from gateway.turns import Turns
 
 T = TypeVar("T")
 
@@ -185,8 +185,8 @@ class Database:
         self._snapshot = self.engine.execution_options(reads=True, **isolation)
         # A writer beside SQLite's only one would wait for its lock in the file, by polling.
         self._slow_writer = self._lanes["write" if sqlite else "slow"].executor
-        self._turns = Turns(REPORTS_PER_ACCOUNT, waiting_max=REPORTS_WAITING)
-        self._long_turns = Turns(1, waiting_max=REPORTS_PER_ACCOUNT)
+        self._report_limiter = ConcurrencyLimiter(REPORTS_PER_ACCOUNT, waiting_max=REPORTS_WAITING)
+        self._long_report_limiter = ConcurrencyLimiter(1, waiting_max=REPORTS_PER_ACCOUNT)
         self._long = asyncio.Semaphore(LONG_REPORTS)
 
     async def write(self, function: Callable[[Connection], T]) -> T:
@@ -203,12 +203,12 @@ class Database:
         An account has a few of them at a time and some more waiting, so that it cannot keep the
         others from theirs. Raise ``TooManyRequests`` beyond that.
         """
-        async with self._turns.of(account_id):
+        async with self._report_limiter.acquire(account_id):
             return await self._lanes["report"].run(function)
 
     async def long_report(self, function: Callable[[Connection], T], *, account_id: int) -> T:
         """Read a report that may take minutes: one of an account at a time, and few in all."""
-        async with self._long_turns.of(account_id), self._long:
+        async with self._long_report_limiter.acquire(account_id), self._long:
             return await self.slow(function)
 
     async def slow(self, function: Callable[[Connection], T]) -> T:

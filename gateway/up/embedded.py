@@ -48,7 +48,7 @@ STARTING_CREDIT: Final = "5"
 KEYS_FILE: Final = "first-keys.env"
 LOG_BYTES_MAX: Final = 10_000_000
 """Size at which a log is moved aside; the one before it is then dropped."""
-LOOK_AT_LOGS_S: Final = 10.0
+LOG_CHECK_S: Final = 10.0
 READY_S: Final = 120.0
 STOP_S: Final = 15.0
 """What has not ended so long after it was asked to is killed."""
@@ -104,7 +104,7 @@ class Child:
                 self.failures = 0
             pause = RESTART_PAUSES_S[min(self.failures, len(RESTART_PAUSES_S) - 1)]
             self.failures += 1
-            say(f"{self.name} ended with {code}; starting it again (see {self.log})")
+            print_line(f"{self.name} ended with {code}; starting it again (see {self.log})")
             await asyncio.sleep(pause)
             if not self._stopped():
                 await self.start()
@@ -114,7 +114,7 @@ class Child:
         while not self.stopping:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(rotate, self.log)
-            await asyncio.sleep(LOOK_AT_LOGS_S)
+            await asyncio.sleep(LOG_CHECK_S)
 
     def _stopped(self) -> bool:
         return self.stopping
@@ -218,9 +218,9 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
         if not stop.is_set():
             await ready
             tasks.append(asyncio.create_task(_keep_live(settings, gateway)))
-            _greet(settings, home)
+            _print_welcome(settings, home)
             await stopped
-        say("stopping")
+        print_line("stopping")
         ready.cancel()
     finally:
         for item in children:
@@ -307,12 +307,12 @@ async def _keep_live(settings: Settings, gateway: Child) -> None:
                 continue
             if process.returncode is None:
                 why = "does not answer" if answer is None else f"is not live: {answer.text}"
-                say(f"{gateway.name} {why}; starting it again (see {gateway.log})")
+                print_line(f"{gateway.name} {why}; starting it again (see {gateway.log})")
                 await gateway.end()
             failures = 0
 
 
-def _greet(settings: Settings, home: Path) -> None:
+def _print_welcome(settings: Settings, home: Path) -> None:
     """Print the addresses and a first call. The key itself goes to a terminal only: any other
     output is kept in somebody's journal."""
     url = f"http://{settings.host}:{settings.port}"
@@ -324,12 +324,12 @@ def _greet(settings: Settings, home: Path) -> None:
                 name, _, value = line.partition("=")
                 if name == "TOLLGATE_API_KEY":
                     key = value
-        say(f"API key   {key}   (also in {path})")
+        print_line(f"API key   {key}   (also in {path})")
     else:
-        say(f"API key   in {path}")
-    say(f"API docs  {url}/schema")
-    say(f"ready {url}")
-    say(
+        print_line(f"API key   in {path}")
+    print_line(f"API docs  {url}/schema")
+    print_line(f"ready {url}")
+    print_line(
         f'curl {url}/v1/chat/completions -H "Authorization: Bearer {key}" '
         "-H 'Content-Type: application/json' -d "
         """'{"model": "pocket-chat", "messages": """
@@ -368,7 +368,7 @@ def _check_port(settings: Settings) -> None:
             ) from None
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     click.echo(line)
     sys.stdout.flush()
 

@@ -364,7 +364,7 @@ def send_again(
     return find_delivery(connection, request_id, account_id=account_id)
 
 
-def forget_ended(connection: Connection, before: datetime, *, limit: int) -> int:
+def delete_ended(connection: Connection, before: datetime, *, limit: int) -> int:
     """Delete deliveries that ended before a moment, with their attempts; return their number."""
     ids = connection.scalars(
         select(_TABLE.c.request_id)

@@ -30,7 +30,7 @@ from gateway.errors import NotFound
 from gateway.ledger.closed import ClosedRequest
 from gateway.sql.database import Database
 from gateway.sql.outages import SQL_OUTAGE
-from gateway.supervision import Beat, unheard
+from gateway.supervision import Beat, no_beat
 from gateway.tasks.submission import OpenRequest
 from gateway.webhooks.deliveries import AttemptResult, Claim, Claimed, claim, record
 from gateway.webhooks.lanes import POOL, Lanes
@@ -77,7 +77,7 @@ class Webhooks:
         self._ended = asyncio.Event()
         self._after = 0
 
-    async def run(self, beat: Beat = unheard) -> None:
+    async def run(self, beat: Beat = no_beat) -> None:
         """Send what is due until cancelled; a place in the pool is filled when it becomes free."""
         self._lanes = Lanes()
         async with (

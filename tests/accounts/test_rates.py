@@ -51,11 +51,11 @@ def rates(*limits: Limit, key: int = KEY, model: str = "echo", most: int = 0) ->
 
 
 def refused(taken: RateReservation) -> bool:
-    return any(reading.wait_s for reading in taken.readings)
+    return any(usage.wait_s for usage in taken.usages)
 
 
 def remaining(taken: RateReservation) -> list[int]:
-    return [reading.remaining for reading in taken.readings]
+    return [usage.remaining for usage in taken.usages]
 
 
 @pytest.mark.parametrize("limit", [1, 50, 199])
@@ -108,9 +108,9 @@ async def test_limits_of_account_key_and_model_are_taken_together(server_url: st
 async def test_what_is_not_accepted_in_the_end_is_given_back(server_url: str) -> None:
     async with gateways(server_url, 2) as both:
         taken = await both[0].take(rates(requests(1), tokens(100), most=100))
-        assert [reading.remaining for reading in taken.undone()] == [1, 100]
+        assert [usage.remaining for usage in taken.usages_undone()] == [1, 100]
 
-        await both[1].give_back(taken)
+        await both[1].undo(taken)
 
         assert not refused(await both[0].take(rates(requests(1), tokens(100), most=100)))
 
@@ -122,10 +122,10 @@ async def test_tokens_that_were_not_used_are_given_back_once_the_request_has_end
         limits = (requests(10), tokens(100), tokens(150, key=None))
         taken = await both[0].take(rates(*limits, most=100))
 
-        await both[1].give_back_unused([UnusedRates(taken.note, requests=0, tokens=70)])
+        await both[1].return_unused([UnusedRates(taken.note, requests=0, tokens=70)])
 
         read = await both[0].look(rates(*limits))
-        assert [reading.used for reading in read] == [1, 30, 30]
+        assert [usage.used for usage in read] == [1, 30, 30]
 
 
 async def test_giving_back_more_than_was_counted_leaves_nothing_below_zero(
@@ -134,10 +134,10 @@ async def test_giving_back_more_than_was_counted_leaves_nothing_below_zero(
     async with gateways(server_url, 1) as (gateway,):
         taken = await gateway.take(rates(tokens(100), most=10))
 
-        await gateway.give_back_unused([UnusedRates(taken.note, requests=0, tokens=70)] * 2)
+        await gateway.return_unused([UnusedRates(taken.note, requests=0, tokens=70)] * 2)
 
         read = await gateway.look(rates(tokens(100)))
-        assert [reading.used for reading in read] == [0]
+        assert [usage.used for usage in read] == [0]
 
 
 async def test_the_window_slides(server_url: str) -> None:
@@ -163,21 +163,21 @@ async def test_the_wait_that_a_refusal_names_is_enough_and_no_longer_than_the_wi
         assert not refused(await gateway.take(limit))
         answer = await gateway.take(limit)
 
-        assert 1 <= answer.readings[0].wait_s <= 2
-        await asyncio.sleep(answer.readings[0].wait_s + 1)
+        assert 1 <= answer.usages[0].wait_s <= 2
+        await asyncio.sleep(answer.usages[0].wait_s + 1)
         assert not refused(await gateway.take(limit))
 
 
 async def test_looking_counts_nothing(server_url: str) -> None:
     async with gateways(server_url, 1) as (gateway,):
         limits = rates(requests(5), tokens(100), most=10)
-        assert [reading.reset_s for reading in await gateway.look(limits)] == [0, 0]
+        assert [usage.reset_s for usage in await gateway.look(limits)] == [0, 0]
         await gateway.take(limits)
 
         for _ in range(3):
             read = await gateway.look(limits)
 
-        assert [(reading.remaining, reading.reset_s) for reading in read] == [(4, 60), (90, 60)]
+        assert [(usage.remaining, usage.reset_s) for usage in read] == [(4, 60), (90, 60)]
 
 
 async def test_a_refusal_names_the_limit_the_amount_and_the_wait(server_url: str) -> None:
@@ -189,7 +189,7 @@ async def test_a_refusal_names_the_limit_the_amount_and_the_wait(server_url: str
     with pytest.raises(
         TooManyRequests, match="This account, for echo, is limited to 1 requests per minute"
     ) as caught:
-        refuse_overrun(answer.readings)
+        refuse_overrun(answer.usages)
     assert caught.value.retry_after_s == 60
     assert caught.value.headers["X-Should-Retry"] == "true"
 
@@ -204,7 +204,7 @@ def test_a_request_larger_than_a_limit_is_told_not_to_come_again() -> None:
 
 async def test_without_the_server_nothing_is_let_through() -> None:
     async with gateways("unix:///nowhere/at/all", 1) as (gateway,):
-        assert not (await gateway.take(())).readings
+        assert not (await gateway.take(())).usages
         with pytest.raises(Unavailable):
             await gateway.take(rates(requests(5)))
-        await gateway.give_back_unused([UnusedRates('[1,["x:tokens"]]', requests=0, tokens=5)])
+        await gateway.return_unused([UnusedRates('[1,["x:tokens"]]', requests=0, tokens=5)])

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Table, text, update
 
 from gateway.accounts.budgets import create_budget
-from gateway.billing.audit import audit, audit_and_keep, last_audit
+from gateway.billing.audit import audit, last_audit, run_audit
 from gateway.billing.usage.rollups import build_due
 from gateway.ledger.holds import hold
 from gateway.ledger.refunds import refund
@@ -97,7 +97,7 @@ async def test_what_was_found_is_kept_for_every_gateway(books: Books) -> None:
         assert last_audit(connection) is None
         connection.execute(update(lots).values(remaining_nanos=lots.c.remaining_nanos - 1))
 
-    found = await audit_and_keep(books.database)
+    found = await run_audit(books.database)
 
     with books.database.transaction() as connection:
         assert last_audit(connection) == found

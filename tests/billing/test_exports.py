@@ -13,9 +13,10 @@ from zoneinfo import ZoneInfo
 import pyarrow.parquet
 import pytest
 
+from gateway.billing.exports import native
 from gateway.billing.exports.files import export
 from gateway.billing.exports.footer import Footer
-from gateway.billing.exports.reading import reading
+from gateway.billing.exports.native import connection_reader
 from gateway.billing.usage.report import Filters, Span, total, usage
 from gateway.ids import first_request_id
 from gateway.ledger.holds import hold
@@ -56,7 +57,7 @@ def write(
     chosen = Filters((books.account.id,), **filters)  # type: ignore[arg-type]
     with books.database.snapshot() as connection:
         parts = export(
-            reading(connection),
+            connection_reader(connection),
             SPAN,
             chosen,
             format=format,
@@ -144,7 +145,7 @@ def test_parts_make_the_same_file_as_one_whole(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = write(books)
-    monkeypatch.setattr(reading, "CHUNK", 2)
+    monkeypatch.setattr(native, "CHUNK", 2)
 
     assert write(books)[0] == whole
     parquet, footer = write(books, "parquet")

@@ -20,12 +20,12 @@ from gateway.batches.store import placed_requests
 from gateway.billing.entries import entries, find_entry
 from gateway.billing.exports.files import export
 from gateway.billing.exports.footer import Footer
-from gateway.billing.exports.reading import reading
+from gateway.billing.exports.native import connection_reader
 from gateway.billing.usage.report import Filters, Span, usage
 from gateway.ids import first_request_id
 from gateway.ledger.closed import ClosedRequest
 from gateway.ledger.holds import hold
-from gateway.performance import read_seen
+from gateway.performance import read_samples
 from gateway.requests import lookup
 from gateway.requests.lookup import RequestFilter
 from gateway.sql.database import Database
@@ -151,7 +151,7 @@ QUESTIONS: dict[str, Callable[[Connection, Books], object]] = {
     "ledger": lambda c, b: entries(c, b.account.id, limit=20),
     "ledger, rare kind": lambda c, b: entries(c, b.account.id, limit=20, kind="expiry"),
     "entry": lambda c, b: find_entry(c, b.account.id, 1001),
-    "statistics": lambda c, b: read_seen(c, "m7", NOW - timedelta(hours=1)),
+    "statistics": lambda c, b: read_samples(c, "m7", NOW - timedelta(hours=1)),
     "lines": lambda c, b: placed_requests(c, b.account.id, prefix_of("b3")),
     "usage": lambda c, b: usage(c, SPAN, ("model",), Filters((b.account.id,))),
     "usage by minute": lambda c, b: usage(
@@ -160,7 +160,7 @@ QUESTIONS: dict[str, Callable[[Connection, Books], object]] = {
     ),
     "export": lambda c, b: list(
         export(
-            reading(c), SPAN, Filters((b.account.id,)), format="csv", profile="native",
+            connection_reader(c), SPAN, Filters((b.account.id,)), format="csv", profile="native",
             footer=Footer(),
         )
     ),

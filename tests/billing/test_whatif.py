@@ -46,7 +46,7 @@ def test_each_model_is_repriced_and_what_has_no_price_stands_apart(books: Books)
     found = ask(books, {"m": DEAR})
 
     assert found == [
-        RepricedUsage("m", requests=2, charged_nanos=1000, would_nanos=2000),
+        RepricedUsage("m", requests=2, charged_nanos=1000, repriced_nanos=2000),
         RepricedUsage("n", unpriced_requests=1, unpriced_nanos=500),
     ]
     assert found[0].difference_nanos == 1000

@@ -52,7 +52,7 @@ def test_percentiles_are_by_nearest_rank_and_goodput_counts_what_kept_its_promis
     ]
     seen += [_seen(1, status="failed", reason="engine_error")] * 3
 
-    view = summarize(seen, SLO, 60.0, manner="writes")
+    view = summarize(seen, SLO, 60.0, kind="text")
 
     assert view["requests"] == 15
     assert view["ttft_ms"] == {"p50": 60.0, "p90": 110.0, "p95": 120.0, "p99": 120.0}
@@ -77,7 +77,7 @@ def test_what_draws_is_told_by_its_steps_and_what_it_made() -> None:
     # An upstream's requests have no steps, and what failed made nothing.
     seen += [drawn(1, steps=0, images=1, video_ms=1500), drawn(1, status="failed", reason="oom")]
 
-    view = summarize(seen, Slo(total_ms=500), 100.0, manner="draws")
+    view = summarize(seen, Slo(total_ms=500), 100.0, kind="visual")
 
     assert view["step_ms"] == {"p50": 25.0, "p90": 45.0, "p95": 50.0, "p99": 50.0}
     assert view["forward_ms"] == {"p50": 200.0, "p90": 360.0, "p95": 400.0, "p99": 400.0}
@@ -107,7 +107,7 @@ def test_what_speaks_is_told_by_its_first_sound_and_by_how_fast_it_is_made() -> 
         [spoken(number) for number in range(1, 11)],
         Slo(first_audio_ms=50),
         100.0,
-        manner="sounds",
+        kind="audio",
     )
 
     assert view["first_audio_ms"] == {"p50": 50.0, "p90": 90.0, "p95": 100.0, "p99": 100.0}
@@ -119,7 +119,7 @@ def test_what_speaks_is_told_by_its_first_sound_and_by_how_fast_it_is_made() -> 
 
 def test_of_a_few_requests_only_their_number_is_told() -> None:
     failed = [_seen(1, status="failed", reason="engine_error")] * 9
-    view = summarize([_seen(1)] * 4 + failed, SLO, 60.0, manner="writes")
+    view = summarize([_seen(1)] * 4 + failed, SLO, 60.0, kind="text")
 
     assert set(view) == {"requests", "capped", "slo"}
 

@@ -16,7 +16,7 @@ from gateway.ledger.extend import Extension, extend
 from gateway.ledger.holds import CreditInUse, Held, HoldAnswer, HoldRequest, hold
 from gateway.ledger.reconcile import reconcile
 from gateway.ledger.settle import Settlement
-from gateway.scheduled import count_chores
+from gateway.scheduled import recount_tasks
 from gateway.sql.database import Database
 from gateway.tables.core import accounts, holds, idempotency, keys
 from tests.ledger.books import HOLD, PEPPER, Books, done, open_books
@@ -269,8 +269,8 @@ async def test_wrong_counts_are_found_and_counted_again(books: Books) -> None:
     with books.database.snapshot() as connection:
         found = [str(each) for each in reconcile(connection, now=datetime.now(UTC))]
 
-    (chore,) = count_chores(books.database)
-    await chore.do()
+    (task,) = recount_tasks(books.database)
+    await task.run()
 
     assert found == [
         f"R3 account {books.account.id}: counts 2 open requests, but it should be 0",

@@ -17,8 +17,8 @@ from gateway.webhooks.deliveries import (
     Claim,
     Claimed,
     claim,
+    delete_ended,
     find_delivery,
-    forget_ended,
     list_deliveries,
     record,
     send_again,
@@ -220,7 +220,7 @@ def test_ended_deliveries_are_forgotten_in_bounded_batches(database: Database) -
         record(connection, [result(one, code=200) for one in taken[:4]], now)
 
     with database.transaction() as connection:
-        counts = [forget_ended(connection, now + SOON, limit=3) for _ in range(3)]
+        counts = [delete_ended(connection, now + SOON, limit=3) for _ in range(3)]
         left = list_deliveries(connection, account_id=None, limit=10)
         attempts = connection.scalar(select(func.count()).select_from(webhook_attempts))
 
@@ -262,7 +262,7 @@ def test_every_query_of_deliveries_uses_an_index(database: Database) -> None:
         list_deliveries(connection, account_id=4, limit=2)
         list_deliveries(connection, account_id=4, limit=2, status="failed")
         list_deliveries(connection, account_id=None, limit=2, status="failed")
-        forget_ended(connection, datetime.now(UTC), limit=2)
+        delete_ended(connection, datetime.now(UTC), limit=2)
     event.remove(database.engine, "before_cursor_execute", note)
 
     postgresql = database.engine.dialect.name == "postgresql"

@@ -14,7 +14,7 @@ from gateway.ledger.discounts import put_discount_in_force
 from gateway.ledger.holds import Held, HoldRequest, hold
 from gateway.ledger.prices import put_in_force, store_price
 from gateway.ledger.reconcile import reconcile
-from gateway.performance import read_seen
+from gateway.performance import read_samples
 from gateway.pricing import Component, Price
 from gateway.sql.database import Database
 from tests.ledger.books import HOLD, PRICE, Books, done, open_books
@@ -101,7 +101,7 @@ def test_under_another_list_a_batch_would_have_had_its_discount_too(books: Books
             ends_at=now + timedelta(hours=1),
         )
 
-    assert found == [RepricedUsage("m", requests=2, charged_nanos=750, would_nanos=1500)]
+    assert found == [RepricedUsage("m", requests=2, charged_nanos=750, repriced_nanos=1500)]
 
 
 def test_a_correction_leaves_a_batch_its_discount(books: Books) -> None:
@@ -131,7 +131,7 @@ def test_how_fast_a_model_is_is_told_by_those_who_waited(books: Books) -> None:
     run(books, books.order())
 
     with books.database.snapshot() as connection:
-        assert len(read_seen(connection, "m", LONG_AGO)) == 1
+        assert len(read_samples(connection, "m", LONG_AGO)) == 1
 
 
 def test_a_batch_takes_no_place_of_who_waits(books: Books) -> None:

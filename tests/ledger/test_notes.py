@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.ledger.holds import hold, jobs_of
+from gateway.ledger.holds import hold, read_jobs
 from gateway.requests.notes import keep_notes
 from gateway.sql.database import Database
 from tests.ledger.books import done, open_books
@@ -17,7 +17,7 @@ def test_note_is_in_the_job_that_is_queued_again(database: Database) -> None:
         keep_notes(connection, {first.request_id: "one"})
         keep_notes(connection, {first.request_id: "two", "req_unknown": "x"})
 
-        found = jobs_of(connection, [first.request_id, second.request_id])
+        found = read_jobs(connection, [first.request_id, second.request_id])
     jobs = {one.request_id: decode_job(one.job) for one in found}
     assert jobs[first.request_id].note == "two"
     assert jobs[second.request_id].note == ""

@@ -22,13 +22,13 @@ from gateway.ledger.transfers import owed
 from gateway.payments.payments import (
     Applied,
     apply,
-    compare,
+    compare_payments,
     list_payments,
     new_payment_id,
-    note_payment,
+    record_payment,
     set_reference,
 )
-from gateway.payments.provider import BadEvent, PaidEvent
+from gateway.payments.provider import InvalidEvent, PaidEvent
 from gateway.payments.stripe import StripeProvider
 from gateway.settings import Settings
 from gateway.sql.database import Database
@@ -92,7 +92,7 @@ def open_desk(database: Database) -> Desk:
     payment_id = new_payment_id()
     with database.transaction() as connection:
         account = create_account(connection, f"account {payment_id}")
-        note_payment(connection, payment_id, account.id, AMOUNT, provider="stripe")
+        record_payment(connection, payment_id, account.id, AMOUNT, provider="stripe")
         set_reference(connection, payment_id, f"cs_test_{payment_id.removeprefix('pay_')[:20]}")
     return Desk(database, account, payment_id)
 
@@ -192,10 +192,10 @@ def test_only_what_stripe_signed_is_read(desk: Desk) -> None:
         signed(body, at=int(time.time()) - 3600),
         signed(body + b" "),
     ):
-        with pytest.raises(BadEvent):
+        with pytest.raises(InvalidEvent):
             PROVIDER.read_event(body, signature)
     for nonsense in (b"", b"[]", b"{}", b'{"type": "charge.refunded", "data": {"object": {}}}'):
-        with pytest.raises(BadEvent):
+        with pytest.raises(InvalidEvent):
             PROVIDER.read_event(nonsense, signed(nonsense))
 
 
@@ -214,8 +214,8 @@ def test_the_providers_list_is_compared_with_the_books(desk: Desk) -> None:
     desk.deliver("completed")
     reference = f"cs_test_{desk.payment_id.removeprefix('pay_')[:20]}"
     with desk.database.transaction() as connection:
-        assert compare(connection, [PaidEvent(reference, 2500)], provider="stripe") == []
-        found = compare(
+        assert compare_payments(connection, [PaidEvent(reference, 2500)], provider="stripe") == []
+        found = compare_payments(
             connection, [PaidEvent(reference, 2400), PaidEvent("cs_lost", 500)], provider="stripe"
         )
 

@@ -36,7 +36,7 @@ from gateway.ledger.reconcile import reconcile
 from gateway.ledger.settle import settle
 from gateway.ledger.transfers import owed
 from gateway.pricing import NANOS_PER_USD, Component, Price
-from gateway.scheduled import close_chores
+from gateway.scheduled import close_tasks
 from gateway.sql.database import Database, migrate, open_engine
 from gateway.tables.core import accounts, periods, price_periods, prices, transfers
 from tests.ledger.books import PEPPER, Books, done, open_books
@@ -147,8 +147,8 @@ async def test_period_that_is_not_a_month_is_reported_and_stops_no_close(tmp_pat
         connection.execute(insert(periods).values(month="2026-01", state="open"))
         connection.exec_driver_sql("PRAGMA ignore_check_constraints = OFF")
 
-    [chore] = close_chores(database)
-    await chore.do()
+    [task] = close_tasks(database)
+    await task.run()
 
     with database.snapshot() as connection:
         states = {each.month: each.state for each in list_periods(connection)}

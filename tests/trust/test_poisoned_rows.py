@@ -15,7 +15,7 @@ import pytest
 import redis
 from sqlalchemy import Connection, insert, select, update
 
-from gateway.aside import count_aside, put_aside, tidy
+from gateway.aside import add_note, count_notes, delete_obsolete_notes
 from gateway.ids import new_id, new_request_id
 from gateway.ledger.workflow_plan import PlannedStep, WorkflowPlan
 from gateway.sql.database import Database
@@ -329,11 +329,11 @@ def test_a_database_of_notes_is_tidied(stack: Stack) -> None:
     database = Database(stack.database_url)
     try:
         with database.transaction() as connection:
-            put_aside(connection, "request", "req_that_ended", "x")
-            put_aside(connection, "outcome", "req_recent", "x")
-            tidy(connection, datetime.now(UTC))
-            assert not count_aside(connection).get("request")
-            assert count_aside(connection)["outcome"] >= 1
+            add_note(connection, "request", "req_that_ended", "x")
+            add_note(connection, "outcome", "req_recent", "x")
+            delete_obsolete_notes(connection, datetime.now(UTC))
+            assert not count_notes(connection).get("request")
+            assert count_notes(connection)["outcome"] >= 1
             connection.execute(set_aside.delete().where(set_aside.c.name == "req_recent"))
     finally:
         database.engine.dispose()

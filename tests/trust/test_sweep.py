@@ -14,13 +14,13 @@ from sqlalchemy import insert, select, update
 
 from gateway.accounts.cancelled import CancelledTime
 from gateway.accounts.rates import Rates
-from gateway.aside import Aside, notes
+from gateway.aside import Aside, list_notes
 from gateway.catalog.store import LiveCatalog
 from gateway.dispatch.enqueue import Dispatch
 from gateway.dispatch.waiters import Waiters
 from gateway.files.retention import MediaStore
 from gateway.leases import Lease
-from gateway.ledger.holds import forget_keys, forget_outputs, hold
+from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys, hold
 from gateway.ledger.reconcile import reconcile
 from gateway.requests import sweep as sweeping
 from gateway.requests.settle import Settler
@@ -206,13 +206,13 @@ async def test_a_lease_is_free_once_it_has_lapsed_or_was_given_back(database: Da
     second = Lease(database, "sweep", held_s=0)
     third = Lease(database, "sweep", held_s=60)
 
-    assert await first.take()
-    assert await first.take()
-    assert not await second.take()
-    await first.give_back()
-    assert await second.take()
-    assert await third.take()
-    assert not await second.keep_if_short()
+    assert await first.acquire()
+    assert await first.acquire()
+    assert not await second.acquire()
+    await first.release()
+    assert await second.acquire()
+    assert await third.acquire()
+    assert not await second.renew_if_needed()
 
 
 async def test_overdue_requests_are_released_though_one_cannot_be_closed(
@@ -228,7 +228,7 @@ async def test_overdue_requests_are_released_though_one_cannot_be_closed(
 
     with made.database.transaction() as connection:
         left = set(connection.execute(select(holds.c.request_id)).scalars())
-        noted = {note.name for note in notes(connection, limit=100)}
+        noted = {note.name for note in list_notes(connection, limit=100)}
     assert left == noted == set(bad)
     assert not left & set(good)
 
@@ -269,8 +269,8 @@ async def test_what_is_past_its_time_is_forgotten_in_bounded_batches(made: Made)
         )
         now = datetime.now(UTC)
 
-        deleted = [forget_outputs(connection, now, limit=3) for _ in range(3)]
-        forgotten = [forget_keys(connection, now, limit=3) for _ in range(3)]
+        deleted = [delete_expired_outputs(connection, now, limit=3) for _ in range(3)]
+        forgotten = [delete_idempotency_keys(connection, now, limit=3) for _ in range(3)]
 
         assert deleted == forgotten == [3, 2, 0]
         assert reconcile(connection, now=now) == []

@@ -8,7 +8,7 @@ from litestar import Controller, Request, Response, get, post
 
 from gateway.api.http.access import caller
 from gateway.api.http.answers import json_response
-from gateway.billing.audit import Reconciliation, audit_and_keep, last_audit
+from gateway.billing.audit import Reconciliation, last_audit, run_audit
 from gateway.catalog.store import LiveCatalog
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
@@ -62,7 +62,7 @@ class AdminController(Controller):
     )
     async def reconcile(self, request: Request[Any, Any, Any]) -> Response[ReconciliationView]:
         state = request.app.state
-        return json_response(_view(await audit_and_keep(state.database, state.payment_provider)))
+        return json_response(_view(await run_audit(state.database, state.payment_provider)))
 
     @get(
         "/reconcile",

@@ -10,7 +10,7 @@ from litestar.params import FromPath, FromQuery
 
 from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.bodies import check_limit
-from gateway.aside import Kind, Note, drop, notes
+from gateway.aside import Kind, Note, delete_note, list_notes
 from gateway.checks.moments import timestamp
 from gateway.operations.set_aside import check, release, retry
 from gateway.requests.service import Requests
@@ -51,7 +51,7 @@ class SetAsideController(Controller):
     ) -> Response[ListView[SetAsideView]]:
         check_limit(limit)
         database: Database = request.app.state.database
-        found = await database.read(lambda connection: notes(connection, limit=limit))
+        found = await database.read(lambda connection: list_notes(connection, limit=limit))
         return json_response({"object": "list", "data": [_view(note) for note in found]})
 
     @post(
@@ -75,7 +75,7 @@ class SetAsideController(Controller):
             await database.read(lambda connection: check(connection, kind, name))
             # Here, and not in SQL alone: whoever waits for it is told.
             await requests.release(name)
-            await database.write(functools.partial(drop, kind=kind, name=name))
+            await database.write(functools.partial(delete_note, kind=kind, name=name))
         else:
             act = release if action == "release" else retry
             await database.write(functools.partial(act, kind=kind, name=name))

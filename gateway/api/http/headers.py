@@ -55,17 +55,18 @@ async def add_limit_headers(message: Message, scope: Scope) -> None:
     call: Caller | None = connection.state.get("call")
     if call is None or scope["route_handler"].opt.get("scope") != "inference":
         return
-    readings = call.readings
-    if readings is None:
-        readings = await _look(connection.app.state.rates, call)
+    usages = call.usages
+    if usages is None:
+        usages = await _look(connection.app.state.rates, call)
     headers = MutableScopeHeaders.from_message(message)
-    for name, value in limit_headers(readings).items():
+    for name, value in limit_headers(usages).items():
         headers[name] = value
     if call.alias is not None:
         headers[ALIAS_HEADER] = " -> ".join(call.alias)
-    if call.passed:
+    if call.soft_budgets_exceeded:
         headers["X-Budget-Exceeded"] = ", ".join(
-            quote(budget.name or f"budget {budget.id}", safe=" ") for budget in call.passed
+            quote(budget.name or f"budget {budget.id}", safe=" ")
+            for budget in call.soft_budgets_exceeded
         )
 
 
@@ -78,22 +79,22 @@ def allowed_methods(routes: Iterable[BaseRoute]) -> Mapping[str, str]:
     return {path: ", ".join(sorted(methods)) for path, methods in found.items()}
 
 
-def limit_headers(readings: Sequence[LimitUsage]) -> Mapping[str, str]:
-    """Write readings as headers; none where nothing is limited."""
+def limit_headers(usages: Sequence[LimitUsage]) -> Mapping[str, str]:
+    """Write usages as headers; none where nothing is limited."""
     headers: dict[str, str] = {}
     for unit in ("requests", "tokens"):
-        of_unit = [reading for reading in readings if reading.rate.unit == unit]
+        of_unit = [usage for usage in usages if usage.rate.unit == unit]
         if of_unit:
-            least = min(of_unit, key=lambda reading: (reading.remaining, -reading.reset_s))
+            least = min(of_unit, key=lambda usage: (usage.remaining, -usage.reset_s))
             headers[f"x-ratelimit-limit-{unit}"] = str(least.rate.per_minute)
             headers[f"x-ratelimit-remaining-{unit}"] = str(least.remaining)
             headers[f"x-ratelimit-reset-{unit}"] = duration(least.reset_s)
-    if readings:
+    if usages:
         headers["RateLimit-Policy"] = ", ".join(
-            f'"{_name(reading)}";q={reading.rate.per_minute};w={WINDOW_S}' for reading in readings
+            f'"{_name(usage)}";q={usage.rate.per_minute};w={WINDOW_S}' for usage in usages
         )
         headers["RateLimit"] = ", ".join(
-            f'"{_name(reading)}";r={reading.remaining};t={reading.reset_s}' for reading in readings
+            f'"{_name(usage)}";r={usage.remaining};t={usage.reset_s}' for usage in usages
         )
     return headers
 
@@ -104,11 +105,11 @@ def duration(seconds: int) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def _name(reading: LimitUsage) -> str:
+def _name(usage: LimitUsage) -> str:
     """Such as ``key-requests`` or ``account-tokens-for-model``: what a limit covers."""
-    limit = reading.rate.limit
+    limit = usage.rate.limit
     who = "account" if limit.key_id is None else "key"
-    return f"{who}-{reading.rate.unit}" + ("-for-model" if limit.model is not None else "")
+    return f"{who}-{usage.rate.unit}" + ("-for-model" if limit.model is not None else "")
 
 
 async def _look(rates: Rates, call: Caller) -> Sequence[LimitUsage]:

@@ -28,4 +28,4 @@ async def may_store(
     await room.check(call.key.account_id, size=size)
     found = wanted(call.key.limits, call.key.id, "", tokens=0)
     call.taken = await rates.take([rate for rate in found if rate.unit == "requests"])
-    refuse_overrun(call.taken.readings)
+    refuse_overrun(call.taken.usages)

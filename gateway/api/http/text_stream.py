@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.errors import RequestFailed
 from gateway.ledger.closed import ClosedRequest
-from gateway.ledger.extend import CAUSES
+from gateway.ledger.extend import CUT_REASONS
 from workers.contract.jobs import Choice, SentEvent, TokenLogprob, Tokens, ToolCall
 
 
@@ -124,7 +124,7 @@ def cut_of(closed: ClosedRequest) -> str | None:
     A deadline ends a text as a limit on its length does, so every client knows what to make of it;
     the receipt gives ``deadline`` as the reason.
     """
-    if closed.reason in CAUSES:
+    if closed.reason in CUT_REASONS:
         return closed.reason
     delivered = closed.status == "expired" and closed.output is not None
     return "length" if delivered else None

@@ -34,7 +34,7 @@ from gateway.catalog.views import (
     WhosePriceView,
 )
 from gateway.errors import InvalidRequest, NotFound
-from gateway.performance import Performance, StatsView, Window, manner_of
+from gateway.performance import Performance, StatsView, Window, output_kind
 from gateway.requests.service import Requests
 
 STATS: Final = "/stats"
@@ -89,10 +89,8 @@ class CatalogController(Controller):
         if name.endswith(STATS) and live.entry(live.resolve(name.strip("/"))) is None:
             entry = _find(request, name.removesuffix(STATS))
             performance: Performance = request.app.state.performance
-            manner = manner_of(entry.task)
-            return json_response(
-                await performance.stats(entry.name, entry.slo, window, manner=manner)
-            )
+            kind = output_kind(entry.task)
+            return json_response(await performance.stats(entry.name, entry.slo, window, kind=kind))
         requests: Requests = request.app.state.requests
         if name.endswith(PROVIDERS) and live.entry(live.resolve(name.strip("/"))) is None:
             entry = _find(request, name.removesuffix(PROVIDERS))

@@ -19,10 +19,10 @@ from gateway.payments.payments import (
     apply,
     list_payments,
     new_payment_id,
-    note_payment,
+    record_payment,
     set_reference,
 )
-from gateway.payments.provider import BadEvent, PaymentProvider, ProviderFailed
+from gateway.payments.provider import InvalidEvent, PaymentProvider, ProviderFailed
 from gateway.pricing import format_usd, parse_usd
 from gateway.settings import Settings
 from gateway.sql.database import Database
@@ -100,7 +100,7 @@ class PaymentsController(Controller):
         payment_id = new_payment_id()
         database: Database = request.app.state.database
         made = await database.write(
-            lambda connection: note_payment(
+            lambda connection: record_payment(
                 connection, payment_id, key.account_id, amount, provider=provider.name
             )
         )
@@ -170,7 +170,7 @@ class ProviderEventsController(Controller):
         body = await request.body()
         try:
             event = provider.read_event(body, request.headers.get("stripe-signature", ""))
-        except BadEvent as error:
+        except InvalidEvent as error:
             log.warning("an event was not Stripe's: %s", error)
             raise InvalidRequest(
                 "bad_signature", "This event is not signed as it must be."

@@ -209,7 +209,7 @@ class RequestsController(Controller):
             view["media"] = media_views(closed, links_of(request))
         settings: Settings = request.app.state.settings
         if "admin" in caller(request).scopes and settings.gpu_hour_usd is not None:
-            returned = sum(refund.amount_nanos for refund in found.given)
+            returned = sum(refund.amount_nanos for refund in found.refunds)
             view["operator"] = margin_view(closed, returned, parse_usd(settings.gpu_hour_usd))
         return json_response(view, headers=request_headers(closed.request_id))
 

@@ -220,7 +220,7 @@ def request_view(found: OpenRequest | ClosedRequest, links: UrlSigner) -> Reques
 
 def receipt_view(receipt: Receipt, slo: Slo | None = None) -> ReceiptView:
     """Itemise a request; of a workflow, with its steps."""
-    closed, given = receipt.closed, receipt.given
+    closed, given = receipt.closed, receipt.refunds
     timings = closed.timings
     view: ReceiptView = {
         "request_id": closed.request_id,

@@ -201,7 +201,7 @@ async def _generation(
 ) -> Response[DataView[GenerationView]]:
     requests: Requests = request.app.state.requests
     receipt = await requests.receipt(caller(request).account_id, id)
-    closed, refunds = receipt.closed, receipt.given
+    closed, refunds = receipt.closed, receipt.refunds
     given = sum(refund.amount_nanos for refund in refunds)
     timings, used = closed.timings, closed.usage
     prompt = used.input_tokens + used.cached_input_tokens

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gateway.billing.exports import focus
 from gateway.billing.exports.footer import Footer, Format, Profile
-from gateway.billing.exports.reading import (
+from gateway.billing.exports.native import (
     CSV_SCHEMA,
     PARQUET_SCHEMA,
     ExportReader,

@@ -15,12 +15,12 @@ import msgspec
 import pyarrow as pa
 from sqlalchemy import BigInteger, Connection, Select, cast, literal, null, select
 
-from gateway.billing.exports.reading import (
+from gateway.billing.exports.native import (
     ExportReader,
-    between,
     charge_pages,
-    chosen,
+    filter_conditions,
     refund_pages,
+    span_conditions,
     usd,
     usd_text,
 )
@@ -103,7 +103,7 @@ def _charged(span: Span, filters: Filters) -> Select[Any]:
     none = cast(null(), BigInteger)
     return _rows(
         literal("charge").label("kind"), receipts.c.settled_at, none.label("returned")
-    ).where(*between(span, filters), receipts.c.outcome == "charged")
+    ).where(*span_conditions(span, filters), receipts.c.outcome == "charged")
 
 
 def _returned(span: Span, filters: Filters) -> Select[Any]:
@@ -113,7 +113,7 @@ def _returned(span: Span, filters: Filters) -> Select[Any]:
         .where(
             refunds.c.booked_at >= span.starts_at,
             refunds.c.booked_at < span.ends_at,
-            *chosen(filters),
+            *filter_conditions(filters),
         )
     )
 

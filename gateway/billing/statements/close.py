@@ -50,7 +50,7 @@ from gateway.tables.core import (
 
 SETTLED_AFTER: Final = timedelta(minutes=5)
 """A month is closed no sooner after its end."""
-EVERYBODY: Final = 0
+ALL_ACCOUNTS: Final = 0
 NOTE_REASON_MAX: Final = 400
 """Of a credit note: its transfer repeats the reason after the invoice's number."""
 BASIS: Final = 10_000
@@ -158,7 +158,7 @@ def changed_since_close(connection: Connection, month: str) -> bool:
 
 def rebate_due(connection: Connection, account_id: int, month: str) -> int:
     """What the tiers of an account give back of its month: a part of the spending within each."""
-    tiers = _tiers(connection, account_id) or _tiers(connection, EVERYBODY)
+    tiers = _tiers(connection, account_id) or _tiers(connection, ALL_ACCOUNTS)
     span = span_of(month)
     spent = connection.execute(
         select(exact_sum(receipts.c.charge_nanos)).where(

@@ -26,13 +26,13 @@ class RepricedUsage:
     model: str
     requests: int = 0
     charged_nanos: int = 0
-    would_nanos: int = 0
+    repriced_nanos: int = 0
     unpriced_requests: int = 0
     unpriced_nanos: int = 0
 
     @property
     def difference_nanos(self) -> int:
-        return self.would_nanos - self.charged_nanos
+        return self.repriced_nanos - self.charged_nanos
 
 
 def whatif(
@@ -79,7 +79,7 @@ def whatif(
             continue
         sums.requests += 1
         sums.charged_nanos += charged
-        sums.would_nanos += would
+        sums.repriced_nanos += would
     return [found[model] for model in sorted(found)]
 
 

@@ -23,16 +23,16 @@ class _Queue:
     calls: int = field(default=0)
 
 
-class Turns:
-    """``at_once`` calls of one account run, and ``waiting_max`` wait for their turn."""
+class ConcurrencyLimiter:
+    """``concurrent_max`` calls of one account run, and ``waiting_max`` wait for their turn."""
 
-    def __init__(self, at_once: int, *, waiting_max: int) -> None:
-        self._at_once = at_once
-        self._calls_max = at_once + waiting_max
+    def __init__(self, concurrent_max: int, *, waiting_max: int) -> None:
+        self._at_once = concurrent_max
+        self._calls_max = concurrent_max + waiting_max
         self._queues: dict[int, _Queue] = {}
 
     @contextlib.asynccontextmanager
-    async def of(self, account_id: int | None) -> AsyncIterator[None]:
+    async def acquire(self, account_id: int | None) -> AsyncIterator[None]:
         """Wait for a turn of an account; None has one at once. Raise ``TooManyRequests``."""
         if account_id is None:
             yield

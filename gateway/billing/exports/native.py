@@ -117,7 +117,7 @@ class ExportReader(Protocol):
     def __call__(self, function: Callable[[Connection], T], /) -> T: ...
 
 
-def reading(connection: Connection) -> ExportReader:
+def connection_reader(connection: Connection) -> ExportReader:
     """Read everything in one transaction, of this thread."""
 
     def read(function: Callable[[Connection], T]) -> T:
@@ -131,8 +131,8 @@ def native_tables(
 ) -> Iterator[pa.Table]:
     """Read what was booked in a span: charges by request, then refunds by request."""
     for pages in (
-        charge_pages(read, _charges(span, filters), span, filters, whole),
-        refund_pages(read, _refunds(span, filters), whole),
+        charge_pages(read, _charges(span, filters), span, filters, keep_rows),
+        refund_pages(read, _refunds(span, filters), keep_rows),
     ):
         for rows in pages:
             yield _table(rows, span.zone, schema)
@@ -149,7 +149,7 @@ def charge_pages(
     id = receipts.c.request_id
     # An expression, so that the span is searched for its first id and not the ids for their span.
     borders = select(func.min(func.substr(id, 1)), func.max(func.substr(id, 1)))
-    borders = borders.where(*between(span, filters))
+    borders = borders.where(*span_conditions(span, filters))
     first, last = read(lambda connection: connection.execute(borders).one())
     if first is None:
         return
@@ -180,7 +180,7 @@ def refund_pages(
         page = query.where(tuple_(*order) > (rows[-1].request_id, rows[-1].seq))
 
 
-def whole(_: Connection, rows: Sequence[Any]) -> Sequence[Any]:
+def keep_rows(_: Connection, rows: Sequence[Any]) -> Sequence[Any]:
     return rows
 
 
@@ -194,7 +194,7 @@ def _page(
     return make(connection, rows) if rows else None, rows
 
 
-def between(span: Span, filters: Filters) -> list[Any]:
+def span_conditions(span: Span, filters: Filters) -> list[Any]:
     """Conditions for receipts that were booked in a span; ids lead, since they order the file."""
     conditions: list[Any] = [
         receipts.c.settled_at >= span.starts_at,
@@ -202,10 +202,10 @@ def between(span: Span, filters: Filters) -> list[Any]:
         # No id is from after its booking; from how long before, nobody can say.
         receipts.c.request_id < first_request_id(span.ends_at + timedelta(hours=1)),
     ]
-    return conditions + chosen(filters)
+    return conditions + filter_conditions(filters)
 
 
-def chosen(filters: Filters) -> list[Any]:
+def filter_conditions(filters: Filters) -> list[Any]:
     """Conditions for receipts of the accounts, keys, models and tasks asked for."""
     return [
         receipts.c[name].in_(values)
@@ -230,7 +230,7 @@ def _charges(span: Span, filters: Filters) -> Select[Any]:
             cast(receipts.c["metadata"], String),
         )
         .join(keys, keys.c.id == receipts.c.key_id)
-        .where(*between(span, filters))
+        .where(*span_conditions(span, filters))
     )
 
 
@@ -255,7 +255,7 @@ def _refunds(span: Span, filters: Filters) -> Select[Any]:
         .where(
             refunds.c.booked_at >= span.starts_at,
             refunds.c.booked_at < span.ends_at,
-            *chosen(filters),
+            *filter_conditions(filters),
         )
     )
 
@@ -288,17 +288,17 @@ def _table(rows: Sequence[Any], zone: ZoneInfo, schema: pa.Schema) -> pa.Table:
 
 def usd(nanos: pa.Array) -> pa.Array:
     """Make decimals of nano-dollars: the same digits, nine of them after the point."""
-    whole = nanos.cast(pa.decimal128(19, 0))
-    return pa.Array.from_buffers(_USD, len(whole), whole.buffers(), offset=whole.offset)
+    keep_rows = nanos.cast(pa.decimal128(19, 0))
+    return pa.Array.from_buffers(_USD, len(keep_rows), keep_rows.buffers(), offset=keep_rows.offset)
 
 
 def usd_text(nanos: pa.Array) -> pa.Array:
     """Write nano-dollars as decimals of USD with nine digits after the point."""
     size = pc.abs(nanos)
-    whole = pc.divide(size, NANOS_PER_USD)
-    rest = pc.subtract(size, pc.multiply(whole, NANOS_PER_USD))
+    keep_rows = pc.divide(size, NANOS_PER_USD)
+    rest = pc.subtract(size, pc.multiply(keep_rows, NANOS_PER_USD))
     digits = pc.utf8_lpad(rest.cast(pa.string()), 9, "0")
-    text = pc.binary_join_element_wise(whole.cast(pa.string()), digits, ".")
+    text = pc.binary_join_element_wise(keep_rows.cast(pa.string()), digits, ".")
     sign = pc.if_else(pc.less(nanos, 0), "-", "")
     return pc.binary_join_element_wise(sign, text, "")
 
