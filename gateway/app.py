@@ -21,11 +21,12 @@ from gateway.accounts.rates import Rates
 from gateway.api import admin, elevenlabs, gmi, native, openai, openrouter
 from gateway.api.front import FrontPageController
 from gateway.api.health import HealthController
-from gateway.api.http.access import Access, require_key
+from gateway.api.http.access import Access
 from gateway.api.http.bodies import EXCEPTION_HANDLERS
-from gateway.api.http.door import CheckedRequest, check_address
+from gateway.api.http.guards import check_address, require_key
 from gateway.api.http.headers import READABLE_HEADERS, add_limit_headers, allowed_methods
 from gateway.api.http.large_bodies import Bodies
+from gateway.api.http.request import ApiRequest, Services
 from gateway.api.native.catalog import CatalogController
 from gateway.api.native.views import request_view
 from gateway.api.openai.batches import ENDPOINTS
@@ -159,30 +160,30 @@ def create_app(settings: Settings) -> Litestar:
                 stored=StoredOutputs(blobs, links, file_bytes_max=settings.file_bytes_max),
                 settings=settings,
             )
-            app.state.update(
-                {
-                    "settings": settings,
-                    "database": database,
-                    "live": live,
-                    "requests": requests,
-                    "supervisor": supervisor,
-                    "readiness": Readiness(database, requests.watch, settings),
-                    "blobs": blobs,
-                    "files": files,
-                    "room": room,
-                    "bodies": bodies,
-                    "media": media,
-                    "links": links,
-                    "slots": UploadUrls.make(pepper),
-                    "voices": voices,
-                    "batches": batches,
-                    "rates": rates,
-                    "performance": Performance(database),
-                    "pepper": pepper,
-                    "payment_provider": payment_provider(settings),
-                    "access": Access(database, pepper=pepper),
-                }
+            services = Services(
+                settings=settings,
+                database=database,
+                live=live,
+                requests=requests,
+                supervisor=supervisor,
+                readiness=Readiness(database, requests.watch, settings),
+                blobs=blobs,
+                files=files,
+                room=room,
+                bodies=bodies,
+                media=media,
+                links=links,
+                slots=UploadUrls.make(pepper),
+                voices=voices,
+                batches=batches,
+                rates=rates,
+                performance=Performance(database),
+                pepper=pepper,
+                payment_provider=payment_provider(settings),
+                access=Access(database, pepper=pepper),
             )
+            app.state.services = services
+            app.state.update({name: getattr(services, name) for name in Services.__slots__})
             chores = Scheduler(
                 database,
                 [
@@ -197,7 +198,7 @@ def create_app(settings: Settings) -> Litestar:
                         database, keys_kept=timedelta(days=settings.idempotency_retention_days)
                     ),
                     *recount_tasks(database),
-                    *audit_tasks(database, app.state.payment_provider),
+                    *audit_tasks(database, services.payment_provider),
                     *(close_tasks(database) if settings.close_months else ()),
                 ],
             )
@@ -272,7 +273,7 @@ def create_app(settings: Settings) -> Litestar:
             HealthController,
         ],
         guards=[require_key, check_address],
-        request_class=CheckedRequest,
+        request_class=ApiRequest,
         before_send=[add_limit_headers],
         cors_config=cors_of(settings),
         lifespan=[lifespan],

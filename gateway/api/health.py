@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from gateway.api.http.access import check_scraper
 from gateway.api.http.answers import json_response
+from gateway.api.http.guards import check_scraper
+from gateway.api.http.request import ApiRequest
 from gateway.billing.audit import last_audit
 from gateway.catalog.availability import availability
-from gateway.catalog.store import LiveCatalog
 from gateway.metrics import RECONCILE_FINDINGS, RECONCILED_AT, REGISTRY
-from gateway.readiness import Readiness
-from gateway.requests.service import Requests
 from gateway.sql.outages import SQL_OUTAGE
-from gateway.supervision import Supervisor
 
 
 class LiveView(TypedDict):
@@ -44,8 +41,8 @@ class HealthController(Controller):
         opt={"errors": [503]},
         security=[],
     )
-    async def live(self, request: Request[Any, Any, Any]) -> Response[LiveView]:
-        supervisor: Supervisor = request.app.state.supervisor
+    async def live(self, request: ApiRequest) -> Response[LiveView]:
+        supervisor = request.services.supervisor
         late = supervisor.late()
         body: LiveView = {"status": "live"}
         if late:
@@ -62,20 +59,21 @@ class HealthController(Controller):
         "disks have room",
         security=[],
     )
-    async def ready(self, request: Request[Any, Any, Any]) -> Response[ReadyView]:
-        requests: Requests = request.app.state.requests
-        readiness: Readiness = request.app.state.readiness
-        checks = await readiness.checks()
+    async def ready(self, request: ApiRequest) -> Response[ReadyView]:
+        checks = await request.services.readiness.checks()
         ready = all(checks.values())
-        live: LiveCatalog = request.app.state.live
-        announced = requests.watch.announcements
-        served = [entry for entry in live.entries() if availability(entry, announced) is None]
+        announced = request.services.requests.watch.announcements
+        served = [
+            entry
+            for entry in request.services.live.entries()
+            if availability(entry, announced) is None
+        ]
         return json_response(
             {
                 "status": "ready" if ready else "not ready",
                 "checks": checks,
                 "models_served": len(served),
-                "set_aside": sum(readiness.set_aside.values()),
+                "set_aside": sum(request.services.readiness.set_aside.values()),
             },
             status=200 if ready else 503,
         )
@@ -92,14 +90,12 @@ class HealthController(Controller):
         description="With a key of the scope `admin` or the token of `TOLLGATE_METRICS_TOKEN`, "
         "unless the operator opened them to every caller or turned them off.",
     )
-    async def metrics(self, request: Request[Any, Any, Any]) -> Response[bytes]:
-        await check_scraper(request, request.app.state.settings)
-        requests: Requests = request.app.state.requests
-        requests.observe()
-        readiness: Readiness = request.app.state.readiness
-        await readiness.checks()
+    async def metrics(self, request: ApiRequest) -> Response[bytes]:
+        await check_scraper(request, request.services.settings)
+        request.services.requests.observe()
+        await request.services.readiness.checks()
         with contextlib.suppress(*SQL_OUTAGE):
-            found = await request.app.state.database.read(last_audit)
+            found = await request.services.database.read(last_audit)
             if found is not None:
                 RECONCILED_AT.set(found.finished_at.timestamp())
                 RECONCILE_FINDINGS.set(len(found.findings))

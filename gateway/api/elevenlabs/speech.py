@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 from litestar.background_tasks import BackgroundTask
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
@@ -25,16 +25,14 @@ from gateway.api.elevenlabs.views import (
     models_view,
     voice_of,
 )
-from gateway.api.http.access import call_of, caller
 from gateway.api.http.answering import order_of
 from gateway.api.http.answers import json_response
 from gateway.api.http.audio_response import begin, sound_response
 from gateway.api.http.content_types import SOUNDS
 from gateway.api.http.dialects import ELEVENLABS
+from gateway.api.http.request import ApiRequest
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.store import LiveCatalog
 from gateway.errors import InvalidRequest, NotFound, TollgateError, rename
-from gateway.requests.service import Requests
 from gateway.tasks.audio import MusicTask, SpeechTask, choose_audio_task
 from gateway.tasks.submission import Submission
 from gateway.voices.store import is_voice_id
@@ -55,9 +53,10 @@ class ElevenLabsController(Controller):
         operation_id="ElevenLabsListModels",
         summary="The models of sound, with their exact prices",
     )
-    async def models(self, request: Request[Any, Any, Any]) -> Response[list[SoundModelView]]:
-        requests: Requests = request.app.state.requests
-        return json_response(models_view(_entries(request), requests.watch.announcements))
+    async def models(self, request: ApiRequest) -> Response[list[SoundModelView]]:
+        return json_response(
+            models_view(_entries(request), request.services.requests.watch.announcements)
+        )
 
     @post(
         "/text-to-speech/{voice_id:str}",
@@ -68,7 +67,7 @@ class ElevenLabsController(Controller):
     )
     async def speak(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         voice_id: FromPath[str],
         data: JSONBody[SpokenBody],
         output_format: FromQuery[str | None] = None,
@@ -86,7 +85,7 @@ class ElevenLabsController(Controller):
     )
     async def speak_along(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         voice_id: FromPath[str],
         data: JSONBody[SpokenBody],
         output_format: FromQuery[str | None] = None,
@@ -117,7 +116,7 @@ class ElevenLabsController(Controller):
     )
     async def compose(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         data: JSONBody[ComposedBody],
         output_format: FromQuery[str | None] = None,
         enable_logging: FromQuery[bool] = True,
@@ -134,7 +133,7 @@ class ElevenLabsController(Controller):
     )
     async def compose_along(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         data: JSONBody[ComposedBody],
         output_format: FromQuery[str | None] = None,
         enable_logging: FromQuery[bool] = True,
@@ -147,7 +146,7 @@ class ElevenLabsController(Controller):
 
 
 async def _spoken(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     voice_id: str,
     data: SpokenBody,
     output_format: str | None,
@@ -171,7 +170,7 @@ async def _spoken(
 
 
 async def _composed(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     data: ComposedBody,
     output_format: str | None,
     *,
@@ -186,14 +185,14 @@ async def _composed(
 
 
 def _model(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     asked: str | None,
     usual: str,
     fits: Callable[[CatalogEntry], bool],
 ) -> tuple[str, CatalogEntry | None]:
     """The model that is meant, and by which name it is to be ordered."""
-    live: LiveCatalog = request.app.state.live
-    account_id = caller(request).account_id
+    live = request.services.live
+    account_id = request.key.account_id
     name = asked or usual
     entry = live.entry(live.resolve(name), account_id)
     if entry is not None:
@@ -206,16 +205,15 @@ def _model(
     return (entry.name if entry is not None else name), entry
 
 
-def _entries(request: Request[Any, Any, Any]) -> Sequence[CatalogEntry]:
-    live: LiveCatalog = request.app.state.live
-    return live.entries(caller(request).account_id)
+def _entries(request: ApiRequest) -> Sequence[CatalogEntry]:
+    return request.services.live.entries(request.key.account_id)
 
 
 # --- What is answered -----------------------------------------------------------------------------
 
 
 async def _answer(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     order: Submission,
     data: SpokenBody | ComposedBody,
     *,
@@ -223,9 +221,8 @@ async def _answer(
 ) -> Stream:
     """Place an order and answer with its sound; it stays no longer than that if it should not be
     kept."""
-    requests: Requests = request.app.state.requests
     try:
-        ticket = await requests.submit(call_of(request), order)
+        ticket = await request.services.requests.submit(request.caller, order)
         # Of an order that is no stream the first piece comes in the end, and with it the cost.
         begun = await begin(request, ticket)
     except TollgateError as error:
@@ -237,5 +234,7 @@ async def _answer(
     if isinstance(data, SpokenBody):
         answer.headers["character-cost"] = str(characters(data.text))
     if not kept:
-        answer.background = BackgroundTask(requests.forget, ticket.account_id, ticket.request_id)
+        answer.background = BackgroundTask(
+            request.services.requests.forget, ticket.account_id, ticket.request_id
+        )
     return answer

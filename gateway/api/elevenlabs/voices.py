@@ -8,23 +8,22 @@ with the id of one that was given before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict
 
-from litestar import Controller, Request, Response, delete, get, post
+from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
 from gateway.api.elevenlabs.bodies import AddedBody
 from gateway.api.elevenlabs.views import SoundVoiceView, kept_view, premade_views
-from gateway.api.http.access import caller
 from gateway.api.http.answers import json_response
 from gateway.api.http.dialects import ELEVENLABS
 from gateway.api.http.forms import described, receive
-from gateway.api.http.storing import may_store
+from gateway.api.http.guards import may_store
+from gateway.api.http.request import ApiRequest
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.store import LiveCatalog
 from gateway.errors import Conflict, InvalidRequest, NotFound, TollgateError
 from gateway.files.sources import SentSource, Source
-from gateway.voices.store import NewRecording, Recording, Voices, is_voice_id
+from gateway.voices.store import NewRecording, Recording, is_voice_id
 
 PAGE_MAX: Final = 100
 CONSENT: Final = "consent"
@@ -63,7 +62,7 @@ class ElevenLabsVoicesController(Controller):
         operation_id="ElevenLabsListVoices",
         summary="The voices that models have, and those of the account",
     )
-    async def index(self, request: Request[Any, Any, Any]) -> Response[SoundVoicesView]:
+    async def index(self, request: ApiRequest) -> Response[SoundVoicesView]:
         return json_response({"voices": await _views(request)})
 
     @get(
@@ -74,7 +73,7 @@ class ElevenLabsVoicesController(Controller):
     )
     async def search(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         search: FromQuery[str] = "",
         category: FromQuery[str | None] = None,
         page_size: FromQuery[int] = 10,
@@ -112,7 +111,7 @@ class ElevenLabsVoicesController(Controller):
         description="`files` are the recording and another one, whose name begins with `consent`, "
         "in which the speaker consents; or `labels` has the id of a consent as `consent`.",
     )
-    async def add(self, request: Request[Any, Any, Any]) -> Response[AddedVoiceView]:
+    async def add(self, request: ApiRequest) -> Response[AddedVoiceView]:
         received = await receive(request, repeated={"files": "files"})
         try:
             files = received.fields.get("files")
@@ -129,12 +128,10 @@ class ElevenLabsVoicesController(Controller):
         operation_id="ElevenLabsGetVoice",
         summary="What is known of a voice",
     )
-    async def show(
-        self, request: Request[Any, Any, Any], voice_id: FromPath[str]
-    ) -> Response[SoundVoiceView]:
+    async def show(self, request: ApiRequest, voice_id: FromPath[str]) -> Response[SoundVoiceView]:
         if is_voice_id(voice_id):
-            account_id = caller(request).account_id
-            voice = await _voices(request).find(account_id, "voice", voice_id)
+            account_id = request.key.account_id
+            voice = await request.services.voices.find(account_id, "voice", voice_id)
             return json_response(kept_view(voice, _entries(request)))
         for view in premade_views(_entries(request)):
             if view["voice_id"] == voice_id:
@@ -148,10 +145,8 @@ class ElevenLabsVoicesController(Controller):
         operation_id="ElevenLabsDeleteVoice",
         summary="Delete a voice of the account, and the consent that came with it",
     )
-    async def remove(
-        self, request: Request[Any, Any, Any], voice_id: FromPath[str]
-    ) -> Response[DoneView]:
-        voices, account_id = _voices(request), caller(request).account_id
+    async def remove(self, request: ApiRequest, voice_id: FromPath[str]) -> Response[DoneView]:
+        voices, account_id = request.services.voices, request.key.account_id
         voice = await voices.find(account_id, "voice", voice_id)
         assert voice.consent_id is not None
         consent = await voices.find(account_id, "consent", voice.consent_id)
@@ -162,9 +157,9 @@ class ElevenLabsVoicesController(Controller):
         return json_response({"status": "ok"})
 
 
-async def _add(request: Request[Any, Any, Any], data: AddedBody) -> Recording:
+async def _add(request: ApiRequest, data: AddedBody) -> Recording:
     """Keep a voice, and a consent that came along. Raise ``TollgateError``, then keep neither."""
-    voices, account_id = _voices(request), caller(request).account_id
+    voices, account_id = request.services.voices, request.key.account_id
     sample, consent = _sorted(data)
     labels = data.labels or {}
     consent_id = labels.get(CONSENT, "")
@@ -211,8 +206,8 @@ def _sorted(data: AddedBody) -> tuple[SentSource, SentSource | None]:
     return samples[0], consents[0] if consents else None
 
 
-async def _views(request: Request[Any, Any, Any]) -> list[SoundVoiceView]:
-    voices, account_id = _voices(request), caller(request).account_id
+async def _views(request: ApiRequest) -> list[SoundVoiceView]:
+    voices, account_id = request.services.voices, request.key.account_id
     entries, kept, after = _entries(request), list[Recording](), None
     while True:
         page = await voices.list(account_id, "voice", limit=PAGE_MAX, after=after)
@@ -223,11 +218,5 @@ async def _views(request: Request[Any, Any, Any]) -> list[SoundVoiceView]:
     return [*(kept_view(voice, entries) for voice in kept), *premade_views(entries)]
 
 
-def _entries(request: Request[Any, Any, Any]) -> Sequence[CatalogEntry]:
-    live: LiveCatalog = request.app.state.live
-    return live.entries(caller(request).account_id)
-
-
-def _voices(request: Request[Any, Any, Any]) -> Voices:
-    voices: Voices = request.app.state.voices
-    return voices
+def _entries(request: ApiRequest) -> Sequence[CatalogEntry]:
+    return request.services.live.entries(request.key.account_id)

@@ -11,33 +11,28 @@ import asyncio
 import re
 from typing import Annotated, Any, Final, TypedDict
 
-from litestar import Controller, Request, Response, delete, get, post
+from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.gmi.models import TASKS_OF_QUEUE, QueueModelView, check_in_queue, model_view
 from gateway.api.gmi.payloads import read_payload
 from gateway.api.gmi.views import AcceptedView, QueuedRequestView, accepted_view, request_view
-from gateway.api.http.access import call_of, caller
 from gateway.api.http.answers import json_response, request_headers
 from gateway.api.http.bodies import idempotency
 from gateway.api.http.dialects import GMI
+from gateway.api.http.guards import may_store
 from gateway.api.http.media_views import links_of
-from gateway.api.http.storing import may_store
+from gateway.api.http.request import ApiRequest
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.checks.public_urls import check_public_url
 from gateway.errors import InvalidRequest, NotFound, TollgateError
-from gateway.files.retention import MediaStore
-from gateway.files.room import Room
-from gateway.files.upload_urls import CONTENT_TYPES, UploadUrls
+from gateway.files.upload_urls import CONTENT_TYPES
 from gateway.ids import new_id
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.lookup import RequestFilter
-from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket
-from gateway.settings import Settings
 from gateway.tasks.submission import OpenRequest, Submission
 from workers.contract.jobs import Progress
 
@@ -104,9 +99,8 @@ class GmiController(Controller):
         operation_id="ListQueueModels",
         summary="The names of all models that make pictures, videos or sound",
     )
-    async def models(self, request: Request[Any, Any, Any]) -> Response[ModelIdsView]:
-        live: LiveCatalog = request.app.state.live
-        entries = live.entries(caller(request).account_id)
+    async def models(self, request: ApiRequest) -> Response[ModelIdsView]:
+        entries = request.services.live.entries(request.key.account_id)
         names = [entry.name for entry in entries if entry.task in TASKS_OF_QUEUE]
         return json_response({"model_ids": names})
 
@@ -116,18 +110,14 @@ class GmiController(Controller):
         operation_id="GetQueueModel",
         summary="What a model's payload may have, and its exact price",
     )
-    async def model(
-        self, request: Request[Any, Any, Any], name: FromPath[str]
-    ) -> Response[QueueModelView]:
-        live: LiveCatalog = request.app.state.live
-        requests: Requests = request.app.state.requests
+    async def model(self, request: ApiRequest, name: FromPath[str]) -> Response[QueueModelView]:
         entry = _entry(request, name.lstrip("/"))
         return json_response(
             model_view(
                 entry,
-                requests.watch.announcements,
-                created_at=live.on_sale_since(entry.name),
-                updated_at=live.priced_since(entry.name),
+                request.services.requests.watch.announcements,
+                created_at=request.services.live.on_sale_since(entry.name),
+                updated_at=request.services.live.priced_since(entry.name),
             )
         )
 
@@ -141,15 +131,13 @@ class GmiController(Controller):
         "the request has ended, if it ends in that time; nothing is lost if it does not.",
     )
     async def create(
-        self, request: Request[Any, Any, Any], data: JSONBody[QueuedBody]
+        self, request: ApiRequest, data: JSONBody[QueuedBody]
     ) -> Response[QueuedRequestView] | Response[AcceptedView]:
-        requests: Requests = request.app.state.requests
         waits_s = _waits_s(request)
         entry = _entry(request, data.model)
         meant = read_payload(entry, data.payload)
         if data.webhook is not None:
-            settings: Settings = request.app.state.settings
-            private = settings.webhook_private_addresses
+            private = request.services.settings.webhook_private_addresses
             check_public_url(data.webhook, param="webhook", private_allowed=private)
         order = Submission(
             model=data.model,
@@ -162,7 +150,7 @@ class GmiController(Controller):
             idempotency=await idempotency(request),
         )
         try:
-            ticket = await requests.submit(call_of(request), order)
+            ticket = await request.services.requests.submit(request.caller, order)
         except TollgateError as error:
             meant.rename(error)
             if error.code == "file_not_found":
@@ -193,17 +181,16 @@ class GmiController(Controller):
     )
     async def index(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         model_id: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
         offset: FromQuery[int] = 0,
     ) -> Response[QueuedRequestsView]:
         _check("limit", limit, 1, PAGE_MAX)
         _check("offset", offset, 0, OFFSET_MAX)
-        requests: Requests = request.app.state.requests
-        live: LiveCatalog = request.app.state.live
-        account_id = caller(request).account_id
-        model = None if model_id is None else live.resolve(model_id)
+        requests = request.services.requests
+        account_id = request.key.account_id
+        model = None if model_id is None else request.services.live.resolve(model_id)
         choice = RequestFilter(account_id, model, tasks=TASKS_OF_QUEUE)
         counted = await requests.summarize(choice)
         cursor = await requests.cursor_at(choice, offset) if offset else None
@@ -224,7 +211,7 @@ class GmiController(Controller):
         summary="How far a request is, what came of it, and what it cost",
     )
     async def show(
-        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+        self, request: ApiRequest, request_id: FromPath[str]
     ) -> Response[QueuedRequestView]:
         return await _answer(request, await _find(request, request_id))
 
@@ -236,7 +223,7 @@ class GmiController(Controller):
         summary="Stop a request, for nothing; one that has ended stays as it is",
     )
     async def remove(
-        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+        self, request: ApiRequest, request_id: FromPath[str]
     ) -> Response[QueuedRequestView]:
         return await _cancel(request, request_id)
 
@@ -248,7 +235,7 @@ class GmiController(Controller):
         summary="Stop a request, for nothing; one that has ended stays as it is",
     )
     async def cancel(
-        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+        self, request: ApiRequest, request_id: FromPath[str]
     ) -> Response[QueuedRequestView]:
         return await _cancel(request, request_id)
 
@@ -264,7 +251,7 @@ class GmiController(Controller):
         "then name it by `public_url`, which nobody can read.",
     )
     async def upload_url(
-        self, request: Request[Any, Any, Any], data: JSONBody[UploadUrlBody]
+        self, request: ApiRequest, data: JSONBody[UploadUrlBody]
     ) -> Response[UploadUrlView]:
         if data.file_type not in CONTENT_TYPES:
             raise InvalidRequest(
@@ -272,20 +259,20 @@ class GmiController(Controller):
                 f"file_type is {data.file_type!r}; accepted: {', '.join(CONTENT_TYPES)}.",
                 param="file_type",
             )
-        slots: UploadUrls = request.app.state.slots
-        settings: Settings = request.app.state.settings
-        base = settings.public_url or str(request.base_url)
-        room: Room = request.app.state.room
-        account_id, file_id = caller(request).account_id, new_id("file-")
+        base = request.services.settings.public_url or str(request.base_url)
+        account_id, file_id = request.key.account_id, new_id("file-")
         # It counts from now on: a key is needed for this address only, not for the file.
-        await room.reserve(account_id, file_id, size=settings.media_bytes_max)
-        upload_url, public_url = slots.open(account_id, data.file_type, base=base, file_id=file_id)
+        await request.services.room.reserve(
+            account_id, file_id, size=request.services.settings.media_bytes_max
+        )
+        upload_url, public_url = request.services.slots.open(
+            account_id, data.file_type, base=base, file_id=file_id
+        )
         return json_response({"upload_url": upload_url, "public_url": public_url})
 
 
-def _entry(request: Request[Any, Any, Any], name: str) -> CatalogEntry:
-    live: LiveCatalog = request.app.state.live
-    entry = live.entry(live.resolve(name), caller(request).account_id)
+def _entry(request: ApiRequest, name: str) -> CatalogEntry:
+    entry = request.services.live.entry(request.services.live.resolve(name), request.key.account_id)
     if entry is None:
         raise NotFound(
             "model_not_found",
@@ -295,42 +282,36 @@ def _entry(request: Request[Any, Any, Any], name: str) -> CatalogEntry:
     return check_in_queue(entry)
 
 
-async def _find(request: Request[Any, Any, Any], request_id: str) -> OpenRequest | ClosedRequest:
-    requests: Requests = request.app.state.requests
-    found = await requests.find(caller(request).account_id, request_id)
+async def _find(request: ApiRequest, request_id: str) -> OpenRequest | ClosedRequest:
+    found = await request.services.requests.find(request.key.account_id, request_id)
     if found.task not in TASKS_OF_QUEUE:
         raise NotFound("request_not_found", f"There is no request {request_id!r} in this queue.")
     return found
 
 
-async def _view(
-    request: Request[Any, Any, Any], found: OpenRequest | ClosedRequest
-) -> QueuedRequestView:
-    requests: Requests = request.app.state.requests
-    media: MediaStore = request.app.state.media
-    record = await media.find(found.account_id, found.request_id)
+async def _view(request: ApiRequest, found: OpenRequest | ClosedRequest) -> QueuedRequestView:
+    record = await request.services.media.find(found.account_id, found.request_id)
     progress: Progress | None = None
     if isinstance(found, OpenRequest) and found.status == "running":
-        progress = await requests.progress(found.request_id)
+        progress = await request.services.requests.progress(found.request_id)
     return request_view(found, record, progress, links_of(request))
 
 
 async def _answer(
-    request: Request[Any, Any, Any], found: OpenRequest | ClosedRequest
+    request: ApiRequest, found: OpenRequest | ClosedRequest
 ) -> Response[QueuedRequestView]:
     closed = found if isinstance(found, ClosedRequest) else None
     headers = request_headers(found.request_id, closed)
     return json_response(await _view(request, found), headers=headers)
 
 
-async def _cancel(request: Request[Any, Any, Any], request_id: str) -> Response[QueuedRequestView]:
-    requests: Requests = request.app.state.requests
+async def _cancel(request: ApiRequest, request_id: str) -> Response[QueuedRequestView]:
     found = await _find(request, request_id)
-    await requests.cancel(found.account_id, found.request_id)
+    await request.services.requests.cancel(found.account_id, found.request_id)
     return await _answer(request, await _find(request, request_id))
 
 
-async def _wait(request: Request[Any, Any, Any], ticket: Ticket, seconds: int) -> None:
+async def _wait(request: ApiRequest, ticket: Ticket, seconds: int) -> None:
     try:
         async with asyncio.timeout(seconds):
             await ticket.closed(request)
@@ -338,7 +319,7 @@ async def _wait(request: Request[Any, Any, Any], ticket: Ticket, seconds: int) -
         return
 
 
-def _waits_s(request: Request[Any, Any, Any]) -> int | None:
+def _waits_s(request: ApiRequest) -> int | None:
     """For how long a client prefers to wait (RFC 7240); None if it does not."""
     for preference in request.headers.get("prefer", "").split(","):
         found = _WAIT.fullmatch(preference.partition(";")[0])

@@ -9,22 +9,17 @@ revocation acts at once on all of them and in every gateway.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import time
 from collections import OrderedDict
 from typing import Any, Final, Generic, TypeVar
 
-from litestar.connection import ASGIConnection, Request
-from litestar.handlers import BaseRouteHandler
+from litestar.connection import ASGIConnection
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account, find_account, find_accounts
 from gateway.accounts.keys import KeyInfo, authenticate, hash_secret, unknown_key
-from gateway.api.http.dialects import dialect_of
-from gateway.api.http.large_bodies import Bodies, may_be_large
-from gateway.errors import Forbidden, NotFound, Unauthorized
+from gateway.errors import NotFound, Unauthorized
 from gateway.requests.caller import Caller
-from gateway.settings import Settings
 from gateway.sql.database import Database
 
 T = TypeVar("T")
@@ -89,63 +84,6 @@ class Access:
             raise
         self._remembered.put(name, key, now)
         return key
-
-
-async def require_key(
-    connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
-) -> None:
-    """Litestar guard: authenticate, then check the scope in the route's ``opt``."""
-    scope: str | None = handler.opt.get("scope")
-    # OPTIONS only says which methods a path takes; a browser asks it without a key.
-    if scope is None or connection.scope.get("method") == "OPTIONS":
-        return
-    secret = _secret(connection)
-    access: Access = connection.app.state.access
-    key = await access.key(secret, remembered=bool(handler.opt.get("holds")))
-    if scope not in key.scopes:
-        raise Forbidden(
-            "missing_scope",
-            f"This key has the scopes {', '.join(sorted(key.scopes))}; this call needs {scope}.",
-        )
-    connection.state.call = Caller(key)
-    if isinstance(connection, Request) and may_be_large(connection):
-        bodies: Bodies = connection.app.state.bodies
-        await bodies.take_in(connection, handler, key)
-
-
-async def check_scraper(connection: ASGIConnection[Any, Any, Any, Any], settings: Settings) -> None:
-    """Check that a caller may read the metrics, which include revenue by model.
-
-    The token is compared without the database, so that a scraper sees an outage of it. Raise
-    ``Unauthorized``, ``Forbidden``, or ``NotFound`` if metrics are off.
-    """
-    if settings.metrics == "open":
-        return
-    if settings.metrics == "off":
-        raise NotFound("not_found", "Metrics are turned off here (TOLLGATE_METRICS).")
-    secret = _secret(connection)
-    token = settings.metrics_token.get_secret_value() if settings.metrics_token else ""
-    if token and hmac.compare_digest(secret.encode(), token.encode()):
-        return
-    access: Access = connection.app.state.access
-    key = await access.key(secret, remembered=False)
-    if "admin" not in key.scopes:
-        raise Forbidden(
-            "missing_scope", "Metrics need a key of the scope admin, or the token for scrapers."
-        )
-
-
-def _secret(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
-    """Raise ``Unauthorized`` if there is none."""
-    own = dialect_of(connection.scope["path"]).key_header
-    kind, _, secret = connection.headers.get("authorization", "").partition(" ")
-    found = connection.headers.get(own, "").strip() if own else ""
-    if not found and kind.lower() == "bearer":
-        found = secret.strip()
-    if not found:
-        how = f"{own}: tg_…" if own else "Authorization: Bearer tg_…"
-        raise Unauthorized("invalid_api_key", f"No API key was sent. Send it as '{how}'.")
-    return found
 
 
 def call_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Caller:

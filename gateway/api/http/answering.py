@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict
 
-from gateway.api.http.access import call_of
 from gateway.api.http.answers import event_stream, json_response, request_headers
 from gateway.api.http.bodies import body_fingerprint, idempotency, is_retry
+from gateway.api.http.request import ApiRequest
 from gateway.catalog.tasks import Task
 from gateway.errors import InvalidRequest
 from gateway.ledger.closed import ClosedRequest
-from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from gateway.tasks.registry import Input
 from gateway.tasks.submission import Submission
@@ -40,7 +39,7 @@ def wants_usage(options: StreamOptions | None, *, stream: bool | None) -> bool:
 
 
 async def order_of(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     *,
     model: str,
     task: Task,
@@ -65,14 +64,13 @@ async def order_of(
 
 
 async def answer(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     order: Submission,
     view: Callable[[ClosedRequest], View],
     stream: Callable[[Ticket], AsyncIterator[bytes]] | None = None,
 ) -> Response[View] | Stream:
     """Place an order and answer it, as a stream if it is one and there is a way to."""
-    requests: Requests = request.app.state.requests
-    ticket = await requests.submit(call_of(request), order)
+    ticket = await request.services.requests.submit(request.caller, order)
     if order.stream and stream is not None:
         return event_stream(stream(ticket), headers=request_headers(ticket.request_id))
     with ticket:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from litestar import Request
 from litestar.response import Stream
 
 from gateway.api.http.answers import request_headers
 from gateway.api.http.media_views import blob_of, media_of, unreadable
+from gateway.api.http.request import ApiRequest
 from gateway.errors import RequestFailed
 from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd
@@ -153,12 +153,12 @@ class StartedAudio:
         return {**request_headers(ticket.request_id), **cost}
 
 
-async def begin(request: Request[Any, Any, Any], ticket: Ticket) -> StartedAudio:
+async def begin(request: ApiRequest, ticket: Ticket) -> StartedAudio:
     """Wait for the first piece, so that what fails before it is answered with its status.
 
     Raise ``RequestFailed``, also if the client goes away meanwhile; the request is then cancelled.
     """
-    sound = AudioResponse(ticket, request.app.state.blobs)
+    sound = AudioResponse(ticket, request.services.blobs)
     rest = sound.pieces()
     try:
         with ticket.attended(request):

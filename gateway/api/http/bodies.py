@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from litestar import Request, Response
@@ -20,9 +20,9 @@ from pydantic import BaseModel, ValidationError
 from redis.exceptions import RedisError
 from sqlalchemy.exc import DataError, IntegrityError
 
-from gateway.api.http.access import caller
 from gateway.api.http.answers import json_response
 from gateway.api.http.dialects import dialect_of
+from gateway.api.http.request import ApiRequest
 from gateway.errors import (
     InternalError,
     InvalidRequest,
@@ -48,11 +48,10 @@ IDEMPOTENCY_KEY_MAX: Final = 255
 PAGE_MAX: Final = 1000
 
 Body = TypeVar("Body", bound=BaseModel)
+AnyRequest: TypeAlias = Request[Any, Any, Any]
 
 
-async def idempotency(
-    request: Request[Any, Any, Any], canonical: bytes | None = None
-) -> Idempotency | None:
+async def idempotency(request: ApiRequest, canonical: bytes | None = None) -> Idempotency | None:
     """Read ``Idempotency-Key`` and bind it to the body that came with it, or what stands for it."""
     key = request.headers.get("idempotency-key")
     if key is None:
@@ -67,15 +66,15 @@ async def idempotency(
     return Idempotency.of(key, request.scope["path"], msgspec.json.decode(body))
 
 
-async def body_fingerprint(request: Request[Any, Any, Any], canonical: bytes | None = None) -> str:
+async def body_fingerprint(request: ApiRequest, canonical: bytes | None = None) -> str:
     """Name an order by its bytes, for a client that sends them again after losing the answer."""
     body = await request.body() if canonical is None else canonical
     if len(body) > LARGE:
-        return await asyncio.to_thread(fingerprint, caller(request).id, request.scope["path"], body)
-    return fingerprint(caller(request).id, request.scope["path"], body)
+        return await asyncio.to_thread(fingerprint, request.key.id, request.scope["path"], body)
+    return fingerprint(request.key.id, request.scope["path"], body)
 
 
-def is_retry(request: Request[Any, Any, Any]) -> bool:
+def is_retry(request: ApiRequest) -> bool:
     """Say whether the client counts its attempts, as OpenAI's do, and this is not the first."""
     return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
@@ -105,14 +104,12 @@ def refuse_in_batch(data: BaseModel, *names: str) -> None:
             )
 
 
-def _render(request: Request[Any, Any, Any], error: TollgateError) -> Response[Mapping[str, Any]]:
+def _render(request: AnyRequest, error: TollgateError) -> Response[Mapping[str, Any]]:
     body = dialect_of(request.scope["path"]).render(error)
     return json_response(body, status=error.http_status, headers=error.headers)
 
 
-def _invalid(
-    request: Request[Any, Any, Any], error: ValidationException
-) -> Response[Mapping[str, Any]]:
+def _invalid(request: AnyRequest, error: ValidationException) -> Response[Mapping[str, Any]]:
     found = getattr(error.__cause__, "errors", None)
     if isinstance(found, list) and found:
         return _render(request, invalid_field(found))
@@ -130,7 +127,7 @@ def _invalid(
     )
 
 
-def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[Mapping[str, Any]]:
+def _http(request: AnyRequest, error: HTTPException) -> Response[Mapping[str, Any]]:
     path = request.scope["path"]
     method = request.scope["method"]
     if isinstance(error, NotFoundException):
@@ -155,7 +152,7 @@ def _http(request: Request[Any, Any, Any], error: HTTPException) -> Response[Map
     return _unexpected(request, error)
 
 
-def _database(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+def _database(request: AnyRequest, error: Exception) -> Response[Mapping[str, Any]]:
     log.error("the database failed: %s", outage_name(error))
     return _render(
         request,
@@ -167,7 +164,7 @@ def _database(request: Request[Any, Any, Any], error: Exception) -> Response[Map
     )
 
 
-def _queue(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+def _queue(request: AnyRequest, error: Exception) -> Response[Mapping[str, Any]]:
     log.error("the queue server failed: %s", outage_name(error))
     return _render(
         request,
@@ -183,7 +180,7 @@ UNFIT: Final = (DataError, IntegrityError, OverflowError, RecursionError, Unicod
 """A value got past the bounds of its field, but SQL or the queue cannot hold it."""
 
 
-def _unfit(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+def _unfit(request: AnyRequest, error: Exception) -> Response[Mapping[str, Any]]:
     log.warning(
         "a value was not caught at the door of %s %s: %s",
         request.scope["method"],
@@ -198,7 +195,7 @@ def _unfit(request: Request[Any, Any, Any], error: Exception) -> Response[Mappin
     )
 
 
-def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[Mapping[str, Any]]:
+def _unexpected(request: AnyRequest, error: Exception) -> Response[Mapping[str, Any]]:
     log.error(
         "unexpected error at %s %s", request.scope["method"], request.scope["path"], exc_info=error
     )

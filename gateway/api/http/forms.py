@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
-from litestar import Request
 from litestar.datastructures import UploadFile
 from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
 from pydantic import BaseModel
 
 from gateway.api.http.bodies import read_body
+from gateway.api.http.request import ApiRequest
 from gateway.api.http.schemas import REF
 from gateway.checks.decoding import decode_json
 from gateway.errors import InvalidRequest
@@ -47,7 +47,7 @@ class ReceivedForm:
             await file.close()
 
 
-async def receive(request: Request[Any, Any, Any], *, repeated: Mapping[str, str]) -> ReceivedForm:
+async def receive(request: ApiRequest, *, repeated: Mapping[str, str]) -> ReceivedForm:
     """Read a body. ``repeated`` names fields of files that may come several times, and what a list
     of them is called."""
     if request.content_type[0] == FORM:
@@ -64,7 +64,7 @@ async def receive(request: Request[Any, Any, Any], *, repeated: Mapping[str, str
     return ReceivedForm(fields, body)
 
 
-async def _form(request: Request[Any, Any, Any], repeated: Mapping[str, str]) -> ReceivedForm:
+async def _form(request: ApiRequest, repeated: Mapping[str, str]) -> ReceivedForm:
     fields: dict[str, Any] = {}
     digests = []
     files = []

@@ -16,6 +16,7 @@ from litestar.routes import BaseRoute, HTTPRoute
 from litestar.types import Message, Scope
 
 from gateway.accounts.rates import WINDOW_S, LimitUsage, Rates, wanted
+from gateway.api.http.request import services_of
 from gateway.errors import Unavailable
 from gateway.requests.caller import Caller
 
@@ -57,7 +58,7 @@ async def add_limit_headers(message: Message, scope: Scope) -> None:
         return
     usages = call.usages
     if usages is None:
-        usages = await _look(connection.app.state.rates, call)
+        usages = await _look(services_of(connection).rates, call)
     headers = MutableScopeHeaders.from_message(message)
     for name, value in limit_headers(usages).items():
         headers[name] = value

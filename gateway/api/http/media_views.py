@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, NotRequired, TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 import msgspec
-from litestar import Request
 
+from gateway.api.http.request import ApiRequest
 from gateway.errors import Gone, TollgateError, TooLarge, Unavailable
 from gateway.files.base64 import INLINE_BYTES_MAX, as_base64
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest
-from gateway.settings import Settings
 from workers.contract.blobs import BlobError, BlobMissing, Blobs
 from workers.contract.jobs import BlobRef
 from workers.contract.media import Medium
@@ -49,11 +48,13 @@ class MediumView(TypedDict):
     b64_json: NotRequired[str]
 
 
-def links_of(request: Request[Any, Any, Any]) -> UrlSigner:
+def links_of(request: ApiRequest) -> UrlSigner:
     """The addresses to show to whoever calls: those at which it reaches the gateway."""
-    settings: Settings = request.app.state.settings
-    links: UrlSigner = request.app.state.links
-    return links if settings.public_url else links.at(str(request.base_url))
+    return (
+        request.services.links
+        if request.services.settings.public_url
+        else request.services.links.at(str(request.base_url))
+    )
 
 
 def media_of(closed: ClosedRequest) -> Sequence[Medium]:

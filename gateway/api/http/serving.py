@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.response import Stream
 
 from gateway.api.http.answers import json_response
 from gateway.api.http.media_views import unreadable
+from gateway.api.http.request import ApiRequest
 from gateway.errors import InvalidRequest, render_openai
-from workers.contract.blobs import BlobError, Blobs
+from workers.contract.blobs import BlobError
 
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
@@ -50,13 +51,12 @@ class BlobResponse:
         return found
 
 
-async def serve(request: Request[Any, Any, Any], found: BlobResponse) -> Response[Any] | Stream:
+async def serve(request: ApiRequest, found: BlobResponse) -> Response[Any] | Stream:
     """Answer with a blob of the store, or with the part of it that was asked for."""
-    blobs: Blobs = request.app.state.blobs
     try:
-        size = await blobs.size(found.key)
+        size = await request.services.blobs.size(found.key)
         start, end = _asked_range(request, size, found.etag)
-        chunks = blobs.stream_part(found.key, start=start, end=end)
+        chunks = request.services.blobs.stream_part(found.key, start=start, end=end)
         # The store is asked before the answer begins, so that its failure can be said.
         first = await anext(chunks, b"")
     except BlobError as error:
@@ -81,7 +81,7 @@ class _Unsatisfiable(Exception):
         self.size = size
 
 
-def _asked_range(request: Request[Any, Any, Any], size: int, etag: str) -> tuple[int, int]:
+def _asked_range(request: ApiRequest, size: int, etag: str) -> tuple[int, int]:
     """Start and end (excluded) of what is wanted; several ranges at once are given whole."""
     found = _RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))
     if found is None or request.headers.get("if-range", etag) != etag:

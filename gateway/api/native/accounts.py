@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from litestar.params import FromQuery
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account
-from gateway.api.http.access import caller, find_asked
+from gateway.api.http.access import find_asked
 from gateway.api.http.answers import json_response
+from gateway.api.http.request import ApiRequest
 from gateway.api.native.views import KeyView, key_view
 from gateway.checks.moments import timestamp
 from gateway.ledger.lots import Lot, open_lots
 from gateway.ledger.transfers import owed
 from gateway.pricing import format_usd
-from gateway.sql.database import Database
 from gateway.webhooks.sender import signing_secret
 
 
@@ -53,15 +53,14 @@ class AccountController(Controller):
 
     @get("/balance", operation_id="GetBalance", summary="What the account has, and what is held")
     async def balance(
-        self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
+        self, request: ApiRequest, account: FromQuery[str | None] = None
     ) -> Response[BalanceView]:
-        database: Database = request.app.state.database
 
         def read(connection: Connection) -> tuple[Account, list[Lot], int]:
             owner = find_asked(request, connection, account)
             return owner, open_lots(connection, owner.id), owed(connection, owner.id)
 
-        found, lots, debt = await database.read(read)
+        found, lots, debt = await request.services.database.read(read)
         return json_response(
             {
                 "currency": "USD",
@@ -89,10 +88,10 @@ class AccountController(Controller):
         operation_id="GetWebhookSecret",
         summary="The secret that signs this account's webhooks (Standard Webhooks)",
     )
-    async def webhook_secret(self, request: Request[Any, Any, Any]) -> Response[WebhookSecretView]:
-        secret = signing_secret(request.app.state.pepper, caller(request).account_id)
+    async def webhook_secret(self, request: ApiRequest) -> Response[WebhookSecretView]:
+        secret = signing_secret(request.services.pepper, request.key.account_id)
         return json_response({"object": "webhook.secret", "secret": secret})
 
     @get("/keys/self", operation_id="GetOwnKey", summary="The key that makes this call")
-    async def own_key(self, request: Request[Any, Any, Any]) -> Response[KeyView]:
-        return json_response(key_view(caller(request)))
+    async def own_key(self, request: ApiRequest) -> Response[KeyView]:
+        return json_response(key_view(request.key))

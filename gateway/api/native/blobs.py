@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Controller, Request, Response, get, head
+from litestar import Controller, Response, get, head
 from litestar.params import FromPath, FromQuery
 from litestar.response import Stream
 
 from gateway.api.http.content_types import MEDIA
 from gateway.api.http.media_views import unreadable
+from gateway.api.http.request import ApiRequest
 from gateway.api.http.serving import BlobResponse, serve
 from gateway.errors import Gone
-from gateway.files.download_urls import PATH, BlobLocation, UrlSigner
-from gateway.files.retention import MediaStore
-from workers.contract.blobs import BlobError, Blobs
+from gateway.files.download_urls import PATH, BlobLocation
+from workers.contract.blobs import BlobError
 from workers.contract.kinds import EXTENSIONS
 
 
@@ -31,7 +31,7 @@ class BlobsController(Controller):
     )
     async def show(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         name: FromPath[str],
         expires: FromQuery[str | None] = None,
         signature: FromQuery[str | None] = None,
@@ -46,15 +46,14 @@ class BlobsController(Controller):
     )
     async def describe(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         name: FromPath[str],
         expires: FromQuery[str | None] = None,
         signature: FromQuery[str | None] = None,
     ) -> Response[None]:
         found = await _signed(request, name, expires, signature)
-        blobs: Blobs = request.app.state.blobs
         try:
-            size = await blobs.size(found.key)
+            size = await request.services.blobs.size(found.key)
         except BlobError as error:
             raise unreadable(error) from None
         headers = found.headers(0, size, size)
@@ -62,13 +61,11 @@ class BlobsController(Controller):
 
 
 async def _signed(
-    request: Request[Any, Any, Any], name: str, expires: str | None, signature: str | None
+    request: ApiRequest, name: str, expires: str | None, signature: str | None
 ) -> BlobResponse:
     """Check an address. Raise ``TollgateError``."""
-    links: UrlSigner = request.app.state.links
-    media: MediaStore = request.app.state.media
-    place = links.check(name.lstrip("/"), expires=expires, signature=signature)
-    owner = await media.owner(place.request_id)
+    place = request.services.links.check(name.lstrip("/"), expires=expires, signature=signature)
+    owner = await request.services.media.owner(place.request_id)
     if owner is None:
         raise Gone("blob_expired", "This output was kept for its time and is deleted.")
     return BlobResponse(place.key(owner), place.content_type, _filename(place))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, cast
+from typing import Final, cast
 
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from litestar.params import FromPath, FromQuery
 
-from gateway.api.http.access import caller
 from gateway.api.http.answers import DataView, ListView, json_response
 from gateway.api.http.headers import ALIAS_HEADER
+from gateway.api.http.request import ApiRequest
 from gateway.api.openai.batches import ENDPOINTS
 from gateway.catalog.listing import (
     Sort,
@@ -21,7 +21,6 @@ from gateway.catalog.listing import (
     providers_view,
 )
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task
 from gateway.catalog.views import (
     BatchableView,
@@ -34,8 +33,7 @@ from gateway.catalog.views import (
     WhosePriceView,
 )
 from gateway.errors import InvalidRequest, NotFound
-from gateway.performance import Performance, StatsView, Window, output_kind
-from gateway.requests.service import Requests
+from gateway.performance import StatsView, Window, output_kind
 
 STATS: Final = "/stats"
 PROVIDERS: Final = "/endpoints"
@@ -48,16 +46,14 @@ class CatalogController(Controller):
     opt = {"scope": "read"}
 
     @get("/models", operation_id="ListModels", summary="All models, in OpenAI's shape, with prices")
-    async def models(self, request: Request[Any, Any, Any]) -> Response[ModelsView]:
-        live: LiveCatalog = request.app.state.live
-        requests: Requests = request.app.state.requests
-        announcements = requests.watch.announcements
+    async def models(self, request: ApiRequest) -> Response[ModelsView]:
+        announcements = request.services.requests.watch.announcements
         models: list[OfferedModelView] = [
             _offered(
-                model_view(entry, announcements, live.on_sale_since(entry.name)),
+                model_view(entry, announcements, request.services.live.on_sale_since(entry.name)),
                 _whose_price(request, entry),
             )
-            for entry in live.entries(caller(request).account_id)
+            for entry in request.services.live.entries(request.key.account_id)
         ]
         # The last two are OpenRouter's, whose client refuses a list without them.
         return json_response(
@@ -80,26 +76,30 @@ class CatalogController(Controller):
     )
     async def model(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         name: FromPath[str],
         window: FromQuery[Window] = "1h",
     ) -> Response[OfferedModelView] | Response[StatsView] | Response[DataView[ProvidersView]]:
         # A model's name may have slashes in it, so what follows it cannot be told by the router.
-        live: LiveCatalog = request.app.state.live
+        live = request.services.live
         if name.endswith(STATS) and live.entry(live.resolve(name.strip("/"))) is None:
             entry = _find(request, name.removesuffix(STATS))
-            performance: Performance = request.app.state.performance
             kind = output_kind(entry.task)
-            return json_response(await performance.stats(entry.name, entry.slo, window, kind=kind))
-        requests: Requests = request.app.state.requests
+            return json_response(
+                await request.services.performance.stats(entry.name, entry.slo, window, kind=kind)
+            )
         if name.endswith(PROVIDERS) and live.entry(live.resolve(name.strip("/"))) is None:
             entry = _find(request, name.removesuffix(PROVIDERS))
-            view = model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name))
+            view = model_view(
+                entry, request.services.requests.watch.announcements, live.on_sale_since(entry.name)
+            )
             providers: DataView[ProvidersView] = {"data": providers_view(entry, view)}
             return json_response(providers)
         entry = _find(request, name)
         offered = _offered(
-            model_view(entry, requests.watch.announcements, live.on_sale_since(entry.name)),
+            model_view(
+                entry, request.services.requests.watch.announcements, live.on_sale_since(entry.name)
+            ),
             _whose_price(request, entry),
         )
         asked = name.lstrip("/")
@@ -116,19 +116,17 @@ class CatalogController(Controller):
     )
     async def index(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         task: FromQuery[Task | None] = None,
         max_price: FromQuery[str | None] = None,
         available: FromQuery[bool | None] = None,
         good_for: FromQuery[str | None] = None,
         sort: FromQuery[Sort] = "name",
     ) -> Response[ListView[OfferedEntryView]]:
-        live: LiveCatalog = request.app.state.live
-        requests: Requests = request.app.state.requests
-        announcements = requests.watch.announcements
-        is_operator = "admin" in caller(request).scopes
+        announcements = request.services.requests.watch.announcements
+        is_operator = "admin" in request.key.scopes
         chosen = choose(
-            live.entries(caller(request).account_id),
+            request.services.live.entries(request.key.account_id),
             announcements,
             task=task,
             max_price=_amount(max_price),
@@ -151,15 +149,12 @@ class CatalogController(Controller):
     @get(
         "/catalog/{name:path}", operation_id="GetCatalogEntry", summary="Everything about one model"
     )
-    async def entry(
-        self, request: Request[Any, Any, Any], name: FromPath[str]
-    ) -> Response[OfferedEntryView]:
-        requests: Requests = request.app.state.requests
+    async def entry(self, request: ApiRequest, name: FromPath[str]) -> Response[OfferedEntryView]:
         entry = _find(request, name)
         view = entry_view(
             entry,
-            requests.watch.announcements,
-            for_operator="admin" in caller(request).scopes,
+            request.services.requests.watch.announcements,
+            for_operator="admin" in request.key.scopes,
         )
         return json_response(_whole(request, view, entry))
 
@@ -168,9 +163,7 @@ def _offered(model: ModelView, whose: WhosePriceView) -> OfferedModelView:
     return cast("OfferedModelView", {**model, **whose})
 
 
-def _whole(
-    request: Request[Any, Any, Any], view: EntryView, entry: CatalogEntry
-) -> OfferedEntryView:
+def _whole(request: ApiRequest, view: EntryView, entry: CatalogEntry) -> OfferedEntryView:
     whole = {**view, **_in_batches(entry), **_whose_price(request, entry)}
     return cast("OfferedEntryView", whole)
 
@@ -182,17 +175,15 @@ def _in_batches(entry: CatalogEntry) -> BatchableView:
     return {"batch": batch_view(entry) if asked_for else None}
 
 
-def _whose_price(request: Request[Any, Any, Any], entry: CatalogEntry) -> WhosePriceView:
+def _whose_price(request: ApiRequest, entry: CatalogEntry) -> WhosePriceView:
     """Say whether the price shown is the caller's own or everybody's."""
-    live: LiveCatalog = request.app.state.live
-    own = live.has_price_override(entry.name, caller(request).account_id)
+    own = request.services.live.has_price_override(entry.name, request.key.account_id)
     return {"price_of": "account" if own else "list"}
 
 
-def _find(request: Request[Any, Any, Any], name: str) -> CatalogEntry:
-    live: LiveCatalog = request.app.state.live
+def _find(request: ApiRequest, name: str) -> CatalogEntry:
     name = name.lstrip("/")
-    entry = live.entry(live.resolve(name), caller(request).account_id)
+    entry = request.services.live.entry(request.services.live.resolve(name), request.key.account_id)
     if entry is None:
         raise NotFound(
             "model_not_found",

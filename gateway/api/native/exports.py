@@ -14,16 +14,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from litestar.concurrency import sync_to_thread
 from litestar.params import FromQuery, QueryParameter
 from litestar.response import Stream
 from sqlalchemy import Connection
 
-from gateway.api.http.access import caller, find_asked
+from gateway.api.http.access import find_asked
 from gateway.api.http.answers import json_response
+from gateway.api.http.request import ApiRequest
 from gateway.api.native.usage import key_number
 from gateway.billing.exports.footer import (
     MEDIA_TYPES,
@@ -75,7 +76,7 @@ class ExportsController(Controller):
     )
     async def file(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         format: FromQuery[Format] = "csv",
         profile: FromQuery[Profile] = "native",
         tz: FromQuery[str | None] = None,
@@ -89,9 +90,9 @@ class ExportsController(Controller):
             request, format, profile, tz=tz, first=first, last=last,
             key=key, model=model, account=account,
         )  # fmt: skip
-        place = _places.take(caller(request).account_id)
+        place = _places.take(request.key.account_id)
         return Stream(
-            _File(request.app.state.database, asked, place),
+            _File(request.services.database, asked, place),
             media_type=MEDIA_TYPES[format],
             headers={"Content-Disposition": f'attachment; filename="{asked.name}"'},
         )
@@ -104,7 +105,7 @@ class ExportsController(Controller):
     )
     async def footer(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         format: FromQuery[Format] = "csv",
         profile: FromQuery[Profile] = "native",
         tz: FromQuery[str | None] = None,
@@ -118,8 +119,8 @@ class ExportsController(Controller):
             request, format, profile, tz=tz, first=first, last=last,
             key=key, model=model, account=account,
         )  # fmt: skip
-        place = _places.take(caller(request).account_id)
-        file = _File(request.app.state.database, asked, place)
+        place = _places.take(request.key.account_id)
+        file = _File(request.services.database, asked, place)
 
         def read() -> None:
             for _ in file:
@@ -130,7 +131,7 @@ class ExportsController(Controller):
 
 
 async def _question(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     format: Format,
     profile: Profile,
     *,
@@ -141,7 +142,6 @@ async def _question(
     model: str | None,
     account: str | None,
 ) -> ExportRequest:
-    database: Database = request.app.state.database
     now = datetime.now(UTC)
 
     def read(connection: Connection) -> ExportRequest:
@@ -160,7 +160,7 @@ async def _question(
         name = f"usage-{owner.id}-{dates}-{profile}.{format}"
         return ExportRequest(span, Filters((owner.id,), keys, models), format, profile, name)
 
-    return await database.report(read, account_id=caller(request).account_id)
+    return await request.services.database.report(read, account_id=request.key.account_id)
 
 
 class Places:

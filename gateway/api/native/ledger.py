@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from litestar.params import FromQuery
 from sqlalchemy import Connection
 
-from gateway.api.http.access import caller, find_asked
+from gateway.api.http.access import find_asked
 from gateway.api.http.answers import PageView, json_response
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath
+from gateway.api.http.request import ApiRequest
 from gateway.billing.entries import ChargedEntry, LedgerEntry, entries, find_entry
 from gateway.checks.decoding import read_id
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
 from gateway.pricing import format_usd
-from gateway.sql.database import Database
 
 
 class LedgerEntryView(TypedDict):
@@ -59,13 +59,12 @@ class LedgerController(Controller):
     )
     async def own(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         limit: FromQuery[int] = 20,
         cursor: FromQuery[str | None] = None,
         kind: FromQuery[str | None] = None,
         account: FromQuery[str | None] = None,
     ) -> Response[PageView[LedgerEntryView]]:
-        database: Database = request.app.state.database
         check_limit(limit)
         below = None if cursor is None else read_id(cursor)
         if cursor is not None and below is None:
@@ -77,7 +76,7 @@ class LedgerController(Controller):
             owner = find_asked(request, connection, account)
             return entries(connection, owner.id, limit=limit + 1, below=below, kind=kind)
 
-        found = await database.report(read, account_id=caller(request).account_id)
+        found = await request.services.database.report(read, account_id=request.key.account_id)
         page, more = found[:limit], len(found) > limit
         return json_response(
             {
@@ -96,18 +95,19 @@ class LedgerController(Controller):
     )
     async def show(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         entry_id: IdInPath,
         account: FromQuery[str | None] = None,
     ) -> Response[LedgerEntryWithReceiptsView]:
-        database: Database = request.app.state.database
 
         def read(connection: Connection) -> tuple[LedgerEntry, list[ChargedEntry]]:
             owner = find_asked(request, connection, account)
             return find_entry(connection, owner.id, entry_id)
 
         try:
-            entry, charged = await database.report(read, account_id=caller(request).account_id)
+            entry, charged = await request.services.database.report(
+                read, account_id=request.key.account_id
+            )
         except LookupError as error:
             raise NotFound("entry_not_found", f"{error.args[0]}.", param="entry_id") from None
         return json_response(

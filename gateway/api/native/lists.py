@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
-from gateway.api.http.access import caller, find_asked
+from gateway.api.http.access import find_asked
 from gateway.api.http.answers import PageView, json_response
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.media_views import links_of
+from gateway.api.http.request import ApiRequest
 from gateway.api.native.usage import key_number, tag_filters
 from gateway.api.native.views import RequestView, request_view
 from gateway.billing.usage.report import read_span
@@ -21,8 +22,6 @@ from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd
 from gateway.requests.lookup import RequestFilter, RequestPage
-from gateway.requests.service import Requests
-from gateway.sql.database import Database
 from gateway.tasks.submission import OpenRequest
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
@@ -62,7 +61,7 @@ class ListsController(Controller):
     )
     async def summary(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         model: FromQuery[str | None] = None,
         status: FromQuery[Status | None] = None,
         task: FromQuery[str | None] = None,
@@ -74,12 +73,11 @@ class ListsController(Controller):
         account: FromQuery[str | None] = None,
         cursor: FromQuery[str | None] = None,
     ) -> Response[RequestsSummaryView]:
-        requests: Requests = request.app.state.requests
         choice = await read_choice(
             request, RequestFilter(None, model, status, task, outcome=outcome),
             account=account, key=key, tz=tz, first=first, last=last,
         )  # fmt: skip
-        found = await requests.summarize(choice, cursor=cursor)
+        found = await request.services.requests.summarize(choice, cursor=cursor)
         return json_response(
             {
                 "object": "summary",
@@ -103,7 +101,7 @@ class ListsController(Controller):
     )
     async def of_all(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         limit: FromQuery[int] = 20,
         cursor: FromQuery[str | None] = None,
         order: FromQuery[Direction] = "desc",
@@ -113,8 +111,7 @@ class ListsController(Controller):
         outcome: FromQuery[Outcome | None] = None,
     ) -> Response[PageView[RequestOfAllView]]:
         check_limit(limit)
-        requests: Requests = request.app.state.requests
-        page = await requests.list(
+        page = await request.services.requests.list(
             RequestFilter(None, model, status, task, outcome=outcome),
             limit=limit,
             cursor=cursor,
@@ -147,7 +144,7 @@ def page_view(page: RequestPage, links: UrlSigner) -> PageView[RequestView]:
 
 
 async def read_choice(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     choice: RequestFilter,
     *,
     account: str | None,
@@ -157,7 +154,6 @@ async def read_choice(
     last: str | None,
 ) -> RequestFilter:
     """Complete a choice by what must be looked up: the account, its key, its time zone."""
-    database: Database = request.app.state.database
     tags = tag_filters(request)
 
     def read(connection: Connection) -> RequestFilter:
@@ -169,4 +165,4 @@ async def read_choice(
         span = read_span(first, last, tz or owner.report_tz, now=datetime.now(UTC))
         return replace(found, starts_at=span.starts_at, ends_at=span.ends_at)
 
-    return await database.report(read, account_id=caller(request).account_id)
+    return await request.services.database.report(read, account_id=request.key.account_id)

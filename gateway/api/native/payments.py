@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 from litestar.params import FromPath, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.http.access import caller
 from gateway.api.http.answers import ListView, json_response
+from gateway.api.http.request import ApiRequest
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound, Unavailable
 from gateway.payments.payments import (
@@ -22,10 +22,9 @@ from gateway.payments.payments import (
     record_payment,
     set_reference,
 )
-from gateway.payments.provider import InvalidEvent, PaymentProvider, ProviderFailed
+from gateway.payments.provider import InvalidEvent, ProviderFailed
 from gateway.pricing import format_usd, parse_usd
 from gateway.settings import Settings
-from gateway.sql.database import Database
 
 log = logging.getLogger(__name__)
 
@@ -87,19 +86,18 @@ class PaymentsController(Controller):
         summary="Open a page where credit is paid for by card",
     )
     async def create(
-        self, request: Request[Any, Any, Any], data: JSONBody[PaymentBody]
+        self, request: ApiRequest, data: JSONBody[PaymentBody]
     ) -> Response[PaymentWithPageView]:
-        provider: PaymentProvider | None = request.app.state.payment_provider
+        provider = request.services.payment_provider
         if provider is None:
             raise Unavailable(
                 "payments_not_configured",
                 "No payment provider is set up here; ask the operator for credit.",
             )
-        amount = _amount(data.amount, request.app.state.settings)
-        key = caller(request)
+        amount = _amount(data.amount, request.services.settings)
+        key = request.key
         payment_id = new_payment_id()
-        database: Database = request.app.state.database
-        made = await database.write(
+        made = await request.services.database.write(
             lambda connection: record_payment(
                 connection, payment_id, key.account_id, amount, provider=provider.name
             )
@@ -117,16 +115,15 @@ class PaymentsController(Controller):
             raise Unavailable(
                 "payment_provider_failed", f"{error}; nothing was charged.", retry_after_s=10
             ) from None
-        await database.write(
+        await request.services.database.write(
             lambda connection: set_reference(connection, payment_id, page.reference)
         )
         return json_response({**_view(made), "url": page.url}, status=201)
 
     @get(opt={"scope": "read"}, operation_id="ListPayments", summary="Payments, newest first")
-    async def index(self, request: Request[Any, Any, Any]) -> Response[ListView[PaymentView]]:
-        database: Database = request.app.state.database
-        account_id = caller(request).account_id
-        found = await database.report(
+    async def index(self, request: ApiRequest) -> Response[ListView[PaymentView]]:
+        account_id = request.key.account_id
+        found = await request.services.database.report(
             lambda connection: list_payments(connection, account_id), account_id=account_id
         )
         return json_response({"object": "list", "data": [_view(each) for each in found]})
@@ -137,12 +134,9 @@ class PaymentsController(Controller):
         operation_id="GetPayment",
         summary="One payment, and whether it has come",
     )
-    async def show(
-        self, request: Request[Any, Any, Any], payment_id: FromPath[str]
-    ) -> Response[PaymentView]:
-        database: Database = request.app.state.database
-        account_id = caller(request).account_id
-        found = await database.read(
+    async def show(self, request: ApiRequest, payment_id: FromPath[str]) -> Response[PaymentView]:
+        account_id = request.key.account_id
+        found = await request.services.database.read(
             lambda connection: list_payments(connection, account_id, payment_id=payment_id)
         )
         if not found:
@@ -163,8 +157,8 @@ class ProviderEventsController(Controller):
         summary="Where Stripe tells of payments; signed by its secret",
         security=[],
     )
-    async def stripe(self, request: Request[Any, Any, Any]) -> Response[EventView]:
-        provider: PaymentProvider | None = request.app.state.payment_provider
+    async def stripe(self, request: ApiRequest) -> Response[EventView]:
+        provider = request.services.payment_provider
         if provider is None or provider.name != "stripe":
             raise NotFound("not_found", "Stripe is not set up here.")
         body = await request.body()
@@ -175,8 +169,7 @@ class ProviderEventsController(Controller):
             raise InvalidRequest(
                 "bad_signature", "This event is not signed as it must be."
             ) from None
-        database: Database = request.app.state.database
-        done = await database.write(
+        done = await request.services.database.write(
             lambda connection: apply(connection, event, provider=provider.name)
         )
         return json_response({"received": True, "result": done})

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.http.access import call_of, caller, find_asked
+from gateway.api.http.access import find_asked
 from gateway.api.http.answers import (
     PageView,
     encode_json,
@@ -31,6 +31,7 @@ from gateway.api.http.media_views import (
     media_views,
     read_base64,
 )
+from gateway.api.http.request import ApiRequest
 from gateway.api.native.lists import Direction, Outcome, Status, page_view, read_choice
 from gateway.api.native.views import (
     QuoteView,
@@ -42,7 +43,6 @@ from gateway.api.native.views import (
     request_view,
 )
 from gateway.api.openai.chat import TASK, ChatCompletion
-from gateway.catalog.store import LiveCatalog
 from gateway.catalog.tasks import Task, makes
 from gateway.dispatch.follow import FollowedEvent
 from gateway.errors import InvalidRequest, NotFound
@@ -51,8 +51,6 @@ from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import SERVICE_CLASSES, parse_usd
 from gateway.requests.lookup import RequestFilter
 from gateway.requests.service import Requests
-from gateway.settings import Settings
-from gateway.sql.database import Database
 from gateway.tasks.submission import Submission
 from workers.contract.jobs import BlobRef
 
@@ -102,10 +100,9 @@ class RequestsController(Controller):
         summary="Order anything that the catalog offers, to be fetched later",
     )
     async def create(
-        self, request: Request[Any, Any, Any], data: JSONBody[RequestBody]
+        self, request: ApiRequest, data: JSONBody[RequestBody]
     ) -> Response[RequestView]:
-        requests: Requests = request.app.state.requests
-        order = requests.order(
+        order = request.services.requests.order(
             data.model,
             data.input,
             task=data.task,
@@ -113,7 +110,7 @@ class RequestsController(Controller):
             metadata=data.metadata,
             idempotency=await idempotency(request),
         )
-        with await requests.submit(call_of(request), order) as ticket:
+        with await request.services.requests.submit(request.caller, order) as ticket:
             found = await ticket.placed()
             return json_response(
                 request_view(found, links_of(request)),
@@ -130,7 +127,7 @@ class RequestsController(Controller):
     )
     async def index(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         limit: FromQuery[int] = 20,
         cursor: FromQuery[str | None] = None,
         order: FromQuery[Direction] = "desc",
@@ -145,12 +142,13 @@ class RequestsController(Controller):
         account: FromQuery[str | None] = None,
     ) -> Response[PageView[RequestView]]:
         check_limit(limit)
-        requests: Requests = request.app.state.requests
         choice = await read_choice(
             request, RequestFilter(None, model, status, task, outcome=outcome),
             account=account, key=key, tz=tz, first=first, last=last,
         )  # fmt: skip
-        page = await requests.list(choice, limit=limit, cursor=cursor, oldest_first=order == "asc")
+        page = await request.services.requests.list(
+            choice, limit=limit, cursor=cursor, oldest_first=order == "asc"
+        )
         return json_response(page_view(page, links_of(request)))
 
     @get(
@@ -162,12 +160,11 @@ class RequestsController(Controller):
     )
     async def show(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         request_id: FromPath[str],
         media: FromQuery[MediaForm] = "url",
     ) -> Response[RequestView]:
-        requests: Requests = request.app.state.requests
-        found = await requests.find(caller(request).account_id, request_id)
+        found = await request.services.requests.find(request.key.account_id, request_id)
         view = request_view(found, links_of(request))
         if media == "base64" and isinstance(found, ClosedRequest):
             await _with_bytes(request, found, view)
@@ -182,17 +179,17 @@ class RequestsController(Controller):
     )
     async def receipt(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         request_id: FromPath[str],
         account: FromQuery[str | None] = None,
     ) -> Response[ReceiptView]:
-        requests: Requests = request.app.state.requests
-        database: Database = request.app.state.database
-        owner = await database.read(lambda connection: find_asked(request, connection, account))
+        owner = await request.services.database.read(
+            lambda connection: find_asked(request, connection, account)
+        )
         try:
-            found = await requests.receipt(owner.id, request_id)
+            found = await request.services.requests.receipt(owner.id, request_id)
         except NotFound as error:
-            is_admin = "admin" in caller(request).scopes
+            is_admin = "admin" in request.key.scopes
             if error.code != "request_not_found" or account is not None or not is_admin:
                 raise
             raise NotFound(
@@ -201,16 +198,16 @@ class RequestsController(Controller):
                 param=error.param,
             ) from None
         closed = found.closed
-        live: LiveCatalog = request.app.state.live
-        entry = live.entry(closed.model)
+        entry = request.services.live.entry(closed.model)
         view = receipt_view(found, entry.slo if entry else None)
         # An administrator sees what happened, not what was made.
-        if closed.account_id == caller(request).account_id and closed.output is not None:
+        if closed.account_id == request.key.account_id and closed.output is not None:
             view["media"] = media_views(closed, links_of(request))
-        settings: Settings = request.app.state.settings
-        if "admin" in caller(request).scopes and settings.gpu_hour_usd is not None:
+        if "admin" in request.key.scopes and request.services.settings.gpu_hour_usd is not None:
             returned = sum(refund.amount_nanos for refund in found.refunds)
-            view["operator"] = margin_view(closed, returned, parse_usd(settings.gpu_hour_usd))
+            view["operator"] = margin_view(
+                closed, returned, parse_usd(request.services.settings.gpu_hour_usd)
+            )
         return json_response(view, headers=request_headers(closed.request_id))
 
     @get(
@@ -219,11 +216,10 @@ class RequestsController(Controller):
         operation_id="FollowRequest",
         summary="Follow a request as server-sent events; resumable by Last-Event-ID",
     )
-    async def events(self, request: Request[Any, Any, Any], request_id: FromPath[str]) -> Stream:
-        requests: Requests = request.app.state.requests
-        found = await requests.find(caller(request).account_id, request_id)
+    async def events(self, request: ApiRequest, request_id: FromPath[str]) -> Stream:
+        found = await request.services.requests.find(request.key.account_id, request_id)
         after = request.headers.get("last-event-id")
-        follower = requests.follow(found, after=after, keep_alive_s=KEEP_ALIVE_S)
+        follower = request.services.requests.follow(found, after=after, keep_alive_s=KEEP_ALIVE_S)
         return event_stream(
             _server_sent(follower, links_of(request)), headers=request_headers(found.request_id)
         )
@@ -234,12 +230,13 @@ class RequestsController(Controller):
         operation_id="HearRequest",
         summary="The sound of a request as bytes, from its start and while it is made",
     )
-    async def sound(self, request: Request[Any, Any, Any], request_id: FromPath[str]) -> Stream:
-        requests: Requests = request.app.state.requests
-        found = await requests.find(caller(request).account_id, request_id)
+    async def sound(self, request: ApiRequest, request_id: FromPath[str]) -> Stream:
+        found = await request.services.requests.find(request.key.account_id, request_id)
         if makes(found.task) != "audio":
             raise InvalidRequest("no_sound", f"{request_id} does {found.task}, which has no sound.")
-        ticket = requests.resume(found.account_id, found.request_id, found.accepted_at)
+        ticket = request.services.requests.resume(
+            found.account_id, found.request_id, found.accepted_at
+        )
         return sound_response(await begin(request, ticket))
 
     @post(
@@ -249,13 +246,10 @@ class RequestsController(Controller):
         operation_id="CancelRequest",
         summary="Stop a request; what was not delivered is free",
     )
-    async def cancel(
-        self, request: Request[Any, Any, Any], request_id: FromPath[str]
-    ) -> Response[RequestView]:
-        requests: Requests = request.app.state.requests
-        account_id = caller(request).account_id
-        await requests.cancel(account_id, request_id)
-        found = await requests.find(account_id, request_id)
+    async def cancel(self, request: ApiRequest, request_id: FromPath[str]) -> Response[RequestView]:
+        account_id = request.key.account_id
+        await request.services.requests.cancel(account_id, request_id)
+        found = await request.services.requests.find(account_id, request_id)
         return json_response(request_view(found, links_of(request)))
 
     @post(
@@ -266,11 +260,16 @@ class RequestsController(Controller):
         summary="Say the most that a request can cost, itemised, without running it",
     )
     async def quote(
-        self, request: Request[Any, Any, Any], data: JSONBody[dict[str, Any]]
+        self, request: ApiRequest, data: JSONBody[dict[str, Any]]
     ) -> Response[QuoteView]:
-        requests: Requests = request.app.state.requests
-        account_id = caller(request).account_id
-        return json_response(quote_view(requests.quote(_ordered(requests, data), account_id)))
+        account_id = request.key.account_id
+        return json_response(
+            quote_view(
+                request.services.requests.quote(
+                    _ordered(request.services.requests, data), account_id
+                )
+            )
+        )
 
 
 async def _server_sent(
@@ -298,13 +297,11 @@ def _shown(event: Mapping[str, Any], links: UrlSigner) -> Mapping[str, Any]:
     }
 
 
-async def _with_bytes(
-    request: Request[Any, Any, Any], closed: ClosedRequest, view: RequestView
-) -> None:
+async def _with_bytes(request: ApiRequest, closed: ClosedRequest, view: RequestView) -> None:
     """Put the outputs themselves into a view of their request."""
     places = [(place, blob_of(closed, one)) for place, one in enumerate(media_of(closed))]
     found = [(place, blob) for place, blob in places if blob is not None]
-    texts = await read_base64(request.app.state.blobs, [blob for _, blob in found])
+    texts = await read_base64(request.services.blobs, [blob for _, blob in found])
     for (place, _), text in zip(found, texts, strict=True):
         assert view["output"] is not None
         view["output"]["media"][place]["b64_json"] = text

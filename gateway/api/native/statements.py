@@ -6,16 +6,17 @@ import asyncio
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Annotated, Literal, TypedDict, TypeVar
 
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from gateway.api.http.access import caller, find_asked
+from gateway.api.http.access import find_asked
 from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.fields import UsdAmount
+from gateway.api.http.request import ApiRequest
 from gateway.billing.statements.close import (
     BillingPeriod,
     CannotClose,
@@ -37,7 +38,6 @@ from gateway.checks.moments import timestamp
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.pricing import format_usd
 from gateway.settings import Settings
-from gateway.sql.database import Database
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class StatementsController(Controller):
 
     @get("/statements", operation_id="ListStatements", summary="Months, invoices, credit notes")
     async def index(
-        self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
+        self, request: ApiRequest, account: FromQuery[str | None] = None
     ) -> Response[ListView[StatementSummaryView]]:
         def read(connection: Connection) -> ListView[StatementSummaryView]:
             owner = find_asked(request, connection, account)
@@ -177,7 +177,7 @@ class StatementsController(Controller):
     )
     async def show(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         month: FromPath[str],
         account: FromQuery[str | None] = None,
     ) -> Response[StatementView] | Response[bytes]:
@@ -194,7 +194,7 @@ class StatementsController(Controller):
         made = await _read(request, read)
         if form is None:
             return json_response(statement_view(made))
-        data = await asyncio.to_thread(_page, made, request.app.state.settings, form)
+        data = await asyncio.to_thread(_page, made, request.services.settings, form)
         kind = "text/html; charset=utf-8" if form == "html" else "application/pdf"
         return Response(
             data,
@@ -212,7 +212,7 @@ class AdminPeriodsController(Controller):
     opt = {"scope": "admin"}
 
     @get("/periods", operation_id="ListPeriods", summary="Months of the books, and their seals")
-    async def index(self, request: Request[Any, Any, Any]) -> Response[ListView[PeriodView]]:
+    async def index(self, request: ApiRequest) -> Response[ListView[PeriodView]]:
         found = await _read(request, list_periods)
         return json_response({"object": "list", "data": [period_view(each) for each in found]})
 
@@ -225,23 +225,24 @@ class AdminPeriodsController(Controller):
     )
     async def close(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         month: FromPath[str],
         dry_run: FromQuery[bool] = False,
     ) -> Response[PeriodView] | Response[RehearsalView]:
-        database: Database = request.app.state.database
-        actor = caller(request).prefix
+        actor = request.key.prefix
         try:
             if dry_run:
                 now = datetime.now(UTC)
                 return json_response(
                     rehearsal_view(
-                        await database.slow(
+                        await request.services.database.slow(
                             lambda connection: rehearse_close(connection, month, now=now)
                         )
                     )
                 )
-            closed = await asyncio.to_thread(close_month, database, month, actor=actor)
+            closed = await asyncio.to_thread(
+                close_month, request.services.database, month, actor=actor
+            )
         except CannotClose as error:
             raise Conflict("cannot_close", f"{error}.", param="month") from None
         except ValueError as error:
@@ -253,9 +254,7 @@ class AdminPeriodsController(Controller):
         operation_id="VerifyPeriod",
         summary="Whether anything in a closed month has changed since",
     )
-    async def verify(
-        self, request: Request[Any, Any, Any], month: FromPath[str]
-    ) -> Response[VerifiedView]:
+    async def verify(self, request: ApiRequest, month: FromPath[str]) -> Response[VerifiedView]:
         changed = await _read(request, lambda connection: changed_since_close(connection, month))
         return json_response({"object": "period", "month": month, "changed": changed})
 
@@ -268,14 +267,13 @@ class AdminPeriodsController(Controller):
     )
     async def create_note(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         number: FromPath[str],
         data: JSONBody[CreditNoteBody],
     ) -> Response[InvoiceView]:
-        database: Database = request.app.state.database
-        actor = caller(request).prefix
+        actor = request.key.prefix
         try:
-            made = await database.write(
+            made = await request.services.database.write(
                 lambda connection: credit_note(
                     connection, number, data.amount, actor=actor, reason=data.reason
                 )
@@ -287,12 +285,13 @@ class AdminPeriodsController(Controller):
         return json_response(invoice_view(made), status=201)
 
 
-async def _read(request: Request[Any, Any, Any], function: Callable[[Connection], T]) -> T:
+async def _read(request: ApiRequest, function: Callable[[Connection], T]) -> T:
     """Read a statement or what belongs to one: those of an open month are computed, which takes a
     while."""
-    database: Database = request.app.state.database
     try:
-        return await database.long_report(function, account_id=caller(request).account_id)
+        return await request.services.database.long_report(
+            function, account_id=request.key.account_id
+        )
     except LookupError as error:
         raise NotFound("not_found", f"{error.args[0]}.") from None
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
-from litestar import Controller, Request, Response, get, put
+from litestar import Controller, Response, get, put
 from litestar.params import FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
@@ -13,9 +13,9 @@ from gateway.accounts.accounts import Account, find_account
 from gateway.api.http.access import find_asked
 from gateway.api.http.answers import json_response
 from gateway.api.http.fields import AccountName, Id
+from gateway.api.http.request import ApiRequest
 from gateway.errors import NotFound
 from gateway.files.room import BYTES_MAX, COUNT_MAX, Room, measure, set_limits
-from gateway.sql.database import Database
 
 
 class StorageLimitBody(BaseModel):
@@ -53,16 +53,15 @@ class StorageController(Controller):
         summary="Files and bytes that an account keeps here, and how many it may",
     )
     async def show(
-        self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
+        self, request: ApiRequest, account: FromQuery[str | None] = None
     ) -> Response[StorageView]:
-        database: Database = request.app.state.database
 
         def read(connection: Connection) -> StorageView:
             return storage_view(
-                connection, request.app.state.room, find_asked(request, connection, account)
+                connection, request.services.room, find_asked(request, connection, account)
             )
 
-        return json_response(await database.read(read))
+        return json_response(await request.services.database.read(read))
 
     @put(
         "/admin/storage-limits",
@@ -72,18 +71,16 @@ class StorageController(Controller):
         summary="Set how many files and bytes an account may keep",
     )
     async def set_limits(
-        self, request: Request[Any, Any, Any], data: JSONBody[StorageLimitBody]
+        self, request: ApiRequest, data: JSONBody[StorageLimitBody]
     ) -> Response[StorageView]:
-        database: Database = request.app.state.database
-        room: Room = request.app.state.room
 
         def write(connection: Connection) -> StorageView:
             owner = find_account(connection, data.account)
             set_limits(connection, owner.id, files_max=data.files, bytes_max=data.bytes)
-            return storage_view(connection, room, owner)
+            return storage_view(connection, request.services.room, owner)
 
         try:
-            return json_response(await database.write(write))
+            return json_response(await request.services.database.write(write))
         except LookupError as error:
             raise NotFound("not_found", f"{str(error.args[0]).capitalize()}.") from None
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any, Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict
 
-from litestar import Controller, Request, Response, post, put
+from litestar import Controller, Response, post, put
 from litestar.datastructures import UploadFile
 from litestar.params import FromPath, FromQuery
 
-from gateway.api.http.access import caller
 from gateway.api.http.answers import json_response
-from gateway.api.http.storing import may_store
+from gateway.api.http.guards import may_store
+from gateway.api.http.request import ApiRequest
 from gateway.api.http.uploading import read_file, size_of, store_upload
 from gateway.checks.moments import timestamp
 from gateway.errors import Forbidden, InvalidRequest
-from gateway.files.store import File, Files
-from gateway.files.upload_urls import PATH, UploadUrls
-from gateway.settings import Settings
+from gateway.files.store import File
+from gateway.files.upload_urls import PATH
 
 
 class UploadView(TypedDict):
@@ -49,13 +48,12 @@ class UploadsController(Controller):
         description="Either a form with one `file`, or the bytes themselves as the body. A request "
         'then names it as `{"upload": id}`.',
     )
-    async def create(self, request: Request[Any, Any, Any]) -> Response[UploadView]:
-        settings: Settings = request.app.state.settings
-        files: Files = request.app.state.files
+    async def create(self, request: ApiRequest) -> Response[UploadView]:
+        settings = request.services.settings
         filename, chunks, size_max = await _opened(request, settings.media_bytes_max)
         made = await store_upload(
-            files,
-            caller(request).account_id,
+            request.services.files,
+            request.key.account_id,
             chunks,
             filename=filename,
             bytes_max=settings.media_bytes_max,
@@ -76,15 +74,16 @@ class UploadsController(Controller):
     )
     async def fill(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         name: FromPath[str],
         account: FromQuery[str | None] = None,
         expires: FromQuery[str | None] = None,
         signature: FromQuery[str | None] = None,
     ) -> Response[UploadView]:
-        settings: Settings = request.app.state.settings
-        slots: UploadUrls = request.app.state.slots
-        slot = slots.check(name, account=account, expires=expires, signature=signature)
+        settings = request.services.settings
+        slot = request.services.slots.check(
+            name, account=account, expires=expires, signature=signature
+        )
         sent_as = request.headers.get("content-type", "")
         if sent_as != slot.content_type:
             raise Forbidden(
@@ -93,7 +92,7 @@ class UploadsController(Controller):
                 f"but {sent_as or 'none'} was sent.",
             )
         made = await store_upload(
-            request.app.state.files,
+            request.services.files,
             slot.account_id,
             request.stream(),
             filename=name,
@@ -121,15 +120,13 @@ def upload_view(file: File) -> UploadView:
 FORM: Final = "multipart/form-data"
 
 
-def _announced(request: Request[Any, Any, Any], bytes_max: int) -> int:
+def _announced(request: ApiRequest, bytes_max: int) -> int:
     """Return the bytes of a body that is the file itself, at most ``bytes_max``."""
     length = request.content_length
     return bytes_max if length is None else min(length, bytes_max)
 
 
-async def _opened(
-    request: Request[Any, Any, Any], bytes_max: int
-) -> tuple[str, AsyncIterator[bytes], int]:
+async def _opened(request: ApiRequest, bytes_max: int) -> tuple[str, AsyncIterator[bytes], int]:
     """The name, the bytes and the size of what is sent, however it is."""
     if request.content_type[0] != FORM:
         return "upload", request.stream(), _announced(request, bytes_max)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
+from typing import Annotated, Literal, NotRequired, TypedDict, cast
 
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
 from gateway.accounts.keys import list_keys
-from gateway.api.http.access import caller, find_asked
+from gateway.api.http.access import find_asked
 from gateway.api.http.answers import json_response
 from gateway.api.http.fields import MomentInQuery, moment_in_query
+from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.report import (
     TAG,
     Filters,
@@ -28,7 +29,6 @@ from gateway.billing.usage.report import (
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest
 from gateway.pricing import format_usd
-from gateway.sql.database import Database
 
 
 class SumsView(TypedDict):
@@ -83,7 +83,7 @@ class UsageController(Controller):
     )
     async def own(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         group_by: FromQuery[str] = "day",
         tz: FromQuery[str | None] = None,
         first: Annotated[str | None, QueryParameter(name="from")] = None,
@@ -111,7 +111,7 @@ class UsageController(Controller):
     )
     async def of_all(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         group_by: FromQuery[str] = "account",
         tz: FromQuery[str] = "UTC",
         first: Annotated[str | None, QueryParameter(name="from")] = None,
@@ -127,7 +127,7 @@ class UsageController(Controller):
         )
 
 
-def tag_filters(request: Request[Any, Any, Any]) -> Mapping[str, str]:
+def tag_filters(request: ApiRequest) -> Mapping[str, str]:
     """Read ``tag:<name>=<value>`` parameters; they have no fixed names."""
     return {
         name.removeprefix(TAG): value
@@ -147,7 +147,7 @@ def key_number(connection: Connection, account_id: int, prefix_or_id: str) -> in
 
 
 async def _report(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     choose: Callable[[Connection], tuple[Filters, str]],
     by: tuple[str, ...],
     *,
@@ -155,7 +155,6 @@ async def _report(
     last: str | None,
     as_of: str | None,
 ) -> Response[UsageReportView]:
-    database: Database = request.app.state.database
     now = datetime.now(UTC)
     moment = min(moment_in_query(as_of, "as_of") or now, now)
 
@@ -165,7 +164,9 @@ async def _report(
         seen = replace(span, ends_at=max(min(span.ends_at, moment), span.starts_at))
         return span, zone, usage(connection, seen, by, filters)
 
-    span, zone, groups = await database.report(read, account_id=caller(request).account_id)
+    span, zone, groups = await request.services.database.report(
+        read, account_id=request.key.account_id
+    )
     return json_response(
         {
             "object": "list",

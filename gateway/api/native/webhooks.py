@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 from litestar.params import FromPath, FromQuery
 
-from gateway.api.http.access import caller, find_asked
+from gateway.api.http.access import find_asked
 from gateway.api.http.answers import ListView, PageView, json_response
 from gateway.api.http.bodies import check_limit
+from gateway.api.http.request import ApiRequest
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ids import is_request_id
-from gateway.sql.database import Database
 from gateway.webhooks.deliveries import Delivery, find_delivery, list_deliveries, send_again
 
 Status = Literal["pending", "delivered", "gone", "failed"]
@@ -58,14 +58,15 @@ class WebhooksController(Controller):
     )
     async def index(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         limit: FromQuery[int] = 20,
         cursor: FromQuery[str | None] = None,
         status: FromQuery[Status | None] = None,
         account: FromQuery[str | None] = None,
     ) -> Response[PageView[DeliveryView]]:
-        database: Database = request.app.state.database
-        owner = await database.read(lambda connection: find_asked(request, connection, account))
+        owner = await request.services.database.read(
+            lambda connection: find_asked(request, connection, account)
+        )
         return await _page(request, owner.id, limit=limit, cursor=cursor, status=status)
 
     @get(
@@ -76,7 +77,7 @@ class WebhooksController(Controller):
     )
     async def of_all(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         limit: FromQuery[int] = 20,
         cursor: FromQuery[str | None] = None,
         status: FromQuery[Status | None] = None,
@@ -92,15 +93,16 @@ class WebhooksController(Controller):
     )
     async def of_request(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         request_id: FromPath[str],
         account: FromQuery[str | None] = None,
     ) -> Response[ListView[DeliveryView]]:
-        database: Database = request.app.state.database
-        owner = await database.read(lambda connection: find_asked(request, connection, account))
+        owner = await request.services.database.read(
+            lambda connection: find_asked(request, connection, account)
+        )
         # Raises if the account has no such request; one without a webhook has no delivery.
-        await request.app.state.requests.find(owner.id, request_id)
-        found = await database.read(
+        await request.services.requests.find(owner.id, request_id)
+        found = await request.services.database.read(
             lambda connection: find_delivery(connection, request_id, account_id=owner.id)
         )
         data = [] if found is None else [delivery_view(found)]
@@ -114,9 +116,9 @@ class WebhooksController(Controller):
         summary="Send the webhook of a request again, with the same webhook-id",
     )
     async def redeliver(
-        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+        self, request: ApiRequest, request_id: FromPath[str]
     ) -> Response[DeliveryView]:
-        return await _send_again(request, request_id, caller(request).account_id)
+        return await _send_again(request, request_id, request.key.account_id)
 
     @post(
         "/admin/requests/{request_id:str}/redeliver",
@@ -126,13 +128,13 @@ class WebhooksController(Controller):
         summary="Send the webhook of any account's request again",
     )
     async def redeliver_any(
-        self, request: Request[Any, Any, Any], request_id: FromPath[str]
+        self, request: ApiRequest, request_id: FromPath[str]
     ) -> Response[DeliveryView]:
         return await _send_again(request, request_id, None)
 
 
 async def _page(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     account_id: int | None,
     *,
     limit: int,
@@ -144,8 +146,7 @@ async def _page(
         raise InvalidRequest(
             "invalid_value", f"cursor is {cursor!r}; send a next_cursor.", param="cursor"
         )
-    database: Database = request.app.state.database
-    found = await database.report(
+    found = await request.services.database.report(
         lambda connection: list_deliveries(
             connection, account_id=account_id, limit=limit + 1, status=status, before=cursor
         ),
@@ -167,12 +168,11 @@ async def _page(
 
 
 async def _send_again(
-    request: Request[Any, Any, Any], request_id: str, account_id: int | None
+    request: ApiRequest, request_id: str, account_id: int | None
 ) -> Response[DeliveryView]:
-    database: Database = request.app.state.database
     found = None
     if is_request_id(request_id):
-        found = await database.write(
+        found = await request.services.database.write(
             lambda connection: send_again(
                 connection, request_id, account_id=account_id, now=datetime.now(UTC)
             )

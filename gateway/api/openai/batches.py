@@ -6,24 +6,21 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, TypedDict
 
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.http.access import caller
 from gateway.api.http.answers import exact_number, json_response
 from gateway.api.http.bodies import is_retry
-from gateway.api.http.storing import may_store
+from gateway.api.http.guards import may_store
+from gateway.api.http.request import ApiRequest
 from gateway.api.openai import chat, completions, embeddings, images, responses, videos
 from gateway.api.openai.files import KeptSeconds, OpenAIListView, list_view
 from gateway.api.openai.responses_views import ResponseUsageView
 from gateway.batches import store
 from gateway.batches.endpoint import BatchEndpoint
-from gateway.batches.runner import Runner
 from gateway.batches.store import Batch, NewBatch
 from gateway.errors import InvalidRequest
-from gateway.settings import Settings
-from gateway.sql.database import Database
 
 ENDPOINTS: Final[Mapping[str, BatchEndpoint]] = {
     endpoint.path: endpoint
@@ -131,9 +128,7 @@ class BatchesController(Controller):
         operation_id="CreateBatch",
         summary="Run a file of requests within a day, at the batch price",
     )
-    async def create(
-        self, request: Request[Any, Any, Any], data: JSONBody[BatchBody]
-    ) -> Response[BatchView]:
+    async def create(self, request: ApiRequest, data: JSONBody[BatchBody]) -> Response[BatchView]:
         if data.endpoint not in ENDPOINTS:
             accepted = ", ".join(sorted(ENDPOINTS))
             raise InvalidRequest(
@@ -141,10 +136,8 @@ class BatchesController(Controller):
                 f"endpoint is {data.endpoint!r}; accepted: {accepted}.",
                 param="endpoint",
             )
-        settings: Settings = request.app.state.settings
-        database: Database = request.app.state.database
-        runner: Runner = request.app.state.batches
-        key = caller(request)
+        settings = request.services.settings
+        key = request.key
         asked = NewBatch(
             account_id=key.account_id,
             key_id=key.id,
@@ -157,7 +150,7 @@ class BatchesController(Controller):
             else None,
         )
         now = datetime.now(UTC)
-        made = await database.write(
+        made = await request.services.database.write(
             lambda connection: store.create(
                 connection,
                 asked,
@@ -170,13 +163,13 @@ class BatchesController(Controller):
                 else None,
             )
         )
-        runner.wake()
+        request.services.batches.wake()
         return json_response(batch_view(made))
 
     @get(opt={"scope": "read"}, operation_id="ListBatches", summary="List batches, newest first")
     async def index(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
     ) -> Response[OpenAIListView[BatchView]]:
@@ -184,9 +177,8 @@ class BatchesController(Controller):
             raise InvalidRequest(
                 "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
             )
-        database: Database = request.app.state.database
-        account_id = caller(request).account_id
-        found, more = await database.report(
+        account_id = request.key.account_id
+        found, more = await request.services.database.report(
             lambda connection: store.page(connection, account_id, limit=limit, after=after),
             account_id=account_id,
         )
@@ -198,12 +190,11 @@ class BatchesController(Controller):
         operation_id="GetBatch",
         summary="How far a batch is",
     )
-    async def show(
-        self, request: Request[Any, Any, Any], batch_id: FromPath[str]
-    ) -> Response[BatchView]:
-        database: Database = request.app.state.database
-        account_id = caller(request).account_id
-        found = await database.read(lambda connection: store.find(connection, account_id, batch_id))
+    async def show(self, request: ApiRequest, batch_id: FromPath[str]) -> Response[BatchView]:
+        account_id = request.key.account_id
+        found = await request.services.database.read(
+            lambda connection: store.find(connection, account_id, batch_id)
+        )
         return json_response(batch_view(found))
 
     @post(
@@ -213,16 +204,12 @@ class BatchesController(Controller):
         operation_id="CancelBatch",
         summary="Stop a batch; what is done is kept and paid for, the rest is free",
     )
-    async def cancel(
-        self, request: Request[Any, Any, Any], batch_id: FromPath[str]
-    ) -> Response[BatchView]:
-        database: Database = request.app.state.database
-        runner: Runner = request.app.state.batches
-        account_id, now = caller(request).account_id, datetime.now(UTC)
-        found = await database.write(
+    async def cancel(self, request: ApiRequest, batch_id: FromPath[str]) -> Response[BatchView]:
+        account_id, now = request.key.account_id, datetime.now(UTC)
+        found = await request.services.database.write(
             lambda connection: store.cancel(connection, account_id, batch_id, now=now)
         )
-        runner.wake()
+        request.services.batches.wake()
         return json_response(batch_view(found))
 
 

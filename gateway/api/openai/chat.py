@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired, TypedDict
 
-from litestar import Controller, Request, Response, post
+from litestar import Controller, Response, post
 from litestar.params import JSONBody
 from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
-from gateway.api.http.access import caller
 from gateway.api.http.answering import StreamOptions, answer, order_of, wants_usage
 from gateway.api.http.answers import UsageView, encode_json, event_data, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
+from gateway.api.http.request import ApiRequest
 from gateway.api.http.text_stream import (
     LogprobView,
     Piece,
@@ -31,7 +31,6 @@ from gateway.api.openrouter.bodies import OpenRouterOptions, first_served
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import ClosedRequest
-from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from gateway.tasks.submission import Submission
 from gateway.tasks.text import TextGeneration
@@ -181,7 +180,7 @@ class ChatController(Controller):
         summary="Answer a conversation, whole or as a stream",
     )
     async def create(
-        self, request: Request[Any, Any, Any], data: JSONBody[ChatCompletion]
+        self, request: ApiRequest, data: JSONBody[ChatCompletion]
     ) -> Response[ChatCompletionView] | Stream:
         include_usage = wants_usage(data.stream_options, stream=data.stream)
         order = await order_of(
@@ -209,13 +208,12 @@ def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
     )
 
 
-def _chosen_model(request: Request[Any, Any, Any], data: ChatCompletion) -> str:
+def _chosen_model(request: ApiRequest, data: ChatCompletion) -> str:
     """The model to order, of several the first that is served; within what the client will pay."""
-    requests: Requests = request.app.state.requests
     named = data.names
-    name = named[0] if len(named) == 1 else first_served(named, requests.is_served)
+    name = named[0] if len(named) == 1 else first_served(named, request.services.requests.is_served)
     if data.provider is not None:
-        data.refuse_dear(requests.entry(name, caller(request).account_id))
+        data.refuse_dear(request.services.requests.entry(name, request.key.account_id))
     return name
 
 

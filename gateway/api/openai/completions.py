@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Final, Literal, TypedDict
 
-from litestar import Controller, Request, Response, post
+from litestar import Controller, Response, post
 from litestar.params import JSONBody
 from litestar.response import Stream
 from pydantic import ConfigDict, Field
@@ -15,6 +15,7 @@ from gateway.api.http.answering import StreamOptions, answer, order_of, wants_us
 from gateway.api.http.answers import UsageView, encode_json, event_data, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
+from gateway.api.http.request import ApiRequest
 from gateway.api.http.text_stream import Piece, TextStream, choices_of, cut_of
 from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
 from gateway.batches.endpoint import BatchEndpoint, Entries
@@ -101,7 +102,7 @@ class CompletionsController(Controller):
         summary="Continue a text as it stands, whole or as a stream",
     )
     async def create(
-        self, request: Request[Any, Any, Any], data: JSONBody[Completion]
+        self, request: ApiRequest, data: JSONBody[Completion]
     ) -> Response[CompletionView] | Stream:
         include_usage = wants_usage(data.stream_options, stream=data.stream)
         order = await order_of(

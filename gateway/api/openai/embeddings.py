@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypedDict
 
-from litestar import Controller, Request, Response, post
+from litestar import Controller, Response, post
 from litestar.params import JSONBody
 from litestar.response import Stream
 from pydantic import ConfigDict, Field
@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field
 from gateway.api.http.answering import answer, order_of
 from gateway.api.http.answers import UsageView, encode_json, exact_number
 from gateway.api.http.bodies import read_body
+from gateway.api.http.request import ApiRequest
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.ledger.closed import ClosedRequest
 from gateway.tasks.embedding import TextEmbedding
@@ -61,7 +62,7 @@ class EmbeddingsController(Controller):
 
     @post(status_code=200, operation_id="CreateEmbedding", summary="Make vectors of texts")
     async def create(
-        self, request: Request[Any, Any, Any], data: JSONBody[Embedding]
+        self, request: ApiRequest, data: JSONBody[Embedding]
     ) -> Response[EmbeddingsView] | Stream:
         order = await order_of(request, model=data.model, task=TASK, input=data)
         encoding = data.encoding_format or "float"

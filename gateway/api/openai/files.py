@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Annotated, Any, Final, Generic, Literal, TypedDict, TypeVar
+from typing import Annotated, Final, Generic, Literal, TypedDict, TypeVar
 
-from litestar import Controller, Request, Response, delete, get, post
+from litestar import Controller, Response, delete, get, post
 from litestar.datastructures import UploadFile
 from litestar.enums import RequestEncodingType
 from litestar.params import Body, FromPath, FromQuery
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.http.access import caller
 from gateway.api.http.answers import DeletedView, json_response
 from gateway.api.http.content_types import BYTES
-from gateway.api.http.storing import may_store
+from gateway.api.http.guards import may_store
+from gateway.api.http.request import ApiRequest
 from gateway.api.http.uploading import read_file, size_of, store_upload
 from gateway.errors import InternalError, InvalidRequest, TollgateError, TooLarge, Unavailable
-from gateway.files.store import File, Files, SortOrder
+from gateway.files.store import File, SortOrder
 from gateway.settings import Settings
 from workers.contract.blobs import BlobError, BlobTooLarge, BlobUnavailable
 from workers.contract.kinds import EXTENSIONS
@@ -87,18 +87,17 @@ class FilesController(Controller):
     )
     async def create(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         data: Annotated[Upload, Body(media_type=RequestEncodingType.MULTI_PART)],
     ) -> Response[FileView]:
-        settings: Settings = request.app.state.settings
-        files: Files = request.app.state.files
+        settings = request.services.settings
         try:
             # Litestar read the form past the door; what it read is checked by asking for it.
             await request.form()
             _check_purpose(data.purpose)
-            account_id, kept_for = caller(request).account_id, _kept_for(data, settings)
+            account_id, kept_for = request.key.account_id, _kept_for(data, settings)
             if data.purpose == "batch":
-                made = await files.create(
+                made = await request.services.files.create(
                     account_id,
                     purpose="batch",
                     filename=data.file.filename,
@@ -108,7 +107,7 @@ class FilesController(Controller):
                 )
             else:
                 made = await store_upload(
-                    files,
+                    request.services.files,
                     account_id,
                     read_file(data.file),
                     filename=data.file.filename,
@@ -126,7 +125,7 @@ class FilesController(Controller):
     @get(opt={"scope": "read"}, operation_id="ListFiles", summary="List files, newest first")
     async def index(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = PAGE_MAX,
         order: FromQuery[SortOrder] = "desc",
@@ -136,9 +135,8 @@ class FilesController(Controller):
             raise InvalidRequest(
                 "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
             )
-        files: Files = request.app.state.files
-        page = await files.list(
-            caller(request).account_id, limit=limit, after=after, order=order, purpose=purpose
+        page = await request.services.files.list(
+            request.key.account_id, limit=limit, after=after, order=order, purpose=purpose
         )
         return json_response(list_view([file_view(file) for file in page.items], more=page.more))
 
@@ -148,11 +146,10 @@ class FilesController(Controller):
         operation_id="GetFile",
         summary="What is known of a file",
     )
-    async def show(
-        self, request: Request[Any, Any, Any], file_id: FromPath[str]
-    ) -> Response[FileView]:
-        files: Files = request.app.state.files
-        return json_response(file_view(await files.find(caller(request).account_id, file_id)))
+    async def show(self, request: ApiRequest, file_id: FromPath[str]) -> Response[FileView]:
+        return json_response(
+            file_view(await request.services.files.find(request.key.account_id, file_id))
+        )
 
     @get(
         "/{file_id:str}/content",
@@ -160,10 +157,9 @@ class FilesController(Controller):
         operation_id="GetFileContent",
         summary="The bytes of a file",
     )
-    async def content(self, request: Request[Any, Any, Any], file_id: FromPath[str]) -> Stream:
-        files: Files = request.app.state.files
-        file = await files.find(caller(request).account_id, file_id)
-        chunks = files.content(file)
+    async def content(self, request: ApiRequest, file_id: FromPath[str]) -> Stream:
+        file = await request.services.files.find(request.key.account_id, file_id)
+        chunks = request.services.files.content(file)
         try:
             # The store is asked before the answer begins, so that its failure can be said.
             first = await anext(chunks, b"")
@@ -186,11 +182,8 @@ class FilesController(Controller):
         operation_id="DeleteFile",
         summary="Delete a file that no running batch needs",
     )
-    async def remove(
-        self, request: Request[Any, Any, Any], file_id: FromPath[str]
-    ) -> Response[DeletedView]:
-        files: Files = request.app.state.files
-        await files.delete(caller(request).account_id, file_id)
+    async def remove(self, request: ApiRequest, file_id: FromPath[str]) -> Response[DeletedView]:
+        await request.services.files.delete(request.key.account_id, file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, cast
 
-from litestar import Controller, Request, Response, post
+from litestar import Controller, Response, post
 from litestar.response import Stream
 
-from gateway.api.http.access import call_of
 from gateway.api.http.answering import order_of
 from gateway.api.http.answers import (
     encode_json,
@@ -25,6 +24,7 @@ from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
 from gateway.api.http.forms import ReceivedForm, described, receive
 from gateway.api.http.media_views import links_of
+from gateway.api.http.request import ApiRequest
 from gateway.api.openai.images_bodies import ImageBody
 from gateway.api.openai.images_views import (
     ImageAnswer,
@@ -38,11 +38,9 @@ from gateway.batches.stored import place
 from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest, TollgateError, render_openai
 from gateway.ledger.closed import ClosedRequest
-from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from gateway.tasks.submission import Submission
 from gateway.tasks.visual import choose_dialect_task
-from workers.contract.blobs import Blobs
 
 KEEP_ALIVE_S: Final = 15.0
 SOURCES: Final = {"image": "images"}
@@ -63,7 +61,7 @@ class ImagesController(Controller):
         summary="Draw pictures, whole or with previews as a stream",
         description="JSON with `model`, `prompt` and OpenAI's fields, or those of a request.",
     )
-    async def generate(self, request: Request[Any, Any, Any]) -> Response[ImagesView] | Stream:
+    async def generate(self, request: ApiRequest) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
         return await _draw(request, received, "image_generation", prefer=())
 
@@ -77,7 +75,7 @@ class ImagesController(Controller):
         description="A form with `image` or several `image[]`, and maybe `mask`; or JSON with "
         '`images: [{"image_url"}]`.',
     )
-    async def edit(self, request: Request[Any, Any, Any]) -> Response[ImagesView] | Stream:
+    async def edit(self, request: ApiRequest) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
         _require_image(received)
         return await _draw(request, received, "image_edit", prefer=("image-edit",))
@@ -90,20 +88,19 @@ class ImagesController(Controller):
         operation_class=BODY,
         summary="Draw pictures like another one",
     )
-    async def vary(self, request: Request[Any, Any, Any]) -> Response[ImagesView] | Stream:
+    async def vary(self, request: ApiRequest) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
         _require_image(received)
         return await _draw(request, received, "image_edit", prefer=("image-to-image",))
 
 
 async def _draw(
-    request: Request[Any, Any, Any], received: ReceivedForm, event: str, *, prefer: Sequence[Task]
+    request: ApiRequest, received: ReceivedForm, event: str, *, prefer: Sequence[Task]
 ) -> Response[ImagesView] | Stream:
     """Place an order for pictures and answer it."""
-    requests: Requests = request.app.state.requests
     try:
         data = received.read(ImageBody)
-        entry = requests.entry(data.model)
+        entry = request.services.requests.entry(data.model)
         value = data.drawing(entry)
         order = await order_of(
             request,
@@ -113,11 +110,10 @@ async def _draw(
             stream=bool(data.stream),
             canonical=received.canonical,
         )
-        ticket = await requests.submit(call_of(request), order)
+        ticket = await request.services.requests.submit(request.caller, order)
     finally:
         await received.close()
-    blobs: Blobs = request.app.state.blobs
-    answer = ImageAnswer(data, links_of(request), blobs, event)
+    answer = ImageAnswer(data, links_of(request), request.services.blobs, event)
     if data.stream:
         headers = request_headers(ticket.request_id)
         return event_stream(_stream(ticket, answer), headers=headers)

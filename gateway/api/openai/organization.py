@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Generic, Literal, NotRequired, TypedDict, TypeVar, cast
+from typing import Annotated, Final, Generic, Literal, NotRequired, TypedDict, TypeVar, cast
 from zoneinfo import ZoneInfo
 
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from gateway.api.http.access import caller
 from gateway.api.http.answers import ExactUsd, exact_number, json_response
+from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.report import Filters, Group, Span, usage
 from gateway.catalog.tasks import TASKS
 from gateway.checks.decoding import read_id
 from gateway.checks.moments import YEARS
 from gateway.errors import InvalidRequest, NotFound
-from gateway.sql.database import Database
 
 Width = Literal["1m", "1h", "1d"]
 
@@ -146,7 +145,7 @@ class OrganizationController(Controller):
     @get("/costs", operation_id="GetCosts", summary="What was charged by day, net of refunds")
     async def costs(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         start_time: FromQuery[int],
         end_time: FromQuery[int | None] = None,
         bucket_width: FromQuery[Literal["1d"]] = "1d",
@@ -187,7 +186,7 @@ class OrganizationController(Controller):
     )
     async def usage(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         kind: FromPath[str],
         start_time: FromQuery[int],
         end_time: FromQuery[int | None] = None,
@@ -237,14 +236,13 @@ class _Buckets:
 
 
 async def _report(
-    request: Request[Any, Any, Any],
+    request: ApiRequest,
     buckets: _Buckets,
     width: str,
     group_by: Sequence[str],
     filters: Filters,
     result: Callable[[Group, dict[str, str]], ResultView],
 ) -> Response[BucketsView[ResultView]]:
-    database: Database = request.app.state.database
     names = [name for part in group_by for name in part.split(",")]
     if unknown := set(names) - set(_DIMENSIONS):
         raise InvalidRequest(
@@ -256,9 +254,9 @@ async def _report(
     unit, length, *_ = _WIDTHS[width]
     span = Span(buckets.starts[0], buckets.ends_at, ZoneInfo("UTC"))
     by = (unit, *dict.fromkeys(told.values()))
-    groups = await database.report(
+    groups = await request.services.database.report(
         lambda connection: usage(connection, span, by, filters),
-        account_id=caller(request).account_id,
+        account_id=request.key.account_id,
     )
     found: dict[datetime, list[ResultView]] = {start: [] for start in buckets.starts}
     for group in groups:

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import msgspec
-from litestar import Controller, Request, Response, delete, get, post
+from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 
-from gateway.api.http.access import call_of, caller
 from gateway.api.http.answers import (
     DeletedView,
     encode_json,
@@ -31,6 +30,7 @@ from gateway.api.http.bodies import (
     refuse_in_batch,
 )
 from gateway.api.http.content_types import EVENTS
+from gateway.api.http.request import ApiRequest
 from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
 from gateway.api.openai.responses_bodies import ResponseBody
 from gateway.api.openai.responses_views import (
@@ -61,9 +61,9 @@ class ResponsesController(Controller):
         summary="Answer, whole, as a stream, or in the background",
     )
     async def create(
-        self, request: Request[Any, Any, Any], data: JSONBody[ResponseBody]
+        self, request: ApiRequest, data: JSONBody[ResponseBody]
     ) -> Response[ResponseView] | Stream:
-        requests: Requests = request.app.state.requests
+        requests = request.services.requests
         background = bool(data.background)
         order = Submission(
             model=data.model,
@@ -76,9 +76,9 @@ class ResponsesController(Controller):
             fingerprint=None if data.stream or background else await body_fingerprint(request),
             retried=is_retry(request),
         )
-        ticket = await requests.submit(call_of(request), order)
+        ticket = await requests.submit(request.caller, order)
         headers = request_headers(ticket.request_id)
-        account_id = caller(request).account_id
+        account_id = request.key.account_id
         if background:
             with ticket:
                 found = await ticket.placed()
@@ -106,15 +106,14 @@ class ResponsesController(Controller):
     )
     async def show(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         id: FromPath[str],
         stream: FromQuery[bool] = False,
         starting_after: FromQuery[int] = -1,
     ) -> Response[ResponseView] | Stream:
-        requests: Requests = request.app.state.requests
         found = await _find(request, id)
         if stream:
-            events = _followed(requests, found, None, starting_after)
+            events = _followed(request.services.requests, found, None, starting_after)
             return event_stream(events, headers=request_headers(found.request_id))
         return json_response(response_view(found), headers=request_headers(found.request_id))
 
@@ -125,12 +124,9 @@ class ResponsesController(Controller):
         operation_id="CancelResponse",
         summary="Stop a response in the background",
     )
-    async def cancel(
-        self, request: Request[Any, Any, Any], id: FromPath[str]
-    ) -> Response[ResponseView]:
-        requests: Requests = request.app.state.requests
+    async def cancel(self, request: ApiRequest, id: FromPath[str]) -> Response[ResponseView]:
         found = await _find(request, id)
-        await requests.cancel(found.account_id, found.request_id)
+        await request.services.requests.cancel(found.account_id, found.request_id)
         return json_response(response_view(await _find(request, id)))
 
     @delete(
@@ -140,16 +136,13 @@ class ResponsesController(Controller):
         operation_id="DeleteResponse",
         summary="Forget what a response says; its receipt stays",
     )
-    async def forget(
-        self, request: Request[Any, Any, Any], id: FromPath[str]
-    ) -> Response[DeletedView]:
-        requests: Requests = request.app.state.requests
+    async def forget(self, request: ApiRequest, id: FromPath[str]) -> Response[DeletedView]:
         found = await _find(request, id)
         if isinstance(found, OpenRequest):
             raise InvalidRequest(
                 "response_in_progress", f"{id} is still {found.status}; cancel it first."
             )
-        await requests.forget(found.account_id, found.request_id)
+        await request.services.requests.forget(found.account_id, found.request_id)
         return json_response(
             {"id": response_id(found.request_id), "object": "response", "deleted": True}
         )
@@ -171,12 +164,11 @@ BATCHES: Final = BatchEndpoint(
 )
 
 
-async def _find(request: Request[Any, Any, Any], id: str) -> OpenRequest | ClosedRequest:
+async def _find(request: ApiRequest, id: str) -> OpenRequest | ClosedRequest:
     """Raise ``NotFound`` for what never was, is somebody else's, no text, or was forgotten."""
-    requests: Requests = request.app.state.requests
     unknown = _unknown(id)
     try:
-        found = await requests.find(caller(request).account_id, request_id_of(id))
+        found = await request.services.requests.find(request.key.account_id, request_id_of(id))
     except NotFound:
         raise unknown from None
     gone = isinstance(found, ClosedRequest) and found.status == "succeeded" and found.output is None

@@ -10,19 +10,18 @@ import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
-from litestar import Controller, Request, post
+from litestar import Controller, post
 from litestar.response import Stream
 
-from gateway.api.http.access import call_of
 from gateway.api.http.answering import order_of
 from gateway.api.http.answers import event_data, event_stream, exact_number
 from gateway.api.http.audio_response import StartedAudio, begin, sound_response
 from gateway.api.http.content_types import EVENTS, SOUNDS
 from gateway.api.http.forms import described, receive
+from gateway.api.http.request import ApiRequest
 from gateway.api.openai.speech_bodies import NAMES, SpeechBody
 from gateway.errors import TollgateError, rename, render_openai
 from gateway.ledger.closed import ClosedRequest
-from gateway.requests.service import Requests
 from gateway.tasks.audio import choose_audio_task
 
 
@@ -41,7 +40,7 @@ class SpeechController(Controller):
         description="`stream_format: sse` sends `speech.audio.delta` and `speech.audio.done`. "
         "OpenAI's fields, or those of a request beside them; a `recording` may be a form's file.",
     )
-    async def create(self, request: Request[Any, Any, Any]) -> Stream:
+    async def create(self, request: ApiRequest) -> Stream:
         received = await receive(request, repeated={})
         try:
             data = received.read(SpeechBody)
@@ -53,22 +52,19 @@ class SpeechController(Controller):
         return sound_response(begun, data.wanted)
 
 
-async def _begin(
-    request: Request[Any, Any, Any], data: SpeechBody, canonical: bytes | None
-) -> StartedAudio:
+async def _begin(request: ApiRequest, data: SpeechBody, canonical: bytes | None) -> StartedAudio:
     """Place an order and wait for its first sound."""
-    requests: Requests = request.app.state.requests
     value = data.speech()
     try:
         order = await order_of(
             request,
             model=data.model,
-            task=choose_audio_task(requests.entry(data.model), value),
+            task=choose_audio_task(request.services.requests.entry(data.model), value),
             input=value,
             stream=True,
             canonical=canonical,
         )
-        return await begin(request, await requests.submit(call_of(request), order))
+        return await begin(request, await request.services.requests.submit(request.caller, order))
     except TollgateError as error:
         rename(error, NAMES)
         raise

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from litestar import Controller, Request, Response, delete, get, post
+from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 
-from gateway.api.http.access import call_of, caller
 from gateway.api.http.answers import DeletedView, encode_json, json_response, request_headers
 from gateway.api.http.bodies import idempotency, read_body, refuse_in_batch
 from gateway.api.http.content_types import MEDIA
 from gateway.api.http.forms import described, receive
 from gateway.api.http.media_views import blob_of, media_of
+from gateway.api.http.request import ApiRequest
 from gateway.api.http.serving import BlobResponse, serve
 from gateway.api.openai.files import OpenAIListView, list_view
 from gateway.api.openai.videos_bodies import EditBody, RemixBody, VideoBody, remixed
@@ -26,9 +26,8 @@ from gateway.api.openai.videos_views import VideoView, video_id_of, video_status
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.catalog.tasks import TASKS
 from gateway.errors import Gone, InvalidRequest, NotFound
-from gateway.files.retention import MediaStore, Record
+from gateway.files.retention import Record
 from gateway.ledger.closed import ClosedRequest
-from gateway.requests.service import Requests
 from gateway.tasks.submission import OpenRequest, Submission
 from gateway.tasks.visual import choose_dialect_task
 from workers.contract.jobs import Progress
@@ -56,15 +55,16 @@ class VideosController(Controller):
         description="A form or JSON with `model`, `prompt` and OpenAI's fields, or those of a "
         "request; `input_reference` is the first picture.",
     )
-    async def create(self, request: Request[Any, Any, Any]) -> Response[VideoView]:
+    async def create(self, request: ApiRequest) -> Response[VideoView]:
         received = await receive(request, repeated={})
         try:
             data = received.read(VideoBody)
-            requests: Requests = request.app.state.requests
             value = data.drawing()
             order = Submission(
                 model=data.model,
-                task=choose_dialect_task(requests.entry(data.model), value, makes="video"),
+                task=choose_dialect_task(
+                    request.services.requests.entry(data.model), value, makes="video"
+                ),
                 input=value,
                 stream=True,
                 waits=False,
@@ -77,7 +77,7 @@ class VideosController(Controller):
     @get(opt={"scope": "read"}, operation_id="ListVideos", summary="List videos in pages")
     async def index(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
         order: FromQuery[Direction] = "desc",
@@ -86,11 +86,10 @@ class VideosController(Controller):
             raise InvalidRequest(
                 "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
             )
-        media: MediaStore = request.app.state.media
-        account_id = caller(request).account_id
+        account_id = request.key.account_id
         if after is not None:
             await _find(request, after, param="after")
-        records = await media.list(
+        records = await request.services.media.list(
             account_id,
             TASKS_OF_VIDEO,
             limit=limit + 1,
@@ -108,9 +107,7 @@ class VideosController(Controller):
         operation_id="GetVideo",
         summary="How far a video is, and what it cost",
     )
-    async def show(
-        self, request: Request[Any, Any, Any], video_id: FromPath[str]
-    ) -> Response[VideoView]:
+    async def show(self, request: ApiRequest, video_id: FromPath[str]) -> Response[VideoView]:
         record, found = await _find(request, video_id)
         return await _answer(request, record, found)
 
@@ -121,14 +118,11 @@ class VideosController(Controller):
         operation_id="DeleteVideo",
         summary="Delete a video; one that is not finished is stopped, for nothing",
     )
-    async def remove(
-        self, request: Request[Any, Any, Any], video_id: FromPath[str]
-    ) -> Response[DeletedView]:
-        requests: Requests = request.app.state.requests
+    async def remove(self, request: ApiRequest, video_id: FromPath[str]) -> Response[DeletedView]:
         record, found = await _find(request, video_id)
         if isinstance(found, OpenRequest):
-            await requests.cancel(record.account_id, record.request_id)
-        await requests.forget(record.account_id, record.request_id)
+            await request.services.requests.cancel(record.account_id, record.request_id)
+        await request.services.requests.forget(record.account_id, record.request_id)
         return json_response({"id": video_id, "object": "video.deleted", "deleted": True})
 
     @get(
@@ -139,7 +133,7 @@ class VideosController(Controller):
     )
     async def content(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         video_id: FromPath[str],
         variant: FromQuery[Variant] = "video",
     ) -> Response[bytes] | Stream:
@@ -168,7 +162,7 @@ class VideosController(Controller):
         summary="Order a video again with another text: same seed, size and sources",
     )
     async def remix(
-        self, request: Request[Any, Any, Any], video_id: FromPath[str], data: JSONBody[RemixBody]
+        self, request: ApiRequest, video_id: FromPath[str], data: JSONBody[RemixBody]
     ) -> Response[VideoView]:
         return await _remix(request, video_id, data.prompt)
 
@@ -180,7 +174,7 @@ class VideosController(Controller):
         operation_class=described(EditBody),
         summary="The same as a remix, of the video that is named by its id",
     )
-    async def edit(self, request: Request[Any, Any, Any]) -> Response[VideoView]:
+    async def edit(self, request: ApiRequest) -> Response[VideoView]:
         received = await receive(request, repeated={})
         try:
             if not isinstance(received.fields.get("video", {}), dict):
@@ -221,7 +215,7 @@ class VideosController(Controller):
 
 
 async def _remix(
-    request: Request[Any, Any, Any], video_id: str, prompt: str, canonical: bytes | None = None
+    request: ApiRequest, video_id: str, prompt: str, canonical: bytes | None = None
 ) -> Response[VideoView]:
     record, found = await _find(request, video_id)
     if video_status(found) != "completed" or record.asked is None:
@@ -229,11 +223,12 @@ async def _remix(
             "video_not_ready",
             f"{video_id} is {video_status(found)}; remix one that is completed.",
         )
-    requests: Requests = request.app.state.requests
     value = remixed(record.asked, prompt)
     order = Submission(
         model=found.model,
-        task=choose_dialect_task(requests.entry(found.model), value, makes="video"),
+        task=choose_dialect_task(
+            request.services.requests.entry(found.model), value, makes="video"
+        ),
         input=value,
         stream=True,
         waits=False,
@@ -247,15 +242,14 @@ def _cannot(what: str) -> InvalidRequest:
     return InvalidRequest("task_not_supported", f"No model here can {what}.", param="video")
 
 
-async def _place(request: Request[Any, Any, Any], order: Submission) -> Response[VideoView]:
-    requests: Requests = request.app.state.requests
-    with await requests.submit(call_of(request), order) as ticket:
+async def _place(request: ApiRequest, order: Submission) -> Response[VideoView]:
+    with await request.services.requests.submit(request.caller, order) as ticket:
         record, found = await _find(request, video_id_of(ticket.request_id))
         return await _answer(request, record, found)
 
 
 async def _answer(
-    request: Request[Any, Any, Any], record: Record, found: OpenRequest | ClosedRequest
+    request: ApiRequest, record: Record, found: OpenRequest | ClosedRequest
 ) -> Response[VideoView]:
     progress = await _progress(request, found)
     closed = found if isinstance(found, ClosedRequest) else None
@@ -267,35 +261,29 @@ async def _answer(
     return json_response(_view(record, found, progress), headers=headers)
 
 
-async def _described(request: Request[Any, Any, Any], record: Record) -> VideoView | None:
-    requests: Requests = request.app.state.requests
+async def _described(request: ApiRequest, record: Record) -> VideoView | None:
     try:
-        found = await requests.find(record.account_id, record.request_id)
+        found = await request.services.requests.find(record.account_id, record.request_id)
     except NotFound:
         return None
     return _view(record, found, await _progress(request, found))
 
 
 async def _find(
-    request: Request[Any, Any, Any], video_id: str, *, param: str = "video_id"
+    request: ApiRequest, video_id: str, *, param: str = "video_id"
 ) -> tuple[Record, OpenRequest | ClosedRequest]:
     """Raise ``NotFound`` if the account has no such video (any more)."""
-    media: MediaStore = request.app.state.media
-    requests: Requests = request.app.state.requests
-    account_id = caller(request).account_id
-    record = await media.find(account_id, _request_id(video_id))
+    account_id = request.key.account_id
+    record = await request.services.media.find(account_id, _request_id(video_id))
     if record is None or record.task not in TASKS_OF_VIDEO:
         raise NotFound("video_not_found", f"There is no video {video_id!r}.", param=param)
-    return record, await requests.find(account_id, record.request_id)
+    return record, await request.services.requests.find(account_id, record.request_id)
 
 
-async def _progress(
-    request: Request[Any, Any, Any], found: OpenRequest | ClosedRequest
-) -> Progress | None:
-    requests: Requests = request.app.state.requests
+async def _progress(request: ApiRequest, found: OpenRequest | ClosedRequest) -> Progress | None:
     if not isinstance(found, OpenRequest) or found.status != "running":
         return None
-    return await requests.progress(found.request_id)
+    return await request.services.requests.progress(found.request_id)
 
 
 def _view(

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, TypedDict
 
-from litestar import Controller, Request, Response, delete, get, post
+from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from gateway.api.http.access import caller
 from gateway.api.http.answers import DeletedView, json_response
 from gateway.api.http.forms import described, receive
-from gateway.api.http.storing import may_store
+from gateway.api.http.guards import may_store
+from gateway.api.http.request import ApiRequest
 from gateway.api.openai.files import OpenAIListView, list_view
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source, SourceField
-from gateway.voices.store import NAME_MAX, Kind, NewRecording, Recording, RecordingPage, Voices
+from gateway.voices.store import NAME_MAX, Kind, NewRecording, Recording, RecordingPage
 
 PAGE_MAX: Final = 100
 TRANSCRIPT_MAX: Final = 4096
@@ -95,7 +95,7 @@ class VoiceConsentsController(Controller):
         operation_class=described(ConsentBody),
         summary="Keep a recording in which somebody consents to the use of their voice",
     )
-    async def create(self, request: Request[Any, Any, Any]) -> Response[ConsentView]:
+    async def create(self, request: ApiRequest) -> Response[ConsentView]:
         received = await receive(request, repeated={})
         try:
             data = received.read(ConsentBody)
@@ -112,7 +112,7 @@ class VoiceConsentsController(Controller):
     )
     async def index(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
     ) -> Response[OpenAIListView[ConsentView]]:
@@ -125,12 +125,10 @@ class VoiceConsentsController(Controller):
         operation_id="GetVoiceConsent",
         summary="What is known of a consent",
     )
-    async def show(
-        self, request: Request[Any, Any, Any], consent_id: FromPath[str]
-    ) -> Response[ConsentView]:
-        account_id = caller(request).account_id
+    async def show(self, request: ApiRequest, consent_id: FromPath[str]) -> Response[ConsentView]:
+        account_id = request.key.account_id
         return json_response(
-            consent_view(await _voices(request).find(account_id, "consent", consent_id))
+            consent_view(await request.services.voices.find(account_id, "consent", consent_id))
         )
 
     @post(
@@ -142,12 +140,12 @@ class VoiceConsentsController(Controller):
     )
     async def update(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         consent_id: FromPath[str],
         data: JSONBody[ConsentChange],
     ) -> Response[ConsentView]:
-        account_id = caller(request).account_id
-        changed = await _voices(request).rename_consent(account_id, consent_id, data.name)
+        account_id = request.key.account_id
+        changed = await request.services.voices.rename_consent(account_id, consent_id, data.name)
         return json_response(consent_view(changed))
 
     @delete(
@@ -157,10 +155,8 @@ class VoiceConsentsController(Controller):
         operation_id="DeleteVoiceConsent",
         summary="Withdraw a consent: it is deleted with all voices that were made with it",
     )
-    async def remove(
-        self, request: Request[Any, Any, Any], consent_id: FromPath[str]
-    ) -> Response[DeletedView]:
-        await _voices(request).delete(caller(request).account_id, "consent", consent_id)
+    async def remove(self, request: ApiRequest, consent_id: FromPath[str]) -> Response[DeletedView]:
+        await request.services.voices.delete(request.key.account_id, "consent", consent_id)
         return json_response({"id": consent_id, "object": "audio.voice_consent", "deleted": True})
 
 
@@ -176,7 +172,7 @@ class VoicesController(Controller):
         operation_class=described(VoiceBody),
         summary="Keep a voice: a recording of it, and the consent of whose it is",
     )
-    async def create(self, request: Request[Any, Any, Any]) -> Response[VoiceView]:
+    async def create(self, request: ApiRequest) -> Response[VoiceView]:
         received = await receive(request, repeated={})
         try:
             _refuse_prompts(received.fields)
@@ -195,7 +191,7 @@ class VoicesController(Controller):
     @get(opt={"scope": "read"}, operation_id="ListVoices", summary="List voices, newest first")
     async def index(
         self,
-        request: Request[Any, Any, Any],
+        request: ApiRequest,
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
     ) -> Response[OpenAIListView[VoiceView]]:
@@ -208,11 +204,11 @@ class VoicesController(Controller):
         operation_id="GetVoice",
         summary="What is known of a voice",
     )
-    async def show(
-        self, request: Request[Any, Any, Any], voice_id: FromPath[str]
-    ) -> Response[VoiceView]:
-        account_id = caller(request).account_id
-        return json_response(voice_view(await _voices(request).find(account_id, "voice", voice_id)))
+    async def show(self, request: ApiRequest, voice_id: FromPath[str]) -> Response[VoiceView]:
+        account_id = request.key.account_id
+        return json_response(
+            voice_view(await request.services.voices.find(account_id, "voice", voice_id))
+        )
 
     @delete(
         "/{voice_id:str}",
@@ -221,10 +217,8 @@ class VoicesController(Controller):
         operation_id="DeleteVoice",
         summary="Delete a voice, for good and at once; its consent stays",
     )
-    async def remove(
-        self, request: Request[Any, Any, Any], voice_id: FromPath[str]
-    ) -> Response[DeletedView]:
-        await _voices(request).delete(caller(request).account_id, "voice", voice_id)
+    async def remove(self, request: ApiRequest, voice_id: FromPath[str]) -> Response[DeletedView]:
+        await request.services.voices.delete(request.key.account_id, "voice", voice_id)
         return json_response({"id": voice_id, "object": "audio.voice.deleted", "deleted": True})
 
 
@@ -251,19 +245,17 @@ def voice_view(voice: Recording) -> VoiceView:
     }
 
 
-async def _create(request: Request[Any, Any, Any], new: NewRecording, source: Source) -> Recording:
-    return await _voices(request).create(caller(request).account_id, new, source)
+async def _create(request: ApiRequest, new: NewRecording, source: Source) -> Recording:
+    return await request.services.voices.create(request.key.account_id, new, source)
 
 
-async def _page(
-    request: Request[Any, Any, Any], kind: Kind, *, after: str | None, limit: int
-) -> RecordingPage:
+async def _page(request: ApiRequest, kind: Kind, *, after: str | None, limit: int) -> RecordingPage:
     if not 1 <= limit <= PAGE_MAX:
         raise InvalidRequest(
             "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
         )
-    account_id = caller(request).account_id
-    return await _voices(request).list(account_id, kind, limit=limit, after=after)
+    account_id = request.key.account_id
+    return await request.services.voices.list(account_id, kind, limit=limit, after=after)
 
 
 def _refuse_prompts(fields: dict[str, Any]) -> None:
@@ -274,8 +266,3 @@ def _refuse_prompts(fields: dict[str, Any]) -> None:
             "Voices are made of recordings here, not of prompts; send audio_sample and consent.",
             param="type",
         )
-
-
-def _voices(request: Request[Any, Any, Any]) -> Voices:
-    voices: Voices = request.app.state.voices
-    return voices

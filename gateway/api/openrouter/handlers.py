@@ -8,22 +8,21 @@ null.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypedDict
+from typing import Final, TypedDict
 from zoneinfo import ZoneInfo
 
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from litestar.params import FromQuery
 from sqlalchemy import Connection, select
 
 from gateway.accounts.accounts import find_account
-from gateway.api.http.access import caller
 from gateway.api.http.answers import DataView, ExactUsd, exact_number, json_response
+from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.report import Filters, Span, total, usage
 from gateway.catalog.listing import PROVIDER
 from gateway.checks.moments import timestamp
 from gateway.ledger.closed import ClosedRequest
-from gateway.requests.service import Requests
-from gateway.sql.database import Database, exact_sum
+from gateway.sql.database import exact_sum
 from gateway.tables.core import keys, transfers
 
 
@@ -142,22 +141,20 @@ class OpenRouterController(Controller):
 
     @get("/generation", operation_id="GetGeneration", summary="One request's usage, time and cost")
     async def generation(
-        self, request: Request[Any, Any, Any], id: FromQuery[str]
+        self, request: ApiRequest, id: FromQuery[str]
     ) -> Response[DataView[GenerationView]]:
         return await _generation(request, id)
 
     @get("/credits", operation_id="GetCredits", summary="What came into the account, and went out")
-    async def credits(self, request: Request[Any, Any, Any]) -> Response[DataView[CreditsView]]:
+    async def credits(self, request: ApiRequest) -> Response[DataView[CreditsView]]:
         return await _credits(request)
 
     @get("/key", operation_id="GetKey", summary="The key that makes this call, and its spending")
-    async def key(self, request: Request[Any, Any, Any]) -> Response[DataView[KeySpendingView]]:
+    async def key(self, request: ApiRequest) -> Response[DataView[KeySpendingView]]:
         return await _key(request)
 
     @get("/auth/key", include_in_schema=False)
-    async def auth_key(
-        self, request: Request[Any, Any, Any]
-    ) -> Response[DataView[KeySpendingView]]:
+    async def auth_key(self, request: ApiRequest) -> Response[DataView[KeySpendingView]]:
         return await _key(request)
 
     @get("/providers", operation_id="ListProviders", summary="The one provider of all models here")
@@ -196,11 +193,8 @@ _PROVIDER: Final[OpenRouterProviderView] = {
 }
 
 
-async def _generation(
-    request: Request[Any, Any, Any], id: str
-) -> Response[DataView[GenerationView]]:
-    requests: Requests = request.app.state.requests
-    receipt = await requests.receipt(caller(request).account_id, id)
+async def _generation(request: ApiRequest, id: str) -> Response[DataView[GenerationView]]:
+    receipt = await request.services.requests.receipt(request.key.account_id, id)
     closed, refunds = receipt.closed, receipt.refunds
     given = sum(refund.amount_nanos for refund in refunds)
     timings, used = closed.timings, closed.usage
@@ -217,7 +211,7 @@ async def _generation(
                 "total_cost": cost,
                 "usage": cost,
                 "cancelled": closed.status == "cancelled",
-                "finish_reason": _finish_reason(await requests.whole(closed)),
+                "finish_reason": _finish_reason(await request.services.requests.whole(closed)),
                 "latency": (timings.first_token_us or timings.total_us) / 1000,
                 "generation_time": timings.forward_us / 1000,
                 "tokens_prompt": prompt,
@@ -243,10 +237,9 @@ async def _generation(
     )
 
 
-async def _credits(request: Request[Any, Any, Any]) -> Response[DataView[CreditsView]]:
+async def _credits(request: ApiRequest) -> Response[DataView[CreditsView]]:
     """Their difference is the balance; usage is net of refunds."""
-    database: Database = request.app.state.database
-    account_id = caller(request).account_id
+    account_id = request.key.account_id
 
     def read(connection: Connection) -> tuple[int, int]:
         spent = connection.execute(
@@ -254,15 +247,14 @@ async def _credits(request: Request[Any, Any, Any]) -> Response[DataView[Credits
         ).scalar_one()
         return find_account(connection, account_id).posted_nanos + spent, spent
 
-    credited, spent = await database.read(read)
+    credited, spent = await request.services.database.read(read)
     return json_response(
         {"data": {"total_credits": exact_number(credited), "total_usage": exact_number(spent)}}
     )
 
 
-async def _key(request: Request[Any, Any, Any]) -> Response[DataView[KeySpendingView]]:
-    database: Database = request.app.state.database
-    key = caller(request)
+async def _key(request: ApiRequest) -> Response[DataView[KeySpendingView]]:
+    key = request.key
     now = datetime.now(UTC)
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
 
@@ -277,7 +269,9 @@ async def _key(request: Request[Any, Any, Any]) -> Response[DataView[KeySpending
         )
         return spent, connection.execute(paid.order_by(transfers.c.id).limit(1)).first() is None
 
-    (day, week, month), free = await database.report(read, account_id=key.account_id)
+    (day, week, month), free = await request.services.database.report(
+        read, account_id=key.account_id
+    )
     limit = key.spend_limit_nanos
     left = None if limit is None else limit - key.spent_nanos - key.held_nanos
     return json_response(

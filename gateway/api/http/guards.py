@@ -1,0 +1,105 @@
+"""Guards: checks of the key, the path, the query and the account, before a body is read."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+from litestar.connection import ASGIConnection, Request
+from litestar.handlers import BaseRouteHandler
+
+from gateway.accounts.rates import refuse_overrun, wanted
+from gateway.api.http.access import call_of
+from gateway.api.http.dialects import dialect_of
+from gateway.api.http.large_bodies import may_be_large
+from gateway.api.http.request import services_of
+from gateway.checks.decoding import check_text
+from gateway.errors import Forbidden, NotFound, Unauthorized
+from gateway.requests.caller import Caller
+from gateway.settings import Settings
+
+
+async def require_key(
+    connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+) -> None:
+    """Litestar guard: authenticate, then check the scope in the route's ``opt``."""
+    scope: str | None = handler.opt.get("scope")
+    # OPTIONS only says which methods a path takes; a browser asks it without a key.
+    if scope is None or connection.scope.get("method") == "OPTIONS":
+        return
+    secret = _secret(connection)
+    key = await services_of(connection).access.key(
+        secret, remembered=bool(handler.opt.get("holds"))
+    )
+    if scope not in key.scopes:
+        raise Forbidden(
+            "missing_scope",
+            f"This key has the scopes {', '.join(sorted(key.scopes))}; this call needs {scope}.",
+        )
+    connection.state.call = Caller(key)
+    if isinstance(connection, Request) and may_be_large(connection):
+        await services_of(connection).bodies.take_in(connection, handler, key)
+
+
+async def check_scraper(connection: ASGIConnection[Any, Any, Any, Any], settings: Settings) -> None:
+    """Check that a caller may read the metrics, which include revenue by model.
+
+    The token is compared without the database, so that a scraper sees an outage of it. Raise
+    ``Unauthorized``, ``Forbidden``, or ``NotFound`` if metrics are off.
+    """
+    if settings.metrics == "open":
+        return
+    if settings.metrics == "off":
+        raise NotFound("not_found", "Metrics are turned off here (TOLLGATE_METRICS).")
+    secret = _secret(connection)
+    token = settings.metrics_token.get_secret_value() if settings.metrics_token else ""
+    if token and hmac.compare_digest(secret.encode(), token.encode()):
+        return
+    key = await services_of(connection).access.key(secret, remembered=False)
+    if "admin" not in key.scopes:
+        raise Forbidden(
+            "missing_scope", "Metrics need a key of the scope admin, or the token for scrapers."
+        )
+
+
+async def check_address(
+    connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
+) -> None:
+    """Litestar guard: refuse U+0000 in the path and the query."""
+    check_text(connection.scope["path"], "")
+    if b"%00" in connection.scope["query_string"]:
+        for name, value in connection.query_params.multi_items():
+            check_text(name, "")
+            check_text(value, name)
+
+
+async def may_store(
+    connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+) -> None:
+    """Litestar guard of routes that store something: a file, a batch, a voice or an upload URL.
+
+    It runs before the body is read, so that an account that is suspended, has nothing to spend, is
+    at a limit per minute or has no room is refused immediately. Counts the call in the requests
+    per minute. Raise ``TollgateError``.
+    """
+    services = services_of(connection)
+    call = call_of(connection)
+    announced = connection.headers.get("content-length", "")
+    size = int(announced) if announced.isdecimal() and handler.opt.get("stores_body") else 0
+    await services.room.check(call.key.account_id, size=size)
+    found = wanted(call.key.limits, call.key.id, "", tokens=0)
+    call.taken = await services.rates.take([rate for rate in found if rate.unit == "requests"])
+    refuse_overrun(call.taken.usages)
+
+
+def _secret(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
+    """Raise ``Unauthorized`` if there is none."""
+    own = dialect_of(connection.scope["path"]).key_header
+    kind, _, secret = connection.headers.get("authorization", "").partition(" ")
+    found = connection.headers.get(own, "").strip() if own else ""
+    if not found and kind.lower() == "bearer":
+        found = secret.strip()
+    if not found:
+        how = f"{own}: tg_…" if own else "Authorization: Bearer tg_…"
+        raise Unauthorized("invalid_api_key", f"No API key was sent. Send it as '{how}'.")
+    return found

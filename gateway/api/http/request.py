@@ -1,0 +1,105 @@
+"""Requests as handlers see them: checked bodies, the authenticated caller, and typed services."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Request
+from litestar.connection import ASGIConnection
+from litestar.datastructures import FormMultiDict, UploadFile
+
+from gateway.accounts.keys import KeyInfo
+from gateway.accounts.rates import Rates
+from gateway.api.http.access import Access, call_of
+from gateway.api.http.large_bodies import Bodies
+from gateway.batches.runner import Runner
+from gateway.catalog.store import LiveCatalog
+from gateway.checks.decoding import check_text, refuse_null, unreadable
+from gateway.files.download_urls import UrlSigner
+from gateway.files.retention import MediaStore
+from gateway.files.room import Room
+from gateway.files.store import Files
+from gateway.files.upload_urls import UploadUrls
+from gateway.payments.provider import PaymentProvider
+from gateway.performance import Performance
+from gateway.readiness import Readiness
+from gateway.requests.caller import Caller
+from gateway.requests.service import Requests
+from gateway.settings import Settings
+from gateway.sql.database import Database
+from gateway.supervision import Supervisor
+from gateway.voices.store import Voices
+from workers.contract.blobs import Blobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What handlers and guards call. Built once, when the application starts."""
+
+    settings: Settings
+    database: Database
+    live: LiveCatalog
+    requests: Requests
+    supervisor: Supervisor
+    readiness: Readiness
+    blobs: Blobs
+    files: Files
+    room: Room
+    bodies: Bodies
+    media: MediaStore
+    links: UrlSigner
+    slots: UploadUrls
+    voices: Voices
+    batches: Runner
+    rates: Rates
+    performance: Performance
+    pepper: bytes
+    payment_provider: PaymentProvider | None
+    access: Access
+
+
+def services_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
+    services: Services = connection.app.state.services
+    return services
+
+
+class ApiRequest(Request[Any, Any, Any]):
+    """A request with its services and its caller.
+
+    Its body, as JSON or as a form, has no text that cannot be stored.
+    """
+
+    @property
+    def services(self) -> Services:
+        return services_of(self)
+
+    @property
+    def caller(self) -> Caller:
+        return call_of(self)
+
+    @property
+    def key(self) -> KeyInfo:
+        """The key that authenticated this call."""
+        return call_of(self).key
+
+    async def json(self) -> Any:
+        try:
+            value = await super().json()
+        except (RecursionError, UnicodeDecodeError) as error:
+            raise unreadable(error) from None
+        refuse_null(await self.body(), value)
+        return value
+
+    async def form(self) -> FormMultiDict:
+        try:
+            form = await super().form()
+        except UnicodeDecodeError as error:
+            raise unreadable(error) from None
+        for name, value in form.multi_items():
+            check_text(name, "")
+            if isinstance(value, UploadFile):
+                check_text(value.filename, name)
+            elif isinstance(value, str):
+                check_text(value, name)
+        return form
