@@ -23,6 +23,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from gateway.api.http.fields import ModelName
 from gateway.catalog.schema import CatalogEntry
 from gateway.checks.decoding import decode_json
 from gateway.errors import InvalidRequest, rename
@@ -98,7 +99,7 @@ class _Body(BaseModel):
     names: ClassVar[Mapping[str, str]]
     """How fields of ours are called here."""
 
-    model_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    model_id: ModelName | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
 
 

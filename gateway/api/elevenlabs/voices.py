@@ -16,6 +16,7 @@ from litestar.params import FromPath, FromQuery
 from gateway.api.elevenlabs.bodies import AddedBody
 from gateway.api.elevenlabs.views import SoundVoiceView, kept_view, premade_views
 from gateway.api.http.answers import json_response
+from gateway.api.http.bodies import check_limit
 from gateway.api.http.dialects import ELEVENLABS
 from gateway.api.http.forms import described, receive
 from gateway.api.http.guards import may_store
@@ -79,12 +80,7 @@ class ElevenLabsVoicesController(Controller):
         page_size: FromQuery[int] = 10,
         next_page_token: FromQuery[int] = 0,
     ) -> Response[FoundVoicesView]:
-        if not 1 <= page_size <= PAGE_MAX:
-            raise InvalidRequest(
-                "invalid_value",
-                f"page_size is {page_size}; 1 to {PAGE_MAX} can be had.",
-                param="page_size",
-            )
+        check_limit(page_size, PAGE_MAX, param="page_size")
         found = [
             view
             for view in await _views(request)

@@ -19,8 +19,9 @@ from gateway.api.gmi.models import TASKS_OF_QUEUE, QueueModelView, check_in_queu
 from gateway.api.gmi.payloads import read_payload
 from gateway.api.gmi.views import AcceptedView, QueuedRequestView, accepted_view, request_view
 from gateway.api.http.answers import json_response, request_headers
-from gateway.api.http.bodies import idempotency
+from gateway.api.http.bodies import check_limit, idempotency
 from gateway.api.http.dialects import GMI
+from gateway.api.http.fields import Metadata, ModelName
 from gateway.api.http.guards import may_store
 from gateway.api.http.media_views import links_of
 from gateway.api.http.request import ApiRequest
@@ -52,17 +53,11 @@ class QueuedBody(BaseModel):
         },
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     payload: dict[str, Any]
     task: Task | None = None
     webhook: Annotated[str, Field(max_length=2000)] | None = None
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
 
 
 class UploadUrlBody(BaseModel):
@@ -186,8 +181,8 @@ class GmiController(Controller):
         limit: FromQuery[int] = 20,
         offset: FromQuery[int] = 0,
     ) -> Response[QueuedRequestsView]:
-        _check("limit", limit, 1, PAGE_MAX)
-        _check("offset", offset, 0, OFFSET_MAX)
+        check_limit(limit, PAGE_MAX)
+        check_limit(offset, OFFSET_MAX, param="offset", least=0)
         requests = request.services.requests
         account_id = request.key.account_id
         model = None if model_id is None else request.services.live.resolve(model_id)
@@ -326,10 +321,3 @@ def _waits_s(request: ApiRequest) -> int | None:
         if found is not None:
             return min(int(found[1]), WAIT_MAX_S) if found[1] else WAIT_MAX_S
     return None
-
-
-def _check(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise InvalidRequest(
-            "invalid_value", f"{name} is {value}; {least} to {most} can be had.", param=name
-        )

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import (
     Annotated,
     Any,
+    Final,
     Generic,
     Literal,
     NotRequired,
@@ -46,6 +47,11 @@ class PageView(ListView[Item]):
     next_cursor: str | None
 
 
+KEEP_ALIVE_S: Final = 15.0
+"""Interval between keep-alives on a stream without events."""
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+
+
 class DataView(TypedDict, Generic[Item]):
     data: Item
 
@@ -68,6 +74,15 @@ class UsageView(TypedDict):
     total_tokens: int
     prompt_tokens_details: NotRequired[PromptTokensDetails]
     cost: ExactUsd
+
+
+def page_view(items: Sequence[Item], next_cursor: str | None) -> PageView[Item]:
+    return {
+        "object": "list",
+        "data": items,
+        "has_more": next_cursor is not None,
+        "next_cursor": next_cursor,
+    }
 
 
 encode_json = msgspec.json.Encoder(decimal_format="number").encode

@@ -79,11 +79,13 @@ def is_retry(request: ApiRequest) -> bool:
     return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
 
-def check_limit(limit: int) -> None:
-    """Check how many items a page is to have. Raise ``InvalidRequest``."""
-    if not 1 <= limit <= PAGE_MAX:
+def check_limit(limit: int, most: int = PAGE_MAX, *, param: str = "limit", least: int = 1) -> None:
+    """Check the number of items on a page. Raise ``InvalidRequest``."""
+    if not least <= limit <= most:
         raise InvalidRequest(
-            "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
+            "invalid_value",
+            f"{param} is {limit}; it must be between {least} and {most}.",
+            param=param,
         )
 
 

@@ -36,6 +36,12 @@ Moment: TypeAlias = Annotated[
 Id: TypeAlias = Annotated[int, Field(ge=1, le=ID_MAX)]
 """Number of a row in SQL."""
 AccountName: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
+ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+"""Labels of a client for its own use."""
 PerMinute: TypeAlias = Annotated[int, Field(ge=1, le=LIMIT_MAX)]
 """Limit per minute, or of requests at the same time."""
 

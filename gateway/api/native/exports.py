@@ -18,6 +18,7 @@ from typing import Annotated, Final, TypeVar
 
 from litestar import Controller, Response, get
 from litestar.concurrency import sync_to_thread
+from litestar.di import Provide
 from litestar.params import FromQuery, QueryParameter
 from litestar.response import Stream
 from sqlalchemy import Connection
@@ -64,84 +65,18 @@ class FileFooterView(FooterView):
     file: str
 
 
-class ExportsController(Controller):
-    path = "/v1/usage/export"
-    tags = ["Account"]
-    opt = {"scope": "read"}
-
-    @get(
-        opt={"media": ["text/csv", "application/vnd.apache.parquet"], "errors": [404, 429]},
-        operation_id="ExportUsage",
-        summary="Every charge and refund of a span as CSV or Parquet, native or FOCUS 1.2",
-    )
-    async def file(
-        self,
-        request: ApiRequest,
-        format: FromQuery[Format] = "csv",
-        profile: FromQuery[Profile] = "native",
-        tz: FromQuery[str | None] = None,
-        first: Annotated[str | None, QueryParameter(name="from")] = None,
-        last: Annotated[str | None, QueryParameter(name="to")] = None,
-        key: FromQuery[str | None] = None,
-        model: FromQuery[str | None] = None,
-        account: FromQuery[str | None] = None,
-    ) -> Stream:
-        asked = await _question(
-            request, format, profile, tz=tz, first=first, last=last,
-            key=key, model=model, account=account,
-        )  # fmt: skip
-        place = _places.take(request.key.account_id)
-        return Stream(
-            _File(request.services.database, asked, place),
-            media_type=MEDIA_TYPES[format],
-            headers={"Content-Disposition": f'attachment; filename="{asked.name}"'},
-        )
-
-    @get(
-        "/footer",
-        opt={"errors": [404, 429]},
-        operation_id="GetExportFooter",
-        summary="How many rows that file has, what they sum to, and its SHA-256",
-    )
-    async def footer(
-        self,
-        request: ApiRequest,
-        format: FromQuery[Format] = "csv",
-        profile: FromQuery[Profile] = "native",
-        tz: FromQuery[str | None] = None,
-        first: Annotated[str | None, QueryParameter(name="from")] = None,
-        last: Annotated[str | None, QueryParameter(name="to")] = None,
-        key: FromQuery[str | None] = None,
-        model: FromQuery[str | None] = None,
-        account: FromQuery[str | None] = None,
-    ) -> Response[FileFooterView]:
-        asked = await _question(
-            request, format, profile, tz=tz, first=first, last=last,
-            key=key, model=model, account=account,
-        )  # fmt: skip
-        place = _places.take(request.key.account_id)
-        file = _File(request.services.database, asked, place)
-
-        def read() -> None:
-            for _ in file:
-                pass
-
-        await sync_to_thread(read)
-        return json_response({**footer_view(file.footer), "file": asked.name})
-
-
-async def _question(
+async def read_export(
     request: ApiRequest,
-    format: Format,
-    profile: Profile,
-    *,
-    tz: str | None,
-    first: str | None,
-    last: str | None,
-    key: str | None,
-    model: str | None,
-    account: str | None,
+    format: FromQuery[Format] = "csv",
+    profile: FromQuery[Profile] = "native",
+    tz: FromQuery[str | None] = None,
+    first: Annotated[str | None, QueryParameter(name="from")] = None,
+    last: Annotated[str | None, QueryParameter(name="to")] = None,
+    key: FromQuery[str | None] = None,
+    model: FromQuery[str | None] = None,
+    account: FromQuery[str | None] = None,
 ) -> ExportRequest:
+    """Litestar dependency: the export that a call asks for."""
     now = datetime.now(UTC)
 
     def read(connection: Connection) -> ExportRequest:
@@ -161,6 +96,51 @@ async def _question(
         return ExportRequest(span, Filters((owner.id,), keys, models), format, profile, name)
 
     return await request.services.database.report(read, account_id=request.key.account_id)
+
+
+class ExportsController(Controller):
+    path = "/v1/usage/export"
+    dependencies = {"asked": Provide(read_export)}
+    tags = ["Account"]
+    opt = {"scope": "read"}
+
+    @get(
+        opt={"media": ["text/csv", "application/vnd.apache.parquet"], "errors": [404, 429]},
+        operation_id="ExportUsage",
+        summary="Every charge and refund of a span as CSV or Parquet, native or FOCUS 1.2",
+    )
+    async def file(
+        self,
+        request: ApiRequest,
+        asked: ExportRequest,
+    ) -> Stream:
+        place = _places.take(request.key.account_id)
+        return Stream(
+            _File(request.services.database, asked, place),
+            media_type=MEDIA_TYPES[asked.format],
+            headers={"Content-Disposition": f'attachment; filename="{asked.name}"'},
+        )
+
+    @get(
+        "/footer",
+        opt={"errors": [404, 429]},
+        operation_id="GetExportFooter",
+        summary="How many rows that file has, what they sum to, and its SHA-256",
+    )
+    async def footer(
+        self,
+        request: ApiRequest,
+        asked: ExportRequest,
+    ) -> Response[FileFooterView]:
+        place = _places.take(request.key.account_id)
+        file = _File(request.services.database, asked, place)
+
+        def read() -> None:
+            for _ in file:
+                pass
+
+        await sync_to_thread(read)
+        return json_response({**footer_view(file.footer), "file": asked.name})
 
 
 class Places:

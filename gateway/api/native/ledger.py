@@ -9,7 +9,7 @@ from litestar.params import FromQuery
 from sqlalchemy import Connection
 
 from gateway.api.http.access import find_asked
-from gateway.api.http.answers import PageView, json_response
+from gateway.api.http.answers import PageView, json_response, page_view
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath
 from gateway.api.http.request import ApiRequest
@@ -79,12 +79,7 @@ class LedgerController(Controller):
         found = await request.services.database.report(read, account_id=request.key.account_id)
         page, more = found[:limit], len(found) > limit
         return json_response(
-            {
-                "object": "list",
-                "data": [entry_view(entry) for entry in page],
-                "has_more": more,
-                "next_cursor": str(page[-1].id) if more else None,
-            }
+            page_view([entry_view(entry) for entry in page], str(page[-1].id) if more else None)
         )
 
     @get(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Final, Literal, TypedDict
 
 from litestar import Controller, Response, get
+from litestar.di import Provide
 from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
 from gateway.api.http.access import find_asked
-from gateway.api.http.answers import PageView, json_response
+from gateway.api.http.answers import PageView, json_response, page_view
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.media_views import links_of
 from gateway.api.http.request import ApiRequest
@@ -21,7 +22,7 @@ from gateway.billing.usage.report import read_span
 from gateway.files.download_urls import UrlSigner
 from gateway.ledger.closed import ClosedRequest
 from gateway.pricing import format_usd
-from gateway.requests.lookup import RequestFilter, RequestPage
+from gateway.requests.lookup import RequestFilter
 from gateway.tasks.submission import OpenRequest
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"]
@@ -48,6 +49,38 @@ class RequestOfAllView(RequestView):
     account_id: int
 
 
+async def read_filter(
+    request: ApiRequest,
+    model: FromQuery[str | None] = None,
+    status: FromQuery[Status | None] = None,
+    task: FromQuery[str | None] = None,
+    key: FromQuery[str | None] = None,
+    outcome: FromQuery[Outcome | None] = None,
+    tz: FromQuery[str | None] = None,
+    first: Annotated[str | None, QueryParameter(name="from")] = None,
+    last: Annotated[str | None, QueryParameter(name="to")] = None,
+    account: FromQuery[str | None] = None,
+) -> RequestFilter:
+    """Litestar dependency: the filter of an account's list of requests."""
+    tags = tag_filters(request)
+
+    def read(connection: Connection) -> RequestFilter:
+        owner = find_asked(request, connection, account)
+        key_id = None if key is None else key_number(connection, owner.id, key)
+        found = RequestFilter(
+            owner.id, model, status, task, key_id=key_id, outcome=outcome, tags=tags
+        )
+        if first is None and last is None:
+            return found
+        span = read_span(first, last, tz or owner.report_tz, now=datetime.now(UTC))
+        return replace(found, starts_at=span.starts_at, ends_at=span.ends_at)
+
+    return await request.services.database.report(read, account_id=request.key.account_id)
+
+
+FILTERED: Final = {"filter": Provide(read_filter)}
+
+
 class ListsController(Controller):
     # The list of an account stands beside the order of a request, whose path it shares.
     path = "/v1"
@@ -56,28 +89,17 @@ class ListsController(Controller):
     @get(
         "/requests/summary",
         opt={"scope": "read"},
+        dependencies=FILTERED,
         operation_id="SummarizeRequests",
         summary="Count what the same list would show, and sum what it cost",
     )
     async def summary(
         self,
         request: ApiRequest,
-        model: FromQuery[str | None] = None,
-        status: FromQuery[Status | None] = None,
-        task: FromQuery[str | None] = None,
-        key: FromQuery[str | None] = None,
-        outcome: FromQuery[Outcome | None] = None,
-        tz: FromQuery[str | None] = None,
-        first: Annotated[str | None, QueryParameter(name="from")] = None,
-        last: Annotated[str | None, QueryParameter(name="to")] = None,
-        account: FromQuery[str | None] = None,
+        filter: RequestFilter,
         cursor: FromQuery[str | None] = None,
     ) -> Response[RequestsSummaryView]:
-        choice = await read_choice(
-            request, RequestFilter(None, model, status, task, outcome=outcome),
-            account=account, key=key, tz=tz, first=first, last=last,
-        )  # fmt: skip
-        found = await request.services.requests.summarize(choice, cursor=cursor)
+        found = await request.services.requests.summarize(filter, cursor=cursor)
         return json_response(
             {
                 "object": "summary",
@@ -118,51 +140,11 @@ class ListsController(Controller):
             oldest_first=order == "asc",
         )
         links = links_of(request)
-        return json_response(
-            {
-                "object": "list",
-                "data": [_without_output(found, links) for found in page.items],
-                "has_more": page.next_cursor is not None,
-                "next_cursor": page.next_cursor,
-            }
-        )
+        views = [_without_output(found, links) for found in page.items]
+        return json_response(page_view(views, page.next_cursor))
 
 
 def _without_output(found: OpenRequest | ClosedRequest, links: UrlSigner) -> RequestOfAllView:
     """An administrator sees what happened, not what was said."""
     bare = replace(found, output=None) if isinstance(found, ClosedRequest) else found
     return {**request_view(bare, links), "account_id": found.account_id}
-
-
-def page_view(page: RequestPage, links: UrlSigner) -> PageView[RequestView]:
-    return {
-        "object": "list",
-        "data": [request_view(found, links) for found in page.items],
-        "has_more": page.next_cursor is not None,
-        "next_cursor": page.next_cursor,
-    }
-
-
-async def read_choice(
-    request: ApiRequest,
-    choice: RequestFilter,
-    *,
-    account: str | None,
-    key: str | None,
-    tz: str | None,
-    first: str | None,
-    last: str | None,
-) -> RequestFilter:
-    """Complete a choice by what must be looked up: the account, its key, its time zone."""
-    tags = tag_filters(request)
-
-    def read(connection: Connection) -> RequestFilter:
-        owner = find_asked(request, connection, account)
-        key_id = None if key is None else key_number(connection, owner.id, key)
-        found = replace(choice, account_id=owner.id, key_id=key_id, tags=tags)
-        if first is None and last is None:
-            return found
-        span = read_span(first, last, tz or owner.report_tz, now=datetime.now(UTC))
-        return replace(found, starts_at=span.starts_at, ends_at=span.ends_at)
-
-    return await request.services.database.report(read, account_id=request.key.account_id)

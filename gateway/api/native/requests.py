@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from litestar import Controller, Response, get, post
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,11 +18,13 @@ from gateway.api.http.answers import (
     encode_json,
     event_stream,
     json_response,
+    page_view,
     request_headers,
 )
 from gateway.api.http.audio_response import begin, sound_response
 from gateway.api.http.bodies import check_limit, idempotency, read_body
 from gateway.api.http.content_types import EVENTS, SOUNDS
+from gateway.api.http.fields import Metadata, ModelName
 from gateway.api.http.media_views import (
     blob_of,
     link_view,
@@ -32,7 +34,7 @@ from gateway.api.http.media_views import (
     read_base64,
 )
 from gateway.api.http.request import ApiRequest
-from gateway.api.native.lists import Direction, Outcome, Status, page_view, read_choice
+from gateway.api.native.lists import FILTERED, Direction
 from gateway.api.native.views import (
     QuoteView,
     ReceiptView,
@@ -74,18 +76,12 @@ class RequestBody(BaseModel):
         },
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     input: dict[str, Any]
     task: Task | None = None
     """Which of the model's tasks; by default the first that fits to what is sent along."""
     webhook: Annotated[str, Field(max_length=2000)] | None = None
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
 
 
 class RequestsController(Controller):
@@ -121,6 +117,7 @@ class RequestsController(Controller):
     @get(
         "/requests",
         opt={"scope": "read"},
+        dependencies=FILTERED,
         operation_id="ListRequests",
         summary="List requests by the time of their acceptance, in pages",
         description="Filter by tag with tag:<name>=<value>.",
@@ -128,28 +125,19 @@ class RequestsController(Controller):
     async def index(
         self,
         request: ApiRequest,
+        filter: RequestFilter,
         limit: FromQuery[int] = 20,
         cursor: FromQuery[str | None] = None,
         order: FromQuery[Direction] = "desc",
-        model: FromQuery[str | None] = None,
-        status: FromQuery[Status | None] = None,
-        task: FromQuery[str | None] = None,
-        key: FromQuery[str | None] = None,
-        outcome: FromQuery[Outcome | None] = None,
-        tz: FromQuery[str | None] = None,
-        first: Annotated[str | None, QueryParameter(name="from")] = None,
-        last: Annotated[str | None, QueryParameter(name="to")] = None,
-        account: FromQuery[str | None] = None,
     ) -> Response[PageView[RequestView]]:
         check_limit(limit)
-        choice = await read_choice(
-            request, RequestFilter(None, model, status, task, outcome=outcome),
-            account=account, key=key, tz=tz, first=first, last=last,
-        )  # fmt: skip
         page = await request.services.requests.list(
-            choice, limit=limit, cursor=cursor, oldest_first=order == "asc"
+            filter, limit=limit, cursor=cursor, oldest_first=order == "asc"
         )
-        return json_response(page_view(page, links_of(request)))
+        links = links_of(request)
+        return json_response(
+            page_view([request_view(found, links) for found in page.items], page.next_cursor)
+        )
 
     @get(
         "/requests/{request_id:str}",

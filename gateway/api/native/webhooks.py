@@ -9,7 +9,7 @@ from litestar import Controller, Response, get, post
 from litestar.params import FromPath, FromQuery
 
 from gateway.api.http.access import find_asked
-from gateway.api.http.answers import ListView, PageView, json_response
+from gateway.api.http.answers import ListView, PageView, json_response, page_view
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.request import ApiRequest
 from gateway.checks.moments import timestamp
@@ -156,14 +156,8 @@ async def _page(
     if account_id is None:
         for one, view in zip(found, views, strict=False):
             view["account_id"] = one.account_id
-    more = len(found) > limit
     return json_response(
-        {
-            "object": "list",
-            "data": views,
-            "has_more": more,
-            "next_cursor": found[limit - 1].request_id if more else None,
-        }
+        page_view(views, found[limit - 1].request_id if len(found) > limit else None)
     )
 
 

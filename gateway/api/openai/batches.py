@@ -11,7 +11,8 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.http.answers import exact_number, json_response
-from gateway.api.http.bodies import is_retry
+from gateway.api.http.bodies import check_limit, is_retry
+from gateway.api.http.fields import Metadata
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
 from gateway.api.openai import chat, completions, embeddings, images, responses, videos
@@ -64,13 +65,7 @@ class BatchBody(BaseModel):
     input_file_id: Annotated[str, Field(min_length=1, max_length=64)]
     endpoint: str
     completion_window: Literal["24h"]
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
 
@@ -173,10 +168,7 @@ class BatchesController(Controller):
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
     ) -> Response[OpenAIListView[BatchView]]:
-        if not 1 <= limit <= PAGE_MAX:
-            raise InvalidRequest(
-                "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
-            )
+        check_limit(limit, PAGE_MAX)
         account_id = request.key.account_id
         found, more = await request.services.database.report(
             lambda connection: store.page(connection, account_id, limit=limit, after=after),

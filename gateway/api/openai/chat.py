@@ -18,6 +18,7 @@ from gateway.api.http.answering import StreamOptions, answer, order_of, wants_us
 from gateway.api.http.answers import UsageView, encode_json, event_data, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
+from gateway.api.http.fields import ModelName
 from gateway.api.http.request import ApiRequest
 from gateway.api.http.text_stream import (
     LogprobView,
@@ -56,7 +57,7 @@ class ChatCompletion(TextGeneration, OpenRouterOptions):
         },
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    model: ModelName | None = None
     """May be left out beside ``models``, OpenRouter's list of fallbacks."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None

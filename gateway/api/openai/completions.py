@@ -15,6 +15,7 @@ from gateway.api.http.answering import StreamOptions, answer, order_of, wants_us
 from gateway.api.http.answers import UsageView, encode_json, event_data, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
+from gateway.api.http.fields import ModelName
 from gateway.api.http.request import ApiRequest
 from gateway.api.http.text_stream import Piece, TextStream, choices_of, cut_of
 from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
@@ -40,7 +41,7 @@ class Completion(TextCompletion):
         },
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None

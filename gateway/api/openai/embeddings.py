@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from litestar import Controller, Response, post
 from litestar.params import JSONBody
 from litestar.response import Stream
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
 from gateway.api.http.answering import answer, order_of
 from gateway.api.http.answers import UsageView, encode_json, exact_number
 from gateway.api.http.bodies import read_body
+from gateway.api.http.fields import ModelName
 from gateway.api.http.request import ApiRequest
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.ledger.closed import ClosedRequest
@@ -35,7 +36,7 @@ class Embedding(TextEmbedding):
         },
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     encoding_format: Encoding | None = None
     user: str | None = None
 

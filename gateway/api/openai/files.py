@@ -14,6 +14,7 @@ from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.http.answers import DeletedView, json_response
+from gateway.api.http.bodies import check_limit
 from gateway.api.http.content_types import BYTES
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
@@ -131,10 +132,7 @@ class FilesController(Controller):
         order: FromQuery[SortOrder] = "desc",
         purpose: FromQuery[str | None] = None,
     ) -> Response[OpenAIListView[FileView]]:
-        if not 1 <= limit <= PAGE_MAX:
-            raise InvalidRequest(
-                "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
-            )
+        check_limit(limit, PAGE_MAX)
         page = await request.services.files.list(
             request.key.account_id, limit=limit, after=after, order=order, purpose=purpose
         )

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from gateway.api.http.fields import ModelName
 from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 from gateway.tasks.visual import PREVIEWS_MAX, ImageTask
@@ -22,7 +23,7 @@ class ImageBody(ImageTask):
         json_schema_extra={"examples": [{"model": "pocket-image", "prompt": "a red circle"}]},
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     output_format: ImageFormat | None = None
     output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
     response_format: ResponseFormat | None = None

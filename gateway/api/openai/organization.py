@@ -16,6 +16,7 @@ from litestar import Controller, Response, get
 from litestar.params import FromPath, FromQuery, QueryParameter
 
 from gateway.api.http.answers import ExactUsd, exact_number, json_response
+from gateway.api.http.bodies import check_limit
 from gateway.api.http.request import ApiRequest
 from gateway.billing.usage.report import Filters, Group, Span, usage
 from gateway.catalog.tasks import TASKS
@@ -247,7 +248,7 @@ async def _report(
     if unknown := set(names) - set(_DIMENSIONS):
         raise InvalidRequest(
             "invalid_value",
-            f"group_by names {min(unknown)!r}; {', '.join(_DIMENSIONS)} can be had.",
+            f"group_by names {min(unknown)!r}; accepted: {', '.join(_DIMENSIONS)}.",
             param="group_by",
         )
     told = {name: own for name in names if (own := _DIMENSIONS[name]) is not None}
@@ -288,10 +289,7 @@ def _buckets(
     """Cut the time asked for into buckets, and take as many as make a page."""
     _, length, usual, most = _WIDTHS[width]
     count = usual if limit is None else limit
-    if not 1 <= count <= most:
-        raise InvalidRequest(
-            "invalid_value", f"limit is {limit}; 1 to {most} can be had.", param="limit"
-        )
+    check_limit(count, most)
     first = _moment(start_time, "start_time")
     last = datetime.now(UTC) if end_time is None else _moment(end_time, "end_time")
     if page is not None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.api.http.fields import ModelName
 from gateway.api.openrouter.bodies import asks_for_reasoning
 from gateway.errors import InvalidRequest
 from gateway.tasks.text import (
@@ -168,7 +169,7 @@ class ResponseBody(Strict):
         },
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     input: (
         str
         | Annotated[

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, StringConstraints
 
+from gateway.api.http.fields import ModelName
 from gateway.tasks.audio import TEXT_MAX, SpeechSettings, SpeechTask
 from workers.contract.media import AudioFormat
 
@@ -30,7 +31,7 @@ class SpeechBody(SpeechSettings):
         },
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     input: Annotated[str, StringConstraints(max_length=TEXT_MAX)]
     response_format: AudioFormat | None = None
     stream_format: Literal["audio", "sse"] | None = None

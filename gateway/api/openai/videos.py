@@ -14,7 +14,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 
 from gateway.api.http.answers import DeletedView, encode_json, json_response, request_headers
-from gateway.api.http.bodies import idempotency, read_body, refuse_in_batch
+from gateway.api.http.bodies import check_limit, idempotency, read_body, refuse_in_batch
 from gateway.api.http.content_types import MEDIA
 from gateway.api.http.forms import described, receive
 from gateway.api.http.media_views import blob_of, media_of
@@ -82,10 +82,7 @@ class VideosController(Controller):
         limit: FromQuery[int] = 20,
         order: FromQuery[Direction] = "desc",
     ) -> Response[OpenAIListView[VideoView]]:
-        if not 1 <= limit <= PAGE_MAX:
-            raise InvalidRequest(
-                "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
-            )
+        check_limit(limit, PAGE_MAX)
         account_id = request.key.account_id
         if after is not None:
             await _find(request, after, param="after")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from gateway.api.http.fields import ModelName
 from gateway.errors import InvalidRequest
 from gateway.files.retention import StoredInput
 from gateway.files.sources import SourceField, StoredSource
@@ -23,7 +24,7 @@ class VideoBody(VideoTask):
         },
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
+    model: ModelName
     input_reference: SourceField | None = None
 
     # Understood and without effect here: labels for the caller's own use.

@@ -14,6 +14,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.api.http.answers import DeletedView, json_response
+from gateway.api.http.bodies import check_limit
 from gateway.api.http.forms import described, receive
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
@@ -250,10 +251,7 @@ async def _create(request: ApiRequest, new: NewRecording, source: Source) -> Rec
 
 
 async def _page(request: ApiRequest, kind: Kind, *, after: str | None, limit: int) -> RecordingPage:
-    if not 1 <= limit <= PAGE_MAX:
-        raise InvalidRequest(
-            "invalid_value", f"limit is {limit}; 1 to {PAGE_MAX} can be had.", param="limit"
-        )
+    check_limit(limit, PAGE_MAX)
     account_id = request.key.account_id
     return await request.services.voices.list(account_id, kind, limit=limit, after=after)
 

@@ -12,14 +12,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.api.http.fields import ModelName
 from gateway.catalog.listing import PROVIDER, openrouter_pricing
 from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 
 PER_MILLION: Final = ("prompt", "completion")
 """Caps on these are in USD per million; the others are per single unit."""
-
-ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class MaxPrice(BaseModel):
