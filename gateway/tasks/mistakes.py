@@ -16,6 +16,8 @@ from pydantic import BaseModel
 
 from gateway.errors import InvalidRequest
 
+UNSUPPORTED: Final = "unsupported_parameter"
+"""Type of pydantic's error for a known field that is refused by name; it is also the code."""
 SHOWN_MAX: Final = 80
 """Characters of a wrong value that an error repeats."""
 _TYPES: Final = re.compile(
@@ -37,6 +39,8 @@ def invalid_field(errors: Sequence[Mapping[str, Any]], *, prefix: str = "") -> I
     )
     if first["type"] == "extra_forbidden":
         return InvalidRequest("unknown_parameter", f"Unknown parameter: {place}.", param=place)
+    if first["type"] == UNSUPPORTED:
+        return InvalidRequest(UNSUPPORTED, f"{place} {first['msg']}", param=place)
     if first["type"] == "missing":
         return InvalidRequest(
             "missing_required_parameter", f"Missing required parameter: {place}.", param=place

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from litestar import Controller, Response, get, post
 from litestar.background_tasks import BackgroundTask
+from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 
@@ -41,6 +42,41 @@ from workers.contract.media import characters
 SPEAKER: Final = "eleven_multilingual_v2"
 COMPOSER: Final = "music_v1"
 """What a call means that names no model."""
+SOUND_ROUTE: Final[dict[str, Any]] = {
+    "status_code": 200,
+    "opt": {"scope": "inference", "holds": True, "media": SOUNDS},
+}
+
+
+def _speak(path: str, *, stream: bool, operation_id: str, summary: str) -> HTTPRouteHandler:
+    @post(path, **SOUND_ROUTE, operation_id=operation_id, summary=summary)
+    async def speak(
+        self: Controller,
+        request: ApiRequest,
+        voice_id: FromPath[str],
+        data: JSONBody[SpokenBody],
+        output_format: FromQuery[str | None] = None,
+        enable_logging: FromQuery[bool] = True,
+    ) -> Stream:
+        order = await _spoken(request, voice_id, data, output_format, stream=stream)
+        return await _answer(request, order, data, kept=enable_logging)
+
+    return speak
+
+
+def _compose(path: str, *, stream: bool, operation_id: str, summary: str) -> HTTPRouteHandler:
+    @post(path, **SOUND_ROUTE, operation_id=operation_id, summary=summary)
+    async def compose(
+        self: Controller,
+        request: ApiRequest,
+        data: JSONBody[ComposedBody],
+        output_format: FromQuery[str | None] = None,
+        enable_logging: FromQuery[bool] = True,
+    ) -> Stream:
+        order = await _composed(request, data, output_format, stream=stream)
+        return await _answer(request, order, data, kept=enable_logging)
+
+    return compose
 
 
 class ElevenLabsController(Controller):
@@ -58,41 +94,30 @@ class ElevenLabsController(Controller):
             models_view(_entries(request), request.services.requests.watch.announcements)
         )
 
-    @post(
+    speak = _speak(
         "/text-to-speech/{voice_id:str}",
-        status_code=200,
-        opt={"scope": "inference", "holds": True, "media": SOUNDS},
+        stream=False,
         operation_id="ElevenLabsSpeak",
         summary="Speak a text; the answer is the sound, with its cost in a header",
     )
-    async def speak(
-        self,
-        request: ApiRequest,
-        voice_id: FromPath[str],
-        data: JSONBody[SpokenBody],
-        output_format: FromQuery[str | None] = None,
-        enable_logging: FromQuery[bool] = True,
-    ) -> Stream:
-        order = await _spoken(request, voice_id, data, output_format, stream=False)
-        return await _answer(request, order, data, kept=enable_logging)
-
-    @post(
+    speak_along = _speak(
         "/text-to-speech/{voice_id:str}/stream",
-        status_code=200,
-        opt={"scope": "inference", "holds": True, "media": SOUNDS},
+        stream=True,
         operation_id="ElevenLabsSpeakStream",
         summary="Speak a text; the answer comes while it is spoken",
     )
-    async def speak_along(
-        self,
-        request: ApiRequest,
-        voice_id: FromPath[str],
-        data: JSONBody[SpokenBody],
-        output_format: FromQuery[str | None] = None,
-        enable_logging: FromQuery[bool] = True,
-    ) -> Stream:
-        order = await _spoken(request, voice_id, data, output_format, stream=True)
-        return await _answer(request, order, data, kept=enable_logging)
+    compose = _compose(
+        "/music",
+        stream=False,
+        operation_id="ElevenLabsCompose",
+        summary="Make a piece of music; the answer is the sound, with its cost in a header",
+    )
+    compose_along = _compose(
+        "/music/stream",
+        stream=True,
+        operation_id="ElevenLabsComposeStream",
+        summary="Make a piece of music; the answer comes while it is made",
+    )
 
     @post(
         [
@@ -106,40 +131,6 @@ class ElevenLabsController(Controller):
         raise InvalidRequest(
             "unsupported", "No model here says when it speaks each character; leave it out."
         )
-
-    @post(
-        "/music",
-        status_code=200,
-        opt={"scope": "inference", "holds": True, "media": SOUNDS},
-        operation_id="ElevenLabsCompose",
-        summary="Make a piece of music; the answer is the sound, with its cost in a header",
-    )
-    async def compose(
-        self,
-        request: ApiRequest,
-        data: JSONBody[ComposedBody],
-        output_format: FromQuery[str | None] = None,
-        enable_logging: FromQuery[bool] = True,
-    ) -> Stream:
-        order = await _composed(request, data, output_format, stream=False)
-        return await _answer(request, order, data, kept=enable_logging)
-
-    @post(
-        "/music/stream",
-        status_code=200,
-        opt={"scope": "inference", "holds": True, "media": SOUNDS},
-        operation_id="ElevenLabsComposeStream",
-        summary="Make a piece of music; the answer comes while it is made",
-    )
-    async def compose_along(
-        self,
-        request: ApiRequest,
-        data: JSONBody[ComposedBody],
-        output_format: FromQuery[str | None] = None,
-        enable_logging: FromQuery[bool] = True,
-    ) -> Stream:
-        order = await _composed(request, data, output_format, stream=True)
-        return await _answer(request, order, data, kept=enable_logging)
 
 
 # --- What is ordered ------------------------------------------------------------------------------

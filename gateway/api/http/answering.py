@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from litestar import Response
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict
 
-from gateway.api.http.answers import event_stream, json_response, request_headers
+from gateway.api.http.answers import (
+    KEEP_ALIVE,
+    KEEP_ALIVE_S,
+    event_stream,
+    json_response,
+    request_headers,
+)
 from gateway.api.http.bodies import body_fingerprint, idempotency, is_retry
 from gateway.api.http.request import ApiRequest
 from gateway.catalog.tasks import Task
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, RequestFailed
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from gateway.tasks.registry import Input
 from gateway.tasks.submission import Submission
+from workers.contract.jobs import SentEvent
 
 View = TypeVar("View")
+
+
+class StreamWriter(Protocol):
+    """Writes the server-sent events of one answer in one dialect."""
+
+    def write(self, sent: SentEvent) -> bytes:
+        """Return what one event of the job adds to the stream, or ``b""``."""
+
+    def finish(self, closed: ClosedRequest) -> bytes:
+        """Return the end of the stream. Raise ``RequestFailed`` if the request did not succeed."""
+
+    def fail(self, error: RequestFailed) -> bytes:
+        """Return the end of a stream that failed."""
 
 
 class StreamOptions(BaseModel):
@@ -67,13 +87,33 @@ async def answer(
     request: ApiRequest,
     order: Submission,
     view: Callable[[ClosedRequest], View],
-    stream: Callable[[Ticket], AsyncIterator[bytes]] | None = None,
+    writer: Callable[[Ticket], StreamWriter] | None = None,
 ) -> Response[View] | Stream:
     """Place an order and answer it, as a stream if it is one and there is a way to."""
     ticket = await request.services.requests.submit(request.caller, order)
-    if order.stream and stream is not None:
-        return event_stream(stream(ticket), headers=request_headers(ticket.request_id))
+    if order.stream and writer is not None:
+        headers = request_headers(ticket.request_id)
+        return event_stream(_stream(ticket, writer(ticket)), headers=headers)
     with ticket:
         closed = await ticket.closed(request)
     raise_unless_succeeded(closed)
     return json_response(view(closed), headers=request_headers(closed.request_id, closed))
+
+
+async def _stream(ticket: Ticket, writer: StreamWriter) -> AsyncIterator[bytes]:
+    with ticket:
+        async for data in stream_events(ticket, writer):
+            yield data
+
+
+async def stream_events(ticket: Ticket, writer: StreamWriter) -> AsyncIterator[bytes]:
+    """Yield the events of an answer. Within ``ticket``, ending this early cancels the request."""
+    try:
+        async for sent in ticket.events(KEEP_ALIVE_S):
+            if sent is None:
+                yield KEEP_ALIVE
+            elif data := writer.write(sent):
+                yield data
+        yield writer.finish(ticket.result)
+    except RequestFailed as error:
+        yield writer.fail(error)

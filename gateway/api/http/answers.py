@@ -50,6 +50,8 @@ class PageView(ListView[Item]):
 KEEP_ALIVE_S: Final = 15.0
 """Interval between keep-alives on a stream without events."""
 KEEP_ALIVE: Final = b": keep-alive\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+"""End of OpenAI's streams of text."""
 
 
 class DataView(TypedDict, Generic[Item]):

@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Final
 
 from litestar.response import Stream
 
-from gateway.api.http.answers import request_headers
+from gateway.api.http.answers import KEEP_ALIVE_S, request_headers
 from gateway.api.http.media_views import blob_of, media_of, unreadable
 from gateway.api.http.request import ApiRequest
 from gateway.errors import RequestFailed
@@ -26,8 +25,6 @@ from workers.contract.blobs import BlobError, Blobs
 from workers.contract.jobs import AudioChunk, BlobRef, SentEvent
 from workers.contract.kinds import HEAD_BYTES, of_extension, sniff
 from workers.contract.media import AudioFormat
-
-KEEP_ALIVE_S: Final = 15.0
 
 
 def sound_type(format: AudioFormat) -> str:

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from litestar.params import PathParameter, QueryParameter
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from gateway.accounts.limits import LIMIT_MAX
 from gateway.checks.decoding import ID_MAX
 from gateway.checks.moments import read_moment
 from gateway.errors import InvalidRequest
 from gateway.pricing import parse_usd
+from gateway.tasks.mistakes import UNSUPPORTED
+
+T = TypeVar("T")
+
+
+def refused(
+    why: str = "is not supported by the models served here; leave it out.",
+) -> AfterValidator:
+    """Refuse a known field that is set: if it were ignored, the answer would not be what it asks
+    for. ``why`` follows the field's name in the error."""
+
+    def check(value: Any) -> Any:
+        if value:
+            raise PydanticCustomError(UNSUPPORTED, "{why}", {"why": why})
+        return value
+
+    return AfterValidator(check)
+
+
+Refused: TypeAlias = Annotated[T | None, refused()]
 
 
 def _read_usd(value: Any) -> int:

@@ -69,7 +69,7 @@ async def serve(request: ApiRequest, found: BlobResponse) -> Response[Any] | Str
             render_openai(wrong), status=416, headers={"Content-Range": f"bytes */{error.size}"}
         )
     return Stream(
-        _after(first, chunks),
+        prepend(first, chunks),
         status_code=200 if (start, end) == (0, size) else 206,
         media_type=found.content_type,
         headers=found.headers(start, end, size),
@@ -96,7 +96,7 @@ def _asked_range(request: ApiRequest, size: int, etag: str) -> tuple[int, int]:
     return start, end
 
 
-async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def prepend(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield first
     async for chunk in rest:
         yield chunk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Controller, Response, get, post
@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.http.access import find_asked
 from gateway.api.http.answers import (
+    KEEP_ALIVE,
+    KEEP_ALIVE_S,
     PageView,
     encode_json,
     event_stream,
@@ -56,7 +58,6 @@ from gateway.requests.service import Requests
 from gateway.tasks.submission import Submission
 from workers.contract.jobs import BlobRef
 
-KEEP_ALIVE_S: Final = 15.0
 MediaForm = Literal["url", "base64"]
 
 
@@ -266,7 +267,7 @@ async def _server_sent(
     """Write (cursor, event name, data) as server-sent events; no name is a keep-alive."""
     async for cursor, name, data in follower:
         if not name:
-            yield b": keep-alive\n\n"
+            yield KEEP_ALIVE
             continue
         head = f"id: {cursor}\n" if cursor else ""
         body = request_view(data, links) if isinstance(data, ClosedRequest) else _shown(data, links)

@@ -10,14 +10,14 @@ from litestar import Controller, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.http.answers import exact_number, json_response
+from gateway.api.http.answers import json_response
 from gateway.api.http.bodies import check_limit, is_retry
 from gateway.api.http.fields import Metadata
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
 from gateway.api.openai import chat, completions, embeddings, images, responses, videos
 from gateway.api.openai.files import KeptSeconds, OpenAIListView, list_view
-from gateway.api.openai.responses_views import ResponseUsageView
+from gateway.api.openai.responses_views import ResponseUsageView, responses_usage
 from gateway.batches import store
 from gateway.batches.endpoint import BatchEndpoint
 from gateway.batches.store import Batch, NewBatch
@@ -235,20 +235,15 @@ def batch_view(batch: Batch) -> BatchView:
             "completed": batch.completed,
             "failed": batch.failed,
         },
-        "usage": _usage(batch) if batch.total else None,
+        "usage": responses_usage(
+            batch.input_tokens,
+            batch.cached_input_tokens,
+            batch.output_tokens,
+            cost_nanos=batch.cost_nanos,
+        )
+        if batch.total
+        else None,
         "metadata": batch.metadata,
-    }
-
-
-def _usage(batch: Batch) -> ResponseUsageView:
-    read = batch.input_tokens + batch.cached_input_tokens
-    return {
-        "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": batch.cached_input_tokens},
-        "output_tokens": batch.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + batch.output_tokens,
-        "cost": exact_number(batch.cost_nanos),
     }
 
 

@@ -6,8 +6,8 @@ exact digits, so that reading it as a decimal gives the charge.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 from litestar import Controller, Response, post
 from litestar.params import JSONBody
@@ -15,10 +15,10 @@ from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
 from gateway.api.http.answering import StreamOptions, answer, order_of, wants_usage
-from gateway.api.http.answers import UsageView, encode_json, event_data, openai_usage
+from gateway.api.http.answers import DONE, UsageView, encode_json, event_data, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
-from gateway.api.http.fields import ModelName
+from gateway.api.http.fields import ModelName, Refused, refused
 from gateway.api.http.request import ApiRequest
 from gateway.api.http.text_stream import (
     LogprobView,
@@ -38,7 +38,7 @@ from gateway.tasks.text import TextGeneration
 from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
 
 TASK: Final = "text-generation"
-KEEP_ALIVE_S: Final = 15.0
+_USE_TOOLS: Final = refused("is not supported by the models served here; use tools.")
 
 
 class ChatCompletion(TextGeneration, OpenRouterOptions):
@@ -72,21 +72,13 @@ class ChatCompletion(TextGeneration, OpenRouterOptions):
     verbosity: Literal["low", "medium", "high"] | None = None
 
     # Known, and refused by name rather than ignored: the answer would not be what was asked for.
-    functions: list[Any] | None = None
-    function_call: Any | None = None
+    functions: Annotated[list[Any] | None, _USE_TOOLS] = None
+    function_call: Annotated[Any | None, _USE_TOOLS] = None
     modalities: list[str] | None = None
-    audio: Any | None = None
-    prediction: Any | None = None
+    audio: Refused[Any] = None
+    prediction: Refused[Any] = None
     reasoning_effort: str | None = None
-    web_search_options: Any | None = None
-
-    REFUSED: ClassVar[tuple[str, ...]] = (
-        "functions",
-        "function_call",
-        "audio",
-        "prediction",
-        "web_search_options",
-    )
+    web_search_options: Refused[Any] = None
 
     @property
     def names(self) -> list[str]:
@@ -100,14 +92,6 @@ class ChatCompletion(TextGeneration, OpenRouterOptions):
 
     def generation(self) -> TextGeneration:
         """The part that the task itself understands."""
-        for name in self.REFUSED:
-            if getattr(self, name):
-                instead = "; use tools." if name.startswith("function") else "; leave it out."
-                raise InvalidRequest(
-                    "unsupported_parameter",
-                    f"{name} is not supported by the models served here{instead}",
-                    param=name,
-                )
         self.refuse_effective()
         if self.reasoning_effort not in (None, "none"):
             raise InvalidRequest(
@@ -196,7 +180,7 @@ class ChatController(Controller):
             request,
             order,
             completion_view,
-            lambda ticket: _stream(ticket, include_usage=include_usage),
+            lambda ticket: ChunkWriter(ticket, include_usage=include_usage),
         )
 
 
@@ -264,22 +248,6 @@ def _call(call: ToolCall) -> ToolCallView:
     return {"id": call.id, "type": "function", "function": function}
 
 
-async def _stream(ticket: Ticket, *, include_usage: bool) -> AsyncIterator[bytes]:
-    """The chunks of one answer; whatever ends this generator early cancels the request."""
-    with ticket:
-        writer = ChunkWriter(ticket, include_usage=include_usage)
-        try:
-            async for sent in ticket.events(KEEP_ALIVE_S):
-                if sent is None:
-                    yield b": keep-alive\n\n"
-                elif chunks := writer.write(sent):
-                    yield chunks
-            yield writer.finish(ticket.result)
-        except RequestFailed as error:
-            yield event_data(render_openai(error))
-        yield b"data: [DONE]\n\n"
-
-
 class ChunkWriter:
     """Writes the pieces of a text as chunks of a chat completion."""
 
@@ -316,7 +284,10 @@ class ChunkWriter:
             )
         if self._include_usage:
             parts.append(self._chunk([], usage=usage))
-        return b"".join(parts)
+        return b"".join(parts) + DONE
+
+    def fail(self, error: RequestFailed) -> bytes:
+        return event_data(render_openai(error)) + DONE
 
     def _piece(self, piece: Piece) -> bytes:
         chunks = b""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Final, Literal, TypedDict
 
@@ -12,20 +12,20 @@ from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
 from gateway.api.http.answering import StreamOptions, answer, order_of, wants_usage
-from gateway.api.http.answers import UsageView, encode_json, event_data, openai_usage
+from gateway.api.http.answers import DONE, UsageView, encode_json, event_data, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
-from gateway.api.http.fields import ModelName
+from gateway.api.http.fields import ModelName, refused
 from gateway.api.http.request import ApiRequest
 from gateway.api.http.text_stream import Piece, TextStream, choices_of, cut_of
-from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
+from gateway.api.openai.chat import TASK
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from gateway.tasks.submission import Submission
 from gateway.tasks.text import TextCompletion
-from workers.contract.jobs import TokenLogprob
+from workers.contract.jobs import SentEvent, TokenLogprob
 
 LENGTH: Final = 16
 """Tokens of an answer whose length is not given, as the clients of this surface expect."""
@@ -45,17 +45,13 @@ class Completion(TextCompletion):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
-    suffix: str | None = None
+    suffix: Annotated[
+        str | None, refused("is not supported: the models served here write forwards only.")
+    ] = None
     user: str | None = None
 
     def completion(self) -> TextCompletion:
         """The part that the task itself understands."""
-        if self.suffix:
-            raise InvalidRequest(
-                "unsupported_parameter",
-                "suffix is not supported: the models served here write forwards only.",
-                param="suffix",
-            )
         if self.best_of not in (None, self.n or 1):
             raise InvalidRequest(
                 "unsupported_parameter",
@@ -117,7 +113,7 @@ class CompletionsController(Controller):
             request,
             order,
             completion_view,
-            lambda ticket: _stream(ticket, include_usage=include_usage),
+            lambda ticket: CompletionWriter(ticket, include_usage=include_usage),
         )
 
 
@@ -150,47 +146,51 @@ BATCHES: Final = BatchEndpoint(
 )
 
 
-async def _stream(ticket: Ticket, *, include_usage: bool) -> AsyncIterator[bytes]:
-    envelope = {
-        "id": ticket.request_id,
-        "object": "text_completion",
-        "created": int(ticket.accepted_at.timestamp()),
-        "model": ticket.model,
-    }
-    stream = TextStream(ticket.request_id)
-    lengths: dict[int, int] = {}
+class CompletionWriter:
+    """Writes a continued text as chunks of a completion."""
 
-    def chunk(piece: Piece) -> bytes:
+    def __init__(self, ticket: Ticket, *, include_usage: bool) -> None:
+        self._envelope = {
+            "id": ticket.request_id,
+            "object": "text_completion",
+            "created": int(ticket.accepted_at.timestamp()),
+            "model": ticket.model,
+        }
+        self._include_usage = include_usage
+        self._stream = TextStream(ticket.request_id)
+        self._lengths: dict[int, int] = {}
+
+    def write(self, sent: SentEvent) -> bytes:
+        piece = self._stream.hear(sent)
+        return b"" if piece is None else self._piece(piece)
+
+    def finish(self, closed: ClosedRequest) -> bytes:
+        cut = cut_of(closed)
+        if cut is None:
+            raise_unless_succeeded(closed)
+        choices = choices_of(closed)
+        parts = [self._piece(piece) for piece in self._stream.rest(choices)]
+        for choice in choices:
+            ended = _choice(choice.index, "", cut or choice.finish_reason, None)
+            parts.append(self._chunk(choices=[ended]))
+        if self._include_usage:
+            usage = openai_usage(closed.usage, closed.cost_nanos)
+            parts.append(self._chunk(choices=[], usage=usage))
+        return b"".join(parts) + DONE
+
+    def fail(self, error: RequestFailed) -> bytes:
+        return event_data(render_openai(error)) + DONE
+
+    def _piece(self, piece: Piece) -> bytes:
         if not piece.text:
             return b""
-        begin = lengths.get(piece.index, 0)
-        lengths[piece.index] = begin + len(piece.text)
+        begin = self._lengths.get(piece.index, 0)
+        self._lengths[piece.index] = begin + len(piece.text)
         choice = _choice(piece.index, piece.text, None, piece.logprobs, begin=begin)
-        return event_data({**envelope, "choices": [choice]})
+        return self._chunk(choices=[choice])
 
-    with ticket:
-        try:
-            async for sent in ticket.events(KEEP_ALIVE_S):
-                if sent is None:
-                    yield b": keep-alive\n\n"
-                elif (piece := stream.hear(sent)) is not None and (data := chunk(piece)):
-                    yield data
-            closed = ticket.result
-            cut = cut_of(closed)
-            if cut is None:
-                raise_unless_succeeded(closed)
-            choices = choices_of(closed)
-            for piece in stream.rest(choices):
-                yield chunk(piece)
-            for choice in choices:
-                ended = _choice(choice.index, "", cut or choice.finish_reason, None)
-                yield event_data({**envelope, "choices": [ended]})
-            if include_usage:
-                usage = openai_usage(closed.usage, closed.cost_nanos)
-                yield event_data({**envelope, "choices": [], "usage": usage})
-        except RequestFailed as error:
-            yield event_data(render_openai(error))
-        yield b"data: [DONE]\n\n"
+    def _chunk(self, **content: Any) -> bytes:
+        return event_data({**self._envelope, **content})
 
 
 def _choice(

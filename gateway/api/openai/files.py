@@ -18,6 +18,7 @@ from gateway.api.http.bodies import check_limit
 from gateway.api.http.content_types import BYTES
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
+from gateway.api.http.serving import prepend
 from gateway.api.http.uploading import read_file, size_of, store_upload
 from gateway.errors import InternalError, InvalidRequest, TollgateError, TooLarge, Unavailable
 from gateway.files.store import File, SortOrder
@@ -165,7 +166,7 @@ class FilesController(Controller):
             raise _unreadable(error) from None
         extension = EXTENSIONS.get(file.blob.content_type, "jsonl")
         return Stream(
-            _after(first, chunks),
+            prepend(first, chunks),
             media_type="application/octet-stream",
             headers={
                 "Content-Length": str(file.blob.bytes),
@@ -259,9 +260,3 @@ def _unreadable(error: BlobError) -> TollgateError:
         case BlobTooLarge():
             return TooLarge("file_too_large", "The file is larger than can be stored.")
     return InternalError("file_damaged", "The file is not what was stored; it was logged.")
-
-
-async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for chunk in rest:
-        yield chunk

@@ -14,6 +14,8 @@ from litestar.response import Stream
 
 from gateway.api.http.answering import order_of
 from gateway.api.http.answers import (
+    KEEP_ALIVE,
+    KEEP_ALIVE_S,
     encode_json,
     event_data,
     event_stream,
@@ -42,7 +44,6 @@ from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from gateway.tasks.submission import Submission
 from gateway.tasks.visual import choose_dialect_task
 
-KEEP_ALIVE_S: Final = 15.0
 SOURCES: Final = {"image": "images"}
 BODY: Final = described(ImageBody)
 
@@ -171,7 +172,7 @@ async def _stream(ticket: Ticket, answer: ImageAnswer) -> AsyncIterator[bytes]:
         try:
             async for sent in ticket.events(KEEP_ALIVE_S):
                 if sent is None:
-                    yield b": keep-alive\n\n"
+                    yield KEEP_ALIVE
                 elif event := await answer.preview(sent):
                     yield _written(event)
             raise_unless_succeeded(ticket.result)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.api.http.fields import ModelName
+from gateway.api.http.fields import ModelName, Refused
 from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 from gateway.tasks.visual import PREVIEWS_MAX, ImageTask
@@ -37,33 +37,16 @@ class ImageBody(ImageTask):
     moderation: Literal["auto", "low"] | None = None
 
     # Known, and refused by name rather than ignored: the answer would not be what was asked for.
-    style: Any | None = None
-    input_fidelity: Any | None = None
-    markup: Any | None = None
-    complexity: Any | None = None
-    frame_count: Any | None = None
-    frame_duration_ms: Any | None = None
-    svg: Any | None = None
-
-    REFUSED: ClassVar[tuple[str, ...]] = (
-        "style",
-        "input_fidelity",
-        "markup",
-        "complexity",
-        "frame_count",
-        "frame_duration_ms",
-        "svg",
-    )
+    style: Refused[Any] = None
+    input_fidelity: Refused[Any] = None
+    markup: Refused[Any] = None
+    complexity: Refused[Any] = None
+    frame_count: Refused[Any] = None
+    frame_duration_ms: Refused[Any] = None
+    svg: Refused[Any] = None
 
     def drawing(self, entry: CatalogEntry) -> ImageTask:
         """The part that the task itself understands, in its own words."""
-        for name in self.REFUSED:
-            if getattr(self, name):
-                raise InvalidRequest(
-                    "unsupported_parameter",
-                    f"{name} is not supported by the models served here; leave it out.",
-                    param=name,
-                )
         if self.background == "transparent":
             raise InvalidRequest(
                 "unsupported_parameter",

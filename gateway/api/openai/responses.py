@@ -14,10 +14,12 @@ from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 
+from gateway.api.http.answering import stream_events
 from gateway.api.http.answers import (
+    KEEP_ALIVE,
+    KEEP_ALIVE_S,
     DeletedView,
     encode_json,
-    event_data,
     event_stream,
     json_response,
     request_headers,
@@ -31,7 +33,7 @@ from gateway.api.http.bodies import (
 )
 from gateway.api.http.content_types import EVENTS
 from gateway.api.http.request import ApiRequest
-from gateway.api.openai.chat import KEEP_ALIVE_S, TASK
+from gateway.api.openai.chat import TASK
 from gateway.api.openai.responses_bodies import ResponseBody
 from gateway.api.openai.responses_views import (
     EventWriter,
@@ -42,7 +44,7 @@ from gateway.api.openai.responses_views import (
     status_of,
 )
 from gateway.batches.endpoint import BatchEndpoint, Entries
-from gateway.errors import InvalidRequest, NotFound, RequestFailed, render_openai
+from gateway.errors import InvalidRequest, NotFound, RequestFailed
 from gateway.ledger.closed import ClosedRequest
 from gateway.requests.service import Requests
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
@@ -191,15 +193,8 @@ async def _stream(
             found = await requests.find(account_id, ticket.request_id)
             writer = EventWriter(_as_opened(found), body)
             yield writer.begin()
-            try:
-                async for sent in ticket.events(KEEP_ALIVE_S):
-                    if sent is None:
-                        yield b": keep-alive\n\n"
-                    elif data := writer.write(sent):
-                        yield data
-                yield writer.finish(ticket.result)
-            except RequestFailed as error:
-                yield _error(error)
+            async for data in stream_events(ticket, writer):
+                yield data
     finally:
         # Also where the reader leaves at the last event, as clients do.
         if body.store is False:
@@ -220,13 +215,13 @@ async def _followed(
             if isinstance(content, ClosedRequest):
                 yield writer.finish(content)
             elif not name:
-                yield b": keep-alive\n\n"
+                yield KEEP_ALIVE
             elif name == "tokens" and cursor and (data := writer.write(_sent(cursor, content))):
                 yield data
             elif name == "started" and cursor:
                 writer.write(_sent(cursor, None))
     except RequestFailed as error:
-        yield _error(error)
+        yield writer.fail(error)
 
 
 def _sent(cursor: str, content: Any) -> SentEvent:
@@ -252,8 +247,3 @@ def _as_opened(found: OpenRequest | ClosedRequest) -> OpenRequest:
         deadline_at=found.accepted_at,
         metadata=found.metadata,
     )
-
-
-def _error(error: RequestFailed) -> bytes:
-    said = render_openai(error)["error"]
-    return event_data({"type": "error", **said}, name="error")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.http.fields import ModelName
+from gateway.api.http.fields import ModelName, refused
 from gateway.api.openrouter.bodies import asks_for_reasoning
 from gateway.errors import InvalidRequest
 from gateway.tasks.text import (
@@ -34,13 +34,9 @@ Includable: TypeAlias = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
-_WHY_NOT: Final = {
-    "previous_response_id": "what was sent before is not kept here; send the whole conversation",
-    "conversation": "what was sent before is not kept here; send the whole conversation",
-    "prompt": "no prompt templates are kept here; send the text itself",
-    "max_tool_calls": "only functions of your own can be called here, and you see every call",
-    "context_management": "nothing is left out of a conversation here",
-}
+_NOT_KEPT: Final = refused(
+    "is not supported: what was sent before is not kept here; send the whole conversation."
+)
 
 
 class ResponsePart(BaseModel):
@@ -204,23 +200,25 @@ class ResponseBody(Strict):
     reasoning: dict[str, Any] | None = None
 
     # Known, and refused by name rather than ignored.
-    previous_response_id: Any | None = None
-    conversation: Any | None = None
-    prompt: Any | None = None
-    max_tool_calls: Any | None = None
-    context_management: Any | None = None
-
-    REFUSED: ClassVar[tuple[str, ...]] = tuple(_WHY_NOT)
+    previous_response_id: Annotated[Any | None, _NOT_KEPT] = None
+    conversation: Annotated[Any | None, _NOT_KEPT] = None
+    prompt: Annotated[
+        Any | None,
+        refused("is not supported: no prompt templates are kept here; send the text itself."),
+    ] = None
+    max_tool_calls: Annotated[
+        Any | None,
+        refused(
+            "is not supported: only functions of your own can be called here, and you see every "
+            "call."
+        ),
+    ] = None
+    context_management: Annotated[
+        Any | None, refused("is not supported: nothing is left out of a conversation here.")
+    ] = None
 
     def generation(self) -> TextGeneration:
         """The conversation, as the task itself understands it."""
-        for name in self.REFUSED:
-            if getattr(self, name):
-                raise InvalidRequest(
-                    "unsupported_parameter",
-                    f"{name} is not supported: {_WHY_NOT[name]}.",
-                    param=name,
-                )
         if asks_for_reasoning(self.reasoning):
             raise InvalidRequest(
                 "unsupported_parameter",

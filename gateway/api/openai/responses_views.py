@@ -15,6 +15,7 @@ from gateway.api.http.text_stream import (
     logprob_view,
 )
 from gateway.api.openai.responses_bodies import FlatChoice, ResponseBody
+from gateway.errors import RequestFailed, render_openai
 from gateway.ledger.closed import ClosedRequest
 from gateway.tasks.submission import OpenRequest
 from workers.contract.jobs import Choice, SentEvent, TokenLogprob, ToolCall
@@ -160,7 +161,13 @@ def response_view(
     if closed is not None:
         view["completed_at"] = int(closed.settled_at.timestamp())
         if closed.outcome == "charged":
-            view["usage"] = _usage(closed)
+            used = closed.usage
+            view["usage"] = responses_usage(
+                used.input_tokens,
+                used.cached_input_tokens,
+                used.output_tokens,
+                cost_nanos=closed.cost_nanos,
+            )
         if status == "failed":
             view["error"] = {
                 "code": closed.error.code if closed.error else closed.status,
@@ -196,16 +203,17 @@ def _asked(body: ResponseBody | None) -> AskedView:
     }
 
 
-def _usage(closed: ClosedRequest) -> ResponseUsageView:
-    usage = closed.usage
-    read = usage.input_tokens + usage.cached_input_tokens
+def responses_usage(
+    input_tokens: int, cached_tokens: int, output_tokens: int, *, cost_nanos: int
+) -> ResponseUsageView:
+    prompt = input_tokens + cached_tokens
     return {
-        "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": usage.cached_input_tokens},
-        "output_tokens": usage.output_tokens,
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached_tokens},
+        "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + usage.output_tokens,
-        "cost": exact_number(closed.cost_nanos),
+        "total_tokens": prompt + output_tokens,
+        "cost": exact_number(cost_nanos),
     }
 
 
@@ -297,6 +305,9 @@ class EventWriter:
         # Who comes back after its log is gone has heard of more events than there are now.
         self._after = min(self._after, self._number - 1)
         return data + self._event(f"response.{name}", response=view)
+
+    def fail(self, error: RequestFailed) -> bytes:
+        return event_data({"type": "error", **render_openai(error)["error"]}, name="error")
 
     def _piece(self, piece: Piece) -> bytes:
         data = self._say(piece.text, piece.logprobs) if piece.text else b""

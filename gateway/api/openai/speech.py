@@ -14,7 +14,7 @@ from litestar import Controller, post
 from litestar.response import Stream
 
 from gateway.api.http.answering import order_of
-from gateway.api.http.answers import event_data, event_stream, exact_number
+from gateway.api.http.answers import KEEP_ALIVE, event_data, event_stream, exact_number
 from gateway.api.http.audio_response import StartedAudio, begin, sound_response
 from gateway.api.http.content_types import EVENTS, SOUNDS
 from gateway.api.http.forms import described, receive
@@ -74,7 +74,7 @@ async def _events(begun: StartedAudio) -> AsyncIterator[bytes]:
     try:
         async for data in begun.pieces():
             if not data:
-                yield b": keep-alive\n\n"
+                yield KEEP_ALIVE
                 continue
             yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
         done = {"type": "speech.audio.done", "usage": speech_usage(begun.sound.ticket.result)}

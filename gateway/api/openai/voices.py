@@ -7,6 +7,7 @@ recording back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypedDict
 
 from litestar import Controller, Response, delete, get, post
@@ -18,10 +19,10 @@ from gateway.api.http.bodies import check_limit
 from gateway.api.http.forms import described, receive
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
-from gateway.api.openai.files import OpenAIListView, list_view
+from gateway.api.openai.files import ItemView, OpenAIListView, list_view
 from gateway.errors import InvalidRequest
 from gateway.files.sources import Source, SourceField
-from gateway.voices.store import NAME_MAX, Kind, NewRecording, Recording, RecordingPage
+from gateway.voices.store import NAME_MAX, Kind, NewRecording, Recording
 
 PAGE_MAX: Final = 100
 TRANSCRIPT_MAX: Final = 4096
@@ -117,8 +118,7 @@ class VoiceConsentsController(Controller):
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
     ) -> Response[OpenAIListView[ConsentView]]:
-        page = await _page(request, "consent", after=after, limit=limit)
-        return json_response(list_view([consent_view(each) for each in page.items], more=page.more))
+        return await _list(request, "consent", consent_view, after=after, limit=limit)
 
     @get(
         "/{consent_id:str}",
@@ -196,8 +196,7 @@ class VoicesController(Controller):
         after: FromQuery[str | None] = None,
         limit: FromQuery[int] = 20,
     ) -> Response[OpenAIListView[VoiceView]]:
-        page = await _page(request, "voice", after=after, limit=limit)
-        return json_response(list_view([voice_view(each) for each in page.items], more=page.more))
+        return await _list(request, "voice", voice_view, after=after, limit=limit)
 
     @get(
         "/{voice_id:str}",
@@ -250,10 +249,19 @@ async def _create(request: ApiRequest, new: NewRecording, source: Source) -> Rec
     return await request.services.voices.create(request.key.account_id, new, source)
 
 
-async def _page(request: ApiRequest, kind: Kind, *, after: str | None, limit: int) -> RecordingPage:
+async def _list(
+    request: ApiRequest,
+    kind: Kind,
+    view: Callable[[Recording], ItemView],
+    *,
+    after: str | None,
+    limit: int,
+) -> Response[OpenAIListView[ItemView]]:
     check_limit(limit, PAGE_MAX)
-    account_id = request.key.account_id
-    return await request.services.voices.list(account_id, kind, limit=limit, after=after)
+    page = await request.services.voices.list(
+        request.key.account_id, kind, limit=limit, after=after
+    )
+    return json_response(list_view([view(each) for each in page.items], more=page.more))
 
 
 def _refuse_prompts(fields: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.http.fields import ModelName
+from gateway.api.http.fields import ModelName, Refused
 from gateway.catalog.listing import PROVIDER, openrouter_pricing
 from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
@@ -52,19 +52,16 @@ class OpenRouterOptions(BaseModel):
     usage: dict[str, Any] | None = None
     """Asks for usage and cost in the answer, where they always are."""
     route: Literal["fallback"] | None = None
-    transforms: list[Any] | None = None
-    plugins: list[Any] | None = None
+    transforms: Refused[list[Any]] = None
+    plugins: Refused[list[Any]] = None
     reasoning: dict[str, Any] | None = None
     include_reasoning: bool | None = None
-    top_a: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_a: Refused[Annotated[float, Field(ge=0, le=1)]] = None
     session_id: str | None = None
     trace: Any | None = None
 
     def refuse_effective(self) -> None:
         """Raise ``InvalidRequest`` for an option that would have an effect elsewhere."""
-        for name in ("transforms", "plugins", "top_a"):
-            if getattr(self, name):
-                raise _unsupported(name, "is not supported by the models served here; leave it out")
         if asks_for_reasoning(self.reasoning):
             raise _unsupported("reasoning", "is not supported by the models served here")
         provider = self.provider
