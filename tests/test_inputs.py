@@ -40,5 +40,5 @@ def test_an_upscaler_says_itself_how_far_it_goes_and_a_painter_goes_no_further_t
     value = parse("image-upscale", {"image": "https://example.com/a.png", "scale": 4})
 
     assert prepare(CatalogEntry.model_validate(larger), value).input["scale"] == 4
-    with pytest.raises(InvalidRequest, match="enlarges 1 times"):
+    with pytest.raises(InvalidRequest, match="upscales 1 times"):
         prepare(CatalogEntry.model_validate(painter), value)

@@ -59,12 +59,12 @@ def test_a_voice_that_is_not_clear_is_refused(value: dict[str, Any], param: str)
     assert refused.value.param == param
 
 
-def test_regions_of_a_language_are_spoken_by_who_speaks_it() -> None:
+def test_regional_variants_of_a_supported_language_are_accepted() -> None:
     sold = entry("text-to-speech", options={"languages": ["en", "pt-BR"]})
 
     for tag in ("en", "en-GB", "PT", "pt_PT"):
         assert prepared(sold, text="x", language=tag)[1].input["language"] == tag
-    with pytest.raises(InvalidRequest, match="it speaks en, pt-BR"):
+    with pytest.raises(InvalidRequest, match="its languages are en, pt-BR"):
         prepared(sold, text="x", language="de")
 
 

@@ -1,1 +1,1 @@
-"""What each task takes, checked and measured before anything is held for. Pure."""
+"""The inputs of each task, checked and bounded before credit is held. Pure."""

@@ -1,8 +1,8 @@
-"""What a client may send to be spoken or played, and the most that it can use. Pure.
+"""Inputs of speech and music: their schemas, checks and maximum usage. Pure.
 
-Length is not known before a text is spoken, so it is bounded by the text: what is held for is what
-a worker stops at, however slowly the model speaks. What an entry lists (voices, languages) is all
-that can be had of it.
+The duration of speech is unknown before synthesis, so it is bounded by the length of the text; the
+worker stops at the duration that the hold covers. If an entry lists voices or languages, only those
+are accepted.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from workers.contract.media import (
 )
 
 TEXT_MAX: Final = 200_000
-"""Of an entry that has no limit of its own; a long novel has some five times as many."""
+"""Maximum characters for entries without a limit; a long novel has five times as many."""
 SECONDS_AT_LEAST: Final = 15.0
 SECONDS_PER_CHARACTER: Final = 1.0
-"""A patient reader takes a tenth of it, but a numeral or a sign can be a long word."""
+"""Upper bound: slow speech takes a tenth of it, but a digit or symbol can be a long word."""
 MUSIC_SECONDS_MAX: Final = 600.0
-"""Of an entry that has no limit of its own."""
+"""Maximum duration for entries without a limit."""
 CLONING: Final[Task] = "voice-clone"
 
 
 def _voice(value: Any) -> Any:
-    """OpenAI's clients may send ``{"id": name}`` in the place of a name."""
+    """Accept ``{"id": name}`` for a name, as OpenAI's clients may send it."""
     return value["id"] if isinstance(value, dict) and value.keys() == {"id"} else value
 
 
@@ -58,7 +58,7 @@ Voice: TypeAlias = Annotated[
 
 
 class AudioTask(Strict):
-    """What speech and music have in common."""
+    """Fields common to speech and music."""
 
     format: AudioFormat | None = None
     sample_rate: Annotated[int, Field(ge=RATE_MIN, le=RATE_MAX)] | None = None
@@ -68,25 +68,25 @@ class AudioTask(Strict):
 
 
 class SpeechSettings(AudioTask):
-    """How a text is to be spoken."""
+    """Fields of speech, without its text."""
 
     voice: Voice | None = None
     language: Annotated[str, StringConstraints(min_length=2, max_length=35)] | None = None
     speed: Annotated[float, Field(ge=SPEED_MIN, le=SPEED_MAX)] | None = None
     instructions: _Text | None = None
     recording: SourceField | None = None
-    """Of the voice to speak in."""
+    """Recording of the voice to clone."""
     transcript: _Text | None = None
 
 
 class SpeechTask(SpeechSettings):
-    """A text to be spoken."""
+    """A text to synthesise."""
 
     text: Annotated[str, StringConstraints(max_length=TEXT_MAX)]
 
 
 class MusicTask(AudioTask):
-    """A piece of music to be made."""
+    """A piece of music to generate."""
 
     prompt: _Text | None = None
     lyrics: _Text | None = None
@@ -97,8 +97,7 @@ class MusicTask(AudioTask):
 
 
 def choose_audio_task(entry: CatalogEntry, value: SpeechTask | MusicTask) -> Task:
-    """Which of a model's tasks an input asks for; where none fits the entry's own, whose check says
-    what is wrong."""
+    """Choose the task of an input; if none fits, the entry's own, whose check reports why."""
     tasks = (entry.task, *entry.also)
     if isinstance(value, MusicTask):
         wanted: Task = "text-to-music"
@@ -110,26 +109,26 @@ def choose_audio_task(entry: CatalogEntry, value: SpeechTask | MusicTask) -> Tas
 
 
 def prepare_speech(entry: CatalogEntry, task: Task, value: SpeechTask, *, prefix: str) -> Prepared:
-    """Check a text to be spoken against a catalog entry and bound what it can use."""
-    asked = _TaskInput(entry, value, prefix)
+    """Check speech against a catalog entry and bound its usage."""
+    checked = _TaskInput(entry, value, prefix)
     if TASKS[task].makes != "audio" or task == "text-to-music":
-        raise asked.misfit(task, "a text to be spoken")
+        raise checked.misfit(task, "speech")
     if not value.text.strip():
-        raise asked.refuse("text", "There is nothing to be said in the text.")
-    count = asked.counted("text", value.text, entry.limits.characters or TEXT_MAX)
+        raise checked.refuse("text", "The text is empty.")
+    count = checked.counted("text", value.text, entry.limits.characters or TEXT_MAX)
     speed = value.speed or 1.0
     voice, recording = choose_voice(entry, task, value, prefix=prefix)
     speech = SpeechInput(
         text=value.text,
         voice=voice,
-        language=asked.language(value.language),
+        language=checked.language(value.language),
         instructions=value.instructions or "",
         recording=bool(recording),
         transcript=value.transcript or "",
-        **asked.common(),
+        **checked.common(),
     )
     if value.speed is not None:
-        # Unsaid otherwise, since not every model of an upstream knows of it.
+        # Omitted by default: not every model of an upstream accepts it.
         speech = msgspec.structs.replace(speech, speed=value.speed)
     seconds = (SECONDS_AT_LEAST + count * SECONDS_PER_CHARACTER) / speed
     return Prepared(
@@ -142,34 +141,34 @@ def prepare_speech(entry: CatalogEntry, task: Task, value: SpeechTask, *, prefix
 def choose_voice(
     entry: CatalogEntry, task: Task, value: SpeechTask, *, prefix: str
 ) -> tuple[str, tuple[Source, ...]]:
-    """The voice by its name, or the recording to be attached: the one place where that is decided.
+    """Return the voice's name, or the recording to attach. Only this function decides which.
 
     Raise ``InvalidRequest``.
     """
-    asked = _TaskInput(entry, value, prefix)
-    if (kept := _stored_voice(value)) is not None and value.recording is None:
+    checked = _TaskInput(entry, value, prefix)
+    if (stored := _stored_voice(value)) is not None and value.recording is None:
         if task != CLONING:
-            message = f"{entry.name} does not speak in voices that are kept, only in its own."
-            raise asked.refuse("voice", message)
-        return "", (Source("audio", kept, f"{prefix}voice"),)
+            message = f"{entry.name} does not support stored voices, only its own."
+            raise checked.refuse("voice", message)
+        return "", (Source("audio", stored, f"{prefix}voice"),)
     if value.recording is None:
         if value.transcript is not None:
-            raise asked.refuse("transcript", "transcript belongs to a recording; send one.")
-        if task == CLONING and asked.local:
+            raise checked.refuse("transcript", "transcript requires a recording; send one.")
+        if task == CLONING and checked.local:
             raise InvalidRequest(
                 "missing_required_parameter",
-                f"{task} speaks in the voice of a recording; send {prefix}recording.",
+                f"{task} clones the voice of a recording; send {prefix}recording.",
                 param=f"{prefix}recording",
             )
         known = entry.known_voices
-        if value.voice is not None and value.voice not in known and (known or asked.local):
+        if value.voice is not None and value.voice not in known and (known or checked.local):
             can = f"its voices are {', '.join(known)}" if known else "it has one; leave it out"
-            raise asked.refuse("voice", f"{entry.name} has no voice {value.voice!r}; {can}.")
+            raise checked.refuse("voice", f"{entry.name} has no voice {value.voice!r}; {can}.")
         return value.voice or "", ()
     if task != CLONING:
-        raise asked.refuse("recording", f"{entry.name} takes no voice from a recording.")
+        raise checked.refuse("recording", f"{entry.name} cannot clone a voice from a recording.")
     if value.voice is not None:
-        raise asked.refuse("voice", "Send either voice or recording.")
+        raise checked.refuse("voice", "Send either voice or recording.")
     return "", (Source("audio", value.recording, f"{prefix}recording"),)
 
 
@@ -180,18 +179,18 @@ def _stored_voice(value: SpeechTask) -> StoredVoice | None:
 
 
 def prepare_music(entry: CatalogEntry, task: Task, value: MusicTask, *, prefix: str) -> Prepared:
-    """Check a piece of music against a catalog entry and bound what it can use."""
-    asked, limits = _TaskInput(entry, value, prefix), entry.limits
+    """Check music against a catalog entry and bound its usage."""
+    checked, limits = _TaskInput(entry, value, prefix), entry.limits
     if task != "text-to-music":
-        raise asked.misfit(task, "music")
+        raise checked.misfit(task, "music")
     text = f"{value.prompt or ''}{value.lyrics or ''}"
     if not text.strip() and not value.mood:
         raise InvalidRequest(
             "missing_required_parameter",
-            f"{task} starts from a text; send {prefix}prompt.",
+            f"{task} needs a text; send {prefix}prompt.",
             param=f"{prefix}prompt",
         )
-    count = asked.counted("prompt", text, limits.characters or TEXT_MAX)
+    count = checked.counted("prompt", text, limits.characters or TEXT_MAX)
     most = limits.seconds or MUSIC_SECONDS_MAX
     if value.seconds is not None and value.seconds > most:
         raise over(f"{prefix}seconds", value.seconds, f"{entry.name} makes at most {most:g} s")
@@ -203,7 +202,7 @@ def prepare_music(entry: CatalogEntry, task: Task, value: MusicTask, *, prefix: 
         tempo=value.tempo,
         mood=value.mood or "",
         duration_ms=max(1, round(seconds * 1000)) if seconds else None,
-        **asked.common(),
+        **checked.common(),
     )
     return Prepared(input=msgspec.to_builtins(music), limits=_limits(entry, seconds or most, count))
 
@@ -220,7 +219,7 @@ def _limits(entry: CatalogEntry, seconds: float, count: int) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class _TaskInput:
-    """An input beside the entry that it is for."""
+    """An input and the entry that it is checked against."""
 
     entry: CatalogEntry
     value: AudioTask
@@ -239,20 +238,20 @@ class _TaskInput:
         )
 
     def common(self) -> dict[str, Any]:
-        """The fields that both inputs have."""
+        """Return the fields common to speech and music."""
         value, name = self.value, self.entry.name
         parameters = value.parameters or {}
         if parameters and self.local:
             raise self.refuse(
                 f"parameters.{min(parameters)}",
-                f"{name} runs here and knows no other parameters than those of the task; "
+                f"{name} runs here and accepts only the task's own parameters; "
                 "parameters is for models of an upstream.",
                 "unsupported_parameter",
             )
         seed = value.seed
         if seed is None:
             # Chosen here and not by the worker, so that a second attempt repeats the first. An
-            # upstream's order is placed once, and not every model there knows of seeds.
+            # upstream is called once, and not every model there accepts a seed.
             seed = secrets.randbits(32) if self.local else 0
         return {
             "format": value.format or "mp3",
@@ -273,13 +272,14 @@ class _TaskInput:
         if tag and known and not _speaks(known, tag):
             raise self.refuse(
                 "language",
-                f"{self.entry.name} does not speak {tag!r}; it speaks {', '.join(known)}.",
+                f"{self.entry.name} does not support {tag!r}; its languages are "
+                f"{', '.join(known)}.",
             )
         return tag or ""
 
 
 def _speaks(known: Collection[str], tag: str) -> bool:
-    """Regions of a language are spoken by who speaks the language."""
+    """Whether a language is supported; regional variants count as their language."""
     return _base(tag) in map(_base, known)
 
 

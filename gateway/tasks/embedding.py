@@ -1,4 +1,4 @@
-"""What a client may send for the task ``text-embedding``, and the most that it can use. Pure."""
+"""Inputs of the task ``text-embedding``: their schema, checks and maximum usage. Pure."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from workers.contract.jobs import EmbeddingInput, Prompt, Usage
 
 INPUTS_MAX: Final = 2048
 TOKENS_PER_INPUT: Final = 16
-"""Bound on what a tokenizer adds around one text; where it is more (a long prefix, say), the
-catalog entry says so as template_tokens."""
+"""Upper bound on the tokens that a tokenizer adds to a text; entries that need more (for a long
+prefix, say) set limits.template_tokens."""
 BYTES_MAX: Final = 900 * 1024
-"""Of all vectors of one answer."""
+"""Maximum size of all vectors of one answer, in bytes."""
 BYTES_PER_NUMBER: Final = 4
 DIMENSIONS: Final = 4096
-"""Of vectors whose size the catalog entry does not say."""
+"""Assumed dimensions of entries without limits.dimensions."""
 
 
 class TextEmbedding(Strict):
-    """Texts to make vectors of, named as in OpenAI's embeddings."""
+    """Texts to embed; fields as in OpenAI's embeddings."""
 
     input: Texts
     dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
 
 
 def prepare_embedding(entry: CatalogEntry, value: TextEmbedding, *, prefix: str) -> Prepared:
-    """Check texts against a catalog entry's limits and bound their tokens."""
+    """Check the texts against a catalog entry's limits and bound their tokens."""
     limits = entry.limits
     inputs = read_texts(value.input)
     fit = BYTES_MAX // (BYTES_PER_NUMBER * (limits.dimensions or DIMENSIONS))

@@ -1,6 +1,6 @@
-"""The bound on log probabilities, the only part of a text output that a client can make large.
+"""The limit on log probabilities, the only part of a text output that a client can make large.
 
-A worker has all of an output in memory until it ends.
+A worker keeps the whole output in memory until it ends.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from gateway.tasks.prepared import over
 from workers.contract.jobs import ChatInput
 
 LOGPROB_BYTES: Final = 48
-"""Bound on what one log-probability takes in an output: token texts are short, names few."""
+"""Upper bound on the size of one log probability in an output, in bytes."""
 LOGPROBS_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Size of all log probabilities of one output, which a worker has in memory until it ends."""
+"""Maximum size of all log probabilities of one output, in bytes."""
 
 
 def refuse_many_logprobs(chat: ChatInput, prefix: str) -> None:
-    """Raise ``InvalidRequest`` with the number of tokens that would be accepted."""
+    """Raise ``InvalidRequest`` if the log probabilities can exceed the limit, with the number of
+    tokens that would be accepted."""
     if not chat.logprobs:
         return
     each = chat.choices * (1 + chat.top_logprobs) * LOGPROB_BYTES

@@ -1,8 +1,8 @@
-"""Turns pydantic's errors into the one sentence that a client reads: field, value, remedy. Pure.
+"""Converts pydantic's errors to one sentence for the client: field, value, what is accepted. Pure.
 
-A value that fits no alternative of a union is reported by pydantic once per alternative, with the
-alternative's own name in the path. Here the alternative that fits best is chosen, and paths name
-only what the client sent.
+Pydantic reports a value that fits no alternative of a union once per alternative, with the
+alternative's name in the path. This module selects the alternative that fits best, and its paths
+contain only names that the client sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.errors import InvalidRequest
 UNSUPPORTED: Final = "unsupported_parameter"
 """Type of pydantic's error for a known field that is refused by name; it is also the code."""
 SHOWN_MAX: Final = 80
-"""Characters of a wrong value that an error repeats."""
+"""Maximum length of an invalid value in an error, in characters."""
 _TYPES: Final = re.compile(
     r"(str|int|float|bool|none|bytes)"
     r"|(constrained|function|lax|strict|is|json)-.*"
@@ -28,9 +28,9 @@ _TYPES: Final = re.compile(
 
 
 def invalid_field(errors: Sequence[Mapping[str, Any]], *, prefix: str = "") -> InvalidRequest:
-    """Name the field at fault, its value, and what would have been accepted.
+    """Return an error that names the invalid field, its value and what is accepted.
 
-    ``errors`` are pydantic's, of which the first is reported.
+    ``errors`` are pydantic's; the first one is reported.
     """
     models = frozenset(_models(BaseModel))
     first, *others = _alternatives(errors, models)
@@ -55,7 +55,7 @@ def invalid_field(errors: Sequence[Mapping[str, Any]], *, prefix: str = "") -> I
 def _alternatives(
     errors: Sequence[Mapping[str, Any]], models: frozenset[str]
 ) -> list[Mapping[str, Any]]:
-    """Return the first error; of a union, those of the alternatives that fit equally well."""
+    """Return the first error or, for a union, the first of each alternative that fits best."""
     first = errors[0]
     union = next((n for n, part in enumerate(first["loc"]) if _is_label(part, models)), None)
     if union is None:
@@ -68,7 +68,7 @@ def _alternatives(
             branches.setdefault(loc[union], []).append(error)
 
     def fit(branch: list[Mapping[str, Any]]) -> tuple[bool, bool, int]:
-        """How well a branch fits: it is of this kind, of this type, and right up to this depth."""
+        """Rank a branch: the JSON type is right, ``type`` is right, depth that it is valid to."""
         right_kind = not any(_is_kind(error) and error["loc"][:-1] == place for error in branch)
         right_type = not any(
             error["type"] == "literal_error"
@@ -81,23 +81,23 @@ def _alternatives(
     best = max(map(fit, branches.values()))
     fitting = [branch for branch in branches.values() if fit(branch) == best]
     if len(fitting) == 1:
-        # The union within this alternative, if there is one.
+        # Resolve a union inside this alternative.
         inner = [{**error, "loc": (*place, *error["loc"][union + 1 :])} for error in fitting[0]]
         return _alternatives(inner, models)
     return [branch[0] for branch in fitting]
 
 
 def _joined(errors: Sequence[Mapping[str, Any]]) -> str:
-    """Say once what each alternative would have accepted."""
-    said = dict.fromkeys(error["msg"].removeprefix("Value error, ") for error in errors)
+    """Join the distinct messages of all alternatives."""
+    messages = dict.fromkeys(error["msg"].removeprefix("Value error, ") for error in errors)
     start = "Input should be "
-    if len(said) > 1 and all(one.startswith(start) for one in said):
-        return start + " or ".join(one.removeprefix(start) for one in said)
-    return "; or ".join(said)
+    if len(messages) > 1 and all(one.startswith(start) for one in messages):
+        return start + " or ".join(one.removeprefix(start) for one in messages)
+    return "; or ".join(messages)
 
 
 def _is_kind(error: Mapping[str, Any]) -> bool:
-    """Whether a value was of another JSON type than an alternative takes."""
+    """Whether the value has another JSON type than the alternative accepts."""
     return str(error["type"]).endswith("_type") or error["type"] == "none_required"
 
 
@@ -106,7 +106,7 @@ def _path(loc: Sequence[Any], models: frozenset[str]) -> tuple[Any, ...]:
 
 
 def _is_label(part: Any, models: frozenset[str]) -> bool:
-    """Whether a part of a path is pydantic's name for an alternative, not a field or an index."""
+    """Whether a part of a path is pydantic's name of an alternative, not a field or an index."""
     return isinstance(part, str) and (part in models or _TYPES.fullmatch(part) is not None)
 
 
@@ -117,7 +117,7 @@ def _models(root: type[BaseModel]) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """Write a wrong value as JSON, shortened."""
+    """Format an invalid value as JSON, truncated."""
     try:
         text = msgspec.json.encode(value).decode()
     except (TypeError, ValueError, OverflowError):

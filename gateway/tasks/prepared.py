@@ -1,4 +1,4 @@
-"""A checked input and the most that it can use, which is what a hold covers."""
+"""A checked input and its maximum usage, which the hold covers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from workers.contract.jobs import Usage
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked input, and the most that running it can use."""
+    """A checked input; ``limits`` is the most that running it can use."""
 
     input: dict[str, Any]
     limits: Usage
     batch_key: str = ""
     sources: tuple[Source, ...] = ()
-    """What is still to be fetched and attached, in the order that the contract has."""
+    """Attachments still to be fetched, in the order of the worker contract."""
     choices: int | None = None
-    """Of a text whose length was left open: how many answers share the limit on its tokens."""
+    """Number of choices that share the token limit, if the request named no length; else None."""
     stores: bool = False
-    """Whether something comes to lie in the store on the way, whatever the task makes."""
+    """Whether intermediate outputs are stored as blobs, whatever the task itself produces."""
 
 
 def gpu_us_max(limits: Limits) -> int:

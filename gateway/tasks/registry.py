@@ -1,7 +1,8 @@
-"""What a client may send for each task, and the most that it can use: pure, no I/O, no clock.
+"""The inputs of every task, and their maximum usage. Pure: no I/O, no clock.
 
-``prepare`` checks an input against the catalog entry and bounds every quantity of it. The bounds
-are what the hold covers, so they must never be too low; too high only reserves more for a while.
+``prepare`` checks an input against the catalog entry and bounds every quantity of it. The hold
+covers these bounds, so they must never be too low; bounds that are too high only reserve more
+credit for a while.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from workers.contract.jobs import Usage
 SECONDS_PER_TOKEN: Final = 0.005
 SECONDS_PER_IMAGE: Final = 1.0
 RECORDING: Final = "source_audio"
-"""Of a voice that is to be cloned."""
+"""Field of an upstream's input that holds the recording of the voice to clone."""
 PREFILL_SPEEDUP: Final = 16
-"""Prompts are read in parallel, answers are written one token at a time."""
+"""Prefill tokens that cost as much as one decoded token: prefill runs in parallel."""
 
 
 class OtherTask(BaseModel):
-    """An input in an upstream's own words: passed on as sent, with the quantities that a price can
-    name."""
+    """An input in an upstream's own fields, passed on unchanged. The declared fields are those that
+    prices count."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -69,12 +70,12 @@ Input: TypeAlias = (
 
 
 def parse(task: Task, value: Mapping[str, Any], *, prefix: str = "input") -> Input:
-    """Check an input's own shape. Raise ``InvalidRequest`` that names the field at fault."""
+    """Check an input's shape. Raise ``InvalidRequest`` that names the invalid field."""
     return _read(_schema(task, value), value, prefix)
 
 
 def parse_unknown(value: Mapping[str, Any], *, prefix: str = "input") -> Input:
-    """Take an input in an upstream's own words. Raise ``InvalidRequest``."""
+    """Read an input in an upstream's own fields. Raise ``InvalidRequest``."""
     return _read(OtherTask, value, prefix)
 
 
@@ -103,7 +104,7 @@ def _schema(task: Task, value: Mapping[str, Any]) -> type[Input]:
 
 
 def choose_task(entry: CatalogEntry, value: Input) -> Task:
-    """Which of a model's tasks an input asks for that names none."""
+    """Choose the task of an input that names none."""
     if isinstance(value, ImageTask | VideoTask):
         return choose_visual_task(entry, value)
     if isinstance(value, SpeechTask | MusicTask):
@@ -114,7 +115,7 @@ def choose_task(entry: CatalogEntry, value: Input) -> Task:
 def prepare(
     entry: CatalogEntry, value: Input, *, task: Task | None = None, prefix: str = ""
 ) -> Prepared:
-    """Check an input against a catalog entry's limits and bound what it can use."""
+    """Check an input against a catalog entry's limits and bound its usage."""
     task = task or choose_task(entry, value)
     prefix = f"{prefix}." if prefix else ""
     if isinstance(value, TextGeneration | TextCompletion):
@@ -135,8 +136,8 @@ def prepare(
 
 
 def estimate_cost_s(limits: Usage) -> float:
-    """Estimate a request's device seconds. Only ratios between requests of one model matter: the
-    queue is fair between accounts by this cost."""
+    """Estimate a request's device seconds, the cost by which the queue is fair between accounts.
+    Only ratios between requests of one model matter."""
     tokens = limits.input_tokens / PREFILL_SPEEDUP + limits.output_tokens
     seconds = (limits.video_ms + limits.audio_ms) / 1000
     return tokens * SECONDS_PER_TOKEN + limits.images * SECONDS_PER_IMAGE + seconds
@@ -172,8 +173,10 @@ def _prepare_other(entry: CatalogEntry, task: Task, value: OtherTask, *, prefix:
 
 
 def _recordings(task: Task, given: dict[str, Any], prefix: str) -> tuple[Source, ...]:
-    """Take a voice out of an input if it came along or lies here; an address of somebody's, or an
-    id of the upstream's, goes over as it is."""
+    """Remove the recording from the input and return it, if it was sent inline or is an upload.
+
+    A URL, or an id of the upstream, stays in the input unchanged.
+    """
     if task != "voice-clone" or RECORDING not in given:
         return ()
     try:

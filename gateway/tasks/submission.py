@@ -1,4 +1,4 @@
-"""What a dialect hands over, and what it gets back: a request in the product's own words."""
+"""A request before admission and while it is open, independent of the dialect."""
 
 from __future__ import annotations
 
@@ -19,50 +19,52 @@ from workers.contract.jobs import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """The client's own name for its order, and a digest of the body that it sent with it."""
+    """The client's idempotency key, and the digest of the body that it was sent with."""
 
     key: str
     body_sha256: bytes
 
     @classmethod
     def of(cls, key: str, path: str, body: Any) -> Idempotency:
-        """Bind a key to a body. The order of members in the body does not matter."""
+        """Bind a key to a path and a body. The order of the body's members does not matter."""
         canonical = msgspec.json.encode([path, body], order="sorted")
         return cls(key, hashlib.sha256(canonical).digest())
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One request as a client placed it, its input checked in shape but not yet against limits."""
+    """A client's request before admission: its input has the right shape, but is not checked
+    against the entry's limits yet."""
 
     model: str
     input: Input | WorkflowSubmission
     task: Task | None = None
-    """Given by a dialect that serves one, or named; otherwise what the input is fit for."""
+    """The task of the dialect's endpoint, or named by the client; None: chosen by the input."""
     within: str = ""
-    """Where in the client's body the input stands, for errors to name its fields."""
+    """Path of the input in the client's body, so that errors can name its fields."""
     stream: bool = False
     waits: bool = True
-    """Whether the client waits for the answer, so that a queue without a worker is no use to it."""
+    """Whether the client waits for the answer; if so, a model without a worker is refused."""
     metadata: Mapping[str, str] | None = None
     webhook: str | None = None
     idempotency: Idempotency | None = None
     fingerprint: str | None = None
-    """Of an order without a name of its own whose answer is lost with its connection."""
+    """Digest of key, path and body by which a retry after a disconnect finds the original. None for
+    requests with an idempotency key and for streams, which are not retried."""
     retried: bool = False
-    """Whether the client says that it has placed this order before."""
+    """Whether the client marked the request as a retry."""
     service_class: ServiceClass = "standard"
     deadline_at: datetime | None = None
-    """Of an order that has one of its own."""
+    """The request's own deadline; None: the default."""
     alias: str | None = None
-    """The name that the client ordered it by, where that is not the model's own."""
+    """Name by which the client addressed the model, if it is not the model's own."""
     origin: str | None = None
-    """The request that this one is made from."""
+    """Id of the request that this one is derived from."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A request that is still held for; ``position`` counts the jobs ahead of a queued one."""
+    """A request that has a hold; ``position`` counts the jobs ahead of it while it is queued."""
 
     request_id: RequestId
     account_id: int

@@ -1,7 +1,7 @@
-"""What a client may send for a portrait to speak, and the most that it can use. Pure.
+"""Inputs of the task ``talking-head``: their schema, checks and maximum usage. Pure.
 
-A model that runs here hears what is said and speaks nothing by itself: a text becomes a recording
-in a step of a workflow before it. An upstream's model may do both.
+A model that runs here takes recorded speech and cannot synthesise it: a text must be turned into a
+recording by an earlier step of a workflow. A model of an upstream may accept either.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ TASK: Final[Task] = "talking-head"
 
 
 class TalkingTask(Strict):
-    """A portrait, and what it is to say: a recording, or of some models a text."""
+    """A portrait, and its speech: a recording or, for some models, a text."""
 
     image: SourceField | None = None
     audio: SourceField | None = None
     text: Annotated[str, StringConstraints(max_length=TEXT_MAX)] | None = None
     seconds: Annotated[float, Field(gt=0, le=SECONDS_MAX)] | None = None
-    """The longest that the recording may be, where that is less than the entry's limit."""
+    """Maximum duration of the recording, if less than the entry's limit."""
     fps: Annotated[int, Field(ge=1, le=FPS_MAX)] | None = None
     parameters: dict[str, Any] | None = None
 
@@ -39,7 +39,7 @@ class TalkingTask(Strict):
 def prepare_talking(
     entry: CatalogEntry, task: Task, value: TalkingTask, *, prefix: str
 ) -> Prepared:
-    """Check a portrait that is to speak against a catalog entry, and bound what it can use."""
+    """Check an input against a catalog entry and bound its usage."""
     limits, local = entry.limits, entry.upstream is None
     if task != TASK:
         raise InvalidRequest(
@@ -54,8 +54,8 @@ def prepare_talking(
         raise over(f"{prefix}text", characters(value.text), most)
     if local:
         _check_local(entry, value, prefix)
-        asked = TalkingInput(fps=value.fps or entry.default_parameters.fps)
-        given = msgspec.to_builtins(asked)
+        talking = TalkingInput(fps=value.fps or entry.default_parameters.fps)
+        given = msgspec.to_builtins(talking)
     else:
         said = {"text": value.text, "fps": value.fps, "parameters": value.parameters}
         given = {name: one for name, one in said.items() if one}
@@ -72,7 +72,7 @@ def prepare_talking(
 
 
 def _sources(value: TalkingTask, prefix: str) -> tuple[Source, ...]:
-    """What is to be attached, in the order that the contract has."""
+    """Return the attachments in the order of the worker contract."""
     found = []
     if value.image is not None:
         found.append(Source("image", value.image, f"{prefix}image"))
@@ -86,11 +86,11 @@ def _check_local(entry: CatalogEntry, value: TalkingTask, prefix: str) -> None:
         if getattr(value, field):
             raise InvalidRequest(
                 "unsupported_parameter",
-                f"{entry.name} takes no {field}; it shows a portrait saying what is heard in a "
-                "recording. A workflow can have a text spoken first.",
+                f"{entry.name} takes no {field}; it animates a portrait by recorded speech. A "
+                "workflow can synthesise a text first.",
                 param=f"{prefix}{field}",
             )
-    for needed, name in (("image", "a portrait"), ("audio", "a recording of what it says")):
+    for needed, name in (("image", "a portrait"), ("audio", "a recording of the speech")):
         if getattr(value, needed) is None:
             raise InvalidRequest(
                 "missing_required_parameter",

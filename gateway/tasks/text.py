@@ -1,6 +1,6 @@
-"""What a client may send for the task ``text-generation``: a conversation, or text to continue.
+"""Inputs of the task ``text-generation``: a conversation, or text to continue. Pure.
 
-Named as in OpenAI's APIs. Pure: token counts are bounded without a tokenizer, never too low.
+Fields are named as in OpenAI's APIs. Input tokens are bounded without a tokenizer, never too low.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from gateway.tasks.prepared import Prepared, gpu_us_max, over
 from workers.contract.jobs import ChatInput, ChatMessage, Prompt, Tool, ToolCall, Usage
 
 TOKENS_PER_MESSAGE: Final = 16
-"""Bound on what a chat template adds around one message (Llama 3, Qwen and Gemma need 4 to 8)."""
+"""Bound on the tokens that a chat template adds to a message (Llama 3, Qwen, Gemma: 4 to 8)."""
 TOKENS_PER_PROMPT: Final = 64
-"""Maximum that a chat template adds once per prompt, unless the catalog entry has another one."""
+"""Bound on the tokens that a chat template adds once; entries may set limits.template_tokens."""
 TOKENS_PER_TOOLS: Final = 512
-"""Bound on what a chat template says once about how functions are called."""
+"""Bound on the tokens that a chat template adds once to explain function calls."""
 TOKENS_PER_TOOL: Final = 64
-"""Bound on what it adds to each function, or to each call of one."""
+"""Bound on the tokens that a chat template adds to each function and to each call."""
 MESSAGES_MAX: Final = 2048
 SCHEMA_BYTES_MAX: Final = 64 * 1024
 SCHEMA_DEPTH_MAX: Final = 32
 
 TOKEN_MAX: Final = 2**31 - 1
-"""Largest number of a token; no vocabulary comes near it."""
+"""Largest token id; larger than any vocabulary."""
 
 TokenId: TypeAlias = Annotated[int, Field(ge=0, le=TOKEN_MAX)]
 Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
@@ -46,7 +46,7 @@ class TextPart(Strict):
     type: Literal["text"]
     text: str
     cache_control: Any | None = None
-    """Hint to another vendor's prompt cache; ours needs none."""
+    """Hint to another vendor's prompt cache; ignored, because the prefix cache needs none."""
 
 
 class RefusalPart(Strict):
@@ -59,7 +59,7 @@ class RefusalPart(Strict):
 
 
 class MediaPart(BaseModel):
-    """A part that is not text: read only to be refused by name."""
+    """A part that is not text; declared only to be refused by its type."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -74,17 +74,17 @@ class FunctionCall(Strict):
     name: FunctionName
     arguments: str
     parsed_arguments: Any | None = None
-    """Added by the parsing helpers of OpenAI's clients; ``arguments`` counts."""
+    """Added by the parsing helpers of OpenAI's clients; ignored in favour of ``arguments``."""
 
 
 class CalledTool(Strict):
-    """A call that the model made, as it is sent back with the conversation."""
+    """A call that the model made, as clients send it back with the conversation."""
 
     id: Annotated[str, Field(min_length=1, max_length=200)]
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None
-    """Left by clients that put streamed calls together; the order of the list counts."""
+    """Left by clients that assemble streamed calls; ignored in favour of the order of the list."""
 
 
 class Message(Strict):
@@ -95,12 +95,12 @@ class Message(Strict):
     name: Annotated[str, StringConstraints(max_length=64)] | None = None
     tool_calls: Annotated[list[CalledTool], Field(max_length=128)] | None = None
     tool_call_id: Annotated[str, StringConstraints(max_length=200)] | None = None
-    # Part of what is sent as an answer, and so of what comes back as history.
+    # Fields of answers, which clients send back.
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
-    # Added to an answer by the helpers of clients and by other servers, and sent back with it.
+    # Added to answers by client helpers and other servers, and sent back with them.
     parsed: Any | None = None
     reasoning: Any | None = None
     reasoning_content: Any | None = None
@@ -155,7 +155,7 @@ class ResponseFormat(Strict):
 
 
 class Sampling(Strict):
-    """How tokens are chosen, and how many; what is left out is the catalog entry's default."""
+    """Sampling parameters and lengths; the catalog entry has the defaults of omitted fields."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -172,7 +172,7 @@ class Sampling(Strict):
 
 
 class TextGeneration(Sampling):
-    """A conversation to be answered, named as in OpenAI's chat completions."""
+    """A conversation to answer; fields as in OpenAI's chat completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -193,7 +193,7 @@ Texts: TypeAlias = (
     | _Tokens
     | Annotated[list[_Tokens], Field(min_length=1, max_length=2048)]
 )
-"""One text or several, each as it stands or as token ids."""
+"""One text or several, each as a string or as token ids."""
 
 
 def read_texts(given: Texts) -> tuple[Prompt, ...]:
@@ -210,7 +210,7 @@ def read_texts(given: Texts) -> tuple[Prompt, ...]:
 
 
 class TextCompletion(Sampling):
-    """Text to be continued as it stands, named as in OpenAI's completions."""
+    """Text to continue, without a chat template; fields as in OpenAI's completions."""
 
     prompt: Texts
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -220,18 +220,18 @@ class TextCompletion(Sampling):
 def prepare_text(
     entry: CatalogEntry, value: TextGeneration | TextCompletion, *, prefix: str
 ) -> Prepared:
-    """Check an input against a catalog entry's limits and bound what it can use."""
+    """Check an input against a catalog entry's limits and bound its usage."""
     limits = entry.limits
-    asked = _asked_tokens(entry, value, prefix)
+    requested = _requested_tokens(entry, value, prefix)
     output_max = limits.output_tokens or 1
-    given = _sampling(entry, value, asked or output_max, prefix)
+    given = _sampling(entry, value, requested or output_max, prefix)
     if isinstance(value, TextGeneration):
         chat = msgspec.structs.replace(given, **_conversation(entry, value, prefix))
     else:
         if value.echo and value.logprobs is not None:
             raise InvalidRequest(
                 "unsupported_parameter",
-                "echo with logprobs is not supported: prompts have no log-probabilities here.",
+                "echo with logprobs is not supported: prompts have no log probabilities.",
                 param=f"{prefix}echo",
             )
         chat = msgspec.structs.replace(
@@ -256,26 +256,29 @@ def prepare_text(
             output_tokens=chat.choices * chat.max_tokens,
             gpu_us=gpu_us_max(limits),
         ),
-        choices=chat.choices if asked is None else None,
+        choices=chat.choices if requested is None else None,
     )
 
 
-def _asked_tokens(
+def _requested_tokens(
     entry: CatalogEntry, value: TextGeneration | TextCompletion, prefix: str
 ) -> int | None:
-    asked, field = value.max_tokens, "max_tokens"
+
+    requested, field = value.max_tokens, "max_tokens"
     if isinstance(value, TextGeneration) and value.max_completion_tokens:
-        if asked and asked != value.max_completion_tokens:
+        if requested and requested != value.max_completion_tokens:
             raise InvalidRequest(
                 "invalid_value",
                 "max_tokens and max_completion_tokens differ; send one of them.",
                 param=f"{prefix}max_completion_tokens",
             )
-        asked, field = value.max_completion_tokens, "max_completion_tokens"
+        requested, field = value.max_completion_tokens, "max_completion_tokens"
     output_max = entry.limits.output_tokens or 1
-    if asked is not None and asked > output_max:
-        raise over(f"{prefix}{field}", asked, f"{entry.name} writes at most {output_max} tokens")
-    return asked
+    if requested is not None and requested > output_max:
+        raise over(
+            f"{prefix}{field}", requested, f"{entry.name} writes at most {output_max} tokens"
+        )
+    return requested
 
 
 def _sampling(entry: CatalogEntry, value: Sampling, max_tokens: int, prefix: str) -> ChatInput:
@@ -318,7 +321,7 @@ def _conversation(entry: CatalogEntry, value: TextGeneration, prefix: str) -> di
     if format is not None and (choice == "required" or isinstance(choice, NamedTool)):
         raise InvalidRequest(
             "invalid_value",
-            "An answer cannot be both a function call and of a response_format.",
+            "An answer cannot both call a function and follow a response_format.",
             param=f"{prefix}tool_choice",
         )
     return {
@@ -334,8 +337,8 @@ def _conversation(entry: CatalogEntry, value: TextGeneration, prefix: str) -> di
 
 
 _READS: Final = {
-    "image_url": "pictures",
-    "input_audio": "sound",
+    "image_url": "images",
+    "input_audio": "audio",
     "video_url": "videos",
     "file": "files",
 }
@@ -357,7 +360,7 @@ def _refuse_media(entry: CatalogEntry, message: Message, place: str) -> None:
 def _messages(
     entry: CatalogEntry, messages: Sequence[Message], prefix: str
 ) -> Iterator[ChatMessage]:
-    """Check that functions and what they gave belong together, in the order of the conversation."""
+    """Convert messages; check that each function's result answers an earlier open call."""
     open_calls: set[str] = set()
     for number, message in enumerate(messages):
         place = f"{prefix}messages.{number}"
@@ -366,30 +369,28 @@ def _messages(
         if calls and message.role != "assistant":
             raise InvalidRequest(
                 "invalid_value",
-                f"{place}.tool_calls stands in a message of the {message.role}; only the "
-                "assistant calls functions.",
+                f"{place}.tool_calls is in a message of the role {message.role}; only assistant "
+                "messages can have it.",
                 param=f"{place}.tool_calls",
             )
         if message.role == "tool":
             if message.tool_call_id not in open_calls:
                 raise InvalidRequest(
                     "invalid_value",
-                    f"{place}.tool_call_id is {message.tool_call_id!r}, but no call of that id "
-                    "precedes it unanswered.",
+                    f"{place}.tool_call_id is {message.tool_call_id!r}, but no unanswered call "
+                    "before it has this id.",
                     param=f"{place}.tool_call_id",
                 )
             open_calls.discard(message.tool_call_id)
         elif message.tool_call_id is not None:
             raise InvalidRequest(
                 "invalid_value",
-                f"{place}.tool_call_id belongs to messages of the role tool only.",
+                f"{place}.tool_call_id is accepted in messages of the role tool only.",
                 param=f"{place}.tool_call_id",
             )
         if message.content is None and not calls and message.refusal is None:
             raise InvalidRequest(
-                "invalid_value",
-                f"{place}.content is missing.",
-                param=f"{place}.content",
+                "invalid_value", f"{place}.content is missing.", param=f"{place}.content"
             )
         open_calls |= {call.id for call in calls}
         yield ChatMessage(
@@ -452,7 +453,7 @@ def _response_format(value: ResponseFormat | None, prefix: str) -> dict[str, Any
 
 
 def _check_schema(schema: Mapping[str, Any], place: str) -> None:
-    """Bound a schema; whether it can be followed is for the engine to say."""
+    """Bound the size and depth of a schema. The engine checks whether it supports the schema."""
     size = len(msgspec.json.encode(schema))
     if size > SCHEMA_BYTES_MAX:
         raise over(place, size, f"a schema has at most {SCHEMA_BYTES_MAX} bytes")
@@ -472,8 +473,7 @@ def _check_schema(schema: Mapping[str, Any], place: str) -> None:
 
 
 def _input_tokens_max(chat: ChatInput, limits: Limits) -> int:
-    """Bound the prompt's tokens without a tokenizer: no byte-level vocabulary makes more than one
-    token of a byte, and the template's own tokens are bounded per message."""
+    """Bound the prompt's tokens: at most one per byte, plus the template's own per message."""
     once = limits.template_tokens or TOKENS_PER_PROMPT
     context = limits.context_tokens
     if chat.prompts:
@@ -485,7 +485,7 @@ def _input_tokens_max(chat: ChatInput, limits: Limits) -> int:
             TOKENS_PER_TOOL + len(msgspec.json.encode(tool)) for tool in chat.tools
         )
     if chat.response_format:
-        # Ours rules out what does not fit; an upstream may put it into the prompt.
+        # Engines here constrain sampling instead, but an upstream may add it to the prompt.
         size += TOKENS_PER_TOOL + len(msgspec.json.encode(chat.response_format))
     return min(size, context) if context else size
 

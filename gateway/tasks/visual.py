@@ -1,9 +1,9 @@
-"""What a client may send for the tasks that draw, and the most that it can use. Pure.
+"""Inputs of the image and video tasks: their schemas, checks and maximum usage. Pure.
 
-Pictures and videos share most of their fields. What an entry lists (sizes, qualities, schedulers)
-is all that can be had of it; where it lists nothing, a model that runs here takes nothing by name,
-and an upstream's takes what the schema allows. What a name or a default stands for is filled in
-here, so that an engine reads numbers and the hold covers what will be drawn.
+Images and videos share most of their fields. If an entry lists values (sizes, qualities,
+schedulers), only those are accepted. If it lists none, a model that runs here accepts no names, and
+a model of an upstream accepts what the schema allows. Names and defaults are resolved here, so that
+engines read numbers and the hold covers what will be generated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workers.contract.media import ImageFormat, ImageInput, VideoFormat, VideoIn
 PROMPT_MAX: Final = 32_000
 STEPS_MAX: Final = 1000
 SEED_MAX: Final = 2**53
-"""Exclusive: what JSON's readers keep exact."""
+"""Exclusive upper bound: larger integers are not exact in all JSON parsers."""
 PREVIEWS_MAX: Final = 3
 
 _Prompt: TypeAlias = Annotated[str, StringConstraints(max_length=PROMPT_MAX)]
@@ -49,7 +49,7 @@ SizeName: TypeAlias = Annotated[
 
 
 class VisualTask(Strict):
-    """What pictures and videos have in common."""
+    """Fields common to images and videos."""
 
     prompt: _Prompt | None = None
     negative_prompt: _Prompt | None = None
@@ -70,7 +70,7 @@ class VisualTask(Strict):
 
 
 class ImageTask(VisualTask):
-    """Pictures to be drawn."""
+    """Images to generate."""
 
     mask: SourceField | None = None
     n: Annotated[int, Field(ge=1, le=100)] | None = None
@@ -80,7 +80,7 @@ class ImageTask(VisualTask):
 
 
 class VideoTask(VisualTask):
-    """A video to be made."""
+    """A video to generate."""
 
     video: SourceField | None = None
     seconds: Annotated[float, Field(gt=0, le=SECONDS_MAX)] | None = None
@@ -91,14 +91,16 @@ class VideoTask(VisualTask):
 def choose_dialect_task(
     entry: CatalogEntry, value: VisualTask, *, makes: Modality, prefer: Collection[Task] = ()
 ) -> Task:
-    """Which task is meant by a surface that serves one kind of output. Raise ``InvalidRequest`` if
-    the model makes another kind."""
+    """Choose the task for an endpoint that serves one kind of output.
+
+    Raise ``InvalidRequest`` if the model produces another kind.
+    """
     task = choose_visual_task(entry, value, prefer=prefer)
-    # What is made here from sound has no field for it on such a surface.
-    deaf = entry.upstream is None and "audio" in TASKS[task].reads
-    if TASKS[task].makes != makes or deaf:
+    # These endpoints have no field for the audio that such a task needs.
+    needs_audio = entry.upstream is None and "audio" in TASKS[task].reads
+    if TASKS[task].makes != makes or needs_audio:
         raise InvalidRequest(
-            "task_not_supported", f"{entry.name} does {entry.task}, no {makes}s.", param="model"
+            "task_not_supported", f"{entry.name} does {entry.task}, not {makes}s.", param="model"
         )
     return task
 
@@ -106,19 +108,19 @@ def choose_dialect_task(
 def choose_visual_task(
     entry: CatalogEntry, value: VisualTask, *, prefer: Collection[Task] = ()
 ) -> Task:
-    """Which of a model's tasks an input asks for, told by what it brings along.
+    """Choose the task of an input by its attachments.
 
-    Where none fits, the entry's own, whose check says what is wrong.
+    If none fits, return the entry's own, whose check reports why.
     """
     mask = isinstance(value, ImageTask) and value.mask is not None
     video = isinstance(value, VideoTask) and value.video is not None
-    pictures = bool(value.image or value.images)
+    images = bool(value.image or value.images)
     makes = TASKS[entry.task].makes
     fitting = [
         task
         for task in (entry.task, *entry.also)
         if TASKS[task].makes == makes
-        and ("image" in TASKS[task].reads) == pictures
+        and ("image" in TASKS[task].reads) == images
         and ("video" in TASKS[task].reads) == video
     ]
     several = len(value.images or ()) > 1
@@ -135,24 +137,24 @@ def choose_visual_task(
 
 
 def prepare_image(entry: CatalogEntry, task: Task, value: ImageTask, *, prefix: str) -> Prepared:
-    """Check a picture's input against a catalog entry and bound what it can use."""
-    asked = _TaskInput(entry, task, value, prefix)
+    """Check an image task against a catalog entry and bound its usage."""
+    checked = _TaskInput(entry, task, value, prefix)
     n, most = value.n or 1, entry.limits.images or 1
     if n > most:
         raise over(f"{prefix}n", n, f"{entry.name} makes at most {most}")
-    sources = asked.sources(value.mask)
-    if value.strength is not None and "image" not in asked.reads:
-        raise asked.refuse("strength", "strength says how much of a source is kept; send an image.")
-    drawn, attributes = asked.common()
+    sources = checked.sources(value.mask)
+    if value.strength is not None and "image" not in checked.reads:
+        raise checked.refuse("strength", "strength requires a source image; send an image.")
+    common, attributes = checked.common()
     default = entry.default_parameters
     strength = value.strength if value.strength is not None else default.strength
     image = ImageInput(
-        **drawn,
+        **common,
         mask=value.mask is not None,
         n=n,
-        strength=strength if "image" in asked.reads else None,
-        quality=asked.quality_name or "",
-        scale=asked.scale() or 1,
+        strength=strength if "image" in checked.reads else None,
+        quality=checked.quality_name or "",
+        scale=checked.scale() or 1,
         format=value.format or "png",
         compression=value.compression or ImageInput().compression,
         previews=value.previews or 0,
@@ -171,20 +173,20 @@ def prepare_image(entry: CatalogEntry, task: Task, value: ImageTask, *, prefix: 
 
 
 def prepare_video(entry: CatalogEntry, task: Task, value: VideoTask, *, prefix: str) -> Prepared:
-    """Check a video's input against a catalog entry and bound what it can use."""
-    asked, limits = _TaskInput(entry, task, value, prefix), entry.limits
+    """Check a video task against a catalog entry and bound its usage."""
+    checked, limits = _TaskInput(entry, task, value, prefix), entry.limits
     if value.seconds is not None and limits.seconds and value.seconds > limits.seconds:
         most = f"{entry.name} makes at most {limits.seconds} s"
         raise over(f"{prefix}seconds", value.seconds, most)
-    sources = asked.sources(None)
-    drawn, attributes = asked.common()
+    sources = checked.sources(None)
+    common, attributes = checked.common()
     seconds = value.seconds or entry.default_parameters.seconds
     video = VideoInput(
-        **drawn,
+        **common,
         video=value.video is not None,
         duration_ms=max(1, round(seconds * 1000)) if seconds else None,
-        fps=asked.number("fps", entry.default_parameters.fps),
-        scale=asked.scale(),
+        fps=checked.number("fps", entry.default_parameters.fps),
+        scale=checked.scale(),
         format=value.format or "mp4",
         previews=value.previews or 0,
     )
@@ -203,7 +205,7 @@ def prepare_video(entry: CatalogEntry, task: Task, value: VideoTask, *, prefix: 
 
 @dataclass(frozen=True, slots=True)
 class _TaskInput:
-    """An input beside the entry that it is for."""
+    """An input and the entry that it is checked against."""
 
     entry: CatalogEntry
     task: Task
@@ -220,15 +222,17 @@ class _TaskInput:
 
     @property
     def quality_name(self) -> str | None:
-        """The quality asked for, or the entry's own; None leaves it open."""
-        asked = self.value.quality
-        return asked if asked not in (None, "auto") else self.entry.default_parameters.quality
+        """The requested quality, or the entry's default; None: left to the model."""
+        requested = self.value.quality
+        return (
+            requested if requested not in (None, "auto") else self.entry.default_parameters.quality
+        )
 
     def refuse(self, field: str, message: str, code: str = "invalid_value") -> InvalidRequest:
         return InvalidRequest(code, message, param=f"{self.prefix}{field}")
 
     def common(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """The fields that both inputs have, and what a price may depend on."""
+        """Return the fields common to images and videos, and the attributes that prices use."""
         value, default = self.value, self.entry.default_parameters
         self._check_prompt()
         size, resolution = self._size(), self._resolution()
@@ -237,8 +241,8 @@ class _TaskInput:
         if parameters and self.local:
             raise self.refuse(
                 f"parameters.{min(parameters)}",
-                f"{self.entry.name} runs here and knows no other parameters than those of the "
-                "task; parameters is for models of an upstream.",
+                f"{self.entry.name} runs here and accepts only the task's own parameters; "
+                "parameters is for models of an upstream.",
                 "unsupported_parameter",
             )
         if resolution and not self.local:
@@ -265,10 +269,10 @@ class _TaskInput:
             "quality": self.quality_name,
             "resolution": resolution,
         }
-        return fields, {name: said for name, said in attributes.items() if said}
+        return fields, {name: given for name, given in attributes.items() if given}
 
     def number(self, field: str, default: float | None) -> Any:
-        """A number that an entry may limit."""
+        """Return a number that the entry may limit, or its default."""
         given, most = getattr(self.value, field), getattr(self.entry.limits, field)
         if given is not None and most is not None and given > most:
             raise over(f"{self.prefix}{field}", given, f"{self.entry.name} takes at most {most}")
@@ -277,42 +281,42 @@ class _TaskInput:
     def scale(self) -> int | None:
         given, most = self.value.scale, self.entry.limits.scale
         if most is None:
-            # An upscaler knows best how far it goes, and refuses what is beyond it for nothing.
+            # The upscaler's engine has its own maximum, and refuses more without a charge.
             most = 1 if self.local and not self.task.endswith("-upscale") else SCALE_MAX
         if given is not None and given > most:
-            raise over(f"{self.prefix}scale", given, f"{self.entry.name} enlarges {most} times")
+            raise over(f"{self.prefix}scale", given, f"{self.entry.name} upscales {most} times")
         return given
 
     def sources(self, mask: Any) -> tuple[Source, ...]:
-        """What is to be attached, in the order that the contract has: pictures, mask, video."""
-        pictures = self._images()
-        reads_pictures = "image" in self.reads
-        if pictures and not reads_pictures:
-            raise self.refuse(pictures[0][0], f"{self.entry.name} reads no pictures in {self.task}")
-        if reads_pictures and not pictures:
+        """Return the attachments in the order of the worker contract: images, mask, video."""
+        images = self._images()
+        reads_images = "image" in self.reads
+        if images and not reads_images:
+            raise self.refuse(images[0][0], f"{self.entry.name} reads no images in {self.task}.")
+        if reads_images and not images:
             raise InvalidRequest(
                 "missing_required_parameter",
-                f"{self.task} starts from a picture; send {self.prefix}image.",
+                f"{self.task} needs an image; send {self.prefix}image.",
                 param=f"{self.prefix}image",
             )
         fewest = TASKS[self.task].images_min
-        if self.local and 0 < len(pictures) < fewest:
+        if self.local and 0 < len(images) < fewest:
             raise InvalidRequest(
                 "missing_required_parameter",
-                f"{self.task} joins pictures; send two in {self.prefix}images.",
+                f"{self.task} needs {fewest} images; send them in {self.prefix}images.",
                 param=f"{self.prefix}images",
             )
         most = self.entry.limits.sources or (fewest if self.local else SOURCES_MAX)
-        if len(pictures) > most:
+        if len(images) > most:
             raise over(
-                f"{self.prefix}images", len(pictures), f"{self.entry.name} reads at most {most}"
+                f"{self.prefix}images", len(images), f"{self.entry.name} reads at most {most}"
             )
-        found = [Source("image", given, f"{self.prefix}{field}") for field, given in pictures]
+        found = [Source("image", given, f"{self.prefix}{field}") for field, given in images]
         if mask is not None:
-            if not reads_pictures:
-                raise self.refuse("mask", "A mask belongs to a picture; send one.")
+            if not reads_images:
+                raise self.refuse("mask", "A mask requires an image; send one.")
             if self.task == "image-upscale":
-                raise self.refuse("mask", "A picture is enlarged as a whole; leave out the mask.")
+                raise self.refuse("mask", "An upscaler takes no mask; leave it out.")
             found.append(Source("image", mask, f"{self.prefix}mask"))
         found.extend(self._videos())
         return tuple(found)
@@ -322,7 +326,7 @@ class _TaskInput:
         if video is None and "video" in self.reads:
             raise InvalidRequest(
                 "missing_required_parameter",
-                f"{self.task} starts from a video; send {self.prefix}video.",
+                f"{self.task} needs a video; send {self.prefix}video.",
                 param=f"{self.prefix}video",
             )
         if video is not None:
@@ -343,7 +347,7 @@ class _TaskInput:
         if not prompt.strip() and self.reads == ("text",):
             raise InvalidRequest(
                 "missing_required_parameter",
-                f"{self.task} starts from a text; send {self.prefix}prompt.",
+                f"{self.task} needs a text; send {self.prefix}prompt.",
                 param=f"{self.prefix}prompt",
             )
         if most and len(prompt) > most:
@@ -365,11 +369,11 @@ class _TaskInput:
         return self.value.scheduler
 
     def _resolution(self) -> str | None:
-        """The resolution asked for, or the listed one that the size asked for has."""
-        asked = self.value.resolution
-        if asked is not None:
-            self._check_listed("resolution", asked, self.entry.resolutions)
-            return asked
+        """Return the requested resolution, or the listed one of the requested size."""
+        requested = self.value.resolution
+        if requested is not None:
+            self._check_listed("resolution", requested, self.entry.resolutions)
+            return requested
         size = self._size()
         by_side = f"{min(size)}p" if size else None
         return by_side if by_side in self.entry.resolutions else None
@@ -377,59 +381,59 @@ class _TaskInput:
     def _check_listed(self, field: str, name: str, known: Collection[str]) -> None:
         if name in known or (not known and not self.local):
             return
-        accepted = f"it has {', '.join(known)}" if known else "it offers no choice of that"
-        raise self.refuse(field, f"{field} is {name!r}, but of {self.entry.name} {accepted}.")
+        accepted = f"accepts {', '.join(known)}" if known else "does not support this parameter"
+        raise self.refuse(field, f"{field} is {name!r}, but {self.entry.name} {accepted}.")
 
     def _size(self) -> tuple[int, int] | None:
-        """The size asked for, or the entry's own; None leaves it to the model."""
+        """Return the requested size, or the entry's default; None: left to the model."""
         value, sizes = self.value, self.entry.sizes
         if (value.width is None) != (value.height is None):
             missing = "height" if value.height is None else "width"
             raise InvalidRequest(
                 "missing_required_parameter",
-                "width and height belong together.",
+                "width and height must be sent together.",
                 param=f"{self.prefix}{missing}",
             )
-        asked = None if value.size in (None, "auto") else _pair(str(value.size))
+        requested = None if value.size in (None, "auto") else _pair(str(value.size))
         if value.width is not None and value.height is not None:
-            if asked is not None and asked != (value.width, value.height):
+            if requested is not None and requested != (value.width, value.height):
                 raise self.refuse("size", "size differs from width and height; send one of them.")
-            asked = (value.width, value.height)
-        if asked is None:
-            # A picture that is worked on has a size of its own.
+            requested = (value.width, value.height)
+        if requested is None:
+            # Without a source image, which would determine the size.
             plain = self.reads == ("text",) and value.resolution is None
             return _pair(sizes[0]) if sizes and plain else None
-        self._check_size(*asked)
-        return asked
+        self._check_size(*requested)
+        return requested
 
     def _check_size(self, width: int, height: int) -> None:
         limits, sizes = self.entry.limits, self.entry.sizes
-        said, name = f"{width}x{height}", self.entry.name
+        given, name = f"{width}x{height}", self.entry.name
         field = "size" if self.value.size not in (None, "auto") else "width"
-        if sizes and said not in sizes:
-            raise self.refuse(field, f"size is {said}, but {name} draws {', '.join(sizes)}.")
+        if sizes and given not in sizes:
+            raise self.refuse(field, f"size is {given}, but {name} supports {', '.join(sizes)}.")
         if limits.side and max(width, height) > limits.side:
             raise self.refuse(
-                field, f"size is {said}, but {name} draws at most {limits.side} on a side."
+                field, f"size is {given}, but a side of {name} can be at most {limits.side} pixels."
             )
         if limits.pixels and width * height > limits.pixels:
             raise self.refuse(
-                field, f"size is {said}, but {name} draws at most {limits.pixels} pixels."
+                field, f"size is {given}, but {name} generates at most {limits.pixels} pixels."
             )
         if limits.side_step and (width % limits.side_step or height % limits.side_step):
             raise self.refuse(
-                field, f"size is {said}, but {name} draws multiples of {limits.side_step}."
+                field, f"size is {given}, but sides must be multiples of {limits.side_step}."
             )
         if max(width, height) > SIDE_MAX:
-            raise self.refuse(field, f"size is {said}; at most {SIDE_MAX} on a side can be had.")
+            raise self.refuse(field, f"size is {given}; a side can be at most {SIDE_MAX} pixels.")
 
     def _size_of(self, resolution: str) -> tuple[int, int]:
-        """The first listed size of a resolution, for a model that only knows sizes."""
+        """Return the first listed size of a resolution, for a model that accepts sizes only."""
         for size in map(_pair, self.entry.sizes):
             if f"{min(size)}p" == resolution:
                 return size
         raise self.refuse(
-            "resolution", f"{self.entry.name} has no size of {resolution}; send size instead."
+            "resolution", f"{self.entry.name} has no {resolution} size; send size instead."
         )
 
 

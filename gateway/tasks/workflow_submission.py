@@ -1,4 +1,4 @@
-"""An order for a workflow, before anything of it is checked. Knows nothing else."""
+"""A submission to a workflow, unchecked. A module of its own, so that it imports nothing else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WorkflowSubmission:
-    """What a client sends to a workflow, by the names of its inputs."""
+    """Values that a client sends to a workflow, by input name."""
 
     given: Mapping[str, Any]

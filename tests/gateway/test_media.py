@@ -133,7 +133,7 @@ def test_a_task_may_be_named(media_stack: Stack, artist: Artist) -> None:
     assert unfit.json()["error"]["param"] == "input.image"
 
 
-def test_pictures_are_blended_unless_there_is_but_one(media_stack: Stack) -> None:
+def test_images_are_blended_unless_only_one_is_sent(media_stack: Stack) -> None:
     caller = media_stack.caller()
     both = finished(caller, prompt="together", images=[DATA_URI, DATA_URI])
     one = {"prompt": "together", "images": [DATA_URI]}
@@ -143,7 +143,7 @@ def test_pictures_are_blended_unless_there_is_but_one(media_stack: Stack) -> Non
 
     assert (both["task"], both["status"]) == ("image-blend", "succeeded")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.images")
-    assert refused.json()["error"]["message"].endswith("joins pictures; send two in input.images.")
+    assert refused.json()["error"]["message"].endswith("needs 2 images; send them in input.images.")
     assert media_stack.held(caller) == 0
 
 
@@ -191,19 +191,19 @@ def test_a_video_shows_frames_of_what_it_will_be(media_stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("value", "param", "said"),
     [
-        ({}, "input.prompt", "starts from a text"),
+        ({}, "input.prompt", "needs a text"),
         ({"prompt": "x", "n": 5}, "input.n", "at most 4"),
         ({"prompt": "x", "size": "65x64"}, "input.size", "64x64, 128x64"),
         ({"prompt": "x", "size": "big"}, "input.size", "pattern"),
-        ({"prompt": "x", "width": 64}, "input.height", "belong together"),
+        ({"prompt": "x", "width": 64}, "input.height", "must be sent together"),
         ({"prompt": "x", "width": 64, "height": 64, "size": "128x64"}, "input.size", "differs"),
         ({"prompt": "x", "steps": 11}, "input.steps", "at most 10"),
         ({"prompt": "x", "guidance": 10}, "input.guidance", "at most 9"),
         ({"prompt": "x", "scheduler": "magic"}, "input.scheduler", "euler, ddim"),
         ({"prompt": "x", "quality": "best"}, "input.quality", "low, high"),
-        ({"prompt": "x", "resolution": "720p"}, "input.resolution", "no choice"),
-        ({"prompt": "x", "scale": 3}, "input.scale", "enlarges 2 times"),
-        ({"prompt": "x", "mask": DATA_URI}, "input.mask", "belongs to a picture"),
+        ({"prompt": "x", "resolution": "720p"}, "input.resolution", "does not support"),
+        ({"prompt": "x", "scale": 3}, "input.scale", "upscales 2 times"),
+        ({"prompt": "x", "mask": DATA_URI}, "input.mask", "requires an image"),
         ({"prompt": "x", "strength": 0.5}, "input.strength", "send an image"),
         ({"prompt": "x", "seconds": 2}, "input.seconds", "Unknown parameter"),
         ({"prompt": "x", "parameters": {"cfg": 1}}, "input.parameters.cfg", "runs here"),
@@ -214,7 +214,7 @@ def test_a_video_shows_frames_of_what_it_will_be(media_stack: Stack) -> None:
         ({"prompt": "x", "image": {"upload": "file-1"}}, "input.image", "no file"),
     ],
 )
-def test_what_cannot_be_drawn_is_named_and_free(
+def test_invalid_image_inputs_are_refused_by_name_without_a_hold(
     value: dict[str, Any], param: str, said: str, media_stack: Stack
 ) -> None:
     caller = media_stack.caller()

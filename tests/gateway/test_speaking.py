@@ -158,23 +158,23 @@ def test_what_has_no_sound_is_not_heard(stack: Stack) -> None:
 
 
 REFUSALS: list[tuple[dict[str, Any], str, str]] = [
-    ({"text": "  "}, "input.text", "nothing to be said"),
+    ({"text": "  "}, "input.text", "text is empty"),
     ({}, "input.text", "Missing required parameter"),
     ({"text": "x" * 2001}, "input.text", "reads 2000 characters"),
     ({"text": "x", "voice": "eve"}, "input.voice", "its voices are ann, bob"),
-    ({"text": "x", "language": "de"}, "input.language", "it speaks en"),
+    ({"text": "x", "language": "de"}, "input.language", "its languages are en"),
     ({"text": "x", "speed": 9}, "input.speed", "less than or equal to 4"),
     ({"text": "x", "format": "midi"}, "input.format", "'wav', 'mp3'"),
     ({"text": "x", "sample_rate": 100}, "input.sample_rate", "8000"),
     ({"text": "x", "parameters": {"vol": 3}}, "input.parameters.vol", "runs here"),
-    ({"text": "x", "recording": "data:audio/wav;base64,"}, "input.recording", "takes no voice"),
-    ({"text": "x", "transcript": "y"}, "input.transcript", "belongs to a recording"),
+    ({"text": "x", "recording": "data:audio/wav;base64,"}, "input.recording", "cannot clone"),
+    ({"text": "x", "transcript": "y"}, "input.transcript", "requires a recording"),
     ({"text": "x", "pitch": 2}, "input.pitch", "Unknown parameter"),
 ]
 
 
 @pytest.mark.parametrize(("value", "param", "said"), REFUSALS)
-def test_what_cannot_be_spoken_is_refused_before_anything_is_held(
+def test_invalid_speech_inputs_are_refused_without_a_hold(
     value: Mapping[str, Any], param: str, said: str, speech_stack: Stack
 ) -> None:
     caller = speech_stack.caller()

@@ -183,14 +183,14 @@ def test_a_voice_that_is_no_use_is_refused_by_name(
     assert said in error["message"]
 
 
-def test_a_model_that_has_its_own_voices_only_says_so(media_stack: Stack) -> None:
+def test_a_model_with_only_its_own_voices_refuses_stored_ones(media_stack: Stack) -> None:
     caller = media_stack.caller()
     body = {"model": "reader", "input": {"text": TEXT, "voice": f"voice_{'0' * 32}"}}
 
     answer = caller.http.post("/v1/requests", json=body)
 
     assert answer.status_code == 400
-    assert "only in its own" in answer.json()["error"]["message"]
+    assert "only its own" in answer.json()["error"]["message"]
 
 
 def test_a_quote_asks_for_no_voice(media_stack: Stack) -> None:
