@@ -1,1 +1,1 @@
-"""The catalog: what is on sale, what it costs, and whether it can be had now."""
+"""The catalog: the models on sale, their prices and their availability."""

@@ -1,7 +1,7 @@
-"""A YAML document that remembers where everything stands. Knows nothing of catalogs.
+"""A YAML document with the position of each value. Knows nothing of catalogs.
 
-A key that is given twice hides what was written first, and a value that contains itself never ends:
-YAML allows both, and here both are flaws.
+YAML allows repeated keys, which hide the first value, and values that contain themselves. Both are
+reported as flaws here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MERGE: Final = "tag:yaml.org,2002:merge"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Counted from 1, as editors do."""
+    """Line and column, counted from 1."""
 
     line: int = 1
     column: int = 1
@@ -28,14 +28,14 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Something that cannot be read, or that would be read by mistake."""
+    """A part of the document that cannot be read, or not as intended."""
 
     position: Position
     message: str
 
 
 class Unreadable(Exception):
-    """Text that cannot be made into values at all."""
+    """The text cannot be parsed."""
 
     def __init__(self, position: Position, message: str) -> None:
         super().__init__(message)
@@ -43,32 +43,32 @@ class Unreadable(Exception):
 
 
 class Document:
-    """The values of a text, ``None`` if it is empty; and the position of each."""
+    """The values of a text, None if it is empty, and their positions."""
 
     def __init__(self, text: str) -> None:
         """Raise ``Unreadable``."""
         try:
             loader = yaml.SafeLoader(text)
             self._root = loader.get_single_node()
-            # Before the values are built: building them merges `<<` into the nodes.
+            # Before construction, which merges `<<` into the nodes.
             self.repeated_keys = tuple(_repeated_keys(self._root, frozenset(), set()))
             self.value: Any = None if self._root is None else loader.construct_document(self._root)
         except ReaderError as error:
             before = text[: error.position]
             position = Position(before.count("\n") + 1, error.position - before.rfind("\n"))
-            raise Unreadable(position, f"no YAML: {error.reason}") from None
+            raise Unreadable(position, f"invalid YAML: {error.reason}") from None
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             position = _position(mark) if mark else Position()
-            raise Unreadable(position, f"no YAML: {error.problem}") from None
+            raise Unreadable(position, f"invalid YAML: {error.problem}") from None
         except ValueError as error:
             raise Unreadable(Position(), f"a value cannot be read: {error}") from None
         except RecursionError:
             raise Unreadable(Position(), "nested too deeply") from None
 
     def position(self, place: Place) -> Position:
-        """Find where a place stands, or as much of the way there as exists. What has a key stands
-        where its key does."""
+        """Return the position of a value, or of its nearest existing ancestor. The position of a
+        member is that of its key."""
         if self._root is None:
             return Position()
         node, position = self._root, _position(self._root.start_mark)
@@ -81,7 +81,7 @@ class Document:
 
 
 def _repeated_keys(node: yaml.Node | None, above: frozenset[int], seen: set[int]) -> Iterator[Flaw]:
-    """Visit every node once, however many aliases lead to it."""
+    """Yield repeated keys. Visit every node once, even if several aliases refer to it."""
     if node is None or isinstance(node, yaml.ScalarNode):
         return
     if id(node) in above:
@@ -99,7 +99,7 @@ def _repeated_keys(node: yaml.Node | None, above: frozenset[int], seen: set[int]
         if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
             name = (key.tag, key.value)
             if name in lines:
-                message = f"{key.value!r} is given already, on line {lines[name]}"
+                message = f"{key.value!r} is already set on line {lines[name]}"
                 yield Flaw(_position(key.start_mark), message)
             lines.setdefault(name, key.start_mark.line + 1)
         yield from _repeated_keys(value, above, seen)
@@ -110,7 +110,7 @@ def _child(node: yaml.Node, part: str | int) -> tuple[yaml.Node, Position] | Non
         item = node.value[part]
         return item, _position(item.start_mark)
     if isinstance(node, yaml.MappingNode):
-        # What was merged in comes first, and what is written here prevails.
+        # Merged keys come first and are overridden by those written here.
         for key, value in reversed(node.value):
             if isinstance(key, yaml.ScalarNode) and key.value == part:
                 return value, _position(key.start_mark)

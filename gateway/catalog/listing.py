@@ -1,4 +1,4 @@
-"""The JSON of the catalog: OpenAI's list with OpenRouter's prices, and our own entries. Pure."""
+"""The catalog as JSON: OpenAI's list with OpenRouter's prices, and native entries. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workers.contract.streams import Announcement
 Sort: TypeAlias = Literal["name", "price", "-price"]
 
 PROVIDER: Final = "tollgate"
-"""The one provider here, where OpenRouter has many."""
+"""The only provider; OpenRouter lists several."""
 _OPENROUTER_NAMES: Final[Mapping[Unit, str]] = {
     "input_token": "prompt",
     "output_token": "completion",
@@ -60,7 +60,7 @@ _CHAT_PARAMETERS: Final = (
 def entry_view(
     entry: CatalogEntry, announcements: Sequence[Announcement], *, for_operator: bool = False
 ) -> EntryView:
-    """Everything about one entry, as ``GET /v1/catalog/{name}`` shows it."""
+    """Return an entry for ``GET /v1/catalog/{name}``."""
     missing = availability(entry, announcements)
     view: EntryView = {
         "name": entry.name,
@@ -99,7 +99,7 @@ def entry_view(
 
 
 def _workflow_view(entry: CatalogEntry) -> WorkflowView:
-    """What a workflow takes, and what it runs; without lines in its price, its steps are paid."""
+    """Return a workflow's inputs and steps; without a price of its own, it is priced by steps."""
     assert entry.workflow is not None
     return {
         "inputs": {
@@ -128,7 +128,7 @@ def _workflow_view(entry: CatalogEntry) -> WorkflowView:
 def model_view(
     entry: CatalogEntry, announcements: Sequence[Announcement], created: int
 ) -> ModelView:
-    """One model in OpenAI's list; pricing and architecture as OpenRouter names them."""
+    """Return a model for OpenAI's list, with OpenRouter's ``pricing`` and ``architecture``."""
     reads, makes = modalities(entry)
     missing = availability(entry, announcements)
     return {
@@ -169,7 +169,7 @@ def model_view(
 def providers_view(entry: CatalogEntry, model: ModelView) -> ProvidersView:
     """Return a model with its only provider, as OpenRouter lists the endpoints of a model.
 
-    OpenRouter's own client refuses an endpoint that lacks any of these fields, or whose
+    OpenRouter's client rejects an endpoint that lacks any of these fields, or whose
     ``context_length`` is null.
     """
     calls_tools = "tool_choice" in model["supported_parameters"]
@@ -211,7 +211,7 @@ def providers_view(entry: CatalogEntry, model: ModelView) -> ProvidersView:
 
 
 def batch_view(entry: CatalogEntry) -> BatchPriceView | None:
-    """What an entry costs in a batch; None if it is not sold in batches."""
+    """Return an entry's price in batches, or None if it is not sold in batches."""
     if entry.discount is None:
         return None
     try:
@@ -226,7 +226,7 @@ def batch_view(entry: CatalogEntry) -> BatchPriceView | None:
 
 
 def price_view(entry: CatalogEntry) -> list[PriceLineView]:
-    """The price itself, exact: amounts as decimal strings of USD without exponent."""
+    """Return the exact price: amounts as decimal strings of USD without exponent."""
     return [
         {
             "unit": line.unit,
@@ -248,7 +248,7 @@ def choose(
     good_for: str | None = None,
     sort: Sort = "name",
 ) -> list[CatalogEntry]:
-    """Filter and sort entries. ``max_price`` and ``price`` go by ``from_price``."""
+    """Filter and sort entries. ``max_price`` and the sort by price use ``from_price``."""
     chosen = [
         entry
         for entry in entries
@@ -259,8 +259,8 @@ def choose(
     ]
     if sort == "name":
         return sorted(chosen, key=_by_name)
-    # By name first: sorting is stable, so that equal prices stay in the order of their names.
-    # What costs what its steps cost comes last either way.
+    # Sorting is stable, so entries of equal price stay sorted by name. Workflows priced by their
+    # steps come last in either direction.
     priced = [(least, entry) for entry in chosen if (least := from_price(entry)) is not None]
     priced.sort(key=lambda each: _by_name(each[1]))
     priced.sort(key=lambda each: each[0], reverse=sort == "-price")
@@ -274,8 +274,10 @@ def _costs_at_most(entry: CatalogEntry, most: Fraction) -> bool:
 
 
 def from_price(entry: CatalogEntry) -> Fraction | None:
-    """USD for a single one of what the entry's price names first, at its cheapest; None of a
-    workflow that costs what its steps cost."""
+    """Return the lowest price in USD per single unit of the entry's first priced unit.
+
+    None for a workflow that is priced by its steps.
+    """
     if not entry.price:
         return None
     first = entry.price[0].unit
@@ -283,15 +285,16 @@ def from_price(entry: CatalogEntry) -> Fraction | None:
 
 
 def decimal(value: Fraction) -> str:
-    """Write a number without exponent; 18 digits are enough for a nano-dollar per thousand
-    million, and a ratio that no decimal expresses is rounded there."""
+    """Format a number without exponent, rounded to 18 decimals: enough for a nano-dollar per
+    thousand million units."""
     scaled = round(value * 10**18)
     text = f"{scaled // 10**18}.{scaled % 10**18:018d}"
     return text.rstrip("0").rstrip(".")
 
 
 def openrouter_pricing(entry: CatalogEntry) -> Mapping[str, str]:
-    """USD for single units, for what OpenRouter has a name; at its dearest, where that depends."""
+    """Return USD per single unit for the units that OpenRouter names; the highest price if it is
+    conditional."""
     dearest: dict[str, Fraction] = dict.fromkeys(("prompt", "completion", "request"), Fraction(0))
     for line in entry.price:
         name = _OPENROUTER_NAMES.get(line.unit)
@@ -305,7 +308,7 @@ def _rate(line: PriceLine) -> Fraction:
 
 
 def modalities(entry: CatalogEntry) -> tuple[list[Modality], list[Modality]]:
-    """What an entry reads and what it makes, over all its tasks."""
+    """Return the input and output modalities of an entry, over all its tasks."""
     kinds = [TASKS[task] for task in (entry.task, *entry.also)]
     reads = dict.fromkeys(read for kind in kinds for read in kind.reads)
     return list(reads), list(dict.fromkeys(kind.makes for kind in kinds))

@@ -1,7 +1,6 @@
-"""Reads a catalog file: YAML in, a checked ``Catalog`` out, or every problem with its place.
+"""Reads a catalog file: returns a checked ``Catalog``, or reports every problem with its position.
 
-All problems are found at once, each with file, line and column, what was found and what would be
-accepted.
+All problems are reported together, each with file, line and column, the value and what is accepted.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ _ACCEPTED: Final[Mapping[str, str]] = {
     "price": 'a list, such as [{unit: request, amount: "0.035"}]',
     "unit": f"one of {', '.join(UNITS)}",
     "amount": 'USD as a decimal string in quotes, such as "0.035"',
-    "url": 'an address, such as "https://api.example.com/v1"',
+    "url": 'a URL, such as "https://api.example.com/v1"',
     "engine": f"one of {', '.join(get_args(Engine))}",
     "dialect": f"one of {', '.join(get_args(Dialect))}",
 }
 _PATTERNS: Final[Mapping[str, str]] = {
     "name": "accepted are letters, digits and . _ : / -, a letter or digit first",
-    "url": "accepted is http:// or https:// and an address, without user or password",
+    "url": "accepted is an http:// or https:// URL without user or password",
     "aliases": "accepted are letters, digits and . _ : / -, a letter or digit first",
     "sizes": 'accepted is width and height in pixels, such as "1024x768"',
     "credential": "accepted is the name of an environment variable, such as ACME_API_KEY",
@@ -67,7 +66,7 @@ _PATTERNS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class CatalogProblem:
-    """One thing wrong with a catalog; ``path`` leads to it, as in ``models[3].price[0].unit``."""
+    """An error in a catalog file, at ``path``, such as ``models[3].price[0].unit``."""
 
     file: str
     line: int
@@ -81,7 +80,7 @@ class CatalogProblem:
 
 
 class CatalogError(Exception):
-    """A catalog that cannot be sold from; ``problems`` lists everything that is wrong."""
+    """The catalog is invalid; ``problems`` lists every error."""
 
     def __init__(self, problems: Sequence[CatalogProblem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -95,7 +94,7 @@ def load_catalog(path: Path) -> Catalog:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise CatalogError(
-            [CatalogProblem(str(path), line, 1, "", "no UTF-8; save it as such")]
+            [CatalogProblem(str(path), line, 1, "", "invalid UTF-8; save the file as UTF-8")]
         ) from None
     except Unreadable as error:
         raise CatalogError([_problem(path, error.flaw)]) from None
@@ -113,7 +112,7 @@ def load_catalog(path: Path) -> Catalog:
 
 
 def check(path: Path) -> tuple[CatalogProblem, ...]:
-    """List what is wrong with a catalog file; nothing if it can be sold from."""
+    """Return all problems of a catalog file; none if it is valid."""
     try:
         load_catalog(path)
     except CatalogError as error:
@@ -128,7 +127,7 @@ def _problem(path: Path, flaw: Flaw, place: str = "") -> CatalogProblem:
 
 
 def _once_per_position(problems: Sequence[CatalogProblem]) -> list[CatalogProblem]:
-    """Say once what is written once, even if aliases make it part of many entries."""
+    """Remove duplicates, which arise if aliases repeat an error in several entries."""
     distinct: dict[tuple[int, int, str], CatalogProblem] = {}
     for problem in problems:
         distinct.setdefault((problem.line, problem.column, problem.message), problem)
@@ -136,7 +135,7 @@ def _once_per_position(problems: Sequence[CatalogProblem]) -> list[CatalogProble
 
 
 def _across(document: Any) -> Iterator[tuple[Place, str]]:
-    """Find what the schema cannot say of entries that are wrong in other ways as well."""
+    """Yield conflicts across entries, which the schema does not check if an entry is invalid."""
     models = document.get("models") if isinstance(document, dict) else None
     entries = [
         entry if isinstance(entry, dict) else {}
@@ -159,13 +158,13 @@ def _complaints(error: ValidationError) -> Iterator[tuple[Place, str]]:
         if isinstance(conflicts, Conflicts):
             for inner, message in conflicts.found:
                 yield place + inner, message
-        # A list whose only item is wrong is also called too short, which helps nobody.
+        # Pydantic also reports a list as too short if its only item is invalid.
         elif not (found["type"] == "too_short" and found["input"]):
             yield place, _explain(found, place)
 
 
 def _explain(found: Mapping[str, Any], place: Place) -> str:
-    """Say what was found and what would be accepted."""
+    """Describe the value that was found and what is accepted."""
     kind, value, name = found["type"], found["input"], _last_name(place)
     message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if kind == "value_error":
@@ -180,15 +179,15 @@ def _explain(found: Mapping[str, Any], place: Place) -> str:
     if kind == "literal_error":
         options = re.findall(r"'([^']*)'", found["ctx"]["expected"])
         if isinstance(value, str) and options:
-            return f"{_shown(value)} is not known; {_nearest(value, options)}"
+            return f"{_shown(value)} is unknown; {_nearest(value, options)}"
     if kind == "string_pattern_mismatch" and name in _PATTERNS:
-        return f"{_shown(value)} does not fit; {_PATTERNS[name]}"
+        return f"{_shown(value)} is invalid; {_PATTERNS[name]}"
     if kind == "string_type" and not isinstance(value, (dict, list, type(None))):
-        return f"YAML reads {_shown(value)} here, which is no text; write it in quotes"
+        return f"YAML reads {_shown(value)}, which is not a string; write it in quotes"
     if kind == "tuple_type":
-        return f"{_shown(value)} stands here; accepted is {_ACCEPTED.get(name, 'a list')}"
+        return f"found {_shown(value)}; accepted is {_ACCEPTED.get(name, 'a list')}"
     if kind in ("model_type", "dict_type"):
-        return f"{_shown(value)} stands here; accepted are fields, each with a value"
+        return f"found {_shown(value)}; accepted are fields, each with a value"
     return f"{message} (got {_shown(value)})"
 
 

@@ -1,7 +1,7 @@
-"""Prices that an operator sets: read as in the catalog file, and held to the same rules.
+"""Prices that an operator sets, with the syntax and the rules of the catalog file.
 
-A price of an account's own must cover what its model's tasks use just as the list price must, so
-it is checked as if it stood in the catalog entry.
+A price override must cover what its model's tasks use, just as the list price must. It is therefore
+checked as a part of the catalog entry.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from gateway.pricing import Price
 
 
 class InvalidPriceOverride(ValueError):
-    """A price that cannot be sold at, and why."""
+    """The price is not valid for the model."""
 
 
 def read_price_override(entry: CatalogEntry, value: Mapping[str, Any]) -> Price:
-    """Check a price for a model. Raise ``InvalidPriceOverride`` that lists every mistake."""
+    """Check a price for a model. Raise ``InvalidPriceOverride`` that lists every error."""
     if unknown := set(value) - {"price", "minimum"}:
         raise InvalidPriceOverride(
-            f"{min(unknown)!r} is no part of a price; there are price and minimum"
+            f"{min(unknown)!r} is not a field of a price; accepted: price, minimum"
         )
-    told = entry.model_dump(exclude={"price", "minimum"}, exclude_unset=True)
+    fields = entry.model_dump(exclude={"price", "minimum"}, exclude_unset=True)
     try:
-        return CatalogEntry.model_validate({**told, **value}).selling_price
+        return CatalogEntry.model_validate({**fields, **value}).selling_price
     except ValidationError as error:
         raise InvalidPriceOverride("; ".join(_complaints(error))) from None
 
 
 def read_start(text: str | None, now: datetime) -> datetime:
-    """Read when a price is to begin: soon, or at a moment with its offset that lies ahead.
+    """Read the start of a price: ISO 8601 with a UTC offset, or None for as soon as possible.
 
-    Every gateway must know it before it applies. Raise ``InvalidPriceOverride`` if it is too near.
+    Raise ``InvalidPriceOverride`` if it is too early: every gateway must know a price before it
+    applies.
     """
     earliest = now + timedelta(seconds=OPERATOR_NOTICE_S)
     if text is None:
@@ -50,14 +51,14 @@ def read_start(text: str | None, now: datetime) -> datetime:
     moment = read_scheduled(text)
     if moment < earliest:
         raise InvalidPriceOverride(
-            f"a price can begin at {earliest.isoformat(timespec='seconds')} at the earliest, not "
-            f"at {text}: every gateway must know it before it counts"
+            f"the price starts at {text}, but the earliest possible start is "
+            f"{earliest.isoformat(timespec='seconds')}: every gateway must know it beforehand"
         )
     return moment
 
 
 def read_scheduled(text: str) -> datetime:
-    """Read the start of a price that is scheduled already."""
+    """Read the start of a price that is already scheduled. Raise ``InvalidPriceOverride``."""
     try:
         return read_moment(text)
     except ValueError as error:
@@ -65,9 +66,9 @@ def read_scheduled(text: str) -> datetime:
 
 
 def read_prices(path: Path) -> dict[str, Price]:
-    """Read the prices of a whole list: a catalog file, or one of ``prices`` by model alone.
+    """Read a list of prices: a catalog file, or a file with ``prices`` by model name.
 
-    Raise ``CatalogError`` or ``InvalidPriceOverride``, or ``OSError`` if it cannot be read.
+    Raise ``CatalogError``, ``InvalidPriceOverride`` or ``OSError``.
     """
     try:
         value = Document(path.read_text()).value
@@ -78,7 +79,7 @@ def read_prices(path: Path) -> dict[str, Price]:
         return {entry.name: entry.selling_price for entry in catalog.models}
     found = {}
     for name, offer in (value["prices"] or {}).items():
-        # No entry to check it against: what it does not cover is reported where it is missing.
+        # Without an entry, coverage cannot be checked; usage without a price is reported later.
         try:
             found[str(name)] = Pricing.model_validate(offer).selling_price
         except ValidationError as error:
@@ -87,14 +88,14 @@ def read_prices(path: Path) -> dict[str, Price]:
 
 
 def _complaints(error: ValidationError) -> list[str]:
-    said = []
+    complaints = []
     for each in error.errors(include_url=False):
         cause = each.get("ctx", {}).get("error")
         if isinstance(cause, Conflicts):
-            said += [f"{_place(place)}{message}" for place, message in cause.found]
+            complaints += [f"{_place(place)}{message}" for place, message in cause.found]
         else:
-            said.append(f"{_place(each['loc'])}{each['msg'].removeprefix('Value error, ')}")
-    return list(dict.fromkeys(said))
+            complaints.append(f"{_place(each['loc'])}{each['msg'].removeprefix('Value error, ')}")
+    return list(dict.fromkeys(complaints))
 
 
 def _place(place: tuple[str | int, ...]) -> str:

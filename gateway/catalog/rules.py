@@ -1,7 +1,7 @@
-"""What must fit together in a catalog entry: route, limits and price. Pure.
+"""Checks that route, limits and price of a catalog entry are consistent. Pure.
 
-The invariant: what passes here can be quoted, and whatever running it measures has a price. Every
-conflict is found, each with its place in the entry.
+The invariant: an entry that passes can be quoted, and every usage that running it measures has a
+price. All conflicts are reported, each with its place in the entry.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Place: TypeAlias = tuple[str | int, ...]
 Conflict: TypeAlias = tuple[Place, str]
 
 _SUFFICIENT_UNITS: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
-    # What must be priced for a task that makes this; each group suffices.
+    # Units that must have a price, by the task's output; each group suffices.
     "text": (("request",), ("input_token", "output_token"), ("gpu_second",)),
     "embedding": (("request",), ("input_token",), ("gpu_second",)),
     "image": (("request",), ("image",), ("step",), ("gpu_second",)),
@@ -41,7 +41,7 @@ _SUFFICIENT_UNITS: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
 _OPTIONAL: Final[Mapping[Modality, tuple[Unit, ...]]] = {"text": ("cached_input_token",)}
 
 _BOUND: Final[Mapping[Unit, str]] = {
-    # The limit without which a quantity has no upper bound, so that nothing could be held for it.
+    # Limits that bound a quantity. Without them, no hold could cover it.
     "video_second": "seconds",
     "audio_second": "seconds",
     "step": "steps",
@@ -80,11 +80,11 @@ _DEFAULTS: Final[Mapping[Modality, tuple[str, ...]]] = {
     "audio": ("seconds",),
 }
 _UNREPORTED: Final[Mapping[Unit, str]] = {"gpu_second": "GPU time", "step": "steps"}
-"""What nobody says who serves a model over HTTP."""
+"""Units that HTTP upstreams do not report, with their names in conflicts."""
 _QUANTITY_MAX: Final = 1_000_000_000
-"""What counts as the most of something that has no limit: the highest limit there can be."""
+"""Assumed maximum of quantities without a limit: the highest limit that the schema accepts."""
 _WORKFLOW_UNITS: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
-    # What a price of a workflow's own may count; each group suffices. Its steps bound them.
+    # Units that a workflow's own price may count; each group suffices. The steps bound them.
     "text": (("request",), ("input_token", "output_token")),
     "embedding": (("request",), ("input_token",)),
     "image": (("request",), ("image",)),
@@ -92,7 +92,7 @@ _WORKFLOW_UNITS: Final[Mapping[Modality, tuple[tuple[Unit, ...], ...]]] = {
     "audio": (("request",), ("audio_second",)),
 }
 BY_STEPS: Final = "steps"
-"""In the place of a price: what the steps of a workflow cost."""
+"""Value of ``price`` for a workflow that is priced by its steps."""
 _NOT_OF_WORKFLOWS: Final = frozenset(
     {
         "also",
@@ -113,7 +113,7 @@ _LIMITS_OF_ALL: Final = ("gpu_seconds", "timeout_s")
 
 
 class Conflicts(ValueError):
-    """Everything in one entry that does not fit together."""
+    """All inconsistencies of one entry."""
 
     def __init__(self, found: Sequence[Conflict]) -> None:
         super().__init__("; ".join(message for _, message in found))
@@ -134,7 +134,7 @@ def conflicts(entry: CatalogEntry) -> Iterator[Conflict]:
     if entry.price:
         yield from _coverage(entry)
     else:
-        yield ("price",), "only a workflow costs what its steps cost; give a list of prices"
+        yield ("price",), "only a workflow can be priced by its steps; give a list of prices"
     yield from _conditions(entry.price)
     yield from _applicable(entry)
     yield from _bookable(entry)
@@ -142,26 +142,27 @@ def conflicts(entry: CatalogEntry) -> Iterator[Conflict]:
 
 
 def route(*, engine: bool, upstream: bool) -> Iterator[Conflict]:
-    """A request must have one place to go to."""
+    """Yield a conflict unless there is exactly one route."""
     if not engine and not upstream:
-        yield (), "it has no route; give `engine` (run here) or `upstream` (sent elsewhere)"
+        yield (), "no route; give `engine` (run here) or `upstream` (sent elsewhere)"
     if engine and upstream:
-        yield (), "it has two routes; give either `engine` or `upstream`"
+        yield (), "two routes; give either `engine` or `upstream`"
 
 
 def repeated_names(entries: Sequence[CatalogEntry]) -> Iterator[Conflict]:
-    """A name stands for one model. Names are matched by case, so ``Veo3`` and ``veo3`` differ."""
+    """Find names that are used twice. Case matters: ``Veo3`` and ``veo3`` differ."""
     return repeated([(entry.name, entry.aliases) for entry in entries])
 
 
 def repeated(names: Sequence[tuple[object, object]]) -> Iterator[Conflict]:
-    """The same of names and aliases that may be wrong in other ways as well."""
+    """Find repeated names and aliases. Values of other types, which the schema rejects, are
+    skipped."""
     first: dict[str, int] = {}
     for index, (name, _) in enumerate(names):
         if not isinstance(name, str):
             continue
         if name in first:
-            message = f"{name!r} is taken already, by models[{first[name]}]; names must differ"
+            message = f"{name!r} is already used by models[{first[name]}]; names must differ"
             yield ("models", index, "name"), message
         first.setdefault(name, index)
     for index, (_, aliases) in enumerate(names):
@@ -169,9 +170,7 @@ def repeated(names: Sequence[tuple[object, object]]) -> Iterator[Conflict]:
             if not isinstance(alias, str):
                 continue
             if alias in first:
-                message = (
-                    f"{alias!r} is taken already, by models[{first[alias]}]; names must differ"
-                )
+                message = f"{alias!r} is already used by models[{first[alias]}]; names must differ"
                 yield ("models", index, "aliases", place), message
             first.setdefault(alias, index)
 
@@ -186,10 +185,11 @@ def misfits(entries: Sequence[CatalogEntry]) -> Iterator[Conflict]:
 
 
 def _workflow(entry: CatalogEntry) -> Iterator[Conflict]:
-    """A workflow is where its steps run, and has no more of its own than a price and a time."""
+    """Find conflicts in a workflow's entry: it has a price and a timeout, but no route, and the
+    models of its steps have everything else."""
     assert entry.workflow is not None
     for name in sorted(entry.model_fields_set & _NOT_OF_WORKFLOWS):
-        yield (name,), "a workflow has none of its own; its steps' models do"
+        yield (name,), "not allowed in a workflow; set it for the models of its steps"
     for name in sorted(entry.limits.model_fields_set - {"timeout_s"}):
         yield ("limits", name), "a workflow has only limits.timeout_s; its models have the others"
     for place, message in chains.conflicts(entry.workflow):
@@ -203,31 +203,31 @@ def _workflow(entry: CatalogEntry) -> Iterator[Conflict]:
             accepted = ", ".join(sorted({unit for group in enough for unit in group}))
             yield (
                 ("price", index, "unit"),
-                f"the price of this workflow is per {accepted}, or `price: {BY_STEPS}`",
+                f"the price of this workflow must be per {accepted}, or `price: {BY_STEPS}`",
             )
     if units and not any(units.issuperset(group) for group in enough):
         accepted = ", or ".join(" and ".join(group) for group in enough)
         yield ("price",), f"this does not cover {entry.task}; price its {accepted}"
     if entry.minimum is not None and not entry.price:
-        yield ("minimum",), "what costs what its steps cost has no minimum of its own"
+        yield ("minimum",), "a workflow that is priced by its steps has no minimum"
     yield from _conditions(entry.price)
 
 
 def _route_details(entry: CatalogEntry) -> Iterator[Conflict]:
     if entry.engine not in (None, "echo") and entry.checkpoint is None:
-        yield (), f"the engine {entry.engine} needs `checkpoint`: the directory of its weights"
+        yield (), f"the engine {entry.engine} needs `checkpoint`, the directory of its weights"
     if entry.upstream is None:
         return
     if entry.checkpoint is not None:
         yield ("checkpoint",), "only an engine loads a checkpoint, not an upstream"
     if (entry.upstream.url is None) != bool(entry.upstream.endpoints):
-        yield ("upstream",), "give either `url` or `endpoints`: where the model is served"
+        yield ("upstream",), "give either `url` or `endpoints`, where the model is served"
     if entry.upstream.endpoints and entry.upstream.dialect != "openai":
         yield ("upstream", "endpoints"), "only the dialect openai may have several endpoints"
     if entry.upstream.dialect == "gmi" and entry.upstream.credential is None:
         yield (
             ("upstream",),
-            "the dialect gmi needs `credential`: the name of the variable with its key",
+            "the dialect gmi needs `credential`, the name of the variable with its key",
         )
 
 
@@ -235,7 +235,7 @@ def _tasks(entry: CatalogEntry) -> Iterator[Conflict]:
     seen = {entry.task}
     for index, task in enumerate(entry.also):
         if task in seen:
-            yield ("also", index), f"{task} is named already"
+            yield ("also", index), f"{task} is listed twice"
         seen.add(task)
 
 
@@ -245,20 +245,20 @@ def _limits(entry: CatalogEntry) -> Iterator[Conflict]:
     for name in sorted(entry.limits.model_fields_set):
         if name not in known and name not in _LIMITS_OF_ALL:
             accepted = ", ".join([*known, *_LIMITS_OF_ALL])
-            yield ("limits", name), f"{entry.task} has no such limit; accepted: {accepted}"
+            yield ("limits", name), f"not a limit of {entry.task}; accepted: {accepted}"
     output, context = entry.limits.output_tokens, entry.limits.context_tokens
     if "text" in made and output is None:
-        yield ("limits",), "text-generation needs limits.output_tokens, or nothing bounds its price"
+        yield ("limits",), "text-generation needs limits.output_tokens to bound its price"
     if output is not None and context is not None and output > context:
         message = f"{output} is more than context_tokens ({context}), which counts the prompt too"
         yield ("limits", "output_tokens"), message
     if entry.slo is not None and not entry.slo.model_fields_set:
-        yield ("slo",), "it promises nothing; give ttft_ms, tpot_ms, first_audio_ms or total_ms"
+        yield ("slo",), "it is empty; give ttft_ms, tpot_ms, first_audio_ms or total_ms"
     if "text" not in made and entry.slo is not None:
         for name in sorted(entry.slo.model_fields_set & {"ttft_ms", "tpot_ms"}):
-            yield ("slo", name), "only what makes text has tokens; promise total_ms"
+            yield ("slo", name), "only text models produce tokens; use total_ms"
     if "audio" not in made and entry.slo is not None and entry.slo.first_audio_ms is not None:
-        yield ("slo", "first_audio_ms"), "only what speaks or plays has a first sound"
+        yield ("slo", "first_audio_ms"), "only speech and music models produce audio"
 
 
 def _defaults(entry: CatalogEntry) -> Iterator[Conflict]:
@@ -267,7 +267,7 @@ def _defaults(entry: CatalogEntry) -> Iterator[Conflict]:
     given = entry.default_parameters.model_fields_set
     for name in sorted(given.difference(known)):
         accepted = ", ".join(known) or "none"
-        message = f"{entry.task} takes no such default; accepted: {accepted}"
+        message = f"not a default of {entry.task}; accepted: {accepted}"
         yield ("default_parameters", name), message
     for name in sorted(given & {"steps", "guidance", "seconds", "fps"}):
         default, most = getattr(entry.default_parameters, name), getattr(entry.limits, name)
@@ -276,18 +276,18 @@ def _defaults(entry: CatalogEntry) -> Iterator[Conflict]:
 
 
 def _visual(entry: CatalogEntry) -> Iterator[Conflict]:
-    """What names a size, a quality or a scheduler must name one that there is."""
+    """Find references to qualities and schedulers that the entry does not list."""
     if not {TASKS[task].makes for task in _all_tasks(entry)} & {"image", "video"}:
         for name in ("sizes", "qualities", "schedulers"):
             if getattr(entry, name):
-                yield (name,), f"{entry.task} draws nothing; leave it out"
+                yield (name,), f"{entry.task} produces no image or video; leave it out"
         return
     for name in ("side", "side_step", "pixels"):
         if entry.sizes and getattr(entry.limits, name) is not None:
-            yield ("limits", name), "`sizes` lists all that can be had; leave this out"
+            yield ("limits", name), "`sizes` lists all supported sizes; leave this out"
     default = entry.default_parameters
     if default.quality is not None and default.quality not in entry.qualities:
-        message = f"{default.quality!r} is none of its qualities: {_listed(entry.qualities)}"
+        message = f"{default.quality!r} is not one of its qualities: {_listed(entry.qualities)}"
         yield ("default_parameters", "quality"), message
     named: list[tuple[Place, str | None]] = [(("default_parameters",), default.scheduler)]
     for name, quality in entry.qualities.items():
@@ -297,12 +297,12 @@ def _visual(entry: CatalogEntry) -> Iterator[Conflict]:
             yield ("qualities", name, "steps"), message
     for place, scheduler in named:
         if scheduler is not None and scheduler not in entry.schedulers:
-            message = f"{scheduler!r} is none of its schedulers: {_listed(entry.schedulers)}"
+            message = f"{scheduler!r} is not one of its schedulers: {_listed(entry.schedulers)}"
             yield (*place, "scheduler"), message
 
 
 def _coverage(entry: CatalogEntry) -> Iterator[Conflict]:
-    """Refuse a price that leaves what is measured unpaid, or that counts what never is."""
+    """Find usage that the price does not cover, and units that are never measured."""
     units = {line.unit for line in entry.price}
     for task in _all_tasks(entry):
         makes = TASKS[task].makes
@@ -311,7 +311,7 @@ def _coverage(entry: CatalogEntry) -> Iterator[Conflict]:
         for index, line in enumerate(entry.price):
             if line.unit not in countable:
                 accepted = ", ".join(sorted(countable))
-                message = f"{task} is not counted in {line.unit}s; accepted: {accepted}"
+                message = f"{task} is not measured in {line.unit}s; accepted: {accepted}"
                 yield ("price", index, "unit"), message
         if not any(units.issuperset(group) for group in enough):
             accepted = ", or ".join(" and ".join(group) for group in enough)
@@ -319,26 +319,26 @@ def _coverage(entry: CatalogEntry) -> Iterator[Conflict]:
     for index, line in enumerate(entry.price):
         limit = _BOUND.get(line.unit)
         if limit and getattr(entry.limits, limit) is None:
-            message = f"a price per {line.unit} needs limits.{limit}, or nothing bounds it"
+            message = f"a price per {line.unit} needs limits.{limit} to bound it"
             yield ("price", index, "unit"), message
         if line.unit in _UNREPORTED and entry.upstream is not None:
-            message = f"an upstream reports no {_UNREPORTED[line.unit]}; price what it reports"
+            message = f"upstreams do not report {_UNREPORTED[line.unit]}; use another unit"
             yield ("price", index, "unit"), message
 
 
 def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
-    """For every usage of a unit exactly one line must be the most specific that applies."""
+    """Find usage of a unit for which there is not exactly one most specific price line."""
     seen: set[tuple[object, ...]] = set()
     for index, line in enumerate(lines):
         key = (line.unit, *sorted(line.when.items()))
         if key in seen:
-            said = f" when {_said(line.when)}" if line.when else ""
-            yield ("price", index), f"{line.unit} has a price already{said}"
+            condition = f" when {_describe(line.when)}" if line.when else ""
+            yield ("price", index), f"{line.unit} already has a price{condition}"
         seen.add(key)
     for index, line in enumerate(lines):
         if line.when and (line.unit,) not in seen:
             seen.add((line.unit,))
-            message = f"{line.unit} is priced only under conditions; add a line without `when`"
+            message = f"{line.unit} has only conditional prices; add a line without `when`"
             yield ("price", index, "when"), f"{message} for everything else"
     for (_, one), (index, other) in combinations(enumerate(lines), 2):
         both = {**one.when, **other.when}
@@ -349,12 +349,12 @@ def _conditions(lines: Sequence[PriceLine]) -> Iterator[Conflict]:
             and all(both[name] == value for name, value in one.when.items())
             and (one.unit, *sorted(both.items())) not in seen
         ):
-            message = f"{_said(one.when)} and {_said(other.when)} can both apply; add a line for "
-            yield ("price", index, "when"), f"{message}both together"
+            both_apply = f"{_describe(one.when)} and {_describe(other.when)} can both apply"
+            yield ("price", index, "when"), f"{both_apply}; add a line for both together"
 
 
 def _applicable(entry: CatalogEntry) -> Iterator[Conflict]:
-    """Refuse a condition that never holds, so that its line would quietly never apply."""
+    """Find conditions that never hold, so that their lines would silently never apply."""
     only_text = all(TASKS[task].makes in ("text", "embedding") for task in _all_tasks(entry))
     known: Mapping[str, Collection[str]] = {
         "size": entry.sizes,
@@ -369,12 +369,12 @@ def _applicable(entry: CatalogEntry) -> Iterator[Conflict]:
         for name, value in sorted(line.when.items()):
             if known[name] and value not in known[name]:
                 plural = "qualities" if name == "quality" else f"{name}s"
-                message = f"{value!r} is none of its {plural}: {_listed(known[name])}"
+                message = f"{value!r} is not one of its {plural}: {_listed(known[name])}"
                 yield ("price", index, "when", name), message
 
 
 def _bookable(entry: CatalogEntry) -> Iterator[Conflict]:
-    """Refuse a price at which the largest request could not be quoted at all."""
+    """Find a price at which the largest request exceeds the amounts that can be booked."""
     limits = entry.limits
     milliseconds = round((limits.seconds or 0) * 1000)
     largest = Usage(
@@ -394,25 +394,25 @@ def _bookable(entry: CatalogEntry) -> Iterator[Conflict]:
         most = format_usd(NANOS_MAX)
         yield (
             ("price",),
-            f"the largest request would cost more than the {most} USD that can be "
-            "booked; lower the price or the limits",
+            f"the largest request would cost more than {most} USD, the largest amount that can "
+            "be booked; lower the price or the limits",
         )
     except UnpricedUsage:
-        # A limit or a price is missing, which is said where it is missing.
+        # Another check reports the missing limit or price.
         return
 
 
 def _batches(entry: CatalogEntry) -> Iterator[Conflict]:
     if not entry.batch and "batch_discount" in entry.model_fields_set:
-        yield ("batch_discount",), "it is not sold in batches (`batch: false`)"
+        yield ("batch_discount",), "the model is not sold in batches (`batch: false`)"
     if entry.batch:
         try:
             discounted(entry.selling_price, Fraction(entry.batch_discount))
         except Unbookable:
             yield (
                 ("batch_discount",),
-                f"less {entry.batch_discount} the price cannot be written exactly; use fewer "
-                "decimals, or `batch: false`",
+                f"with a discount of {entry.batch_discount} the price has too many decimals; use "
+                "fewer decimals, or `batch: false`",
             )
 
 
@@ -424,5 +424,5 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(names) or "it has none"
 
 
-def _said(when: Mapping[str, str]) -> str:
+def _describe(when: Mapping[str, str]) -> str:
     return " and ".join(f"{name}={value}" for name, value in sorted(when.items()))

@@ -1,8 +1,8 @@
-"""What may stand in ``catalog.yaml``: every field and its type.
+"""The schema of ``catalog.yaml``: every field and its type.
 
-Strict on purpose: an unknown field, a number where a text belongs, or fields that do not fit
-together (``rules``) are errors before anything is sold. A superset of what a worker reads of the
-same file (``workers/contract/models.py``).
+Strict on purpose: unknown fields, values of the wrong type and fields that conflict (``rules``) are
+errors before anything is sold. A superset of what a worker reads from the same file
+(``workers/contract/models.py``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Engine: TypeAlias = Literal[
 ]
 Dialect: TypeAlias = Literal["openai", "gmi"]
 CONDITIONS: Final = ("size", "quality", "resolution")
-"""Attributes of what is made that a price may depend on."""
+"""Attributes of an output that a price may depend on."""
 
 _AMOUNT: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
@@ -44,12 +44,15 @@ def _amount(value: Any) -> int:
         raise ValueError(f'{value!r} is not in quotes; write a decimal string, such as "0.035"')
     if not _AMOUNT.fullmatch(value):
         raise ValueError(
-            f'{value!r} is no amount; write USD as digits with at most 9 decimals, such as "0.035" '
-            "(`per` makes finer prices)"
+            f"{value!r} is not a valid amount; write USD with at most 9 decimals, such as "
+            '"0.035" (for finer prices, use `per`)'
         )
     nanos = parse_usd(value)
     if nanos == 0:
-        raise ValueError(f"{value!r} is nothing; whatever runs has a price, free use is a grant")
+        raise ValueError(
+            f"{value!r} is zero, but every price component must be positive; to give usage away, "
+            "grant credit"
+        )
     return nanos
 
 
@@ -59,20 +62,20 @@ _DISCOUNT: Final = re.compile(r"0\.[0-9]{1,4}")
 def _discount(value: Any) -> str:
     if not isinstance(value, str) or not _DISCOUNT.fullmatch(value) or not value.strip("0."):
         raise ValueError(
-            f"{value!r} is no discount; write the part of the price that is taken off, in quotes, "
-            'between 0 and 1 and with at most 4 decimals, such as "0.5"'
+            f"{value!r} is not a valid discount; write the fraction of the price to take off, in "
+            'quotes, between 0 and 1 with at most 4 decimals, such as "0.5"'
         )
     return value.rstrip("0")
 
 
 Discount: TypeAlias = Annotated[str, BeforeValidator(_discount)]
-"""The part of a price that is taken off: a decimal string without trailing zeros."""
+"""Fraction of a price that is taken off: a decimal string without trailing zeros."""
 Amount: TypeAlias = Annotated[int, BeforeValidator(_amount)]
-"""USD as a decimal string in YAML; nano-dollars here."""
+"""Nano-dollars; in YAML, USD as a decimal string."""
 Count: TypeAlias = Annotated[StrictInt, Field(ge=1, le=1_000_000_000)]
 SECONDS_MAX: Final = 86_400
 Number: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-# Less than the millisecond in which seconds are measured would be a limit of nothing.
+# Durations are measured in milliseconds, so a smaller limit would be zero.
 Seconds: TypeAlias = Annotated[Number, Field(ge=0.001, le=SECONDS_MAX)]
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Name: TypeAlias = Annotated[
@@ -91,7 +94,7 @@ SOURCES_MAX: Final = 16
 
 def _condition(name: str) -> str:
     if name not in CONDITIONS:
-        raise ValueError(f"{name!r} is no condition; accepted: {', '.join(CONDITIONS)}")
+        raise ValueError(f"{name!r} is not a valid condition; accepted: {', '.join(CONDITIONS)}")
     return name
 
 
@@ -100,7 +103,7 @@ class CatalogModel(BaseModel):
 
 
 class PriceLine(CatalogModel):
-    """An amount for every ``per`` units, where what is made matches ``when``."""
+    """An amount for every ``per`` units, if the output matches ``when``."""
 
     unit: Unit
     amount: Amount
@@ -109,44 +112,44 @@ class PriceLine(CatalogModel):
 
 
 class Limits(CatalogModel):
-    """Bounds on one request; what a hold covers follows from them."""
+    """Limits of one request; they determine what a hold covers."""
 
     context_tokens: Count | None = None
-    """Of prompt and answer together."""
+    """Maximum tokens of prompt and answer together."""
     output_tokens: Count | None = None
-    """Of each choice."""
+    """Maximum tokens of each choice."""
     choices: Annotated[StrictInt, Field(ge=1, le=128)] | None = None
     template_tokens: Count | None = None
-    """What the chat template adds to a prompt once, where that is more than most templates do."""
+    """Tokens that the chat template adds to a prompt once, if more than most templates add."""
     inputs: Annotated[StrictInt, Field(ge=1, le=2048)] | None = None
-    """Texts in one request for embeddings."""
+    """Maximum number of texts in one request for embeddings."""
     dimensions: Annotated[StrictInt, Field(ge=1, le=65_536)] | None = None
-    """Of an embedding; its bytes bound how many fit into one answer."""
+    """Dimensions of an embedding; its size limits the number of texts in one answer."""
     images: Annotated[StrictInt, Field(ge=1, le=100)] | None = None
-    """Made by one request (``n``); 1 where it is not said."""
+    """Maximum number of images of one request (``n``). Default: 1."""
     sources: Annotated[StrictInt, Field(ge=1, le=SOURCES_MAX)] | None = None
-    """Pictures that may be sent along; by default 1 of a model that runs here, 2 of a blend."""
+    """Maximum number of attached images. Default for a model that runs here: 1, or 2 to blend."""
     side: Annotated[StrictInt, Field(ge=1, le=SIDE_MAX)] | None = None
-    """Of what is drawn, in pixels: the longer one."""
+    """Maximum length of the longer side of an output, in pixels."""
     side_step: Annotated[StrictInt, Field(ge=1, le=1024)] | None = None
-    """Both sides are multiples of this."""
+    """Number of which both sides must be multiples, in pixels."""
     pixels: Count | None = None
     scale: Annotated[StrictInt, Field(ge=1, le=SCALE_MAX)] | None = None
-    """How many times larger than drawn it can be had; where nothing is said, 1 of a model that
-    draws here, and as far as an upscaler goes."""
+    """Maximum upscaling factor. Default: 1 for a generator that runs here; for an upscaler,
+    whatever its engine supports."""
     seconds: Seconds | None = None
-    """Of video or audio made."""
+    """Maximum duration of a video or audio output."""
     fps: Annotated[StrictInt, Field(ge=1, le=FPS_MAX)] | None = None
     characters: Count | None = None
     steps: Steps | None = None
-    """Of each output."""
+    """Maximum denoising steps of each output."""
     guidance: Annotated[Number, Field(ge=0, le=GUIDANCE_MAX)] | None = None
     gpu_seconds: Seconds | None = None
     timeout_s: Seconds | None = None
 
 
 class Quality(CatalogModel):
-    """What a named quality means, where a request does not say it itself."""
+    """Parameters that a named quality sets, unless the request sets them."""
 
     steps: Steps | None = None
     guidance: Annotated[Number, Field(ge=0, le=GUIDANCE_MAX)] | None = None
@@ -154,8 +157,8 @@ class Quality(CatalogModel):
 
 
 class DefaultParameters(CatalogModel):
-    """What a model takes for a parameter that a request leaves out: first of a model of text, then
-    of one that draws."""
+    """Defaults of parameters that a request omits: first for text models, then for image, video and
+    music models."""
 
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
@@ -175,35 +178,38 @@ class DefaultParameters(CatalogModel):
 
 
 class Slo(CatalogModel):
-    """How fast a model promises to be; a request that keeps every bound counts as goodput."""
+    """Speed that a model promises; a request that meets every bound counts as goodput."""
 
     ttft_ms: Count | None = None
-    """To the first token."""
+    """Time to first token (TTFT)."""
     tpot_ms: Count | None = None
-    """From one token to the next, in the mean."""
+    """Mean time per output token (TPOT)."""
     first_audio_ms: Count | None = None
-    """To the first sound of what speaks or plays."""
+    """Time to first audio (TTFA), for speech and music."""
     total_ms: Count | None = None
 
 
-# No user or password in the address: a credential stands in the environment only.
+# Without user or password: credentials are set in the environment only.
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@]+(/\S*)?$")]
 Variable: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
 
 
 class Endpoint(CatalogModel):
-    """One of several places where a model is served; what it leaves out is the upstream's."""
+    """One of several servers of a model; omitted fields default to those of the upstream."""
 
     url: Url
     model: Text | None = None
     credential: Variable | None = None
     tier: Annotated[StrictInt, Field(ge=0, le=9)] = 0
-    """Those of a higher number are asked only when none of the lower takes work."""
+    """Endpoints of a higher tier are used only if none of a lower tier accepts work."""
     concurrency: Annotated[StrictInt, Field(ge=1, le=10_000)] | None = None
 
 
 class Upstream(CatalogModel):
-    """A model that somebody else serves over HTTP; ``credential`` names a worker's variable."""
+    """A model served by another system over HTTP.
+
+    ``credential`` is the name of an environment variable of the worker.
+    """
 
     url: Url | None = None
     endpoints: Annotated[tuple[Endpoint, ...], Field(max_length=64)] = ()
@@ -221,11 +227,11 @@ def _price(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
 
 
 class Pricing(CatalogModel):
-    """What something is sold at; without a line of its own, a workflow at what its steps cost."""
+    """A price. For a workflow without price lines, the price is the sum of its steps."""
 
     price: Annotated[tuple[PriceLine, ...], Field(min_length=1), WrapValidator(_price)]
     minimum: Amount | None = None
-    """The least that a charged request costs."""
+    """Minimum cost of a charged request."""
 
     @property
     def selling_price(self) -> Price:
@@ -243,20 +249,19 @@ class CatalogEntry(Pricing):
     also: tuple[Task, ...] = ()
     """Further tasks of the same model at the same price."""
     aliases: tuple[Name, ...] = ()
-    """Names of other models, such as retired ones, at which it answers too; never without saying
-    so."""
+    """Names of other models, such as retired ones, that this model serves too; answers say so."""
     engine: Engine | None = None
     checkpoint: Text | None = None
     options: dict[str, Any] = {}
-    """The engine's or the dialect's own; the worker checks them."""
+    """Options of the engine or the dialect; the worker checks them."""
     upstream: Upstream | None = None
     workflow: Workflow | None = None
-    """A chain of other models of the catalog, in the place of a route."""
+    """A chain of other models of the catalog, instead of an engine or an upstream."""
     limits: Limits = Limits()
     batch: StrictBool = True
-    """Whether it is sold in batches."""
+    """Whether the model is sold in batches."""
     batch_discount: Discount = "0.5"
-    """What a batch takes off its price."""
+    """Discount on the price in batches."""
     default_parameters: DefaultParameters = DefaultParameters()
     slo: Slo | None = None
 
@@ -265,7 +270,7 @@ class CatalogEntry(Pricing):
     license: Text | None = None
     vendor: Text | None = None
     sizes: tuple[Size, ...] = ()
-    """All that can be had; the first is made where none is asked for."""
+    """Supported sizes; the first is the default."""
     qualities: Annotated[dict[Tag, Quality], Field(max_length=16)] = {}
     schedulers: tuple[Tag, ...] = ()
     resolutions: tuple[Tag, ...] = ()
@@ -281,7 +286,7 @@ class CatalogEntry(Pricing):
 
     @property
     def known_voices(self) -> tuple[str, ...]:
-        """All that can be had: as listed, or as the engine's own options name them."""
+        """Supported voices: those listed, or those named in the engine's options."""
         return self.voices or tuple(map(str, self.options.get("voices") or ()))
 
     @property
@@ -290,11 +295,11 @@ class CatalogEntry(Pricing):
 
     @property
     def discount(self) -> str | None:
-        """What is taken off in a batch; None if it is not sold in batches."""
+        """The discount in batches, or None if the model is not sold in batches."""
         return self.batch_discount if self.batch and self.workflow is None else None
 
     def at(self, price: Price) -> CatalogEntry:
-        """The same entry as it is sold at a price that is not, or not yet, the file's."""
+        """Return the entry with another price than that of the file."""
         if price == self.selling_price:
             return self
         lines = tuple(
@@ -307,7 +312,7 @@ class CatalogEntry(Pricing):
 
 
 class Catalog(CatalogModel):
-    """The whole file."""
+    """The contents of ``catalog.yaml``."""
 
     version: Literal[1] = 1
     models: Annotated[tuple[CatalogEntry, ...], Field(min_length=1)]

@@ -1,9 +1,9 @@
-"""The catalog that this process sells from, and the price of each model at any moment.
+"""The catalog of this process, and the price of each model at any moment.
 
-A reload swaps the whole catalog at once or, if the file is wrong, keeps the old one. A changed
-price becomes a new price version with a start a little ahead, so that every gateway knows it before
-it counts: the price that is chosen for a request is the one in force when it was accepted, in every
-process. Requests that were accepted before keep theirs.
+A reload replaces the catalog atomically or, if the file is invalid, keeps the old one. A changed
+price becomes a new price version that starts a little later, so that every gateway knows it before
+it applies: in every process, a request's price is the one in force when it was accepted. Requests
+that were accepted earlier keep their price.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ T = TypeVar("T")
 
 REFRESH_S: Final = 1.0
 NOTICE_S: Final = 3.0
-"""From a price change to its start: time for every gateway to hear of it. One that has not read
-the periods for so long accepts nothing, since it might miss a change; clocks must agree well
-within this."""
+"""Time from a price change to its start, in which every gateway must read it. A gateway whose last
+successful read is older accepts nothing, because it could miss a change. Clock differences must be
+much smaller than this."""
 NOTICE_ALONE_S: Final = 0.5
-"""The same where this is the only gateway: time to commit the change."""
+"""The same for a single gateway: time to commit the change."""
 ATTEMPTS: Final = 3
 
 
 class Terms(NamedTuple):
-    """Every price and every discount that was, is or will be in force."""
+    """All prices and discounts that were, are or will be in force."""
 
     version: int
     schedule: PriceSchedule
@@ -73,7 +73,7 @@ class Terms(NamedTuple):
 
 
 BatchPrices: TypeAlias = dict[BatchPrice, tuple[int, Price] | None]
-"""Of a price and a discount: the price that they come to, and its id; None if there is none."""
+"""Batch price and its id, by price and discount; None if the model is not sold in batches."""
 
 _NO_TERMS: Final = Terms(0, {}, {})
 
@@ -92,20 +92,22 @@ class LiveCatalog:
         self._read_at = -NOTICE_S
         self._aside = Aside(database)
         self.prices: PriceCache = {}
-        """Every price row that this process has read; rows never change."""
+        """All price rows that this process has read; rows are immutable."""
 
     @classmethod
     async def open(cls, path: Path, database: Database) -> Self:
         """Read the catalog and put its prices in force. Raise ``CatalogError`` or ``OSError``."""
         live = cls(path, database)
         await live._put_on_sale(load_catalog(path))
-        # That may have taken longer than prices are known for.
+        # Putting prices in force can take longer than they are valid without a refresh.
         await live.refresh()
         return live
 
     async def reload(self) -> tuple[CatalogProblem, ...]:
-        """Read the file again; on any problem change nothing and return what is wrong. When this
-        returns, changed prices are in force."""
+        """Read the file again. If it has problems, change nothing and return them.
+
+        When this returns, changed prices are in force.
+        """
         async with self._reloading:
             try:
                 catalog = await asyncio.to_thread(load_catalog, self._path)
@@ -119,22 +121,22 @@ class LiveCatalog:
             return ()
 
     async def keep_fresh(self, beat: Beat = no_beat) -> None:
-        """Take over prices that other processes put in force, until cancelled."""
+        """Apply prices that other processes put in force, until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_S)
             try:
                 await self.refresh()
             except SQL_OUTAGE as error:
-                log.warning("prices not refreshed: %s", type(error).__name__)
+                log.warning("could not refresh prices: %s", type(error).__name__)
             beat()
 
     async def refresh(self) -> None:
-        """Read what any process has put in force: one row, if that is nothing new."""
-        asked = time.monotonic()
+        """Read the prices that any process has put in force: one row, if nothing has changed."""
+        started = time.monotonic()
         terms, unmade = await self._database.read(self._read_new)
         if unmade:
             self._add(await self._write(lambda connection: self._make(connection, terms)))
-        self._apply(terms, asked)
+        self._apply(terms, started)
         for price_id in tuple(self._unreadable):
             await self._aside.note("price", str(price_id), "The price row cannot be read.")
 
@@ -145,14 +147,15 @@ class LiveCatalog:
         account_id: int = LIST,
         service_class: ServiceClass = "standard",
     ) -> tuple[int, Price]:
-        """Give the price at which an account gets a model at a moment, and its id.
+        """Return an account's price of a model at a moment, and its id.
 
-        Raise ``InvalidRequest`` if the model is not sold to the class.
+        Raise ``InvalidRequest`` if the model is not sold in the class, ``Unavailable`` if its price
+        is unknown.
         """
         if time.monotonic() - self._read_at > (OPERATOR_NOTICE_S if self._alone else NOTICE_S):
             raise Unavailable(
                 "prices_unknown",
-                "The prices in force could not be read for some seconds; nothing is accepted.",
+                "The prices in force could not be read for some seconds; no request is accepted.",
                 retry_after_s=2,
             )
         price_id = self._price_id(name, now, account_id)
@@ -163,37 +166,37 @@ class LiveCatalog:
         return price_id, self.prices[price_id]
 
     def resolve(self, name: str) -> str:
-        """The model that a name stands for: an alias's, otherwise itself."""
+        """Return the model of an alias; any other name unchanged."""
         return self._aliases.get(name, name)
 
     def entry(self, name: str, account_id: int = LIST) -> CatalogEntry | None:
-        """An entry, at the price in force now for an account."""
+        """Return an entry with the price now in force for an account."""
         entry = self._entries.get(name)
         return None if entry is None else self._at_price(entry, datetime.now(UTC), account_id)
 
     def entries(self, account_id: int = LIST) -> tuple[CatalogEntry, ...]:
-        """Whatever is on sale, at the prices in force now for an account."""
+        """Return all entries, with the prices now in force for an account."""
         now = datetime.now(UTC)
         return tuple(self._at_price(entry, now, account_id) for entry in self._entries.values())
 
     def has_price_override(self, name: str, account_id: int) -> bool:
-        """Say whether an account gets a model at a price of its own now."""
+        """Whether a price override of the account is in force for a model now."""
         return self._in_force((name, account_id), datetime.now(UTC)) is not None
 
     def names(self) -> tuple[str, ...]:
-        """The models on sale."""
+        """Return the models on sale."""
         return tuple(self._entries)
 
     def names_ever(self) -> tuple[str, ...]:
-        """The models that are or were on sale: requests for these may still be running."""
+        """Return the models that are or were on sale; their requests can still be running."""
         return tuple(dict.fromkeys([*self._entries, *(model for model, _ in self._terms.schedule)]))
 
     def on_sale_since(self, name: str) -> int:
-        """Unix time of a model's first price."""
+        """Return the Unix time of a model's first price."""
         return int(self._terms.schedule[name, LIST][0].starts_at.timestamp())
 
     def priced_since(self, name: str) -> int:
-        """Unix time since when a model's price in the list is what it is."""
+        """Return the Unix time since which a model's current list price is in force."""
         now = datetime.now(UTC)
         starts = [each.starts_at for each in self._terms.schedule[name, LIST]]
         return int(max((at for at in starts if at <= now), default=starts[0]).timestamp())
@@ -204,7 +207,7 @@ class LiveCatalog:
         def write(connection: Connection) -> tuple[datetime, Terms, BatchPrices]:
             now = datetime.now(UTC)
             sold = set(connection.execute(select(price_periods.c.model).distinct()).scalars())
-            # In one order everywhere, so that gateways that start together never deadlock.
+            # In a fixed order, so that gateways that start together cannot deadlock.
             for entry in sorted(catalog.models, key=lambda entry: entry.name):
                 starts_at = now + notice if entry.name in sold else now
                 put_in_force(connection, entry.name, entry.selling_price, starts_at)
@@ -212,11 +215,11 @@ class LiveCatalog:
             terms = self._read(connection)
             return now, terms, self._make(connection, terms)
 
-        asked = time.monotonic()
+        started = time.monotonic()
         now, terms, made = await self._write(write)
         self._add(made)
-        self._apply(terms, asked)
-        # What begins later than that, an operator has set.
+        self._apply(terms, started)
+        # Later starts were set by an operator.
         ahead = (
             starts_at - now
             for entry in catalog.models
@@ -231,27 +234,27 @@ class LiveCatalog:
         for _ in range(1, ATTEMPTS):
             with contextlib.suppress(IntegrityError):
                 return await self._database.write(function)
-            # Another gateway put the same price in force, or made its row, at the same moment.
+            # Another gateway put the same price in force, or created its row, concurrently.
         return await self._database.write(function)
 
-    def _apply(self, terms: Terms, asked: float) -> None:
-        """Put terms in force here, unless a later version was read meanwhile."""
+    def _apply(self, terms: Terms, started: float) -> None:
+        """Use terms that were read at ``started``, unless a later version was read meanwhile."""
         if terms.version >= self._terms.version:
             self._terms = terms
-        self._read_at = max(self._read_at, asked)
+        self._read_at = max(self._read_at, started)
 
     def _read_new(self, connection: Connection) -> tuple[Terms, bool]:
-        """Return the terms of now, and whether batch prices are missing for them."""
+        """Return the current terms, and whether their batch prices are incomplete."""
         known = self._terms
         if read_version(connection) == known.version:
-            # The batch prices of these exist, since they were taken over.
+            # Terms are applied only after their batch prices exist.
             return known, False
         terms = self._read(connection)
         return terms, bool(self._unmade(terms))
 
     def _read(self, connection: Connection) -> Terms:
-        """Read every period, and those price rows that this process has not seen."""
-        # First: what is committed after this belongs to a later version, and is read again then.
+        """Read all price starts, and the price rows that this process has not read yet."""
+        # First: anything committed after this has a later version, and is read with it.
         version = read_version(connection)
         schedule: defaultdict[tuple[str, int], list[PriceStart]] = defaultdict(list)
         rows = connection.execute(
@@ -271,12 +274,12 @@ class LiveCatalog:
         return Terms(version, dict(schedule), read_discounts(connection))
 
     def _read_price(self, connection: Connection, model: str, price_id: int) -> None:
-        """Read a price row. One that cannot be read is set aside: while it is in force its model is
-        not for sale, until another price is set, and all others are."""
+        """Read a price row. An unreadable one is set aside: while it is in force, its model is not
+        for sale. Other models are not affected."""
         try:
             read_price(connection, price_id, self.prices)
         except (LookupError, TypeError, ValueError, NoResultFound):
-            log.exception("price %d of %r cannot be read; set another one", price_id, model)
+            log.exception("price %d of %r is unreadable; set another one", price_id, model)
             metrics.UNREADABLE_PRICES.labels(model).inc()
             self._unreadable.add(price_id)
 
@@ -289,16 +292,16 @@ class LiveCatalog:
         }
 
     def _make(self, connection: Connection, terms: Terms) -> BatchPrices:
-        """Have a row for every batch price that may come to count."""
+        """Create rows for the batch prices that are missing."""
         made: BatchPrices = {}
         for (price_id, discount), model in sorted(self._unmade(terms).items()):
             try:
                 price = discounted(self.prices[price_id], Fraction(discount))
             except (ValueError, ZeroDivisionError) as error:
-                # A discount that cannot be read, or a price too large for it (an account's own of
-                # before the discount): the model is not sold in batches at it.
+                # The discount is unreadable, or an override from before the discount is too large
+                # for it: at this price the model is not sold in batches.
                 if not isinstance(error, Unbookable):
-                    log.exception("the batch discount %r of %r cannot be read", discount, model)
+                    log.exception("the batch discount %r of %r is unreadable", discount, model)
                     metrics.UNREADABLE_PRICES.labels(model).inc()
                 made[price_id, discount] = None
             else:
@@ -306,7 +309,7 @@ class LiveCatalog:
         return made
 
     def _add(self, made: BatchPrices) -> None:
-        """Sell at batch prices, now that their rows are committed."""
+        """Use batch prices whose rows are committed."""
         self.prices.update(found for found in made.values() if found is not None)
         self._batch_prices.update(made)
 

@@ -1,4 +1,4 @@
-"""The tasks that a model can do: what each one reads and what it makes. A closed set."""
+"""The tasks that a model can do, with their input and output modalities. A closed set."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Task: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class TaskKind:
-    """What goes into a task and what comes out of it."""
+    """Modalities that a task reads and produces."""
 
     reads: tuple[Modality, ...]
     makes: Modality
     images_min: int = 1
-    """How many it takes at least, if it reads any."""
+    """Minimum number of images, if the task reads any."""
 
 
 TASKS: Final[Mapping[Task, TaskKind]] = {
@@ -58,5 +58,5 @@ TASKS: Final[Mapping[Task, TaskKind]] = {
 
 
 def makes(task: str) -> Modality | None:
-    """What comes out of a task, by its name; None of one that is not known."""
+    """Return the output modality of a task, or None if the task is unknown."""
     return next((kind.makes for name, kind in TASKS.items() if name == task), None)

@@ -1,4 +1,4 @@
-"""Types of the catalog's JSON, from which the OpenAPI document describes it."""
+"""Types of the catalog's JSON; the OpenAPI document is generated from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class PriceLineView(TypedDict):
-    """A part of a price, in USD as a decimal string."""
+    """One component of a price, in USD as a decimal string."""
 
     unit: str
     amount: str
@@ -45,7 +45,7 @@ class WorkflowView(TypedDict):
 
 
 class EntryView(TypedDict):
-    """Everything about a model."""
+    """A catalog entry, with all of its fields."""
 
     name: str
     object: Literal["catalog.entry"]
@@ -78,7 +78,7 @@ class EntryView(TypedDict):
 
 
 class WhosePriceView(TypedDict):
-    """Whether the price is the account's own or that of the list."""
+    """Whether the price is a price override of the account or the list price."""
 
     price_of: Literal["account", "list"]
 
@@ -88,7 +88,7 @@ class BatchableView(TypedDict):
 
 
 class OfferedEntryView(EntryView, BatchableView, WhosePriceView):
-    """Everything about a model, with its price in batches."""
+    """A catalog entry with its price in batches."""
 
 
 class ArchitectureView(TypedDict):
@@ -136,7 +136,7 @@ class ModelView(TypedDict):
 
 
 class OfferedModelView(ModelView, WhosePriceView):
-    """A model with the account's price; ``alias_of`` if it was asked for by an alias."""
+    """A model with the account's price; ``alias_of`` if it was requested by an alias."""
 
     alias_of: NotRequired[str]
 
@@ -153,7 +153,7 @@ class ModelsView(TypedDict):
 
 
 class ToolChoiceView(TypedDict):
-    """Which values of ``tool_choice`` a model accepts."""
+    """Values of ``tool_choice`` that a model accepts."""
 
     auto: bool
     function: bool
@@ -162,7 +162,7 @@ class ToolChoiceView(TypedDict):
 
 
 class ProviderView(TypedDict):
-    """The provider of a model, as OpenRouter shows one."""
+    """The provider of a model, with OpenRouter's fields."""
 
     name: str
     model_id: str

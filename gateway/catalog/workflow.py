@@ -1,9 +1,9 @@
-"""What may stand under ``workflow`` in a catalog entry: inputs, steps, and what flows between them.
+"""The schema of ``workflow`` in a catalog entry: inputs, steps, and the data flow between them.
 
-A step is a request to another model of the catalog. Its input may name what the client sends and
-what earlier steps make, as ``${inputs.prompt}`` and ``${steps.draw.image}``; of several names, as
-in ``${steps.enlarge | steps.draw}``, the first counts that there is. Everything that can be known
-without an order is checked here, when the catalog is read. Pure.
+A step is a request to another model of the catalog. Its input may refer to the client's inputs and
+to outputs of earlier steps, as in ``${inputs.prompt}`` and ``${steps.draw.image}``; with
+alternatives, as in ``${steps.enlarge | steps.draw}``, the first one that exists is used. Everything
+that does not depend on a request is checked here, when the catalog is read. Pure.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ STEPS_MAX: Final = 32
 INPUTS_MAX: Final = 32
 RETRIES_MAX: Final = 5
 BACKOFF_MAX_S: Final = 60.0
-"""Between two attempts, however many there were."""
+"""Maximum pause between two attempts at a step."""
 READ_CHARACTERS: Final = 1000
-"""Of a text that a step makes, where its entry does not say how much of it others read."""
+"""Default number of characters of a step's text that other steps read."""
 
 FIELDS: Final[Mapping[str, InputKind]] = {
-    # Fields of an input that hold media, and which; every other one holds text.
+    # Fields of a step's input that hold media, with their kind; all others hold text.
     "image": "image",
     "images": "image",
     "mask": "image",
@@ -59,7 +59,7 @@ class _Strict(BaseModel):
 
 
 class WorkflowInput(_Strict):
-    """Something that a client sends. With a default, or if it is optional, it may be left out."""
+    """An input that a client sends. It may be omitted if it has a default or is optional."""
 
     type: InputKind
     optional: StrictBool = False
@@ -72,20 +72,20 @@ class WorkflowInput(_Strict):
 
 
 class Step(_Strict):
-    """One request to another model, made when everything that its input names is there."""
+    """One request to another model, sent when everything that its input refers to exists."""
 
     name: _Label
     model: _ModelName
     task: Task | None = None
     input: Annotated[dict[str, Any], Field(min_length=1)]
     retries: Annotated[StrictInt, Field(ge=0, le=RETRIES_MAX)] = 0
-    """Further attempts, should one fail for a reason that may pass."""
+    """Maximum number of further attempts after a transient failure."""
     backoff_s: Annotated[float, Field(strict=True, gt=0, le=BACKOFF_MAX_S)] = 1.0
-    """Between the first attempt and the second; each further one waits twice as long."""
+    """Pause before the second attempt; it doubles before each further one."""
     when: str | None = None
-    """``inputs.x`` or ``not inputs.x``: only if that was sent, or only if it was not."""
+    """``inputs.x`` or ``not inputs.x``: run only if the input was sent, or only if it was not."""
     characters: Annotated[StrictInt, Field(ge=1, le=32_000)] = READ_CHARACTERS
-    """How much of the text that it makes others read; what is longer is cut there for them."""
+    """Number of characters of the step's text that other steps read; longer texts are cut."""
 
 
 class Workflow(_Strict):
@@ -96,7 +96,7 @@ class Workflow(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The name of an input, or of what a step makes; ``kind`` where it says what that is."""
+    """A reference to an input or to a step's output; ``kind`` if it names the output's kind."""
 
     source: Literal["inputs", "steps"]
     name: str
@@ -107,18 +107,18 @@ class Reference:
 
 
 class InvalidExpression(ValueError):
-    """What stands between ``${`` and ``}`` names nothing."""
+    """An expression is not a valid reference."""
 
 
 def parse_expression(text: str) -> tuple[Reference, ...]:
-    """Read what stands between the braces: names in the order in which they are tried."""
+    """Parse the text between the braces: references, in the order in which they are tried."""
     found = []
     for part in text.split("|"):
         name = _NAME.fullmatch(part.strip())
         if name is None:
             raise InvalidExpression(
-                f"${{{text}}} names nothing; accepted are inputs.<name>, steps.<name> and "
-                "steps.<name>.text, .image, .video or .audio, several with | between them"
+                f"${{{text}}} is not a valid reference; accepted are inputs.<name>, steps.<name> "
+                "and steps.<name>.text, .image, .video or .audio, alternatives separated by |"
             )
         if name["input"]:
             found.append(Reference("inputs", name["input"]))
@@ -128,18 +128,18 @@ def parse_expression(text: str) -> tuple[Reference, ...]:
 
 
 def sole_expression(text: str) -> tuple[Reference, ...] | None:
-    """What a text names that is nothing but one expression; otherwise None."""
+    """Parse a text that consists of one expression; return None for any other text."""
     found = _EXPRESSION.fullmatch(text)
     return parse_expression(found[1]) if found else None
 
 
 def fill(text: str, value: Mapping[tuple[Reference, ...], str]) -> str:
-    """Put texts in the place of a text's expressions."""
+    """Replace the expressions in a text by values."""
     return _EXPRESSION.sub(lambda found: value[parse_expression(found[1])], text)
 
 
 def references(value: Any, place: Place = ()) -> Iterator[tuple[Place, tuple[Reference, ...]]]:
-    """Find every expression in an input, each with its place. Raise ``InvalidExpression``."""
+    """Yield every expression in an input, with its place. Raise ``InvalidExpression``."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from references(inner, (*place, name))
@@ -149,7 +149,7 @@ def references(value: Any, place: Place = ()) -> Iterator[tuple[Place, tuple[Ref
     elif isinstance(value, str):
         rest = _EXPRESSION.sub("", value)
         if "${" in rest:
-            raise InvalidExpression(f"{value[:60]!r} has a ${{ without its }}")
+            raise InvalidExpression(f"{value[:60]!r} has ${{ without a closing }}")
         for found in _EXPRESSION.finditer(value):
             yield place, parse_expression(found[1])
 
@@ -164,24 +164,25 @@ def condition(step: Step) -> tuple[str, bool] | None:
     found = _WHEN.fullmatch(step.when)
     if found is None:
         raise InvalidExpression(
-            f"{step.when!r} is no condition; accepted are inputs.<name> and not inputs.<name>"
+            f"{step.when!r} is not a valid condition; accepted are inputs.<name> and not "
+            "inputs.<name>"
         )
     return found["input"], not found["absent"]
 
 
 def output_step(workflow: Workflow) -> tuple[Reference, ...]:
-    """The steps whose output the whole has: the first of them that is run."""
+    """Return the steps whose output is the workflow's: the first one that runs counts."""
     found = sole_expression(workflow.output)
     if found is None or any(each.source != "steps" for each in found):
         raise InvalidExpression(
-            f"{workflow.output!r} is no output; accepted is what a step makes, such as "
-            "${steps.draw}"
+            f"{workflow.output!r} is not a valid output; accepted is the output of a step, such "
+            "as ${steps.draw}"
         )
     return found
 
 
 def is_retried(code: str) -> bool:
-    """Whether a failure may pass: not where the input is at fault, or the engine died thrice."""
+    """Whether a failure can be transient: not an invalid input, and not three crashes."""
     return code not in _FINAL
 
 
@@ -201,11 +202,11 @@ _FINAL: Final = frozenset(
 
 
 def conflicts(workflow: Workflow) -> Iterator[Conflict]:
-    """Find what is wrong with a workflow whatever its models are; places begin in it."""
+    """Find errors in a workflow that do not depend on its models; places are relative to it."""
     names = [step.name for step in workflow.steps]
     for index, step in enumerate(workflow.steps):
         if names.index(step.name) != index:
-            yield ("steps", index, "name"), f"{step.name!r} is the name of an earlier step"
+            yield ("steps", index, "name"), f"{step.name!r} is already the name of a step"
         yield from _condition_conflicts(workflow, index, step)
         try:
             for place, expression in references(step.input):
@@ -217,7 +218,7 @@ def conflicts(workflow: Workflow) -> Iterator[Conflict]:
         if given.default is not None and given.type != "text":
             yield ("inputs", name, "default"), "only a text can have a default"
         if given.default is not None and given.optional:
-            yield ("inputs", name, "optional"), "with a default it may be left out already"
+            yield ("inputs", name, "optional"), "redundant: an input with a default is optional"
     try:
         yield from _unknown(workflow, output_step(workflow), ("output",))
     except InvalidExpression as error:
@@ -228,7 +229,7 @@ def conflicts(workflow: Workflow) -> Iterator[Conflict]:
         circle = " → ".join(reversed(error.args[1]))
         yield ("steps",), f"these steps wait for each other: {circle}"
     except InvalidExpression:
-        return  # said above
+        return  # reported above
 
 
 def _unread(workflow: Workflow) -> Iterator[Conflict]:
@@ -236,11 +237,11 @@ def _unread(workflow: Workflow) -> Iterator[Conflict]:
     read |= {each.name for each in output_step(workflow)}
     for index, step in enumerate(workflow.steps):
         if step.name not in read:
-            yield ("steps", index), f"nothing reads what the step {step.name} makes; leave it out"
+            yield ("steps", index), f"the output of step {step.name} is never used; leave it out"
 
 
 def dependencies(workflow: Workflow) -> dict[str, set[str]]:
-    """The steps that each step waits for."""
+    """Return the steps that each step depends on."""
     return {
         step.name: {
             each.name
@@ -264,7 +265,7 @@ def _condition_conflicts(workflow: Workflow, index: int, step: Step) -> Iterator
     if given is None:
         yield (
             ("steps", index, "when"),
-            f"there is no input {found[0]!r}; there are {', '.join(workflow.inputs)}",
+            f"unknown input {found[0]!r}; the inputs are {', '.join(workflow.inputs)}",
         )
     elif not given.optional:
         yield ("steps", index, "when"), f"the input {found[0]!r} is not optional"
@@ -277,18 +278,18 @@ def _unknown(
     for each in expression:
         known = list(workflow.inputs) if each.source == "inputs" else steps
         if each.name not in known:
-            yield place, f"there is no {each}; there are {', '.join(known)}"
+            yield place, f"{each} does not exist; the {each.source} are {', '.join(known)}"
 
 
 # --- Checks against the other entries ------------------------------------------------------------
 
 
 def misfits(entry: CatalogEntry, models: Mapping[str, CatalogEntry]) -> Iterator[Conflict]:
-    """Find steps that the catalog's models cannot do, and what does not fit where it flows to."""
+    """Find steps that the catalog's models cannot run, and references of the wrong kind."""
     workflow = entry.workflow
     assert workflow is not None
     if any(True for _ in conflicts(workflow)):
-        return  # said already
+        return  # reported by ``conflicts``
     for place, message in _unread(workflow):
         yield ("workflow", *place), message
     kinds: dict[str, Modality] = {}
@@ -296,9 +297,9 @@ def misfits(entry: CatalogEntry, models: Mapping[str, CatalogEntry]) -> Iterator
         at: Place = ("workflow", "steps", index)
         model = models.get(step.model)
         if model is None:
-            yield (*at, "model"), f"there is no model {step.model!r} in the catalog"
+            yield (*at, "model"), f"unknown model {step.model!r}; name a model of the catalog"
         elif model.workflow is not None:
-            yield (*at, "model"), f"{step.model} is a workflow, and none is a step of another"
+            yield (*at, "model"), f"{step.model} is a workflow, and workflows cannot be nested"
         elif step.task is not None and step.task not in (model.task, *model.also):
             tasks = ", ".join((model.task, *model.also))
             yield (*at, "task"), f"{step.model} does {tasks}, not {step.task}"
@@ -316,11 +317,11 @@ def misfits(entry: CatalogEntry, models: Mapping[str, CatalogEntry]) -> Iterator
     for each in output_step(workflow):
         made = kinds[each.name]
         if each.kind not in (None, made):
-            yield ("workflow", "output"), f"the step {each.name} makes {made}, not {each.kind}"
+            yield ("workflow", "output"), f"the step {each.name} produces {made}, not {each.kind}"
         elif made != TASKS[entry.task].makes:
             yield (
                 ("workflow", "output"),
-                f"the step {each.name} makes {made}, but {entry.task} makes "
+                f"the step {each.name} produces {made}, but {entry.task} produces "
                 f"{TASKS[entry.task].makes}",
             )
 
@@ -332,9 +333,9 @@ def _kind(each: Reference, workflow: Workflow, kinds: Mapping[str, Modality]) ->
 def _misfit(
     each: Reference, made: Modality, tasks: Sequence[Task], step: Step, place: Place, at: Place
 ) -> Iterator[Conflict]:
-    """Say why what flows into a field does not belong there."""
+    """Report why a reference does not fit its field."""
     if each.kind not in (None, made):
-        yield at, f"the step {each.name} makes {made}, not {each.kind}"
+        yield at, f"the step {each.name} produces {made}, not {each.kind}"
         return
     field = str(place[0])
     wanted = FIELDS.get(field)
@@ -344,10 +345,10 @@ def _misfit(
     if made == "text" and wanted is not None:
         yield at, f"{each} is text, but {field} holds {wanted}"
     elif made == "embedding":
-        yield at, f"{each} is an embedding, which no model reads"
+        yield at, f"{each} is an embedding, which no model can read"
     elif made != "text" and wanted != made:
         yield at, f"{each} is {made}, but {field} holds {wanted or 'text'}"
     elif made != "text" and all(made not in TASKS[task].reads for task in tasks):
         yield at, f"{each} is {made}, which {step.model} does not read in {', '.join(tasks)}"
     elif made != "text" and not (isinstance(text, str) and sole_expression(text)):
-        yield at, f"{each} is {made} and stands for the whole of a field, with nothing beside it"
+        yield at, f"{each} is {made}, so it must be the only content of its field"

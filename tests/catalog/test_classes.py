@@ -152,14 +152,14 @@ def test_only_what_can_come_to_be_in_force_together_is_made() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"batch_discount": "0"}, "no discount"),
-        ({"batch_discount": "0.0"}, "no discount"),
-        ({"batch_discount": "1"}, "no discount"),
-        ({"batch_discount": "1.5"}, "no discount"),
-        ({"batch_discount": "-0.5"}, "no discount"),
-        ({"batch_discount": "0.12345"}, "no discount"),
+        ({"batch_discount": "0"}, "not a valid discount"),
+        ({"batch_discount": "0.0"}, "not a valid discount"),
+        ({"batch_discount": "1"}, "not a valid discount"),
+        ({"batch_discount": "1.5"}, "not a valid discount"),
+        ({"batch_discount": "-0.5"}, "not a valid discount"),
+        ({"batch_discount": "0.12345"}, "not a valid discount"),
         ({"batch_discount": 0.5}, "in quotes"),
-        ({"batch_discount": "50%"}, "no discount"),
+        ({"batch_discount": "50%"}, "not a valid discount"),
         ({"batch": "no"}, "boolean"),
         ({"batch": False, "batch_discount": "0.5"}, "not sold in batches"),
         (

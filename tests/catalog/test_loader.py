@@ -71,7 +71,7 @@ def test_two_models_of_one_name_are_told(file: Path) -> None:
     said = problems(file, RIGHT + RIGHT.removeprefix("models:\n"))
 
     assert said == [
-        "6:5: models[1].name: 'painter' is taken already, by models[0]; names must differ"
+        "6:5: models[1].name: 'painter' is already used by models[0]; names must differ"
     ]
 
 
@@ -81,8 +81,8 @@ def test_an_alias_that_is_a_name_already_is_told(file: Path) -> None:
     said = problems(file, RIGHT + "    aliases: [old]\n" + second + "    aliases: [painter, old]\n")
 
     assert said == [
-        "11:15: models[1].aliases[0]: 'painter' is taken already, by models[0]; names must differ",
-        "11:24: models[1].aliases[1]: 'old' is taken already, by models[0]; names must differ",
+        "11:15: models[1].aliases[0]: 'painter' is already used by models[0]; names must differ",
+        "11:24: models[1].aliases[1]: 'old' is already used by models[0]; names must differ",
     ]
 
 
@@ -99,7 +99,7 @@ def test_a_price_without_a_unit_is_told_with_all_units(file: Path) -> None:
 def test_an_unknown_unit_is_told_with_the_nearest_one(file: Path) -> None:
     said = problems(file, RIGHT.replace("unit: image", "unit: imagse"))
 
-    assert said[0].startswith("5:14: models[0].price[0].unit: 'imagse' is not known; did you mean")
+    assert said[0].startswith("5:14: models[0].price[0].unit: 'imagse' is unknown; did you mean")
     assert "did you mean image?" in said[0]
 
 
@@ -114,7 +114,7 @@ def test_a_model_without_a_route_is_told(file: Path) -> None:
 def test_a_model_with_two_routes_is_told(file: Path) -> None:
     said = problems(file, RIGHT + "    upstream: {url: 'http://x'}\n")
 
-    assert said == ["2:5: models[0]: it has two routes; give either `engine` or `upstream`"]
+    assert said == ["2:5: models[0]: two routes; give either `engine` or `upstream`"]
 
 
 def test_a_missing_price_is_told_with_an_example(file: Path) -> None:
@@ -160,8 +160,8 @@ def test_an_amount_that_is_no_plain_decimal_is_told(file: Path, amount: str) -> 
     said = problems(file, RIGHT.replace("0.01", amount))
 
     assert said == [
-        f"5:27: models[0].price[0].amount: {amount!r} is no amount; write USD as digits with at "
-        'most 9 decimals, such as "0.035" (`per` makes finer prices)'
+        f"5:27: models[0].price[0].amount: {amount!r} is not a valid amount; write USD with at "
+        'most 9 decimals, such as "0.035" (for finer prices, use `per`)'
     ]
 
 
@@ -170,15 +170,15 @@ def test_an_amount_that_is_no_plain_decimal_is_told(file: Path, amount: str) -> 
     [
         (
             '{unit: image, amount: "0.0000000001"}',
-            "6:23: models[0].price[0].amount: '0.0000000001' is no amount; write USD as digits ",
+            "6:23: models[0].price[0].amount: '0.0000000001' is not a valid amount; write USD ",
         ),
         (
             '{unit: pixel, amount: "0.01"}',
-            "6:10: models[0].price[0].unit: 'pixel' is not known; accepted: request, input_token, ",
+            "6:10: models[0].price[0].unit: 'pixel' is unknown; accepted: request, input_token, ",
         ),
         (
             '{unit: image, amount: "0.01", when: {resolution: 720p}}',
-            "6:39: models[0].price[0].when: image is priced only under conditions; add a line ",
+            "6:39: models[0].price[0].when: image has only conditional prices; add a line ",
         ),
         (
             '{unit: input_token, amount: "0.01"}',
@@ -186,7 +186,7 @@ def test_an_amount_that_is_no_plain_decimal_is_told(file: Path, amount: str) -> 
         ),
         (
             '{unit: image, amount: "999999999"}',
-            "5:5: models[0].price: the largest request would cost more than the 9223372036.8547",
+            "5:5: models[0].price: the largest request would cost more than 9223372036.8547",
         ),
     ],
 )
@@ -212,8 +212,8 @@ def test_nothing_is_sold_for_nothing(file: Path) -> None:
     said = problems(file, RIGHT.replace("0.01", "0.000"))
 
     assert said == [
-        "5:27: models[0].price[0].amount: '0.000' is nothing; whatever runs has a price, free use "
-        "is a grant"
+        "5:27: models[0].price[0].amount: '0.000' is zero, but every price component must be "
+        "positive; to give usage away, grant credit"
     ]
 
 
@@ -223,7 +223,7 @@ def test_what_yaml_takes_for_something_else_than_text_is_told(file: Path, value:
 
     assert len(said) == 1
     assert said[0].startswith("6:24: models[0].good_for[1]: YAML reads ")
-    assert said[0].endswith("which is no text; write it in quotes")
+    assert said[0].endswith("which is not a string; write it in quotes")
 
 
 @pytest.mark.parametrize("number", ["true", "'3'", "3.0", "0", "-1", ".inf", "101"])
@@ -248,7 +248,7 @@ def test_a_name_that_cannot_be_a_name_is_told_with_what_can(file: Path) -> None:
     said = problems(file, RIGHT.replace("painter", "our painter"))
 
     assert said == [
-        "2:5: models[0].name: 'our painter' does not fit; accepted are letters, digits and "
+        "2:5: models[0].name: 'our painter' is invalid; accepted are letters, digits and "
         ". _ : / -, a letter or digit first"
     ]
 
@@ -287,7 +287,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(file: Path) -> N
 def test_a_key_that_is_given_twice_is_told_where_it_is_repeated(file: Path) -> None:
     said = problems(file, RIGHT + "    family: A\n    family: B\n")
 
-    assert said == ["7:5: 'family' is given already, on line 6"]
+    assert said == ["7:5: 'family' is already set on line 6"]
 
 
 def test_what_is_merged_in_is_told_where_it_was_written_and_only_once(file: Path) -> None:
@@ -310,7 +310,7 @@ def test_what_is_merged_in_is_told_where_it_was_written_and_only_once(file: Path
 
     assert len(said) == 2
     assert said[0].startswith("6:14: models[0].limits.imagse: unknown field 'imagse'; ")
-    assert said[1].startswith("11:5: models[2].name: 'two' is taken already")
+    assert said[1].startswith("11:5: models[2].name: 'two' is already used")
 
 
 def test_what_overrides_a_merged_value_is_told_where_it_stands(file: Path) -> None:
@@ -319,7 +319,7 @@ def test_what_overrides_a_merged_value_is_told_where_it_stands(file: Path) -> No
     said = problems(file, text)
 
     assert said == [
-        "9:5: models[1].family: YAML reads 3 here, which is no text; write it in quotes"
+        "9:5: models[1].family: YAML reads 3, which is not a string; write it in quotes"
     ]
 
 
@@ -328,16 +328,19 @@ def test_what_overrides_a_merged_value_is_told_where_it_stands(file: Path) -> No
     [
         ("", "1:1: models: 'models' is missing; accepted is a list of entries"),
         ("models: []", "1:1: models: Tuple should have at least 1 item"),
-        ("- a\n", "1:1: ['a'] stands here; accepted are fields, each with a value"),
-        ("models: {}", "1:1: models: {} stands here; accepted is a list of entries"),
-        ("models:\n  - name: a\n   task: b\n", "3:4: no YAML: "),
-        ("models: *nobody\n", "1:9: no YAML: found undefined alias 'nobody'"),
+        ("- a\n", "1:1: found ['a']; accepted are fields, each with a value"),
+        ("models: {}", "1:1: models: found {}; accepted is a list of entries"),
+        ("models:\n  - name: a\n   task: b\n", "3:4: invalid YAML: "),
+        ("models: *nobody\n", "1:9: invalid YAML: found undefined alias 'nobody'"),
         ("models: &m [*m]\n", "1:9: this value contains itself"),
-        ("models: !!python/object:os.system {}\n", "1:9: no YAML: could not determine a const"),
-        ("a: 1\n---\nb: 1\n", "2:1: no YAML: but found another document"),
-        ("models: [\n  {name: \x00}]\n", "2:10: no YAML: special characters are not allowed"),
+        (
+            "models: !!python/object:os.system {}\n",
+            "1:9: invalid YAML: could not determine a const",
+        ),
+        ("a: 1\n---\nb: 1\n", "2:1: invalid YAML: but found another document"),
+        ("models: [\n  {name: \x00}]\n", "2:10: invalid YAML: special characters are not allowed"),
         ("models: 2026-02-31\n", "1:1: a value cannot be read: day is out of range"),
-        ("? [a]\n: b\n", "1:3: no YAML: found unhashable key"),
+        ("? [a]\n: b\n", "1:3: invalid YAML: found unhashable key"),
         ("1: b\n", "1:1: "),
         ("[" * 5000, "1:1: nested too deeply"),
     ],
@@ -351,7 +354,9 @@ def test_a_file_that_is_no_catalog_at_all_is_told(file: Path, text: str, expecte
 def test_a_file_in_another_encoding_is_told(file: Path) -> None:
     file.write_bytes(b"models:\n  - name: caf\xe9\n")
 
-    assert [str(problem) for problem in check(file)] == [f"{file}:2:1: no UTF-8; save it as such"]
+    assert [str(problem) for problem in check(file)] == [
+        f"{file}:2:1: invalid UTF-8; save the file as UTF-8"
+    ]
 
 
 def test_a_file_that_cannot_be_read_is_told(file: Path) -> None:

@@ -271,11 +271,11 @@ async def test_a_gateway_sells_to_an_account_at_its_own_price(
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"price": [{"unit": "image", "amount": "1"}]}, "not counted in images"),
+        ({"price": [{"unit": "image", "amount": "1"}]}, "not measured in images"),
         ({"price": [{"unit": "input_token", "amount": "1"}]}, "does not cover"),
         ({"price": [{"unit": "request", "amount": 1}]}, "not in quotes"),
         ({"price": [{"unit": "request", "amount": "0.0000000001"}]}, "at most 9 decimals"),
-        ({"price": [{"unit": "request", "amount": "1"}], "limits": {}}, "no part of a price"),
+        ({"price": [{"unit": "request", "amount": "1"}], "limits": {}}, "not a field of a price"),
         ({"price": []}, "price"),
     ],
 )

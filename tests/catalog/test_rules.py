@@ -62,21 +62,21 @@ def test_a_right_entry_has_no_conflicts() -> None:
             "upstream",
             "the dialect gmi needs `credential`",
         ),
-        ({"also": ["text-to-video"]}, "also.0", "text-to-video is named already"),
+        ({"also": ["text-to-video"]}, "also.0", "text-to-video is listed twice"),
         (
             {"also": ["image-to-video", "image-to-video"]},
             "also.1",
-            "image-to-video is named already",
+            "image-to-video is listed twice",
         ),
         (
             {"limits": {"seconds": 8, "choices": 2}},
             "limits.choices",
-            "text-to-video has no such limit; accepted: seconds, fps, sources, side, side_step,",
+            "not a limit of text-to-video; accepted: seconds, fps, sources, side, side_step,",
         ),
         (
             {"default_parameters": {"top_k": 1}},
             "default_parameters.top_k",
-            "text-to-video takes no such default; accepted: quality, steps, guidance, scheduler,",
+            "not a default of text-to-video; accepted: quality, steps, guidance, scheduler,",
         ),
         (
             {"default_parameters": {"seconds": 9}},
@@ -86,7 +86,7 @@ def test_a_right_entry_has_no_conflicts() -> None:
         (
             {"default_parameters": {"quality": "low"}},
             "default_parameters.quality",
-            "'low' is none of its qualities: it has none",
+            "'low' is not one of its qualities: it has none",
         ),
         (
             {"limits": {"seconds": 8, "steps": 4}, "qualities": {"high": {"steps": 5}}},
@@ -96,12 +96,12 @@ def test_a_right_entry_has_no_conflicts() -> None:
         (
             {"schedulers": ["euler"], "qualities": {"high": {"scheduler": "ddim"}}},
             "qualities.high.scheduler",
-            "'ddim' is none of its schedulers: euler",
+            "'ddim' is not one of its schedulers: euler",
         ),
         (
             {"sizes": ["64x64"], "limits": {"seconds": 8, "side": 64}},
             "limits.side",
-            "`sizes` lists all that can be had",
+            "`sizes` lists all supported sizes",
         ),
         (
             {
@@ -111,7 +111,7 @@ def test_a_right_entry_has_no_conflicts() -> None:
                 "sizes": ["64x64"],
             },
             "sizes",
-            "text-generation draws nothing",
+            "text-generation produces no image or video",
         ),
         (
             {
@@ -119,7 +119,7 @@ def test_a_right_entry_has_no_conflicts() -> None:
                 "price": [line("video_second"), line("video_second", size="32x32")],
             },
             "price.1.when.size",
-            "'32x32' is none of its sizes: 64x64",
+            "'32x32' is not one of its sizes: 64x64",
         ),
         ({"limits": {}}, "price.0.unit", "a price per video_second needs limits.seconds"),
         ({"price": [line("step")]}, "price.0.unit", "a price per step needs limits.steps"),
@@ -136,7 +136,7 @@ def test_a_right_entry_has_no_conflicts() -> None:
                 "price": [line("gpu_second")],
             },
             "price.0.unit",
-            "an upstream reports no GPU time",
+            "upstreams do not report GPU time",
         ),
         (
             {
@@ -146,12 +146,12 @@ def test_a_right_entry_has_no_conflicts() -> None:
                 "price": [line("step")],
             },
             "price.0.unit",
-            "an upstream reports no steps",
+            "upstreams do not report steps",
         ),
         (
             {"price": [line("request"), line("image")]},
             "price.1.unit",
-            "text-to-video is not counted in images; accepted: gpu_second, request, step, video",
+            "text-to-video is not measured in images; accepted: gpu_second, request, step, video",
         ),
         (
             {
@@ -165,7 +165,7 @@ def test_a_right_entry_has_no_conflicts() -> None:
         (
             {"task": "text-generation", "limits": {}, "price": [line("request")]},
             "limits",
-            "text-generation needs limits.output_tokens, or nothing bounds its price",
+            "text-generation needs limits.output_tokens to bound its price",
         ),
         (
             {
@@ -179,17 +179,17 @@ def test_a_right_entry_has_no_conflicts() -> None:
         (
             {"price": [line("video_second"), line("video_second", "2")]},
             "price.1",
-            "video_second has a price already",
+            "video_second already has a price",
         ),
         (
             {"price": [line("video_second"), *[line("video_second", resolution="720p")] * 2]},
             "price.2",
-            "video_second has a price already when resolution=720p",
+            "video_second already has a price when resolution=720p",
         ),
         (
             {"price": [line("video_second", resolution="720p")]},
             "price.0.when",
-            "video_second is priced only under conditions; add a line without `when`",
+            "video_second has only conditional prices; add a line without `when`",
         ),
         (
             {
@@ -208,7 +208,7 @@ def test_a_right_entry_has_no_conflicts() -> None:
                 "price": [line("video_second"), line("video_second", resolution="720")],
             },
             "price.1.when.resolution",
-            "'720' is none of its resolutions: 480p, 720p",
+            "'720' is not one of its resolutions: 480p, 720p",
         ),
         (
             {
@@ -222,7 +222,7 @@ def test_a_right_entry_has_no_conflicts() -> None:
         (
             {"limits": {"seconds": 10}, "price": [line("video_second", "999999999")]},
             "price",
-            "the largest request would cost more than the 9223372036.854775807 USD that can be",
+            "the largest request would cost more than 9223372036.854775807 USD, the largest amount",
         ),
         (
             {
@@ -231,7 +231,7 @@ def test_a_right_entry_has_no_conflicts() -> None:
                 "price": [line("input_token", "10"), line("output_token")],
             },
             "price",
-            "the largest request would cost more than the 9223372036.854775807 USD that can be",
+            "the largest request would cost more than 9223372036.854775807 USD, the largest amount",
         ),
     ],
 )
@@ -267,7 +267,7 @@ def test_conditions_on_what_is_made_here_and_prices_that_can_be_booked_are_right
 
 def test_an_unknown_condition_is_told_with_the_known_ones() -> None:
     with pytest.raises(
-        ValidationError, match="'siz' is no condition; accepted: size, quality, res"
+        ValidationError, match="'siz' is not a valid condition; accepted: size, quality, res"
     ):
         CatalogEntry.model_validate(entry(price=[line("video_second", siz="1")]))
 

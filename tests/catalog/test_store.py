@@ -195,7 +195,10 @@ async def test_a_hangup_signal_reloads_and_a_broken_file_is_logged(
             while price_of(live, "painter") != "0.02":  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.01)
 
-    assert f"{file.path}:5:27: models[0].price[0].amount: 'nothing' is no amount" in caplog.text
+    assert (
+        f"{file.path}:5:27: models[0].price[0].amount: 'nothing' is not a valid amount"
+        in caplog.text
+    )
 
 
 async def test_a_model_that_is_taken_off_sale_can_still_be_settled(

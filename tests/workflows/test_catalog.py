@@ -42,24 +42,24 @@ def test_a_good_workflow_has_no_problems_and_no_worker_is_told_of_it(tmp_path: P
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        ('{name: big, model: none, input: {image: "${steps.draw}"}}', "no model 'none'"),
+        ('{name: big, model: none, input: {image: "${steps.draw}"}}', "unknown model 'none'"),
         ('{name: big, model: short, input: {prompt: "${steps.draw}"}}', "is a workflow"),
         ("{name: big, model: enlarge, task: image-edit, input: {a: b}}", "not image-edit"),
-        ('{name: big, model: enlarge, input: {image: "${steps.gone}"}}', "no steps.gone"),
-        ('{name: big, model: enlarge, input: {image: "${inputs.gone}"}}', "no inputs.gone"),
-        ('{name: big, model: enlarge, input: {image: "${steps.draw.text}"}}', "makes image"),
+        ('{name: big, model: enlarge, input: {image: "${steps.gone}"}}', "steps.gone does not"),
+        ('{name: big, model: enlarge, input: {image: "${inputs.gone}"}}', "inputs.gone does not"),
+        ('{name: big, model: enlarge, input: {image: "${steps.draw.text}"}}', "produces image"),
         ('{name: big, model: enlarge, input: {image: "${inputs.prompt}"}}', "is text, but image"),
         ('{name: big, model: draw, input: {prompt: "${steps.draw}"}}', "but prompt holds text"),
         ('{name: big, model: film, input: {video: "${steps.draw}"}}', "but video holds video"),
         ('{name: big, model: write, input: {image: "${steps.draw}"}}', "does not read"),
-        ('{name: big, model: enlarge, input: {image: "a ${steps.draw}"}}', "whole of a field"),
+        ('{name: big, model: enlarge, input: {image: "a ${steps.draw}"}}', "only content"),
         ('{name: big, model: enlarge, input: {image: "${steps.big}"}}', "wait for each other"),
-        ('{name: big, model: enlarge, input: {image: "${steps.draw"}}', "without its }"),
-        ('{name: big, model: enlarge, input: {image: "${draw}"}}', "names nothing"),
-        ('{name: draw, model: enlarge, input: {image: "${steps.draw}"}}', "an earlier step"),
+        ('{name: big, model: enlarge, input: {image: "${steps.draw"}}', "without a closing }"),
+        ('{name: big, model: enlarge, input: {image: "${draw}"}}', "not a valid reference"),
+        ('{name: draw, model: enlarge, input: {image: "${steps.draw}"}}', "already the name"),
         ("{name: big, model: enlarge, when: inputs.prompt, input: {a: b}}", "is not optional"),
-        ("{name: big, model: enlarge, when: inputs.x, input: {a: b}}", "no input 'x'"),
-        ("{name: big, model: enlarge, when: never, input: {a: b}}", "no condition"),
+        ("{name: big, model: enlarge, when: inputs.x, input: {a: b}}", "unknown input 'x'"),
+        ("{name: big, model: enlarge, when: never, input: {a: b}}", "not a valid condition"),
     ],
 )
 def test_a_bad_step_is_refused(tmp_path: Path, step: str, said: str) -> None:
@@ -67,13 +67,13 @@ def test_a_bad_step_is_refused(tmp_path: Path, step: str, said: str) -> None:
 
 
 def test_output_and_price_must_fit(tmp_path: Path) -> None:
-    assert "is no output" in problems(tmp_path, output="${inputs.prompt}")
-    assert "nothing reads what the step big makes" in problems(tmp_path, output="${steps.draw}")
+    assert "is not a valid output" in problems(tmp_path, output="${inputs.prompt}")
+    assert "the output of step big is never used" in problems(tmp_path, output="${steps.draw}")
     words = '{name: big, model: write, input: {messages: "${inputs.prompt}"}}'
-    assert "makes text, but text-to-image makes image" in problems(tmp_path, step=words)
+    assert "produces text, but text-to-image produces image" in problems(tmp_path, step=words)
     price = '[{unit: step, amount: "0.1"}]'
-    assert "is per image, request, or `price: steps`" in problems(tmp_path, price=price)
+    assert "must be per image, request, or `price: steps`" in problems(tmp_path, price=price)
     text = CATALOG.replace('price: [{unit: image, amount: "0.0005"}]', "price: steps")
     (tmp_path / "catalog.yaml").write_text(text)
     (found,) = check(tmp_path / "catalog.yaml")
-    assert "only a workflow costs what its steps cost" in found.message
+    assert "only a workflow can be priced by its steps" in found.message
