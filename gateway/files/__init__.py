@@ -1,1 +1,1 @@
-"""Files of clients and outputs: where they come from, where they are kept, and for how long."""
+"""Clients' files and request attachments: fetching, storage, quotas, retention and signed URLs."""

@@ -1,4 +1,4 @@
-"""Outputs that are part of an answer: read whole, as base64."""
+"""Outputs embedded in an answer as base64."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from workers.contract.blobs import Blobs
 from workers.contract.jobs import BlobRef
 
 INLINE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of all outputs of one answer that has them within it."""
+"""Maximum size of all outputs embedded in one answer, in bytes."""
 
 
 async def as_base64(blobs: Blobs, blob: BlobRef) -> str:
-    """Read an output. Raise ``BlobError``."""
+    """Read an output as base64. Raise ``BlobError``."""
     data = await blobs.get(blob)
-    # Of megabytes that takes its time.
+    # In a thread: encoding megabytes would block the event loop.
     return (await asyncio.to_thread(base64.b64encode, data)).decode()

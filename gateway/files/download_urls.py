@@ -1,8 +1,8 @@
-"""Addresses under which anybody can read one output for a while: made and checked.
+"""Presigned download URLs, each for one blob: signing and checking.
 
-The signature covers the request, the place and the time, under a secret that derives from the
-server's own, so any gateway can check what another one has signed and nothing is stored. Whether
-something lies there is not said to anybody who has no signature for it.
+The signature covers the blob's path and the expiry, with a key derived from the server's secret, so
+any gateway can check URLs of another and nothing is stored. Without a valid signature, the answer
+does not reveal whether a blob exists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLACE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BlobLocation:
-    """Where something lies; its account is known to the server alone."""
+    """Location of a blob. The account is not part of the URL; only the server knows it."""
 
     request_id: str
     nonce: str
@@ -49,7 +49,7 @@ class DownloadUrl:
 
 @dataclass(frozen=True, slots=True)
 class UrlSigner:
-    """Makes addresses below ``base``, each valid for ``valid_s``."""
+    """Signs URLs below ``base``, each valid for at least ``valid_s`` seconds."""
 
     secret: bytes
     valid_s: int
@@ -63,36 +63,36 @@ class UrlSigner:
         return replace(self, base=base.rstrip("/"))
 
     def until(self, moment: datetime) -> UrlSigner:
-        """Make addresses that work until then, or for as long as any does."""
+        """Return a signer whose URLs are valid until ``moment``, and at least ``valid_s``."""
         left_s = int((moment - datetime.now(UTC)).total_seconds())
         return replace(self, valid_s=max(self.valid_s, left_s))
 
     def link(self, blob: BlobRef) -> DownloadUrl:
-        """Make an address of a blob that belongs to a request."""
+        """Return a presigned URL of a request's blob."""
         _, path = blob.key.split("/", 1)
         path = f"{path}.{EXTENSIONS.get(blob.content_type, 'bin')}"
-        # Whole minutes, so that an address that is shown twice can be cached.
+        # Rounded to minutes, so that repeated calls return the same URL and it can be cached.
         expires_at = (int(time.time()) // 60 + 1) * 60 + self.valid_s
         signature = _sign(self.secret, path, expires_at)
         url = f"{self.base}{PATH}/{path}?expires={expires_at}&signature={signature}"
         return DownloadUrl(url, expires_at)
 
     def check(self, path: str, *, expires: str | None, signature: str | None) -> BlobLocation:
-        """Read a signed address. Raise ``NotFound``, ``Forbidden`` or ``Gone``."""
+        """Check a presigned URL. Raise ``NotFound``, ``Forbidden`` or ``Gone``."""
         found = _PLACE.fullmatch(path)
         if found is None:
-            raise NotFound("blob_not_found", "There is nothing of that name.")
+            raise NotFound("blob_not_found", "This path does not name a blob.")
         expires_at = int(expires) if expires and re.fullmatch(r"[0-9]{1,12}", expires) else 0
         right = _sign(self.secret, path, expires_at)
         if not hmac.compare_digest(right.encode(), (signature or "").encode()):
             raise Forbidden(
                 "invalid_signature",
-                "This address was not made here, or was changed; fetch the request for a new one.",
+                "The signature of this URL is invalid; fetch the request again for a new URL.",
             )
         if expires_at < time.time():
             raise Gone(
                 "link_expired",
-                "This address has expired; GET /v1/requests/{id} gives a fresh one.",
+                "This URL has expired; GET /v1/requests/{id} returns a new one.",
             )
         request_id, nonce, number, extension = found.groups()
         return BlobLocation(request_id, nonce, number, of_extension(extension))

@@ -1,9 +1,9 @@
-"""Brings what a client sends along into the blob store, before anything is held for its request.
+"""Stores a request's attachments in the blob store, before credit is held for the request.
 
-Every source is bounded in bytes, all of a request's in time, and each is told by its first bytes
-to be what the task reads. An address is called without credentials or cookies, over TLS, never in
-a private network, and every redirect is checked like the first address. Whatever was stored when
-something is refused is the caller's to discard.
+Each attachment is bounded in size, all of a request's together in time, and the first bytes must
+show a type that the task reads. URLs are fetched over TLS, without credentials or cookies, never in
+a private network, and each redirect is checked like the first URL. If an attachment is refused, the
+caller discards those already stored.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from workers.contract.media import MediumKind
 CHUNK_BYTES: Final = 1024 * 1024
 REDIRECTS_MAX: Final = 5
 FREE_BYTES_MIN: Final = 1024 * 1024
-"""Room that sources need at least; how large they are is not known yet."""
+"""Disk space required before attachments are fetched, whose sizes are unknown, in bytes."""
 LARGE_BODIES_MAX: Final = 4
-"""Large bodies whose files are stored at a time."""
+"""Maximum number of large bodies whose files are stored concurrently."""
 CONCURRENCY: Final = 64
-"""Addresses read at a time by one gateway."""
+"""Maximum number of URLs that one gateway fetches concurrently."""
 
 
 class Fetcher:
-    """Owns the client by which addresses are read; ``close`` it at the end."""
+    """Fetches attachments. Owns an HTTP client and must be closed."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class Fetcher:
             timeout=timeout_s,
             follow_redirects=False,
             trust_env=False,
-            # Addresses of one server must not share a connection that was proven for one name.
+            # A connection whose certificate was verified for one name must not serve another.
             limits=httpx.Limits(max_keepalive_connections=0),
-            # What one client's address sets must not be sent to another's.
+            # Cookies set for one client's URL must not be sent to another's.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             headers={
                 "User-Agent": "Tollgate-Fetch",
                 "Accept": "image/*, video/*, audio/*",
-                # Small bytes that unpack into many would get around the bound.
+                # Compressed bodies could bypass the limit on bytes.
                 "Accept-Encoding": "identity",
             },
         )
@@ -94,7 +94,7 @@ class Fetcher:
     async def fetch(
         self, account_id: int, request_id: RequestId, sources: Sequence[Source]
     ) -> tuple[BlobRef, ...]:
-        """Store a request's sources, in their order. Raise ``TollgateError``."""
+        """Store a request's attachments, in order. Raise ``TollgateError``."""
         if self._room is not None:
             await self._room.check_disk(FREE_BYTES_MIN)
         nonce = f"{INPUT_PREFIX}{secrets.token_hex(8)}"
@@ -105,7 +105,7 @@ class Fetcher:
 
         spool = SPOOL.get()
         try:
-            # What came in a large body waits for its turn outside the time for addresses.
+            # The wait for other large bodies does not count towards the time limit.
             async with (
                 self._storing if spool is not None else contextlib.nullcontext(),
                 asyncio.timeout(self._timeout_s),
@@ -117,18 +117,18 @@ class Fetcher:
         except TimeoutError:
             raise InvalidRequest(
                 "source_unreachable",
-                f"What came with the request could not be read within {self._timeout_s:g} s.",
+                f"The attachments could not be read within {self._timeout_s:g} s.",
                 param=sources[0].param,
             ) from None
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         if spool is not None:
-            spool.close()  # what came in the body is stored, and makes room for others
+            spool.close()  # the body's files are stored, so free their disk space
         return tuple(task.result() for task in tasks)
 
     async def _ingest(self, account_id: int, key: str, source: Source) -> BlobRef:
         if isinstance(source.given, StoredVoice):
-            assert source.given.blob is not None, "a voice is looked up first"
+            assert source.given.blob is not None, "voices are looked up before"
             return source.given.blob
         try:
             if isinstance(source.given, RemoteSource):
@@ -138,11 +138,11 @@ class Fetcher:
             return await self._store(key, chunks, source)
         except BlobMissing:
             raise InvalidRequest(
-                "source_gone", f"{source.param} is not kept any more.", param=source.param
+                "source_gone", f"{source.param} has been deleted.", param=source.param
             ) from None
         except BlobError:
             raise Unavailable(
-                "blobs_unavailable", "The store of files does not answer.", retry_after_s=2
+                "blobs_unavailable", "The blob store does not respond.", retry_after_s=2
             ) from None
 
     async def _open(self, account_id: int, source: Source) -> AsyncIterator[bytes]:
@@ -165,7 +165,7 @@ class Fetcher:
         raise AssertionError(f"{source.given!r} is read from elsewhere")
 
     def _bytes_max_of(self, source: Source) -> int:
-        """Bytes that may come of a source."""
+        """Return the maximum size of an attachment, in bytes."""
         return min(self._bytes_max, source.bytes_max or self._bytes_max)
 
     async def _store(self, key: str, chunks: AsyncIterator[bytes], source: Source) -> BlobRef:
@@ -188,16 +188,16 @@ class Fetcher:
                         url = urljoin(url, answer.headers["location"]).partition("#")[0]
                         continue
                     if answer.status_code != 200:
-                        raise _unreachable(param, f"it answers {answer.status_code}")
+                        raise _unreachable(param, f"status {answer.status_code}")
                     async for chunk in answer.aiter_raw(CHUNK_BYTES):
                         yield chunk
                     return
         except (PrivateAddress, httpx.HTTPError, httpx.InvalidURL, OSError):
-            # One message for all: it must not reveal which names and ports exist inside.
+            # The same message for all, so that it does not reveal internal names and ports.
             raise _unreachable(
-                param, "its address is not public, or its server does not answer"
+                param, "its address is not public, or its server does not respond"
             ) from None
-        raise _unreachable(param, f"it leads on more than {REDIRECTS_MAX} times")
+        raise _unreachable(param, f"more than {REDIRECTS_MAX} redirects")
 
 
 def decode(uri: str, param: str, bytes_max: int) -> bytes:
@@ -206,7 +206,7 @@ def decode(uri: str, param: str, bytes_max: int) -> bytes:
     if not comma:
         raise InvalidRequest(
             "invalid_value",
-            f"{param} is no data URI of the form data:image/png;base64,….",
+            f"{param} is not a data URI of the form data:image/png;base64,….",
             param=param,
         )
     if not head.endswith(";base64"):
@@ -222,8 +222,10 @@ def decode(uri: str, param: str, bytes_max: int) -> bytes:
 async def identify(
     chunks: AsyncIterator[bytes], kind: MediumKind | None, param: str
 ) -> tuple[str, AsyncIterator[bytes]]:
-    """Tell what a file is, and give all of it. Raise ``InvalidRequest`` if it is of another kind
-    than wanted; None takes each that is known."""
+    """Return the content type of a file and its chunks, from the first byte.
+
+    Raise ``InvalidRequest`` if it is not of ``kind``; None accepts every supported kind.
+    """
     head = b""
     async for chunk in chunks:
         head += chunk
@@ -236,7 +238,7 @@ async def identify(
         wanted: tuple[MediumKind, ...] = (kind,) if kind else ("image", "video", "audio")
         raise InvalidRequest(
             "unsupported_media_type",
-            f"{param} is {content_type or 'of no type that is known here'}; accepted: "
+            f"{param} has {content_type or 'an unknown type'}; accepted: "
             f"{', '.join(map(accepted, wanted))}.",
             param=param,
         )
@@ -246,7 +248,7 @@ async def identify(
 async def limit_bytes(
     chunks: AsyncIterator[bytes], bytes_max: int, refusal: TollgateError
 ) -> AsyncIterator[bytes]:
-    """Pass on at most so many bytes. Raise ``refusal`` beyond them."""
+    """Yield chunks of at most ``bytes_max`` bytes together. Raise ``refusal`` if there are more."""
     size = 0
     async for chunk in chunks:
         size += len(chunk)
@@ -268,7 +270,7 @@ async def _pieces(data: bytes) -> AsyncIterator[bytes]:
 
 def _not_base64(param: str) -> TollgateError:
     return InvalidRequest(
-        "invalid_value", f"{param} is a data URI whose base64 cannot be read.", param=param
+        "invalid_value", f"{param} is a data URI with invalid base64.", param=param
     )
 
 

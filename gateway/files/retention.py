@@ -1,8 +1,8 @@
-"""What requests have in the blob store: whose it is, what was asked, and when it goes.
+"""Blobs of requests: their account, the request's input, and their deletion.
 
-All that a request was given and gave lies under one prefix of the store. It is kept while the
-request is open and then for as long as its output is; a refused request leaves nothing. Whoever
-clears deletes the blobs first and the row after, so nothing is ever left that no row answers for.
+All blobs of a request, inputs and outputs, are under one prefix of the blob store. They are kept
+while the request is open and then as long as its output; a refused request leaves none. Deletion
+removes the blobs first and the row afterwards, so there is never a blob without a row.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from workers.contract.jobs import BlobRef, Job, RequestId
 log = logging.getLogger(__name__)
 
 INPUT_PREFIX: Final = "in-"
-"""What the nonce of sources begins with, which is given by the gateway."""
+"""Prefix of the nonce of inputs, which the gateway stores; other nonces are those of attempts."""
 STORED: Final = "stored"
-"""Stands for the task of a request of which only a large input or output is in the store."""
+"""In place of the task, for a request that has only a large input or output as a blob."""
 UNDECIDED: Final = timedelta(minutes=15)
-"""A request that is neither held nor closed after this long was never accepted."""
+"""Age at which a request that has neither a hold nor a receipt was never accepted."""
 GRACE: Final = timedelta(minutes=1)
-"""Beyond its deadline a request has this long to be closed."""
+"""Time in which a request is closed after its deadline."""
 RETRY_PAUSE: Final = timedelta(minutes=10)
-"""Pause before blobs that could not be deleted are tried again."""
+"""Pause before a failed deletion is retried."""
 CHUNK: Final = 100
 
 
 class StoredInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an accepted request was asked, as its job has it, with what was attached."""
+    """Input of an accepted request, as in its job, with its attachments."""
 
     input: dict[str, Any]
     attachments: tuple[BlobRef, ...] = ()
     origin: str | None = None
-    """The request that this one was made from."""
+    """Id of the request that this one is derived from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class MediaStore:
     async def register(
         self, account_id: int, request_id: RequestId, task: str, asked: StoredInput | None
     ) -> None:
-        """Answer for what a request that is about to be accepted will have in the store."""
+        """Insert the row of a request that is about to be accepted, before its blobs are stored."""
         values = {
             "request_id": request_id,
             "account_id": account_id,
@@ -80,7 +80,8 @@ class MediaStore:
         )
 
     async def record_stored(self, stored: Sequence[BlobRef]) -> None:
-        """Answer for outputs that workers stored, before the requests that refer to them close."""
+        """Insert rows for outputs that workers stored, before the requests that refer to them are
+        closed."""
         if not stored:
             return
         rows = []
@@ -107,11 +108,12 @@ class MediaStore:
         return await self._blobs.put(input_key(job.account_id, job.request_id), data)
 
     async def clear_input(self, account_id: int, request_id: str) -> None:
-        """Delete the stored input of an ended request; what fails goes with the rest of it."""
+        """Delete the stored input of an ended request, best effort: it is deleted with the request
+        at the latest."""
         try:
             await self._blobs.delete([input_key(str(account_id), request_id)])
         except BlobError as error:
-            log.warning("the input of %s is left: %s", request_id, type(error).__name__)
+            log.warning("could not delete the input of %s: %s", request_id, type(error).__name__)
 
     async def describe(self, request_id: RequestId, asked: StoredInput) -> None:
         change = update(media).where(media.c.request_id == request_id)
@@ -120,14 +122,14 @@ class MediaStore:
         )
 
     async def owner(self, request_id: str) -> int | None:
-        """The account whose request it is; None if nothing of it is kept (any more)."""
+        """Return the account of a request, or None if no blobs of it are kept."""
         query = select(media.c.account_id).where(
             media.c.request_id == request_id, media.c.forgotten.is_(False)
         )
         return await self._database.read(lambda connection: connection.execute(query).scalar())
 
     async def find(self, account_id: int, request_id: str) -> Record | None:
-        """Look up what is kept of a request of an account."""
+        """Return the record of an account's request, or None if nothing of it is kept."""
         if not is_request_id(request_id):
             return None
         query = select(media).where(
@@ -149,7 +151,7 @@ class MediaStore:
         after: str | None = None,
         oldest_first: bool = False,
     ) -> Sequence[Record]:
-        """List requests of some tasks of which something is kept, by their age."""
+        """List an account's requests of some tasks that have blobs, by age."""
         id = media.c.request_id
         query = select(media).where(
             media.c.account_id == account_id,
@@ -176,31 +178,34 @@ class MediaStore:
             )
             changed = connection.execute(change).rowcount
             open_hold = select(holds.c.request_id).where(holds.c.request_id == request_id)
-            # While it is open its worker may still write.
+            # While the request is open, its worker can still store blobs.
             return bool(changed) and connection.execute(open_hold).first() is None
 
         if await self._database.write(write):
             await self._clear(account_id, request_id)
 
     async def discard(self, account_id: int, request_id: str) -> None:
-        """Clear away what a request left that was not accepted; what fails is tried again later."""
+        """Delete the blobs of a request that was not accepted; failures are retried later."""
         await self._clear(account_id, request_id)
 
     async def clear_attempts(
         self, account_id: int, request_id: str, counts: Collection[BlobRef]
     ) -> None:
-        """Clear away what attempts at an ended request left that died, where these blobs are of the
-        one that counts; what fails goes with the rest of the request."""
+        """Delete blobs of failed attempts at an ended request, best effort.
+
+        ``counts`` are blobs of the attempt that ended it, which are kept. Blobs that remain are
+        deleted with the request.
+        """
         try:
             spare = {INPUT_PREFIX, *(f"{blob.key.split('/')[2]}/" for blob in counts)}
             await self._blobs.delete_request(str(account_id), request_id, spare=spare)
         except BlobError as error:
-            log.warning("attempts at %s are left: %s", request_id, type(error).__name__)
-        except Exception:  # a task that nobody awaits
-            log.exception("attempts at %s are left", request_id)
+            log.warning("could not delete attempts at %s: %s", request_id, type(error).__name__)
+        except Exception:  # a background task, which is not awaited
+            log.exception("could not delete attempts at %s", request_id)
 
     async def delete_ended(self) -> None:
-        """Clear away whatever is not to be kept any longer."""
+        """Delete the blobs whose retention has ended."""
         now = datetime.now(UTC)
         cleared = CHUNK
         while cleared == CHUNK:
@@ -209,15 +214,15 @@ class MediaStore:
             )
             await asyncio.gather(*(self.clear_input(*row) for row in due.ended))
             done = await asyncio.gather(*(self._clear(*row) for row in due.over))
-            # A store that deletes nothing at all is left alone until the next time.
+            # If no deletion succeeded, wait for the next run.
             cleared = 0 if due.over and not any(done) else due.seen
 
     async def _clear(self, account_id: int, request_id: str) -> bool:
         try:
             await self._blobs.delete_request(str(account_id), request_id)
         except (BlobError, OSError, ValueError) as error:
-            log.warning("%s is cleared away later: %s", request_id, type(error).__name__)
-            # Behind the others, which it must not keep waiting.
+            log.warning("could not delete %s, retrying later: %s", request_id, type(error).__name__)
+            # Queued behind the others, so that it does not delay them.
             later = update(media).where(media.c.request_id == request_id)
             again = later.values(clear_at=datetime.now(UTC) + RETRY_PAUSE)
             await self._database.write(lambda connection: connection.execute(again))
@@ -229,8 +234,8 @@ class MediaStore:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """Number of rows that were looked at, and account and request of those whose time is over, or
-    that have ended with an input still stored."""
+    """Number of rows that were checked; account and request of those whose retention is over, and
+    of those that have ended and still have a stored input."""
 
     seen: int
     over: Sequence[tuple[int, str]]
@@ -238,7 +243,7 @@ class _Due:
 
 
 def _due(connection: Connection, *, now: datetime, retention: timedelta) -> _Due:
-    """Look at rows that are due; those to be kept are looked at again when that may change."""
+    """Check the rows that are due; those to keep become due again when that can change."""
     rows = connection.execute(
         select(
             media.c.request_id,
@@ -279,7 +284,7 @@ def _due(connection: Connection, *, now: datetime, retention: timedelta) -> _Due
 
 
 def input_key(account: str, request_id: str) -> str:
-    """Key of an input that is too large for the queue; there is one of a request."""
+    """Return the key of an input that is too large for the queue; a request has one at most."""
     return blob_key(account, request_id, f"{INPUT_PREFIX}job", 0)
 
 

@@ -1,8 +1,8 @@
-"""How many files an account can keep, and how many bytes: uploads, batches' files and voices.
+"""Storage limits of accounts, in files and bytes: for uploads, files of batches, and voices.
 
-A file's room is reserved under the account's lock before its first byte is stored, so that any
-number of uploads at once stay within the bounds. The reservation ends with the file's row or, if
-the gateway dies, by itself. Outputs of batches count but are never refused: they were paid for.
+Space for a file is reserved under the account's lock before its first byte is stored, so that
+concurrent uploads stay within the limits. The reservation is replaced by the file's row or, if the
+gateway crashes, expires. Outputs of batches count but are never refused, because they are paid for.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gateway.tables.core import accounts
 from gateway.tables.voices import voice_recordings
 
 RESERVED_FOR: Final = timedelta(hours=1)
-"""Time in which a file must have arrived."""
+"""Maximum duration of an upload."""
 COUNT_MAX: Final = 2**31 - 1
 BYTES_MAX: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class StorageLimits:
-    """Bounds of one account's files."""
+    """Limits of one account's files."""
 
     files_max: int
     bytes_max: int
@@ -41,14 +41,14 @@ class StorageLimits:
 
 @dataclass(frozen=True, slots=True)
 class StorageUse:
-    """Files and bytes of an account, with those that are reserved."""
+    """Number and bytes of an account's files, including reservations."""
 
     files: int
     bytes: int
 
 
 class Room:
-    """Grants room for files, and refuses it to accounts that could not pay for anything."""
+    """Reserves storage for files, and refuses accounts that cannot pay for a request."""
 
     def __init__(
         self,
@@ -58,36 +58,36 @@ class Room:
         paths: Sequence[Path] = (),
         disk_reserve: int | None = None,
     ) -> None:
-        """``paths`` lie on the disks that files are stored on."""
+        """``paths`` are on the disks that store files; ``disk_reserve`` is in bytes."""
         self._database = database
         self._defaults = defaults
         self._paths = paths
         self._disk_reserve = disk_reserve
         self._arriving = 0
-        """Bytes of files that are being stored by this process."""
+        """Bytes of files that this process is storing now."""
 
     async def check(self, account_id: int, *, size: int) -> None:
-        """Check that a file of up to ``size`` bytes could be stored. Raise ``TollgateError``."""
+        """Check that a file of up to ``size`` bytes can be stored. Raise ``TollgateError``."""
         await self.check_disk(size)
         await self._database.read(
             lambda connection: check_room(connection, account_id, self._defaults, size=size)
         )
 
     async def check_disk(self, size: int = 0) -> None:
-        """Raise ``Unavailable`` if a file would use the reserve of a disk."""
+        """Raise ``Unavailable`` if a file of ``size`` bytes would use the reserve of a disk."""
         wanted = size + self._arriving
         for path in self._paths:
             if not await asyncio.to_thread(has_room, path, self._disk_reserve, size_bytes=wanted):
                 raise Unavailable(
                     "storage_full",
-                    "This server has no disk space left for files (TOLLGATE_DISK_RESERVE_BYTES is "
-                    "kept free); requests without files are served.",
+                    "This server has no disk space left for files "
+                    "(TOLLGATE_DISK_RESERVE_BYTES stays free); requests without files are served.",
                     retry_after_s=60,
                 )
 
     @contextlib.contextmanager
     def arriving(self, size: int) -> Iterator[None]:
-        """Count a file that is being stored into what ``check_disk`` looks at."""
+        """Count a file as being stored, so that ``check_disk`` includes it."""
         self._arriving += size
         try:
             yield
@@ -95,7 +95,7 @@ class Room:
             self._arriving -= size
 
     async def reserve(self, account_id: int, file_id: str, *, size: int) -> None:
-        """Reserve room for a file, or more time for one. Raise ``TollgateError``."""
+        """Reserve space for a file, or extend its reservation. Raise ``TollgateError``."""
         await self.check_disk(size)
         await self._database.write(
             lambda connection: reserve(connection, account_id, file_id, self._defaults, size=size)
@@ -105,13 +105,13 @@ class Room:
         return limits_of(connection, account_id, self._defaults)
 
     async def release(self, file_id: str) -> None:
-        """Give back the room of a file that did not come."""
+        """Delete the reservation of a file that was not stored."""
         gone = delete(file_reservations).where(file_reservations.c.file_id == file_id)
         await self._database.write(lambda connection: connection.execute(gone))
 
 
 def check_standing(connection: Connection, account_id: int) -> None:
-    """Check that an account may leave things here: it is active and could pay for a request.
+    """Check that an account may store files: it is active and can pay for a request.
 
     Raise ``Forbidden`` or ``PaymentRequired``.
     """
@@ -139,21 +139,22 @@ def check_room(
     size: int,
     of: str | None = None,
 ) -> None:
-    """Check standing and bounds for one more file; ``of`` is the one that has a reservation."""
+    """Check standing and limits for one more file. The reservation of ``of``, the file itself, is
+    not counted."""
     check_standing(connection, account_id)
     limits = limits_of(connection, account_id, defaults)
     stored = measure(connection, account_id, but=of)
     if stored.files >= limits.files_max:
         raise TooLarge(
             "too_many_files",
-            f"This account has {stored.files} files, and at most {limits.files_max} are kept; "
+            f"This account has {stored.files} files, and its limit is {limits.files_max}; "
             "delete some.",
             details={"limit": limits.files_max, "unit": "files"},
         )
     if stored.bytes + size > limits.bytes_max:
         raise TooLarge(
             "account_storage_full",
-            f"This account's files have {stored.bytes} bytes, and {size} more would be beyond its "
+            f"This account's files have {stored.bytes} bytes, and {size} more would exceed its "
             f"limit of {limits.bytes_max}; delete some.",
             details={"limit": limits.bytes_max, "unit": "bytes"},
         )
@@ -162,7 +163,7 @@ def check_room(
 def reserve(
     connection: Connection, account_id: int, file_id: str, defaults: StorageLimits, *, size: int
 ) -> None:
-    """Reserve room under the account's lock. Raise ``TollgateError``."""
+    """Reserve space under the account's lock. Raise ``TollgateError``."""
     now = datetime.now(UTC)
     lock_accounts(connection, [account_id])
     own = file_reservations.c.account_id == account_id
@@ -179,7 +180,8 @@ def reserve(
 
 
 def measure(connection: Connection, account_id: int, *, but: str | None = None) -> StorageUse:
-    """Count what an account has here; deleted files count until their bytes are gone."""
+    """Measure an account's storage, without the file ``but``. Deleted files count until their bytes
+    are deleted."""
     count, size = 0, 0
     for table, key in (
         (files, files.c.id),
@@ -194,14 +196,14 @@ def measure(connection: Connection, account_id: int, *, but: str | None = None) 
         if but is not None:
             query = query.where(key != but)
         found = connection.execute(query).one()
-        # Voices have a bound of their own in number.
+        # The number of voices has a separate limit.
         count += found[0] if table is not voice_recordings else 0
         size += int(found[1])
     return StorageUse(count, size)
 
 
 def limits_of(connection: Connection, account_id: int, defaults: StorageLimits) -> StorageLimits:
-    """Read the bounds of an account: its own, or the installation's."""
+    """Read the limits of an account: its own, or the installation's defaults."""
     row = connection.execute(
         select(storage_limits).where(storage_limits.c.account_id == account_id)
     ).first()
@@ -216,15 +218,15 @@ def limits_of(connection: Connection, account_id: int, defaults: StorageLimits) 
 def set_limits(
     connection: Connection, account_id: int, *, files_max: int | None, bytes_max: int | None
 ) -> None:
-    """Replace an account's own bounds; without numbers the installation's are in force again.
+    """Replace an account's own limits; None restores the installation's default.
 
-    Raise ``LookupError`` for an unknown account, ``ValueError`` for a number out of range.
+    Raise ``LookupError`` if the account does not exist, ``ValueError`` if a number is out of range.
     """
     for number, largest in ((files_max, COUNT_MAX), (bytes_max, BYTES_MAX)):
         if number is not None and not 0 <= number <= largest:
-            raise ValueError(f"a bound of storage is {number}, and must be from 0 to {largest}")
+            raise ValueError(f"storage limit is {number}; it must be between 0 and {largest}")
     if account_id not in lock_accounts(connection, [account_id]):
-        raise LookupError(f"there is no account {account_id}")
+        raise LookupError(f"unknown account {account_id}")
     connection.execute(delete(storage_limits).where(storage_limits.c.account_id == account_id))
     if files_max is not None or bytes_max is not None:
         connection.execute(

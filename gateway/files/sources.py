@@ -1,9 +1,9 @@
-"""What a client sends along, in the ways in which it can be given. Pure.
+"""Attachments of a request, in the forms in which they can be given. Pure.
 
-In JSON a source is a data URI, an https address, or the id of an upload, alone or as
-``{"upload": id}`` or ``{"url": address}``; the address of an upload here stands for its id and is
-never called. A form brings the bytes themselves, and what is made
-from an earlier request refers to what lies in the store.
+In JSON an attachment is a data URI, an https URL or the id of an upload, as a string or as
+``{"upload": id}`` or ``{"url": url}``. An upload URL of this server stands for the upload's id and
+is never fetched. A form carries the bytes themselves. A request that is derived from an earlier one
+refers to a blob.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UploadedSource:
 
 @dataclass(frozen=True, slots=True)
 class SentSource:
-    """Bytes that came with the request itself, in pieces of at most about a megabyte."""
+    """Bytes from the request's form, in chunks of about a megabyte at most."""
 
     read: Callable[[], AsyncIterator[bytes]]
     filename: str = ""
@@ -46,15 +46,15 @@ class SentSource:
 
 @dataclass(frozen=True, slots=True)
 class StoredSource:
-    """Something that an earlier request was given or gave."""
+    """An input or an output of an earlier request."""
 
     blob: BlobRef
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVoice:
-    """A voice that the account keeps, and its recording once it was looked up: attached as it lies,
-    copied for nobody."""
+    """A stored voice of the account, with its recording once it was looked up. The blob is attached
+    without a copy."""
 
     voice_id: str
     blob: BlobRef | None = None
@@ -67,17 +67,17 @@ Given: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One attachment to be: what it must be, how it was given, and in which field."""
+    """An attachment to fetch: the required kind, the form in which it was given, and its field."""
 
     kind: MediumKind
     given: Given
     param: str
     bytes_max: int | None = None
-    """Where less is taken than of others."""
+    """Maximum size in bytes, if smaller than the installation's."""
 
 
 def read_given(value: Any) -> Given:
-    """Read what stands in a field. Raise ``ValueError`` with what would have been accepted."""
+    """Read the value of a field. Raise ``ValueError`` with what is accepted."""
     if isinstance(value, InlineSource | RemoteSource | UploadedSource | SentSource | StoredSource):
         return value
     if isinstance(value, dict) and len(value) == 1:
@@ -95,15 +95,13 @@ def read_given(value: Any) -> Given:
         if value.startswith("file-"):
             return UploadedSource(value)
     raise ValueError(
-        'this is a data URI (data:image/png;base64,…), an https address, or {"upload": "file-…"}'
+        'expected a data URI (data:image/png;base64,…), an https URL, or {"upload": "file-…"}'
     )
 
 
 SourceField: TypeAlias = Annotated[
     Given,
     PlainValidator(read_given),
-    WithJsonSchema(
-        {"type": ["string", "object"], "description": "data URI, https address or upload"}
-    ),
+    WithJsonSchema({"type": ["string", "object"], "description": "data URI, https URL or upload"}),
 ]
-"""A field of an input that holds a picture, a video or a sound."""
+"""A field of an input that holds an image, a video or audio."""

@@ -1,9 +1,9 @@
-"""Files that come inside a JSON body, taken out of it while it is received.
+"""Extracts files from a JSON body while it is received.
 
-A data URI of more than ``INLINE_MAX`` characters is decoded into a temporary file as it arrives,
-and a short placeholder takes its place, which names its SHA-256. So a body of any size needs little
-memory, it is parsed quickly, and equal bodies stay equal. Placeholders mean something only within
-the request that brought the file. Strings that are text (``TEXTS``) stay as they are.
+A data URI of more than ``INLINE_MAX`` characters is decoded into a temporary file as it arrives and
+replaced by a short placeholder with its SHA-256. So a body of any size needs little memory and is
+parsed quickly, and equal bodies stay equal. Placeholders are valid only within their request.
+Strings that are text (``TEXTS``) are not changed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import IO, Final
 
 INLINE_MAX: Final = 64 * 1024
-"""Shorter data URIs stay in the body."""
+"""Maximum length of data URIs that stay in the body, in characters."""
 HEAD_MAX: Final = 200
-"""Characters of a data URI before its comma."""
+"""Maximum length of a data URI before its comma, in characters."""
 PIECE: Final = 256 * 1024
-"""Characters that are decoded at a time; the interpreter's lock is held for half a millisecond."""
+"""Characters decoded at a time, which hold the interpreter's lock for half a millisecond."""
 CHUNK_BYTES: Final = 1024 * 1024
 TEXTS: Final = (b"content", b"text", b"prompt", b"input", b"instructions")
-"""Names of members whose value is text, even if it looks like a data URI."""
+"""Names of members whose value is text even if it starts like a data URI."""
 
 _BEGIN: Final = b'"data:'
 _HEAD: Final = re.compile(rb"data:([A-Za-z0-9.+-]{0,50}(?:\\?/[A-Za-z0-9.+-]{0,100})?);base64,")
@@ -40,39 +40,39 @@ _PLACEHOLDER: Final = re.compile(r"data:[A-Za-z0-9.+/-]{0,160};spooled=([0-9]{1,
 
 @dataclass(slots=True)
 class SpooledFile:
-    """One file, in a temporary file that has no name."""
+    """One extracted file, in an unnamed temporary file."""
 
     file: IO[bytes]
     bytes: int = 0
     sha256: str = ""
     valid: bool = True
-    """Whether it was base64."""
+    """Whether it was valid base64."""
 
 
 class Spool:
-    """The files of one body. ``close`` it when they were stored, or the request has ended."""
+    """The files of one body. Must be closed once they are stored or the request has ended."""
 
     def __init__(
         self, directory: Path, threads: ThreadPoolExecutor, *, closed: Callable[[], None]
     ) -> None:
-        """``closed`` is called once, when the files are gone."""
+        """``closed`` is called once, after the files are deleted."""
         self.parts: list[SpooledFile] = []
         self._closed: Callable[[], None] | None = closed
         self._directory = directory
         self._threads = threads
 
     def begin(self) -> SpooledFile:
-        # Unlinked from the beginning: nothing is left of it, however the process ends.
+        # Unlinked from the start, so nothing is left however the process ends.
         part = SpooledFile(tempfile.TemporaryFile(dir=self._directory))  # noqa: SIM115 -- see close
         self.parts.append(part)
         return part
 
     async def run(self, function: Callable[[], None]) -> None:
-        """Run a function in a thread that only spools."""
+        """Run a function in the threads that are reserved for spooling."""
         await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     def find(self, uri: str) -> SpooledFile | None:
-        """Find the file that a placeholder stands for."""
+        """Return the file of a placeholder, or None."""
         found = _PLACEHOLDER.fullmatch(uri) if len(uri) < 2 * HEAD_MAX else None
         if found is None or int(found[1]) >= len(self.parts):
             return None
@@ -80,7 +80,7 @@ class Spool:
         return part if part.sha256 == found[2] else None
 
     async def read(self, part: SpooledFile) -> AsyncIterator[bytes]:
-        """Read a file in pieces of about a megabyte."""
+        """Read a file in chunks of about a megabyte."""
         place = 0
         while place < part.bytes:
             pieces: list[bytes] = []
@@ -107,7 +107,7 @@ SPOOL: Final[contextvars.ContextVar[Spool | None]] = contextvars.ContextVar("spo
 
 
 class Extractor:
-    """Takes long data URIs out of a JSON text that comes in pieces. ``kept`` is what remains."""
+    """Extracts long data URIs from JSON text that arrives in pieces. ``kept`` is the rest."""
 
     def __init__(self, spool: Spool) -> None:
         self.kept = bytearray()
@@ -115,11 +115,11 @@ class Extractor:
         self._part: SpooledFile | None = None
         self._kind = b""
         self._text = bytearray()
-        """Characters of the current data URI that were not decoded yet, or all that is unread."""
+        """Text not processed yet: characters of the current data URI, or JSON."""
         self._digest = hashlib.sha256()
 
     async def feed(self, data: bytes) -> None:
-        """Take in the next piece."""
+        """Process the next piece of the body."""
         self._text += data
         while True:
             if self._part is None:
@@ -131,7 +131,7 @@ class Extractor:
     def end(self) -> bytes:
         """Return the body without its files."""
         if self._part is not None:
-            # The text ends inside a string, so it is not JSON: let the parser say so.
+            # The body ends inside a string, so it is not valid JSON; the parser reports that.
             self._part = None
             self.kept += b'"'
         self.kept += self._text
@@ -139,7 +139,7 @@ class Extractor:
         return bytes(self.kept)
 
     def _look(self) -> bool:
-        """Move text to ``kept`` up to the next long data URI; False if more is needed."""
+        """Move text to ``kept`` up to the next long data URI; False if more text is needed."""
         place = 0
         while True:
             begin = self._text.find(_BEGIN, place)
@@ -168,7 +168,7 @@ class Extractor:
         del self._text[:count]
 
     def _is_quoted(self, place: int) -> bool:
-        """Whether the quotation mark there is inside a string."""
+        """Whether the quotation mark at ``place`` is escaped, and so inside a string."""
         before = bytes(self.kept[-HEAD_MAX:]) + bytes(self._text[max(0, place - HEAD_MAX) : place])
         return bool((len(before) - len(before.rstrip(b"\\"))) % 2)
 
@@ -177,7 +177,7 @@ class Extractor:
         return _TEXT.search(before[-HEAD_MAX:]) is not None
 
     async def _spool_on(self) -> bool:
-        """Decode what has come of the current file; False if more is needed."""
+        """Decode the text of the current file that has arrived; False if more text is needed."""
         part = self._part
         assert part is not None
         end = self._text.find(b'"')
@@ -188,13 +188,13 @@ class Extractor:
         raw = bytes(self._text[:take])
         if b"\\" in raw:
             if not last and (cut := raw.rfind(b"\\", -6)) >= 0:
-                raw = raw[:cut] or raw  # an escape may be incomplete
+                raw = raw[:cut] or raw  # the escape can be incomplete
             take = len(raw)
             plain = _ESCAPE.sub(_unescaped, raw)
         else:
             plain = raw
         if not last and len(plain) % 4:
-            # base64 is decoded in groups of four; the rest waits, unescaped.
+            # base64 is decoded in groups of four; the rest stays, unescaped.
             rest = plain[len(plain) // 4 * 4 :]
             plain = plain[: len(plain) // 4 * 4]
             del self._text[:take]

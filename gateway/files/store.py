@@ -1,8 +1,8 @@
 """Files of accounts: their rows in SQL, their bytes in the blob store.
 
-A file is seen by its account alone, and by nobody once it has expired or was deleted: both end its
-time at once, and whoever comes along clears it away. The input of a batch that has not ended
-cannot be deleted, and outlives its own time until the batch has ended.
+A file is visible to its account only, and no longer visible once it has expired or was deleted;
+deleting sets its expiry to now, and a scheduled task deletes its bytes. The input of a batch cannot
+be deleted before the batch has ended, and is kept until then even if it expires earlier.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ from workers.contract.jobs import BlobRef
 log = logging.getLogger(__name__)
 
 Purpose: TypeAlias = Literal["batch", "batch_output", "vision", "user_data"]
-"""What requests are in, what answers are in, and (the last two) what is sent along with a
-request."""
+"""Use of a file: input of a batch, output of a batch, or (the last two) an attachment."""
 SortOrder: TypeAlias = Literal["asc", "desc"]
 PURPOSES: Final[tuple[Purpose, ...]] = get_args(Purpose)
 
 NAME_MAX: Final = 255
 CHUNK: Final = 100
-"""Files cleared away in one round."""
+"""Expired files deleted in one round."""
 
 
 class FileGone(Exception):
-    """A file that is needed has no row any more."""
+    """A required file no longer exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +92,11 @@ class Files:
         file_id: str | None = None,
         size_max: int = 0,
     ) -> File:
-        """Store a file of an account, of up to ``size_max`` bytes. Raise ``BlobError``, or
-        ``TollgateError`` if the account has no room for it.
+        """Store a file of up to ``size_max`` bytes.
 
-        One that was given its id before comes once: sent again it is the same file, and another one
-        in its place is a ``Conflict``.
+        With a ``file_id``, repeating the call with the same content returns the existing file.
+        Raise ``BlobError``, ``Conflict`` if the id has other content, or another
+        ``TollgateError`` if the account has no space for the file.
         """
         try:
             check_label(filename, "the name of the file", longest=NAME_MAX)
@@ -111,7 +110,7 @@ class Files:
                 account_id, file_id, chunks, content_type=content_type, size_max=size_max
             )
         except BaseException:
-            # What it had is given back in time if this cannot be done now.
+            # If this fails, the reservation expires.
             if self._room is not None:
                 with contextlib.suppress(*OUTAGE):
                     await self._room.release(file_id)
@@ -135,7 +134,8 @@ class Files:
             found = await self.find(account_id, file_id)
             if found.blob.sha256 != blob.sha256:
                 raise Conflict(
-                    "file_exists", f"{file_id} was sent already; ask for another address."
+                    "file_exists",
+                    f"{file_id} was already uploaded; request another upload URL.",
                 ) from None
             return found
         return made
@@ -150,7 +150,7 @@ class Files:
         size_max: int = 0,
     ) -> BlobRef:
         """Store the bytes of a file that has no row yet. Raise ``BlobError``, or ``Unavailable``
-        if the disk has no room for them."""
+        if the disk has no space for them."""
         key = blob_key(str(account_id), file_id, secrets.token_hex(8), 0)
         with contextlib.ExitStack() as stack:
             if self._room is not None:
@@ -159,11 +159,11 @@ class Files:
             return await self._blobs.put_stream(key, chunks, content_type=content_type)
 
     async def delete_bytes(self, account_id: int, file_id: str) -> None:
-        """Delete whatever was stored under the id of a file. Raise ``BlobError``."""
+        """Delete all bytes stored under a file's id. Raise ``BlobError``."""
         await self._blobs.delete_request(str(account_id), file_id)
 
     async def find(self, account_id: int, file_id: str, *, param: str = "file_id") -> File:
-        """Raise ``NotFound`` if the account has no such file (any more)."""
+        """Return a file. Raise ``NotFound`` if the account has no such file."""
         return await self._database.read(
             lambda connection: find_file(connection, account_id, file_id, param=param)
         )
@@ -177,7 +177,7 @@ class Files:
         order: SortOrder = "desc",
         purpose: str | None = None,
     ) -> FilePage:
-        """List an account's files by their age, from beyond a file on. Raise ``NotFound``."""
+        """List an account's files by age, from the file ``after`` on. Raise ``NotFound``."""
         now = datetime.now(UTC)
 
         def read(connection: Connection) -> FilePage:
@@ -195,11 +195,11 @@ class Files:
         return await self._database.report(read, account_id=account_id)
 
     def content(self, file: File) -> AsyncIterator[bytes]:
-        """Read a file in pieces. They raise ``BlobError``."""
+        """Read a file in chunks. Iterating can raise ``BlobError``."""
         return self._blobs.stream(file.blob)
 
     async def delete(self, account_id: int, file_id: str) -> None:
-        """Delete a file. Raise ``NotFound``, or ``Conflict`` while a batch needs it."""
+        """Delete a file. Raise ``NotFound``, or ``Conflict`` if an open batch needs it."""
         now = datetime.now(UTC)
         await self._database.write(
             lambda connection: expire_file(connection, account_id, file_id, now)
@@ -207,7 +207,7 @@ class Files:
         await self._clear(account_id, file_id)
 
     async def delete_ended(self) -> None:
-        """Clear away files whose time is over."""
+        """Delete expired files."""
         cleared = CHUNK
         while cleared == CHUNK:
             ended = await self._database.read(
@@ -217,11 +217,11 @@ class Files:
             cleared = sum(done)
 
     async def _clear(self, account_id: int, file_id: str) -> bool:
-        """Delete an ended file's bytes, and then its row; what fails is tried again later."""
+        """Delete an expired file's bytes, and then its row; failures are retried later."""
         try:
             await self.delete_bytes(account_id, file_id)
         except BlobError as error:
-            log.warning("%s is cleared away later: %s", file_id, type(error).__name__)
+            log.warning("could not delete %s, retrying later: %s", file_id, type(error).__name__)
             return False
         await self._database.write(
             lambda connection: connection.execute(delete(files).where(files.c.id == file_id))
@@ -230,7 +230,7 @@ class Files:
 
 
 def add_file(connection: Connection, file: File) -> None:
-    """Insert a file's row in the place of the room that was reserved for it."""
+    """Insert a file's row and delete its reservation."""
     connection.execute(delete(file_reservations).where(file_reservations.c.file_id == file.id))
     connection.execute(
         insert(files).values(
@@ -256,7 +256,7 @@ def find_file(
     lock: bool = False,
     param: str = "file_id",
 ) -> File:
-    """Raise ``NotFound`` if the account has no such file (any more)."""
+    """Return a file. Raise ``NotFound`` if the account has no such file."""
     query = select(files).where(
         files.c.id == file_id, files.c.account_id == account_id, _visible(datetime.now(UTC))
     )
@@ -264,21 +264,21 @@ def find_file(
         query = query.with_for_update()
     row = connection.execute(query).mappings().first() if is_id("file-", file_id) else None
     if row is None:
-        raise NotFound("file_not_found", f"There is no file {file_id!r}.", param=param)
+        raise NotFound("file_not_found", f"Unknown file {file_id!r}.", param=param)
     return _file(row)
 
 
 def read_input(connection: Connection, file_id: str) -> File:
-    """Read the file that a batch needs, also after its own time. Raise ``FileGone``."""
+    """Return the input file of a batch, even if it has expired. Raise ``FileGone``."""
     row = connection.execute(select(files).where(files.c.id == file_id)).mappings().first()
     if row is None:
-        raise FileGone(f"there is no {file_id} any more")
+        raise FileGone(f"{file_id} was deleted")
     return _file(row)
 
 
 def expire_file(connection: Connection, account_id: int, file_id: str, now: datetime) -> None:
-    """End a file's time now. Raise ``NotFound``, or ``Conflict`` while a batch needs it."""
-    # Under the lock that whoever makes a batch of it takes too.
+    """Expire a file now. Raise ``NotFound``, or ``Conflict`` if an open batch needs it."""
+    # Under the lock that creating a batch takes too.
     find_file(connection, account_id, file_id, lock=True)
     user = connection.execute(
         select(batches.c.id).where(batches.c.input_file_id == file_id, batches.c.ended_at.is_(None))
@@ -293,7 +293,7 @@ def expire_file(connection: Connection, account_id: int, file_id: str, now: date
 
 
 def expired_files(connection: Connection, now: datetime, *, limit: int) -> list[tuple[int, str]]:
-    """Give account and id of files whose time is over and that no batch needs any more."""
+    """Return account and id of expired files that no open batch needs."""
     query = (
         select(files.c.account_id, files.c.id)
         .where(files.c.expires_at <= now, not_(_in_use()))

@@ -1,8 +1,8 @@
-"""Places for one file each, made before it is sent: signed, so that sending needs no key. Pure.
+"""Presigned upload URLs, each for one file; the upload itself needs no API key. Pure.
 
-Nothing is stored until the file comes: account, id, type and end of time stand in the address,
-signed with a secret that derives from the server's own. Requests of the same account name the file
-by the address without the signature, which is never called and opens nothing to anybody.
+Nothing is stored before the upload: the URL carries account, file id, content type and expiry,
+signed with a key derived from the server's secret. Requests of the same account refer to the file
+by the URL without its signature; that URL is never fetched and grants no access.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VALID_S: Final = 900
 CONTENT_TYPES: Final[Mapping[str, str]] = {
     "png": "image/png",
     "jpeg": "image/jpeg",
-    # What those who say jpg send, whatever its registered name is.
+    # Not the registered name, but what clients that announce jpg send.
     "jpg": "image/jpg",
     "webp": "image/webp",
     "gif": "image/gif",
@@ -41,7 +41,7 @@ CONTENT_TYPES: Final[Mapping[str, str]] = {
     "ogg": "audio/ogg",
     "m4a": "audio/mp4",
 }
-"""What may be announced, and the content type with which it is to be sent."""
+"""Accepted file types, with the content type that the upload must have."""
 
 _NAME: Final = re.compile(r"(file-[0-9a-f]{32})\.([a-z0-9]{3,4})")
 _PUBLIC: Final = re.compile(r"(?:/.*)?" + PATH + r"/(file-[0-9a-f]{32})\.[a-z0-9]{3,4}")
@@ -49,7 +49,7 @@ _PUBLIC: Final = re.compile(r"(?:/.*)?" + PATH + r"/(file-[0-9a-f]{32})\.[a-z0-9
 
 @dataclass(frozen=True, slots=True)
 class UploadUrl:
-    """Whose file it will be, under which id, and as what it is to be sent."""
+    """Account, id and content type of a file to be uploaded."""
 
     account_id: int
     file_id: str
@@ -71,29 +71,29 @@ class UploadUrls:
     def open(
         self, account_id: int, file_type: str, *, base: str, file_id: str | None = None
     ) -> tuple[str, str]:
-        """Make an address to send a file to, and the one under which requests name it.
+        """Return the presigned URL to upload a file to, and the URL by which requests refer to it.
 
-        Raise ``KeyError`` for a type that is not taken.
+        Raise ``KeyError`` if the file type is not accepted.
         """
         assert CONTENT_TYPES[file_type]
-        address = f"{base.rstrip('/')}{PATH}/{file_id or new_id('file-')}.{file_type}"
+        url = f"{base.rstrip('/')}{PATH}/{file_id or new_id('file-')}.{file_type}"
         expires_at = int(time.time()) + VALID_S
-        name = address.rpartition("/")[2]
+        name = url.rpartition("/")[2]
         signature = self._sign(name, str(account_id), expires_at)
         query = f"account={account_id}&expires={expires_at}&signature={signature}"
-        return f"{address}?{query}", address
+        return f"{url}?{query}", url
 
     def check(
         self, name: str, *, account: str | None, expires: str | None, signature: str | None
     ) -> UploadUrl:
-        """Read a signed address. Raise ``Forbidden`` or ``Gone``."""
+        """Check a presigned URL. Raise ``Forbidden`` or ``Gone``."""
         expires_at = int(expires) if expires and re.fullmatch(r"[0-9]{1,12}", expires) else 0
         right = self._sign(name, account or "", expires_at)
         found = _NAME.fullmatch(name)
         if found is None or not hmac.compare_digest(right.encode(), (signature or "").encode()):
-            raise Forbidden("invalid_signature", "This address was not made here, or was changed.")
+            raise Forbidden("invalid_signature", "The signature of this URL is invalid.")
         if expires_at < time.time():
-            raise Gone("link_expired", "This address has expired; ask for another one.")
+            raise Gone("link_expired", "This URL has expired; request a new one.")
         file_id, file_type = found.groups()
         return UploadUrl(int(account or 0), file_id, CONTENT_TYPES[file_type])
 
@@ -104,8 +104,8 @@ class UploadUrls:
 
 
 def uploaded_file_id(url: str) -> str | None:
-    """The file that an address stands for, at whatever name of this server; None if it is another
-    sort of address."""
+    """Return the id of the file that an upload URL refers to, whatever its host; None for any other
+    URL."""
     try:
         found = _PUBLIC.fullmatch(urlsplit(url).path)
     except ValueError:

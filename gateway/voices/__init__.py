@@ -1,1 +1,1 @@
-"""Voices of accounts: recordings to speak in, and the consents that they were made with."""
+"""Stored voices of accounts, and the recorded consents that they were created with."""

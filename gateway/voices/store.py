@@ -1,10 +1,10 @@
-"""Voices of an account and the consents that they were made with, kept until they are deleted.
+"""Stored voices and consents of an account.
 
-Both are found by their account alone. Each has one recording in the blob store, under an id of its
-own: a request that is spoken in a voice is attached to that very blob, so what is deleted is gone
-at once, and a request that has not begun by then fails for nothing. Who deletes a consent deletes
-the voices that were made with it. Recordings are taken in as sources of requests are; what is in
-them is known to whoever decodes them.
+Both are visible to their account only, and kept until they are deleted. Each has one recording in
+the blob store, under a separate id. A request that uses a voice refers to that blob without a copy,
+so a deletion takes effect immediately, and a request that has not started by then fails without a
+charge. Deleting a consent deletes the voices that were created with it. Recordings are fetched like
+attachments of requests; their content is checked only when an engine decodes them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Kind: TypeAlias = Literal["voice", "consent"]
 
 NAME_MAX: Final = 100
 UNDECIDED: Final = timedelta(minutes=15)
-"""What is not stored after this long never will be."""
+"""Maximum time in which a recording must be stored."""
 CHUNK: Final = 100
 
 _PREFIX: Final[dict[Kind, str]] = {"voice": "voice_", "consent": "cons_"}
@@ -60,7 +60,7 @@ _CHILDREN: Final = recordings.alias("children")
 
 @dataclass(frozen=True, slots=True)
 class NewRecording:
-    """What is to be kept: a consent has a language, a voice the consent that it is made with."""
+    """A recording to store: a consent has a language, a voice the consent it is created with."""
 
     name: str
     language: str | None = None
@@ -75,7 +75,7 @@ class NewRecording:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A voice or a consent that is kept."""
+    """A stored voice or consent."""
 
     id: str
     account_id: int
@@ -95,7 +95,7 @@ class RecordingPage:
 
 
 def is_voice_id(text: str) -> bool:
-    """Whether a name is that of a kept voice and not of one that a model has."""
+    """Whether a name is the id of a stored voice, and not the name of a model's voice."""
     return is_id(_PREFIX["voice"], text)
 
 
@@ -103,8 +103,8 @@ class Voices:
     def __init__(
         self, database: Database, blobs: Blobs, fetcher: Fetcher, *, count_max: int, bytes_max: int
     ) -> None:
-        """``count_max`` bounds the voices of an account, and its consents; ``bytes_max`` each
-        recording."""
+        """``count_max`` limits the voices of an account, and separately its consents; ``bytes_max``
+        limits each recording."""
         self._database = database
         self._blobs = blobs
         self._fetcher = fetcher
@@ -112,7 +112,7 @@ class Voices:
         self._bytes_max = bytes_max
 
     async def create(self, account_id: int, new: NewRecording, source: Source) -> Recording:
-        """Keep a recording of an account. Raise ``TollgateError``, and then leave nothing."""
+        """Store a recording of an account. If this raises ``TollgateError``, nothing is stored."""
         _check_name(new.name)
         id = new_id(_PREFIX[new.kind])
         reserve = functools.partial(
@@ -132,13 +132,13 @@ class Voices:
     async def find(
         self, account_id: int, kind: Kind, id: str, *, param: str | None = None
     ) -> Recording:
-        """Raise ``NotFound`` if the account has no such voice or consent (any more)."""
+        """Return a voice or consent. Raise ``NotFound`` if the account has no such one."""
         return await self._database.read(
             lambda connection: _find(connection, account_id, kind, id, param=param)
         )
 
     async def find_named(self, account_id: int, kind: Kind, name: str) -> Recording | None:
-        """The newest voice or consent of a name."""
+        """Return the newest voice or consent of a name, or None."""
         query = _stored(account_id, kind).where(recordings.c.name == name)
         row = await self._database.read(
             lambda connection: connection.execute(_newest(query).limit(1)).mappings().first()
@@ -148,7 +148,7 @@ class Voices:
     async def list(
         self, account_id: int, kind: Kind, *, limit: int, after: str | None = None
     ) -> RecordingPage:
-        """List an account's voices or consents, the newest first. Raise ``NotFound``."""
+        """List an account's voices or consents, newest first. Raise ``NotFound``."""
 
         def read(connection: Connection) -> RecordingPage:
             query = _stored(account_id, kind)
@@ -161,7 +161,7 @@ class Voices:
         return await self._database.report(read, account_id=account_id)
 
     async def rename_consent(self, account_id: int, id: str, name: str) -> Recording:
-        """Raise ``NotFound``, or ``InvalidRequest`` for a name that cannot be kept."""
+        """Rename a consent. Raise ``NotFound``, or ``InvalidRequest`` if the name is invalid."""
         _check_name(name)
 
         def write(connection: Connection) -> Recording:
@@ -173,25 +173,25 @@ class Voices:
         return await self._write(account_id, write)
 
     async def delete(self, account_id: int, kind: Kind, id: str) -> None:
-        """Delete a voice, or a consent and all voices made with it. Raise ``NotFound``."""
+        """Delete a voice, or a consent and all voices created with it. Raise ``NotFound``."""
         end = functools.partial(_mark_deleted, account_id=account_id, kind=kind, id=id)
         ended = await self._write(account_id, end)
         reach("voice_ended")
-        # A consent's row goes after those that refer to it.
+        # A consent's row is deleted after those that refer to it.
         await asyncio.gather(*(self._clear(account_id, each) for each in ended if each != id))
         await self._clear(account_id, id)
 
     async def delete_ended(self) -> None:
-        """Clear away what was deleted, or never came to be."""
+        """Delete recordings that are marked as deleted or were never completed."""
         cleared = CHUNK
         while cleared:
             due = await self._database.read(_due)
             done = await asyncio.gather(*(self._clear(*each) for each in due))
-            # Consents come in a round after their voices.
+            # Consents are deleted in a round after their voices.
             cleared = sum(done) if all(done) else 0
 
     async def _write(self, account_id: int, function: Callable[[Connection], T]) -> T:
-        """Run a transaction under the account's lock, so that what it has counted stays so."""
+        """Run a transaction under the account's lock, so that its counts stay valid."""
 
         def write(connection: Connection) -> T:
             lock_accounts(connection, [account_id])
@@ -200,11 +200,11 @@ class Voices:
         return await self._database.write(write)
 
     async def _clear(self, account_id: int, id: str) -> bool:
-        """Delete a recording's bytes, and then its row; what fails is tried again later."""
+        """Delete a recording's bytes, and then its row; failures are retried later."""
         try:
             await self._blobs.delete_request(str(account_id), id)
         except BlobError as error:
-            log.warning("%s is cleared away later: %s", id, type(error).__name__)
+            log.warning("could not delete %s, retrying later: %s", id, type(error).__name__)
             return False
         gone = delete(recordings).where(recordings.c.id == id, not_(_has_voices()))
         done = await self._database.write(lambda connection: connection.execute(gone).rowcount)
@@ -221,7 +221,7 @@ def _check_name(name: str) -> None:
 def _reserve(
     connection: Connection, *, account_id: int, id: str, new: NewRecording, count_max: int
 ) -> None:
-    """Note what is about to be stored. Raise ``TollgateError`` if it could not be kept."""
+    """Insert the row of a recording before it is stored. Raise ``TollgateError``."""
     now = datetime.now(UTC)
     _check(connection, account_id, new)
     kept_or_coming = or_(recordings.c.clear_at.is_(None), recordings.c.clear_at > now)
@@ -233,7 +233,7 @@ def _reserve(
     if count >= count_max:
         raise InvalidRequest(
             f"too_many_{new.kind}s",
-            f"This account has {count} {new.kind}s, and at most {count_max} are kept; delete one.",
+            f"This account has {count} {new.kind}s, and its limit is {count_max}; delete one.",
             details={"limit": count_max, "unit": f"{new.kind}s"},
         )
     connection.execute(
@@ -254,7 +254,7 @@ def _reserve(
 def _store(
     connection: Connection, *, account_id: int, id: str, new: NewRecording, blob: BlobRef
 ) -> Recording:
-    """Have what is stored be found. Raise ``TollgateError`` if meanwhile it cannot be kept."""
+    """Make a stored recording visible. Raise ``TollgateError`` if it is no longer allowed."""
     _check(connection, account_id, new)
     row = connection.execute(
         update(recordings)
@@ -270,12 +270,14 @@ def _store(
     )
     found = row.mappings().first()
     if found is None:
-        raise Unavailable("storing_took_too_long", "The recording came too slowly; send it again.")
+        raise Unavailable(
+            "storing_took_too_long", "The upload of the recording took too long; send it again."
+        )
     return _recording(found)
 
 
 def _check(connection: Connection, account_id: int, new: NewRecording) -> None:
-    """Raise ``NotFound`` without the consent, ``Conflict`` if another voice has the name."""
+    """Raise ``NotFound`` if the consent does not exist, ``Conflict`` if the name is taken."""
     if new.consent_id is None:
         return
     _find(connection, account_id, "consent", new.consent_id, param="consent")
@@ -283,14 +285,14 @@ def _check(connection: Connection, account_id: int, new: NewRecording) -> None:
     if connection.execute(same).first() is not None:
         raise Conflict(
             "voice_exists",
-            f"This account has a voice called {new.name!r}; delete it, or choose another name.",
+            f"This account already has a voice {new.name!r}; delete it, or choose another name.",
             param="name",
             should_retry=False,
         )
 
 
 def _mark_deleted(connection: Connection, *, account_id: int, kind: Kind, id: str) -> list[str]:
-    """Have a recording, and what was made with it, be found no more. Raise ``NotFound``."""
+    """Hide a recording and the voices created with it; return their ids. Raise ``NotFound``."""
     _find(connection, account_id, kind, id)
     change = (
         update(recordings)
@@ -310,14 +312,12 @@ def _find(
     known = is_id(_PREFIX[kind], id)
     row = connection.execute(query).mappings().first() if known else None
     if row is None:
-        raise NotFound(
-            f"{kind}_not_found", f"There is no {kind} {id!r}.", param=param or f"{kind}_id"
-        )
+        raise NotFound(f"{kind}_not_found", f"Unknown {kind} {id!r}.", param=param or f"{kind}_id")
     return _recording(row)
 
 
 def _due(connection: Connection) -> list[tuple[int, str]]:
-    """Give account and id of what may be cleared away: a consent after its voices."""
+    """Return account and id of recordings that can be deleted: consents after their voices."""
     query = (
         select(recordings.c.account_id, recordings.c.id)
         .where(recordings.c.clear_at <= datetime.now(UTC), not_(_has_voices()))
@@ -343,7 +343,7 @@ def _is_kind(kind: Kind) -> ColumnElement[bool]:
 
 
 def _has_voices() -> ColumnElement[bool]:
-    """Whether there is still a voice that was made with it."""
+    """SQL condition: voices that were created with the consent still exist."""
     return exists().where(_CHILDREN.c.consent_id == recordings.c.id)
 
 

@@ -382,7 +382,7 @@ def test_a_file_is_sent_to_a_signed_address_and_named_by_another(
     # Somebody else's is not found, and neither address is called.
     stranger = media_stack.caller()
     refused = place(stranger, prompt="x", image=picture)
-    assert (refused.status_code, "no file" in refused.json()["error"]) == (400, True)
+    assert (refused.status_code, "Unknown file" in refused.json()["error"]) == (400, True)
     assert stored(media_stack, stranger) == []
 
 

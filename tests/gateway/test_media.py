@@ -210,8 +210,8 @@ def test_a_video_shows_frames_of_what_it_will_be(media_stack: Stack) -> None:
         ({"prompt": "x", "images": [DATA_URI] * 4}, "input.images", "at most 3"),
         ({"prompt": "x", "image": "here"}, "input.image", "data URI"),
         ({"prompt": "x", "image": "data:image/png;base64,!!"}, "input.image", "base64"),
-        ({"prompt": "x", "image": "data:image/png;base64,AAAA"}, "input.image", "no type"),
-        ({"prompt": "x", "image": {"upload": "file-1"}}, "input.image", "no file"),
+        ({"prompt": "x", "image": "data:image/png;base64,AAAA"}, "input.image", "unknown type"),
+        ({"prompt": "x", "image": {"upload": "file-1"}}, "input.image", "Unknown file"),
     ],
 )
 def test_invalid_image_inputs_are_refused_by_name_without_a_hold(
@@ -254,8 +254,8 @@ def test_a_picture_comes_inline_by_address_or_as_an_upload(
         ("/text", "unsupported_media_type", "png, jpeg, webp, gif"),
         ("/much", "source_too_large", "1000000 bytes"),
         ("/none", "source_unreachable", "answers 404"),
-        ("/round", "source_unreachable", "leads on more than 5 times"),
-        (":1/", "source_unreachable", "does not answer"),
+        ("/round", "source_unreachable", "more than 5 redirects"),
+        (":1/", "source_unreachable", "does not respond"),
     ],
 )
 def test_an_address_that_gives_no_picture_is_refused_and_leaves_nothing(

@@ -129,7 +129,7 @@ def test_an_account_keeps_so_many_and_no_more(media_stack: Stack) -> None:
     given = consent(api)
     made = [voice(api, str(number), given.id) for number in range(5)]
 
-    with pytest.raises(openai.BadRequestError, match="at most 5 are kept") as caught:
+    with pytest.raises(openai.BadRequestError, match="its limit is 5") as caught:
         voice(api, "one more", given.id)
 
     assert caught.value.code == "too_many_voices"

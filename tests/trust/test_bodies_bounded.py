@@ -172,7 +172,7 @@ def test_file_that_is_not_base64_is_refused_by_its_field(stack: Stack) -> None:
     refused = order(stack.caller(), json.dumps(body).encode())
 
     assert refused.status_code == 400
-    assert "base64 cannot be read" in refused.json()["error"]["message"]
+    assert "invalid base64" in refused.json()["error"]["message"]
 
 
 def test_large_bodies_at_once_need_little_memory_and_delay_nobody_for_long(stack: Stack) -> None:
