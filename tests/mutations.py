@@ -170,7 +170,7 @@ MUTATIONS = (
     Mutation(
         "lines of a batch have no names",
         "gateway/batches/names.py",
-        "idempotency=Idempotency.of(name, endpoint.path, placed.body),",
+        "idempotency=Idempotency.of(name, endpoint.path, line.body),",
         "idempotency=None,",
         "tests/failures/test_batches.py -k again_and_again",
     ),

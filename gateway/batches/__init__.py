@@ -1,1 +1,1 @@
-"""Files, and batches of requests that are run when there is room, at a lower price."""
+"""Batches: files of requests that run when there is capacity, at a lower price."""

@@ -1,6 +1,6 @@
-"""The check of a batch's file: every line, before any is run, as the live endpoint would check it.
+"""Checks every line of a batch's file like the live endpoint, before any line is run.
 
-Reads, holds nothing and charges nothing.
+Only reads: nothing is held or charged.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from gateway.requests.service import Requests
 from gateway.settings import Settings
 
 ERRORS_MAX: Final = 100
-"""Mistakes of one file that are told."""
+"""Maximum number of reported errors of a file."""
 LINE_BYTES_MAX: Final = 2**40
-"""Of a line that has been checked: no bound, for the one it was checked by may have changed."""
+"""Maximum size of a line that was already checked: unlimited, because the setting may have changed
+since."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What a file has in it; ``model`` is None where its lines name several."""
+    """Result of checking a file; ``model`` is None if its lines name several."""
 
     total: int
     model: str | None
@@ -46,9 +47,9 @@ class Check:
         self._models: set[str] = set()
 
     async def file(self, copy: IO[bytes], stopping: asyncio.Event) -> CheckReport:
-        """Check a whole file, or as much as there is time for before it is to stop.
+        """Check a file until its end, ``ERRORS_MAX`` errors, or ``stopping``.
 
-        Raise ``Unavailable`` while prices are not known.
+        Raise ``Unavailable`` if prices are unknown.
         """
         mistakes: list[Mapping[str, Any]] = []
         total = 0
@@ -77,18 +78,18 @@ class Check:
         return found
 
     def _line(self, line: BatchLine) -> None:
-        """Raise ``TollgateError`` that says what is wrong with a line."""
-        placed = read_line(
+        """Check a line. Raise ``TollgateError``."""
+        checked = read_line(
             line, self._endpoint, self._requests.entry, bytes_max=self._body_bytes_max
         )
-        if placed.custom_id in self._custom_ids:
+        if checked.custom_id in self._custom_ids:
             raise InvalidRequest(
                 "duplicate_custom_id",
-                f"The custom_id {placed.custom_id!r} was used by a line before.",
+                f"The custom_id {checked.custom_id!r} was already used by an earlier line.",
                 param="custom_id",
             )
-        self._custom_ids.add(placed.custom_id)
-        submission = submission_of(self._batch, self._endpoint, placed, line.number, 0)
+        self._custom_ids.add(checked.custom_id)
+        submission = submission_of(self._batch, self._endpoint, checked, line.number, 0)
         try:
             quoted = self._requests.check(submission, self._batch.account_id)
         except TollgateError as error:
@@ -99,7 +100,7 @@ class Check:
 async def lines_of(
     copy: IO[bytes], bytes_max: int = LINE_BYTES_MAX
 ) -> AsyncIterator[list[BatchLine]]:
-    """Read lines, some at a time, without keeping the event loop."""
+    """Read a file's lines in pages, without blocking the event loop."""
     found: Iterator[list[BatchLine]] = pages(copy, bytes_max)
     while (page := await asyncio.to_thread(next, found, None)) is not None:
         yield page
@@ -108,5 +109,5 @@ async def lines_of(
 def mistake(
     line: int | None, code: str, message: str, param: str | None = None
 ) -> Mapping[str, Any]:
-    """One of OpenAI's errors of a batch."""
+    """Return an error of a batch in OpenAI's format."""
     return {"code": code, "line": line, "message": message, "param": param}

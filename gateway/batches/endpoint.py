@@ -1,4 +1,4 @@
-"""What a dialect gives so that its requests can be made in batches."""
+"""The interface through which batches run requests of a dialect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.settings import Settings
 from gateway.tasks.submission import Submission
 
 Entries: TypeAlias = Callable[[str], CatalogEntry]
-"""Finds the entry of a model by its name. Raises ``NotFound``."""
+"""Returns the entry of a model by its name. Raises ``NotFound``."""
 
 
 def _never(_: Mapping[str, Any]) -> bool:
@@ -22,20 +22,20 @@ def _never(_: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BatchEndpoint:
-    """One path of the live API as a batch uses it."""
+    """One endpoint of the live API, as used by batches."""
 
     path: str
     tasks: frozenset[Task]
     read: Callable[[Mapping[str, Any], Entries], Submission]
-    """Check a body as the live endpoint does, and make it an order. Raises ``TollgateError``."""
+    """Check a body like the live endpoint; return its submission. Raises ``TollgateError``."""
     answer: Callable[[ClosedRequest, Mapping[str, Any]], bytes]
-    """The JSON body with which the live endpoint answers a request that succeeded; its body is
-    what was asked."""
+    """Return the JSON with which the live endpoint answers a request that succeeded. The mapping is
+    the request's body."""
     forgets: Callable[[Mapping[str, Any]], bool] = _never
-    """Whether what a body asks for is not to be fetched again outside the batch's files."""
+    """Whether the output of a body may not be kept outside the batch's files."""
     brings_files: bool = False
-    """Whether a body may bring pictures along, and an answer is in the blob store."""
+    """Whether bodies can have attachments, and outputs are blobs."""
 
     def body_bytes_max(self, settings: Settings) -> int:
-        """Of one line, as of a body of the live endpoint."""
+        """Maximum size of a line's body in bytes, the same as for the live endpoint."""
         return settings.media_body_bytes_max if self.brings_files else settings.body_bytes_max

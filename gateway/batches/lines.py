@@ -1,4 +1,4 @@
-"""The lines of a batch's input, and those of its output: JSON, one object each. Pure.
+"""The lines of a batch's input and output files: one JSON object each. Pure.
 
 A line is ``{"custom_id", "method", "url", "body"}``; its result is ``{"id", "custom_id",
 "response": {"status_code", "request_id", "body"}, "error"}``.
@@ -31,14 +31,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line as it stands in the file; ``number`` counts from 1. None is one that is too long."""
+    """A line of the file; ``number`` counts from 1, ``text`` is None if the line is too long."""
 
     number: int
     text: bytes | None
 
 
 class LineBody(BaseModel):
-    """What one line asks for."""
+    """The JSON of a line."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,7 +50,7 @@ class LineBody(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CheckedLine:
-    """A checked line: its own name for itself, and the submission that it is."""
+    """A checked line."""
 
     custom_id: str
     body: Mapping[str, Any]
@@ -59,17 +59,17 @@ class CheckedLine:
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """How a line ended, as a line of the output file (``succeeded``) or of the error file."""
+    """The result of a line, as text for the output file (``succeeded``) or the error file."""
 
     number: int
     succeeded: bool
     text: bytes
     closed: ClosedRequest | None = None
-    """The request that it made, if it made one."""
+    """The line's request, if one was accepted."""
 
 
 def pages(file: IO[bytes], bytes_max: int) -> Iterator[list[BatchLine]]:
-    """Give the lines of a file, some at a time; empty ones are counted but not given."""
+    """Yield the lines of a file in pages. Empty lines are counted but not yielded."""
     number, rest, too_long = 1, bytearray(), False
     file.seek(0)
     while chunk := file.read(CHUNK_BYTES):
@@ -98,7 +98,7 @@ def pages(file: IO[bytes], bytes_max: int) -> Iterator[list[BatchLine]]:
 def read_line(
     line: BatchLine, endpoint: BatchEndpoint, entries: Entries, *, bytes_max: int
 ) -> CheckedLine:
-    """Check a line by itself, its body as the live endpoint would. Raise ``TollgateError``."""
+    """Check a single line, its body like the live endpoint. Raise ``TollgateError``."""
     if line.text is None:
         raise TooLarge("line_too_long", f"The line is longer than {bytes_max} bytes.")
     try:
@@ -106,33 +106,33 @@ def read_line(
     except msgspec.DecodeError:
         value = None
     if not isinstance(value, dict):
-        raise InvalidRequest("invalid_json_line", "The line is no JSON object.")
+        raise InvalidRequest("invalid_json_line", "The line is not a JSON object.")
     try:
-        asked = LineBody.model_validate(value)
+        parsed = LineBody.model_validate(value)
     except ValidationError as error:
         raise invalid_field(error.errors(include_url=False)) from None
-    if asked.url != endpoint.path:
+    if parsed.url != endpoint.path:
         raise InvalidRequest(
             "mismatched_url",
-            f"url is {asked.url!r}, but the batch is for {endpoint.path}.",
+            f"url is {parsed.url!r}, but the batch is for {endpoint.path}.",
             param="url",
         )
     try:
-        submission = endpoint.read(asked.body, entries)
+        submission = endpoint.read(parsed.body, entries)
     except TollgateError as error:
         raise within_body(error) from None
-    return CheckedLine(asked.custom_id, asked.body, submission)
+    return CheckedLine(parsed.custom_id, parsed.body, submission)
 
 
 def within_body(error: TollgateError) -> TollgateError:
-    """Name a field at fault from the line's point of view."""
+    """Make an error's field relative to the line instead of its body."""
     if error.param:
         error.param = f"body.{error.param}"
     return error
 
 
 def read_checked(line: BatchLine) -> tuple[str, dict[str, Any]]:
-    """Name and body of a line that has been checked before."""
+    """Return ``custom_id`` and body of a line that was checked before."""
     assert line.text is not None
     value = msgspec.json.decode(_without_mark(line))
     return value["custom_id"], value["body"]
@@ -141,20 +141,20 @@ def read_checked(line: BatchLine) -> tuple[str, dict[str, Any]]:
 def completed_result(
     batch_id: str, line: BatchLine, closed: ClosedRequest, endpoint: BatchEndpoint
 ) -> LineResult:
-    """The result of a line whose request has ended."""
+    """Return the result of a line whose request has ended."""
     number, (custom_id, body) = line.number, read_checked(line)
     try:
         raise_unless_succeeded(closed)
         if closed.output is None:
             raise RequestFailed(
                 "output_expired",
-                "The answer was kept for its time and dropped before it could be written.",
+                "The answer expired before it could be written to the file.",
                 request_id=closed.request_id,
             )
     except TollgateError as error:
         return refused_result(batch_id, line, error, closed=closed)
-    # Without the tags of the batch, which the live endpoint would not have shown.
-    as_asked = replace(closed, metadata=body.get("metadata") or {})
+    # Without the batch's metadata, which the live endpoint would not return.
+    as_submitted = replace(closed, metadata=body.get("metadata") or {})
     return LineResult(
         number,
         succeeded=True,
@@ -162,7 +162,7 @@ def completed_result(
             batch_id,
             number,
             custom_id,
-            _response(200, closed.request_id, endpoint.answer(as_asked, body)),
+            _response(200, closed.request_id, endpoint.answer(as_submitted, body)),
             None,
         ),
         closed=closed,
@@ -172,7 +172,7 @@ def completed_result(
 def refused_result(
     batch_id: str, line: BatchLine, error: TollgateError, *, closed: ClosedRequest | None = None
 ) -> LineResult:
-    """The result of a line that came to an error, as the live endpoint would have answered it."""
+    """Return the result of a line that failed, with the live endpoint's error response."""
     request_id = closed.request_id if closed is not None else None
     response = _response(error.http_status, request_id, _encode(render_openai(error)))
     text = _line(batch_id, line.number, read_checked(line)[0], response, error)
@@ -182,13 +182,13 @@ def refused_result(
 def unrun_result(
     batch_id: str, line: BatchLine, error: TollgateError, *, closed: ClosedRequest | None = None
 ) -> LineResult:
-    """The result of a line that was never answered, because its batch ended before."""
+    """Return the result of a line without a response, because its batch ended before."""
     text = _line(batch_id, line.number, read_checked(line)[0], None, error)
     return LineResult(line.number, succeeded=False, text=text, closed=closed)
 
 
 def _without_mark(line: BatchLine) -> bytes:
-    """A file may begin with a byte submission mark."""
+    """Return a line's text; the first line of a file may begin with a byte order mark."""
     text = line.text or b""
     return text.removeprefix(codecs.BOM_UTF8) if line.number == 1 else text
 

@@ -1,7 +1,8 @@
-"""The orders that the lines of a batch are, and the names under which they are placed. Pure.
+"""The submissions of a batch's lines, and their idempotency keys. Pure.
 
-A name is the batch, the line and the attempt, and no client can send it: a header has no line
-breaks. There is a second attempt only after the first one's request was released unseen.
+A key consists of batch, line and attempt. No client can send it, because it contains line breaks,
+which a header cannot. A second attempt is made only if the first one's request was released before
+it was executed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from workers.contract.jobs import RequestId
 
 @dataclass(frozen=True, slots=True)
 class EarlierAttempt:
-    """The last attempt at a line, placed by this gateway or by one before it."""
+    """The last attempt at a line, submitted by this gateway or an earlier one."""
 
     attempt: int
     request_id: RequestId
@@ -27,25 +28,25 @@ class EarlierAttempt:
 
 
 def prefix_of(batch_id: str) -> str:
-    """What the names of all lines of a batch begin with."""
+    """Return the common prefix of the idempotency keys of a batch."""
     return f"batch\n{batch_id}\n"
 
 
 def submission_of(
-    batch: Batch, endpoint: BatchEndpoint, placed: CheckedLine, number: int, attempt: int
+    batch: Batch, endpoint: BatchEndpoint, line: CheckedLine, number: int, attempt: int
 ) -> Submission:
-    """Make a line a submission of the class ``batch``, with its name and the batch's deadline."""
+    """Build a line's submission: class ``batch``, with its idempotency key and the deadline."""
     name = f"{prefix_of(batch.id)}{number}\n{attempt}"
     return replace(
-        placed.submission,
+        line.submission,
         stream=False,
         waits=False,
         metadata={
-            **(placed.submission.metadata or {}),
+            **(line.submission.metadata or {}),
             "batch_id": batch.id,
-            "custom_id": placed.custom_id,
+            "custom_id": line.custom_id,
         },
-        idempotency=Idempotency.of(name, endpoint.path, placed.body),
+        idempotency=Idempotency.of(name, endpoint.path, line.body),
         service_class="batch",
         deadline_at=batch.expires_at,
     )
@@ -54,7 +55,7 @@ def submission_of(
 def last_attempts(
     batch_id: str, names: Mapping[str, tuple[RequestId, datetime]]
 ) -> dict[int, EarlierAttempt]:
-    """Find each line's last attempt among the names that were placed."""
+    """Return each line's last attempt among the submitted idempotency keys."""
     found: dict[int, EarlierAttempt] = {}
     for name, (request_id, accepted_at) in names.items():
         number, attempt = map(int, name.removeprefix(prefix_of(batch_id)).split("\n"))

@@ -1,8 +1,8 @@
-"""One batch, from the check of its file to its last line, in whichever gateway has its lease.
+"""Runs one batch, from the check of its file to its last line, in the gateway that has its lease.
 
-Each line becomes one ordinary request under a name made of batch, line and attempt, so a line whose
-gateway dies is found again by its name and charged once. What has ended is written down before the
-next line takes its place; nothing else about a batch is kept here.
+Each line becomes one ordinary request, with an idempotency key made of batch, line and attempt. If
+the gateway crashes, the next one finds the request by its key, so that it is charged once. The
+result of a line is recorded before another line takes its slot. No other state is kept.
 """
 
 from __future__ import annotations
@@ -63,13 +63,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BEAT_S: Final = 1.0
-"""How often a running batch is asked whether it was cancelled."""
+"""Maximum interval at which a running batch renews its lease and checks for a cancellation."""
 PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Before a line that found no room is placed again; the last one from then on."""
+"""Pauses before a line that was refused for lack of capacity is submitted again; the last one
+repeats."""
 SMALL_BYTES: Final = 64 * 1024
-"""A longer line is read in a thread, for it takes its time."""
+"""Size of a line above which it is parsed in a thread."""
 PAGE: Final = 500
-"""Results read at a time."""
+"""Number of results read at a time."""
 
 _STOPS: Final = {
     "cancelling": RequestFailed(
@@ -115,8 +116,11 @@ class Run:
         self._results = GroupCommit(write)
 
     async def run(self) -> None:
-        """Bring the batch to its end. Raise ``LeaseLost`` if another gateway has it by then; after
-        anything else that is raised it may be run again from where it was."""
+        """Run the batch to its end.
+
+        Raise ``LeaseLost`` if another gateway has claimed it. After any other exception it can be
+        run again, and continues where it stopped.
+        """
         async with asyncio.TaskGroup() as group:
             beat = group.create_task(self._beat())
             with tempfile.TemporaryFile() as copy:
@@ -133,7 +137,7 @@ class Run:
             if status == "validating":
                 status = await self._validate(copy)
         except (BlobMissing, BlobDamaged, FileGone) as error:
-            log.error("the input of %s cannot be read: %s", batch.id, error)
+            log.error("could not read the input of %s: %s", batch.id, error)
             await self._finalize(
                 "failed", [mistake(None, "file_damaged", "The input file cannot be read.")]
             )
@@ -147,7 +151,7 @@ class Run:
     # --- The check of the file -------------------------------------------------------------------
 
     async def _fetch(self, copy: IO[bytes]) -> None:
-        """Copy the input to a file of our own: a connection to the store is not kept for a day."""
+        """Copy the input to a local file, because a batch can run for a day."""
         found = await self._database.read(
             lambda connection: read_input(connection, self._batch.input_file_id)
         )
@@ -155,7 +159,7 @@ class Run:
             await asyncio.to_thread(copy.write, chunk)
 
     async def _validate(self, copy: IO[bytes]) -> Status:
-        """Check every line before any is run. Return how the batch goes on."""
+        """Check every line before any is run. Return the batch's next status."""
         check = Check(self._batch, self._endpoint, requests=self._requests, settings=self._settings)
         checked = await check.file(copy, self._stopping)
         if self._stop is not None:
@@ -173,7 +177,7 @@ class Run:
     # --- The lines -------------------------------------------------------------------------------
 
     async def _execute(self, copy: IO[bytes]) -> None:
-        """Run every line that has not ended; once stopped, only await those that were placed."""
+        """Run every line that has not ended; once stopped, only await those already submitted."""
         while True:
             done = await self._database.read(
                 lambda connection: store.ended_lines(connection, self._batch.id)
@@ -191,7 +195,7 @@ class Run:
                             self._slots.release()
             if self._stop is None:
                 return
-            # A commit that was in doubt when the batch was stopped may have been one.
+            # A commit that was in doubt when the batch was stopped may have succeeded.
             if not set(await self._placed()) - await self._database.read(
                 lambda connection: store.ended_lines(connection, self._batch.id)
             ):
@@ -199,7 +203,7 @@ class Run:
         await self._close_rest(copy)
 
     async def _placed(self) -> dict[int, EarlierAttempt]:
-        """Find what was placed before, and is not to be placed again."""
+        """Return the lines that were submitted before, so that they are not submitted again."""
         batch = self._batch
         names = await self._database.read(
             lambda connection: store.placed_requests(
@@ -220,7 +224,7 @@ class Run:
             self._slots.release()
 
     async def _forget(self, line: BatchLine, result: LineResult) -> None:
-        """Drop an answer that is to be in the batch's files alone."""
+        """Delete an output that may not be kept outside the batch's files."""
         closed = result.closed
         if closed is not None and self._endpoint.forgets(read_checked(line)[1]):
             await self._persist(lambda: self._requests.forget(closed.account_id, closed.request_id))
@@ -236,7 +240,7 @@ class Run:
                 log.debug("line %d of %s waits: %s", line.number, batch.id, type(error).__name__)
                 in_doubt = in_doubt or isinstance(error, OUTAGE)
             except TollgateError as error:
-                # What was in doubt may have been accepted before it came to be refused.
+                # An earlier submission that was in doubt may have been accepted.
                 earlier = (await self._placed()).get(line.number) if in_doubt else None
                 if earlier is None:
                     return refused_result(batch.id, line, error)
@@ -258,7 +262,7 @@ class Run:
     async def _ticket(
         self, line: BatchLine, attempt: int, earlier: EarlierAttempt | None
     ) -> Ticket:
-        """Place a line, or wait for what was placed of it before. Raise why it is not accepted."""
+        """Submit a line, or resume its earlier request. Raise ``TollgateError``."""
         batch = self._batch
         if earlier is not None:
             return self._requests.resume(batch.account_id, earlier.request_id, earlier.accepted_at)
@@ -267,8 +271,8 @@ class Run:
 
     def _submission(self, line: BatchLine, attempt: int) -> Submission:
         bytes_max = self._endpoint.body_bytes_max(self._settings)
-        placed = read_line(line, self._endpoint, self._requests.entry, bytes_max=bytes_max)
-        return submission_of(self._batch, self._endpoint, placed, line.number, attempt)
+        checked = read_line(line, self._endpoint, self._requests.entry, bytes_max=bytes_max)
+        return submission_of(self._batch, self._endpoint, checked, line.number, attempt)
 
     async def _ended(self, ticket: Ticket) -> ClosedRequest:
         self._in_flight.add(ticket.request_id)
@@ -280,7 +284,7 @@ class Run:
 
     async def _to_result(self, line: BatchLine, closed: ClosedRequest) -> LineResult:
         if closed.status == "expired":
-            # Its deadline was the batch's own; the queue noticed first.
+            # The request's deadline is that of the batch; the queue noticed it first.
             self._end_with(_STOPS["expired"])
         if self._stop is not None and closed.status in ("cancelled", "expired"):
             return unrun_result(self._batch.id, line, self._stop, closed=closed)
@@ -289,7 +293,7 @@ class Run:
         )
 
     async def _close_rest(self, copy: IO[bytes]) -> None:
-        """Say of every line that was not run why not."""
+        """Record why the remaining lines were not run."""
         assert self._stop is not None
         stop = self._stop
         done = await self._database.read(
@@ -307,7 +311,7 @@ class Run:
     async def _finalize(
         self, ending: Status, mistakes: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
-        """Write the files, and let them appear together with the end of the batch."""
+        """Write the files; they become visible together with the end of the batch."""
         now = datetime.now(UTC)
         batch = await self._write(
             lambda connection: store.finalize(
@@ -324,7 +328,7 @@ class Run:
         metrics.BATCHES.labels(batch.ending).inc()
 
     async def _write_file(self, batch: Batch, file_id: str, kind: str) -> File:
-        # Of a gateway that died while it wrote the same.
+        # Bytes left by a gateway that crashed while it wrote this file.
         await self._files.delete_bytes(batch.account_id, file_id)
         content_type = "application/jsonl"
         blob = await self._files.write(
@@ -370,7 +374,7 @@ class Run:
     # --- The lease -------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """Keep the lease, notice a cancellation or the end of the window, stop what runs then."""
+        """Renew the lease; cancel running requests after a cancellation or the window's end."""
         lease_s = self._settings.batch_lease_s
         renewed = time.monotonic()
         while True:
@@ -386,7 +390,7 @@ class Run:
             except OUTAGE as error:
                 if time.monotonic() - renewed > lease_s:
                     raise LeaseLost(self._batch.id) from None
-                log.warning("%s is not renewed: %s", self._batch.id, type(error).__name__)
+                log.warning("could not renew %s: %s", self._batch.id, type(error).__name__)
             if self._stop is not None:
                 await self._stop_running()
 
@@ -408,12 +412,12 @@ class Run:
                 await self._requests.cancel(self._batch.account_id, request_id)
 
     async def _persist(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Do what an outage must not lose, however long it takes."""
+        """Repeat an action until no outage prevents it, however long that takes."""
         while True:
             try:
                 return await do()
             except OUTAGE as error:
-                log.warning("%s waits: %s", self._batch.id, type(error).__name__)
+                log.warning("%s is waiting: %s", self._batch.id, type(error).__name__)
                 await asyncio.sleep(BEAT_S)
 
     async def _write(self, function: Callable[[Connection], T]) -> T:
@@ -421,7 +425,7 @@ class Run:
 
 
 async def _off_loop(line: BatchLine, read: Callable[[], T]) -> T:
-    """Read a line, without keeping the event loop where it is long."""
+    """Parse a line, in a thread if it is long, so as not to block the event loop."""
     if line.text is not None and len(line.text) > SMALL_BYTES:
         return await asyncio.to_thread(read)
     return read()

@@ -1,4 +1,4 @@
-"""Runs batches: each gateway leases some that nobody runs, and brings them to their end."""
+"""Runs batches: each gateway leases batches that no other runs, and completes them."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Runner:
         self._news = asyncio.Event()
 
     def wake(self) -> None:
-        """Look at once: there is something to run."""
+        """Look for batches immediately."""
         self._news.set()
 
     async def run(self, beat: Beat = no_beat) -> None:
-        """Take what nobody runs, as much as one gateway may, until cancelled.
+        """Claim and run batches, as many as one gateway may, until cancelled.
 
-        Should this loop fail, the batches that it began go on.
+        If this loop fails, the batches that it started continue.
         """
         try:
             while True:
@@ -93,15 +93,15 @@ class Runner:
                 lambda connection: store.claim(connection, now=now, lease=lease, count=free)
             )
         except OUTAGE as error:
-            log.warning("no batch is taken up: %s", type(error).__name__)
+            log.warning("could not claim batches: %s", type(error).__name__)
             return []
 
     async def _run(self, batch: Batch) -> None:
-        """Run one batch; should that fail it is taken up again once the lease has lapsed."""
+        """Run one batch. If that fails, it is claimed again after its lease has expired."""
         try:
             await self._try(batch)
         except asyncio.CancelledError:
-            # The gateway is stopping: another one, or the next, may have it at once.
+            # The gateway is stopping; let another one claim the batch immediately.
             with contextlib.suppress(*OUTAGE):
                 await self._database.write(lambda connection: store.release(connection, batch))
             raise
@@ -124,16 +124,16 @@ class Runner:
             )
             await run.run()
         except* LeaseLost:
-            log.warning("%s is run by another gateway by now", batch.id)
+            log.warning("lost the lease of %s to another gateway", batch.id)
         except* (*OUTAGE, BlobError, TollgateError) as group:
             names = {type(error).__name__ for error in group.exceptions}
-            log.warning("%s is put off: %s", batch.id, ", ".join(sorted(names)))
-        except* Exception as group:  # a boundary: the other batches run on
-            log.exception("%s failed, and is tried again", batch.id)
+            log.warning("postponed %s: %s", batch.id, ", ".join(sorted(names)))
+        except* Exception as group:  # a boundary: the other batches continue
+            log.exception("%s failed, retrying later", batch.id)
             await self._postpone(batch, group.exceptions[0])
 
     async def _postpone(self, batch: Batch, error: Exception) -> None:
-        """Set a batch aside whose run failed, and leave it alone for longer each time."""
+        """Set aside a batch whose run failed; the pause doubles with each failure."""
         with contextlib.suppress(*OUTAGE):
             times = await self._aside.count("batch", batch.id, error)
             pause = timedelta(seconds=self._settings.batch_lease_s * 2 ** min(times, 10))

@@ -1,7 +1,7 @@
-"""Batches in SQL: made, leased to one gateway at a time, moved on, ended.
+"""Batches in SQL: created, leased to one gateway at a time, updated and ended.
 
-Every change of a running batch names its lease's token, so that a gateway that was thought dead
-changes nothing any more. How far a batch is stands here alone: its status, and a row for each line
+Every update of a running batch requires its lease's token, so a gateway whose lease has expired
+cannot change it. The progress of a batch is stored only here: its status, and a row for each line
 that has ended.
 """
 
@@ -48,11 +48,11 @@ Status: TypeAlias = Literal[
 ]
 CANCELLABLE: Final = ("validating", "in_progress")
 PAUSE_MAX: Final = timedelta(minutes=10)
-"""Longest pause before a batch that fails again and again is run again."""
+"""Maximum pause before a failed batch is retried."""
 
 
 class LeaseLost(Exception):
-    """Another gateway runs the batch now."""
+    """Another gateway has claimed the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """What a client asks for."""
+    """A client's request for a batch."""
 
     account_id: int
     key_id: int
@@ -103,23 +103,23 @@ class NewBatch:
 
 def create(
     connection: Connection,
-    asked: NewBatch,
+    new: NewBatch,
     *,
     now: datetime,
     window: timedelta,
     open_max: int,
     same_since: datetime | None,
 ) -> Batch:
-    """Make a batch of a file.
+    """Create a batch.
 
-    With ``same_since``, one that was asked for since then in the same words is the same one: its
-    client never heard of it. Raise ``NotFound``, ``InvalidRequest`` or ``TooManyRequests``.
+    With ``same_since``, return an identical batch created since then instead: the request is a
+    retry. Raise ``NotFound``, ``InvalidRequest`` or ``TooManyRequests``.
     """
-    # Locked against being deleted, and so that two of the same are made one after the other.
+    # Locked, so that the file is not deleted and identical batches are created one after another.
     file = find_file(
-        connection, asked.account_id, asked.input_file_id, lock=True, param="input_file_id"
+        connection, new.account_id, new.input_file_id, lock=True, param="input_file_id"
     )
-    if same_since is not None and (same := _same(connection, asked, same_since)) is not None:
+    if same_since is not None and (same := _same(connection, new, same_since)) is not None:
         return same
     if file.purpose != "batch":
         raise InvalidRequest(
@@ -130,7 +130,7 @@ def create(
     running = connection.execute(
         select(func.count())
         .select_from(batches)
-        .where(batches.c.account_id == asked.account_id, batches.c.ended_at.is_(None))
+        .where(batches.c.account_id == new.account_id, batches.c.ended_at.is_(None))
     ).scalar_one()
     if running >= open_max:
         raise TooManyRequests(
@@ -144,13 +144,13 @@ def create(
         insert(batches)
         .values(
             id=new_id("batch_"),
-            account_id=asked.account_id,
-            key_id=asked.key_id,
-            endpoint=asked.endpoint,
-            input_file_id=asked.input_file_id,
-            completion_window=asked.completion_window,
-            metadata=dict(asked.metadata) if asked.metadata else None,
-            output_expires_s=asked.output_expires_s,
+            account_id=new.account_id,
+            key_id=new.key_id,
+            endpoint=new.endpoint,
+            input_file_id=new.input_file_id,
+            completion_window=new.completion_window,
+            metadata=dict(new.metadata) if new.metadata else None,
+            output_expires_s=new.output_expires_s,
             status="validating",
             created_at=now,
             expires_at=now + window,
@@ -160,40 +160,41 @@ def create(
     return _batch(row.mappings().one())
 
 
-def _same(connection: Connection, asked: NewBatch, since: datetime) -> Batch | None:
+def _same(connection: Connection, new: NewBatch, since: datetime) -> Batch | None:
     rows = connection.execute(
         select(batches)
         .where(
-            batches.c.account_id == asked.account_id,
-            batches.c.input_file_id == asked.input_file_id,
-            batches.c.key_id == asked.key_id,
-            batches.c.endpoint == asked.endpoint,
+            batches.c.account_id == new.account_id,
+            batches.c.input_file_id == new.input_file_id,
+            batches.c.key_id == new.key_id,
+            batches.c.endpoint == new.endpoint,
             batches.c.created_at >= since,
         )
         .order_by(batches.c.id.desc())
     ).mappings()
     return next(
-        (_batch(row) for row in rows if (row["metadata"] or {}) == (asked.metadata or {})), None
+        (_batch(row) for row in rows if (row["metadata"] or {}) == (new.metadata or {})), None
     )
 
 
 def find(
     connection: Connection, account_id: int, batch_id: str, *, param: str = "batch_id"
 ) -> Batch:
-    """Raise ``NotFound`` if the account has no such batch."""
+    """Return a batch. Raise ``NotFound`` if the account has no such batch."""
     found = None
     if is_id("batch_", batch_id):
         query = select(batches).where(batches.c.id == batch_id, batches.c.account_id == account_id)
         found = connection.execute(query).mappings().first()
     if found is None:
-        raise NotFound("batch_not_found", f"There is no batch {batch_id!r}.", param=param)
+        raise NotFound("batch_not_found", f"Unknown batch {batch_id!r}.", param=param)
     return _batch(found)
 
 
 def page(
     connection: Connection, account_id: int, *, limit: int, after: str | None
 ) -> tuple[list[Batch], bool]:
-    """Read an account's batches, newest first, from beyond one on, and whether there are more."""
+    """Return an account's batches after the batch ``after``, newest first, and whether there are
+    more."""
     query = select(batches).where(batches.c.account_id == account_id)
     if after is not None:
         find(connection, account_id, after, param="after")
@@ -203,7 +204,7 @@ def page(
 
 
 def cancel(connection: Connection, account_id: int, batch_id: str, *, now: datetime) -> Batch:
-    """Ask for the end of a batch. Raise ``NotFound``, or ``Conflict`` if it is about to end."""
+    """Request the cancellation of a batch. Raise ``NotFound``, or ``Conflict`` if it is ending."""
     moved = connection.execute(
         update(batches)
         .where(
@@ -224,13 +225,13 @@ def cancel(connection: Connection, account_id: int, batch_id: str, *, now: datet
 
 
 def any_unclaimed(connection: Connection, *, now: datetime) -> bool:
-    """Say whether there is a batch that nobody runs."""
+    """Whether there is an open batch without a lease."""
     query = select(batches.c.id).where(_unclaimed(now)).limit(1)
     return connection.execute(query).first() is not None
 
 
 def claim(connection: Connection, *, now: datetime, lease: timedelta, count: int) -> list[Batch]:
-    """Lease batches that nobody runs; those first whose accounts have the fewest running."""
+    """Lease open batches without a lease, first those of accounts with the fewest running."""
     others = batches.alias("others")
     running = (
         select(func.count())
@@ -263,7 +264,7 @@ def claim(connection: Connection, *, now: datetime, lease: timedelta, count: int
 
 
 def postpone(connection: Connection, batch: Batch, *, until: datetime) -> None:
-    """Leave a batch whose run failed alone for a while, if it is still ours."""
+    """Postpone a batch whose run failed, if its lease is still held."""
     connection.execute(
         update(batches)
         .where(batches.c.id == batch.id, batches.c.lease_token == batch.lease_token)
@@ -272,7 +273,7 @@ def postpone(connection: Connection, batch: Batch, *, until: datetime) -> None:
 
 
 def retry_now(connection: Connection, batch_id: str) -> None:
-    """Have a batch that was put off run again immediately."""
+    """Make a postponed batch claimable immediately."""
     connection.execute(
         update(batches)
         .where(batches.c.id == batch_id, batches.c.lease_token.is_(None))
@@ -281,8 +282,8 @@ def retry_now(connection: Connection, batch_id: str) -> None:
 
 
 def fail(connection: Connection, batch_id: str, error: Mapping[str, Any]) -> bool:
-    """End a batch that cannot be run as failed; what its lines cost stays charged. Return whether
-    it was still open."""
+    """End a batch that cannot be run as failed; charges of its lines stay. Return whether it was
+    still open."""
     moved = connection.execute(
         update(batches)
         .where(batches.c.id == batch_id, batches.c.ended_at.is_(None))
@@ -298,13 +299,13 @@ def fail(connection: Connection, batch_id: str, error: Mapping[str, Any]) -> boo
 
 
 def renew(connection: Connection, batch: Batch, *, until: datetime) -> Status:
-    """Keep a lease, and say how the batch stands. Raise ``LeaseLost``."""
+    """Renew a lease, and return the batch's status. Raise ``LeaseLost``."""
     status: Status = _change(connection, batch, {"lease_until": until})["status"]
     return status
 
 
 def release(connection: Connection, batch: Batch) -> None:
-    """Let another gateway have the batch at once, if it is still ours to give."""
+    """Release a lease, if it is still held, so that another gateway can claim the batch."""
     connection.execute(
         update(batches)
         .where(batches.c.id == batch.id, batches.c.lease_token == batch.lease_token)
@@ -315,7 +316,8 @@ def release(connection: Connection, batch: Batch) -> None:
 def begin(
     connection: Connection, batch: Batch, *, total: int, model: str | None, now: datetime
 ) -> Status:
-    """Note that the file is good, and run its lines unless the batch was cancelled meanwhile."""
+    """Record that the file is valid; return the status, which is not ``in_progress`` if the batch
+    was cancelled meanwhile."""
     status: Status = _lock(connection, batch)["status"]
     if status != "validating":
         return status
@@ -328,7 +330,7 @@ def begin(
 
 
 def record(connection: Connection, batch: Batch, results: Sequence[LineResult]) -> None:
-    """Write down how lines ended; one that is known counts once. Raise ``LeaseLost``."""
+    """Record results of lines; those already recorded are ignored. Raise ``LeaseLost``."""
     _lock(connection, batch)
     known = set(
         connection.execute(
@@ -376,7 +378,7 @@ def record(connection: Connection, batch: Batch, results: Sequence[LineResult]) 
 
 
 def ended_lines(connection: Connection, batch_id: str) -> set[int]:
-    """Give the numbers of the lines that have ended."""
+    """Return the numbers of the lines that have ended."""
     query = select(batch_results.c.line).where(batch_results.c.batch_id == batch_id)
     return set(connection.execute(query).scalars())
 
@@ -384,7 +386,7 @@ def ended_lines(connection: Connection, batch_id: str) -> set[int]:
 def results_after(
     connection: Connection, batch_id: str, line: int, *, succeeded: bool, limit: int
 ) -> list[tuple[int, bytes]]:
-    """Read results in the order of their lines, from beyond one on."""
+    """Return results in the order of their lines, after line ``line``."""
     query = (
         select(batch_results.c.line, batch_results.c.result)
         .where(
@@ -401,14 +403,14 @@ def results_after(
 def placed_requests(
     connection: Connection, account_id: int, prefix: str
 ) -> dict[str, tuple[RequestId, datetime]]:
-    """Give the requests that were made under names with a prefix: name → id, when."""
+    """Return the requests whose idempotency keys have a prefix: key → id, time of acceptance."""
     table = idempotency.c
     exact = connection.dialect.name == "postgresql"
     query = select(table.key, table.request_id, table.created_at).where(
         table.account_id == account_id,
-        # In these words the index of the lines' names has it.
+        # In exactly these words, so that the partial index of these keys is used.
         text("key LIKE 'batch%'"),
-        # Byte by byte: languages have other ideas of an order, and PostgreSQL follows them.
+        # Compared byte by byte: PostgreSQL's collations may have another order.
         table.key.op("~>=~" if exact else ">=")(prefix),
         table.key.op("~<~" if exact else "<")(prefix[:-1] + chr(ord(prefix[-1]) + 1)),
     )
@@ -425,8 +427,8 @@ def finalize(
     mistakes: Sequence[Mapping[str, Any]] | None = None,
     now: datetime,
 ) -> Batch:
-    """Decide once how it ends, and name the files that are to be written; from here on nothing
-    can be cancelled."""
+    """Decide how a batch ends, once, and assign ids to its files; afterwards it cannot be
+    cancelled."""
     row = _lock(connection, batch)
     if row["ending"] is not None:
         return _batch(row)
@@ -445,7 +447,7 @@ def finalize(
 
 
 def finish(connection: Connection, batch: Batch, made: Sequence[File], *, now: datetime) -> None:
-    """End a batch: its files appear, and what they were made of goes."""
+    """End a batch: insert its files and delete the results they were written from."""
     assert batch.ending is not None
     _lock(connection, batch)
     for file in made:
@@ -464,7 +466,7 @@ def _unclaimed(now: datetime) -> ColumnElement[bool]:
 
 
 def _lock(connection: Connection, batch: Batch) -> RowMapping:
-    """Read a batch that is ours, so that nobody else changes it. Raise ``LeaseLost``."""
+    """Lock and return a batch whose lease is held. Raise ``LeaseLost``."""
     row = connection.execute(
         select(batches)
         .where(batches.c.id == batch.id, batches.c.lease_token == batch.lease_token)

@@ -1,9 +1,9 @@
-"""Outputs of a batch that lie in the blob store, put into its file when that is written.
+"""Inserts a batch's blob outputs into its file when the file is written.
 
-While the batch runs, an answer has references in their place: bytes in SQL would be many, and an
-address made then would be old when the file is read. A line holds as many bytes as an answer of the
-live endpoint, and a file as many as an upload; whatever is beyond, or is gone, is given by its
-address alone, for it is paid for and would only be ordered again.
+While the batch runs, answers contain references instead: the bytes would be too many for SQL, and
+URLs could expire before the file is read. A line embeds as many bytes as an answer of the live
+endpoint, and a file as many as an upload. Outputs beyond that, and missing ones, are given by URL
+only: as errors they would be requested, and paid for, again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 Form: TypeAlias = Literal["url", "b64_json"]
 PLACE: Final = "stored"
-"""The field that stands where an output is to be put in."""
+"""Field that holds the reference to an output."""
 
 _Object: TypeAlias = dict[str, msgspec.Raw]
 _encode = msgspec.json.Encoder().encode
@@ -36,7 +36,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 def place(blob: BlobRef, form: Form | None) -> dict[str, Any]:
-    """Stand for an output in a form, or in both."""
+    """Return a reference to an output, to be replaced in one form, or in both if None."""
     return {PLACE: msgspec.to_builtins(_Place(blob, form))}
 
 
@@ -47,12 +47,12 @@ class StoredOutputs:
         self._file_bytes_max = file_bytes_max
 
     def writer(self, kept_until: datetime) -> Writer:
-        """Begin a file whose outputs are kept until then."""
+        """Return a writer for a file whose outputs are kept until ``kept_until``."""
         return Writer(self._blobs, self._urls.until(kept_until), self._file_bytes_max)
 
 
 class Writer:
-    """Writes the lines of one file, the same ones in the same order each time."""
+    """Writes the lines of one file. Repeating it with the same lines gives the same result."""
 
     def __init__(self, blobs: Blobs, urls: UrlSigner, room: int) -> None:
         self._blobs = blobs
@@ -60,7 +60,7 @@ class Writer:
         self._room = room
 
     async def write(self, text: bytes) -> bytes:
-        """Put outputs into a line. Raise ``BlobUnavailable``."""
+        """Replace the references in a line by outputs. Raise ``BlobUnavailable``."""
         line = _read(text)
         response = _read(line["response"])
         body = _read(response["body"])
@@ -78,7 +78,7 @@ class Writer:
         return _encode({**line, "response": {**response, "body": {**body, "data": filled}}})
 
     def _fits(self, places: Sequence[_Place]) -> bool:
-        """Say whether the bytes of one line are still to be given, and take their room."""
+        """Return whether a line's outputs still fit into the file, and reserve their space."""
         size = sum(found.blob.bytes for found in places if found.form != "url")
         if size > INLINE_BYTES_MAX or size * 4 // 3 > self._room:
             return False
@@ -91,7 +91,7 @@ class Writer:
             try:
                 text = await as_base64(self._blobs, found.blob)
             except (BlobMissing, BlobDamaged) as error:
-                log.warning("%s is given by its address: %s", found.blob.key, error)
+                log.warning("giving %s by URL only: %s", found.blob.key, error)
         given = {} if text is None else {"b64_json": text}
         if text is not None and found.form == "b64_json":
             return given

@@ -1,1 +1,1 @@
-"""Our side of the queue: enqueueing, waiting, following events, and the health of each queue."""
+"""The gateway's side of the queue: enqueueing, waiting, following events, and queue health."""

@@ -1,7 +1,7 @@
-"""Puts accepted requests into the queues of their models, many in one round trip.
+"""Enqueues accepted requests in the queues of their models, many in one round trip.
 
-Everything here may be repeated: enqueueing is idempotent by request id, so a request whose enqueue
-was lost or doubtful is simply enqueued again by the sweeper.
+Every call may be repeated: enqueueing is idempotent by request id, so the sweeper enqueues a
+request again if its enqueue was lost or in doubt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workers.contract.queue import Enqueued, Queue, QueueEntry
 
 PATIENCE_S: Final = 5.0
 BATCH_PRIORITY: Final = -1
-"""Of a batch's jobs in an engine: whatever somebody waits for goes first."""
+"""Priority of a batch's jobs in an engine, below that of interactive requests."""
 
 Status: TypeAlias = Literal["ok", "duplicate", "queue_full", "account_full"]
 
@@ -29,12 +29,12 @@ _BATCHES: Final = ":batch"
 
 
 def flow_of(account_id: str, *, batch: bool) -> str:
-    """The name of an account in the queue of a model; its batches are a flow of their own."""
+    """Return the name of an account's flow in a model's queue; its batches are a separate flow."""
     return f"{account_id}{_BATCHES}" if batch else account_id
 
 
 def weights(settings: Settings) -> Callable[[str], float]:
-    """The share of each flow in the queue of a model, by its name."""
+    """Return a function from a flow's name to its weight in the queue of a model."""
     return lambda flow: settings.batch_weight if flow.endswith(_BATCHES) else 1.0
 
 
@@ -53,9 +53,9 @@ class Dispatch:
         return self._queues[model]
 
     async def enqueue(self, model: str, entry: QueueEntry) -> Status:
-        """Queue one job together with whatever else arrives in the same instant.
+        """Enqueue a job, in one round trip with others that arrive at the same time.
 
-        Raise ``RedisError``, ``OSError`` or ``TimeoutError`` if it is not known to be queued.
+        Raise ``RedisError``, ``OSError`` or ``TimeoutError`` if the job may not be queued.
         """
         if model not in self._groups:
             self._groups[model] = GroupCommit(self._batch(model))
@@ -75,9 +75,10 @@ class Dispatch:
     def entry(
         self, job: Job, payload: bytes, *, batch_key: str = "", reply: str = ""
     ) -> QueueEntry:
-        """Make the queue's view of a job; its events come to this process, or to ``reply``.
+        """Build the queue's entry of a job. Its events go to the mailbox ``reply`` or, by default,
+        to this process.
 
-        Jobs of batches are a flow of their own beside their account's, of a small share.
+        Jobs of batches belong to a separate flow of their account, with a small weight.
         """
         account = flow_of(job.account_id, batch=job.priority <= BATCH_PRIORITY)
         return QueueEntry(
@@ -92,11 +93,11 @@ class Dispatch:
         )
 
     async def missing(self, model: str, ids: Sequence[RequestId]) -> set[str]:
-        """Say which of these jobs the queue does not know."""
+        """Return the ids that the queue does not know."""
         return set(await self.queue(model).missing(ids))
 
     async def requeue(self, model: str, entries: Sequence[QueueEntry]) -> int:
-        """Queue accepted jobs again, bounds or not; return how many were not known."""
+        """Enqueue accepted jobs again, without limits; return how many were missing."""
         answers = await self.queue(model).enqueue(entries, queue_max=2**31, account_max=2**31)
         return sum(answer.status == "ok" for answer in answers)
 
@@ -106,5 +107,5 @@ class Dispatch:
         return await self.queue(model).cancel(request_id)
 
     async def move(self, model: str, request_id: RequestId) -> bool:
-        """Have the events of a job sent to this process from now on."""
+        """Redirect the events of a job to this process."""
         return await self.queue(model).set_reply(request_id, self._mailbox)

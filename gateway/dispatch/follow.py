@@ -1,7 +1,7 @@
-"""Follows a request from anywhere in its life: what was logged, then what happens, then the end.
+"""Follows a request from any point: logged events, then live events, then its end.
 
-Every event carries ``<attempt>-<seq>``; a follower that comes back with the last one it saw goes on
-after it, on any gateway. An event of a newer attempt makes everything of the older ones void.
+Every event carries ``<attempt>-<seq>``. A follower that reconnects with the last one it received
+continues after it, on any gateway. An event of a newer attempt invalidates those of older attempts.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from workers.contract.jobs import Progress, SentEvent, Settled, decode_frame
 from workers.contract.streams import EventLog
 
 POLL_S: Final = 10.0
-"""Time without news after which the request is looked up in SQL: its wake-up may be lost."""
+"""Time without events after which SQL is checked, because the wake-up can be lost."""
 TICK_S: Final = 1.0
 TICK_QUIET_S: Final = 4.0
-"""Intervals at which the log is read where no live event came: while there is news, and after
-``POLL_S`` without any."""
+"""Intervals at which the log is read if no live event arrives: normally, and after ``POLL_S``
+without any event."""
 PROGRESS_ENTRIES: Final = 4
-"""Of an event log, from its end: so far back progress is looked for."""
+"""Number of the newest log entries that are searched for progress."""
 PROGRESS_PATIENCE_S: Final = 1.0
 LOG_LAG_S: Final = 0.5
-"""Workers write what they say into the log a little later than they say it."""
+"""Delay between an event and its entry in the log."""
 
 FollowedEvent: TypeAlias = tuple[str | None, str, Mapping[str, Any] | ClosedRequest]
-"""Cursor, name and data of one event, at last the closed request; no name is a sign of life."""
+"""Cursor, name and data of an event, or the closed request; an empty name is a keep-alive."""
 
 
 async def follow(
@@ -44,26 +44,26 @@ async def follow(
     look: Callable[[], Awaitable[ClosedRequest | None]],
     keep_alive_s: float,
 ) -> AsyncIterator[FollowedEvent]:
-    """Yield the events of a request after a cursor, and last the closed request itself.
+    """Yield the events of a request after a cursor, and finally the closed request.
 
-    Live events come through the waiter; the log fills whatever gap it leaves, and is asked alone
-    where another process receives them.
+    Live events come from the waiter. The log fills gaps between them, and is the only source if
+    another process receives the events.
     """
     seen = _parse_cursor(after)
-    spoke = heard = looked = time.monotonic()
+    emitted = received = looked = time.monotonic()
     live: list[SentEvent] = []
     while True:
         if not live or _gap(seen, live[0]):
             missed = await logged(log, request_id, seen)
             if live and not missed:
-                # What was said a moment ago is still on its way to the log.
+                # Recent events may not be in the log yet.
                 await asyncio.sleep(LOG_LAG_S)
                 missed = await logged(log, request_id, seen)
             live = missed or live
         for event in live:
             if (event.attempt, event.seq) > seen and not isinstance(event.event, Settled):
                 seen = (event.attempt, event.seq)
-                spoke = heard = time.monotonic()
+                emitted = received = time.monotonic()
                 yield f"{event.attempt}-{event.seq}", *_named(event)
         if waiter.settled:
             found = waiter.closed or await look()
@@ -76,15 +76,15 @@ async def follow(
                         yield f"{event.attempt}-{event.seq}", *_named(event)
                 yield None, found.status, found
                 return
-        quiet = time.monotonic() - heard >= POLL_S
+        quiet = time.monotonic() - received >= POLL_S
         live = await waiter.next(TICK_QUIET_S if quiet else TICK_S)
-        if not live and not waiter.settled and time.monotonic() - max(heard, looked) >= POLL_S:
+        if not live and not waiter.settled and time.monotonic() - max(received, looked) >= POLL_S:
             looked = time.monotonic()
             ended = await look()
             if ended is not None:
                 waiter.settle(ended)
-        if not live and time.monotonic() - spoke >= keep_alive_s:
-            spoke = time.monotonic()
+        if not live and time.monotonic() - emitted >= keep_alive_s:
+            emitted = time.monotonic()
             yield None, "", {}
 
 
@@ -96,13 +96,13 @@ def _parse_cursor(cursor: str | None) -> tuple[int, int]:
 
 
 def _gap(seen: tuple[int, int], event: SentEvent) -> bool:
-    """Whether events may be missing between what was seen and this one."""
+    """Whether events may be missing between the last one seen and this one."""
     attempt, seq = seen
     return (event.attempt, event.seq) > (attempt, seq + 1) and event.seq != 1
 
 
 async def logged(log: EventLog, request_id: str, seen: tuple[int, int]) -> list[SentEvent]:
-    """What a job has said after an event, by attempt and number, as far as it is kept."""
+    """Return a job's logged events after ``(attempt, seq)``, as far as the log still has them."""
     after = f"{seen[0]}-{seen[1]}" if seen != (0, 0) else None
     events: list[SentEvent] = []
     for entry in await log.replay(request_id, after=after):
@@ -117,7 +117,7 @@ def _named(event: SentEvent) -> tuple[str, Mapping[str, Any]]:
 
 
 async def logged_soon(log: EventLog, request_id: str, seen: tuple[int, int]) -> Sequence[SentEvent]:
-    """``logged``, or nothing if the queue server does not answer soon."""
+    """Return ``logged``, or nothing if the queue server does not respond in time."""
     try:
         async with asyncio.timeout(PROGRESS_PATIENCE_S):
             return await logged(log, request_id, seen)
@@ -126,7 +126,8 @@ async def logged_soon(log: EventLog, request_id: str, seen: tuple[int, int]) -> 
 
 
 async def latest_progress(log: EventLog, request_id: str) -> Progress | None:
-    """The newest progress that a job has reported; None if there is none, or no answer soon."""
+    """Return the newest progress of a job; None if there is none, or if the queue server does not
+    respond in time."""
     try:
         async with asyncio.timeout(PROGRESS_PATIENCE_S):
             entries = await log.latest(request_id, count=PROGRESS_ENTRIES)

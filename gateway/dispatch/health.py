@@ -1,7 +1,8 @@
-"""What this process last heard of the queue: how long each one is, and which workers serve what.
+"""The last known state of the queue server: the load of each queue, and the workers' models.
 
-Asked before anything is held, so that a request that cannot be run soon costs nobody anything. A
-queue server that is slow or away trips the breaker: 503 at once instead of a hold that waits.
+Checked before credit is held, so that a request that cannot run soon is refused without a hold. A
+queue server that is slow or unreachable opens the circuit breaker: requests get 503 immediately
+instead of a hold that waits.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 0.5
 START_REFRESH_S: Final = 0.1
-"""While no worker serves anything: the first one is being waited for."""
+"""Interval while no worker serves anything, so that the first one is noticed quickly."""
 PATIENCE_S: Final = 1.0
-"""A refresh that takes longer counts as failed: a slow queue is worse than a dead one."""
+"""Timeout of a refresh; a slow queue server is worse than an unreachable one."""
 STALE_S: Final = 3.0
-"""Beyond this age of the last good refresh the breaker is open."""
+"""Age of the last successful refresh beyond which the circuit breaker is open."""
 _MARK_MS: Final = 60_000
 RECENT_S: Final = 30.0
-"""Queues asked for within this time are refreshed; the others cost nothing."""
+"""Time since a queue's last request within which the queue is refreshed."""
 
 
 class QueueHealth:
@@ -59,15 +60,16 @@ class QueueHealth:
                 async with asyncio.timeout(PATIENCE_S):
                     await self.refresh()
             except QUEUE_OUTAGE as error:
-                log.warning("queue server does not answer: %s", type(error).__name__)
+                log.warning("queue server does not respond: %s", type(error).__name__)
             beat()
             serving = any(worker.models for worker in self._announcements)
             await asyncio.sleep(REFRESH_S if serving else START_REFRESH_S)
 
     async def refresh(self) -> None:
-        """Ask for everything in a few round trips, however many models there are.
+        """Read the state in a few round trips, however many models there are.
 
-        A server that refuses writes (full, or a replica) cannot queue a job, so it counts as away.
+        A server that refuses writes (full, or a replica) cannot queue jobs, so it counts as
+        unreachable.
         """
         await self._redis.set(f"{self._namespace}:watch", b"", px=_MARK_MS)
         announcements = await self._workers.list()
@@ -92,17 +94,19 @@ class QueueHealth:
         return self._loads
 
     def check(self, entry: CatalogEntry, *, account: str, waits: bool, wait_max_s: float) -> None:
-        """Raise ``Unavailable`` or ``TooManyRequests`` if a request of an account, by its name in
-        the queue, had better not be accepted."""
+        """Raise ``Unavailable`` or ``TooManyRequests`` if a request should not be accepted.
+
+        ``account`` is the name of the account's flow in the queue.
+        """
         if not self.healthy:
             raise Unavailable(
                 "queue_unavailable",
-                "The queue server does not answer; nothing was accepted or charged.",
+                "The queue server does not respond; nothing was accepted or charged.",
                 retry_after_s=2,
             )
         missing = availability(entry, self._announcements)
         if missing is not None and (waits or entry.upstream is not None):
-            # What is not set up will not be for the asking: clients are told not to try again.
+            # Retrying does not help if the model is not configured, so tell clients not to.
             set_up = missing.code != "upstream_not_configured"
             raise Unavailable(
                 missing.code,

@@ -1,6 +1,6 @@
-"""Loads outputs that are too large for SQL and for the queue, where they are shown or flow on.
+"""Loads outputs that are too large for SQL and for the queue.
 
-Small outputs, nearly all, are in SQL and pass through untouched.
+Small outputs, which are nearly all, are in SQL and pass through unchanged.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ async def load(blobs: Blobs, output: Output) -> Output:
 
 
 async def with_output(blobs: Blobs, closed: ClosedRequest) -> ClosedRequest:
-    """Return a closed request with its output, or without any if that was deleted.
+    """Return a closed request with its output, or without any if it was deleted.
 
-    Raise ``RequestFailed`` if the store cannot be read: an error that clients do not answer with
-    the same order once more, since this one has been charged.
+    Raise ``RequestFailed`` if the blob store cannot be read. Clients do not retry on this error,
+    because the request has been charged.
     """
     if closed.output is None or closed.output.is_loaded:
         return closed
@@ -38,7 +38,7 @@ async def with_output(blobs: Blobs, closed: ClosedRequest) -> ClosedRequest:
     except (BlobError, msgspec.DecodeError):
         raise RequestFailed(
             "blobs_unavailable",
-            "The output is complete and charged, but the store that holds it does not answer; "
+            "The output is complete and charged, but its blob store does not respond; "
             f"fetch it later: GET /v1/requests/{closed.request_id}.",
             request_id=closed.request_id,
         ) from None

@@ -1,8 +1,8 @@
-"""Who is waiting for which request in this process, and what has been heard of it.
+"""The clients that wait for requests in this process, and the events received for them.
 
-Events arrive through the process's one mailbox; the end of a request is announced by whoever
-settled it, after the charge was committed. A waiter registers before its request is queued, so
-nothing can be missed. Knows neither HTTP nor money.
+Events arrive in the mailbox of the process. The end of a request is announced by the settler, after
+the charge was committed. A waiter registers before its request is queued, so that it misses
+nothing. Knows neither HTTP nor money.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from workers.contract.streams import Mailbox
 log = logging.getLogger(__name__)
 
 BUFFER_MAX: Final = 4096
-"""Events kept for a slow reader; beyond that it hears the rest from the final output."""
+"""Maximum number of events buffered for a slow reader. Beyond it the buffer is cleared, and the
+reader gets the rest from the final output."""
 
 
 class Waiter:
-    """One reader of one request. ``next`` yields events until the request is settled."""
+    """One reader of one request. ``next`` returns events until the request is settled."""
 
     def __init__(self) -> None:
         self._events: list[SentEvent] = []
         self._changed = asyncio.Event()
         self.settled = False
         self.closed: ClosedRequest | None = None
-        """The end itself, where it was settled in this process."""
+        """The closed request, if it was settled in this process."""
 
     def push(self, event: SentEvent) -> None:
         if len(self._events) >= BUFFER_MAX:
@@ -51,11 +52,11 @@ class Waiter:
         self._changed.set()
 
     def wake(self) -> None:
-        """Have ``next`` return although nothing has happened."""
+        """Make ``next`` return without an event."""
         self._changed.set()
 
     async def next(self, timeout_s: float) -> list[SentEvent]:
-        """Wait for news: events, or an empty list once settled or when the time is up."""
+        """Wait for events; return an empty list if the request is settled or the time is up."""
         if not self._events and not self.settled:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -66,12 +67,12 @@ class Waiter:
 
 
 class Waiters:
-    """The register of this process, fed by its mailbox and by its settler."""
+    """The waiters of this process, which receive events from its mailbox and its settler."""
 
     def __init__(self) -> None:
         self._waiters: defaultdict[RequestId, list[Waiter]] = defaultdict(list)
         self.on_step_event: Callable[[SentEvent], None] | None = None
-        """Told of events of what is a step of a request."""
+        """Called with the events of workflow steps."""
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -102,7 +103,7 @@ class Waiters:
                 waiter.push(event)
 
     def settle(self, request_id: RequestId, closed: ClosedRequest | None = None) -> bool:
-        """Wake everybody who waits for a settled request; say whether anybody did."""
+        """Wake the waiters of a settled request; return whether there were any."""
         waiters = self._waiters.get(request_id, ())
         for waiter in waiters:
             waiter.settle(closed)
@@ -112,15 +113,15 @@ class Waiters:
 async def read_mailbox(
     redis: Redis, mailbox: Mailbox, waiters: Waiters, beat: Beat = no_beat
 ) -> None:
-    """Hand out what arrives in this process's mailbox, until cancelled."""
+    """Deliver the events in this process's mailbox, until cancelled."""
     while True:
         try:
             for frame in filter(None, await mailbox.read(block_ms=1000)):
                 try:
                     waiters.deliver(decode_frame(frame))
                 except msgspec.DecodeError:
-                    log.warning("a mailbox frame could not be decoded and was dropped")
+                    log.warning("dropped a mailbox frame that could not be decoded")
         except QUEUE_OUTAGE as error:
-            log.warning("mailbox unreadable, trying again: %s", type(error).__name__)
+            log.warning("could not read the mailbox, retrying: %s", type(error).__name__)
             await asyncio.sleep(0.5)
         beat()

@@ -1,9 +1,9 @@
-"""How long an account's next job waits in the queue of a model under its fair order. Pure.
+"""Estimates the queueing time of an account's next job under fair queueing. Pure.
 
-Accounts are served in turn by the cost of their jobs, so a job waits for its own account's backlog,
-and for as much of every other account as is served meanwhile: its share of that time and one turn
-more, but never more than it has queued. A queue that is long because of one account is therefore
-short for all others.
+The queue is fair between accounts by the cost of their jobs. A job therefore waits for its own
+account's backlog, and for what is served of every other account meanwhile: that account's share of
+the time and one job more, but never more than it has queued. A queue that is long because of one
+account is short for all others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from itertools import accumulate
 from workers.contract.load import Load
 
 Weight = Callable[[str], float]
-"""Share of an account's flow in the queue of a model."""
+"""Returns the weight of a flow in the queue of a model."""
 
 
 class Waiting:
-    """The queue of a model as it was read last; made once, asked for each order."""
+    """Load of a model's queue as last read, prepared once for many estimates."""
 
     def __init__(self, load: Load, weight: Weight) -> None:
         self._load = load
@@ -35,10 +35,10 @@ class Waiting:
             self._flows.append((share, costs, list(accumulate(costs, initial=0.0))))
 
     def seconds(self, account: str) -> float:
-        """Estimate how long a job that an account enqueues now will be queued."""
+        """Estimate the queueing time in seconds of a job that an account enqueues now."""
         load = self._load
-        # Until its own backlog is served, a flow of weight w receives w times as much as one of
-        # weight 1; a turn may begin just before that.
+        # Until the account's own backlog is served, a flow of weight w receives w times as much as
+        # one of weight 1; one more of its jobs can start just before that.
         rounds = load.backlogs.get(account, 0.0) / self._weight(account)
         unread = load.accounts - len(load.backlogs)
         before = unread * (rounds + self._turn)

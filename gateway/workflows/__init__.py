@@ -1,1 +1,1 @@
-"""Requests whose model is a workflow: planned, run step by step, closed as one."""
+"""Workflow runs: planned, executed step by step, and closed as one request."""

@@ -1,7 +1,7 @@
-"""What comes next in a workflow, from its plan and from what has become of its steps. Pure.
+"""Decides what to do next in a workflow run, from its plan and its attempts. Pure.
 
-Whoever asks at one time gets the same answer, so any gateway may ask: after a step has ended,
-when another attempt is due, or because nobody has for a while.
+The result depends on its arguments only, so any gateway can decide: after a step has ended, when
+another attempt is due, or in a sweep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.contract.media import Medium
 
 @dataclass(frozen=True, slots=True)
 class WorkflowEnded:
-    """The whole has come to its end."""
+    """The run has ended."""
 
     status: Status
     reason: str
@@ -38,8 +38,8 @@ class WorkflowEnded:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Steps that can run now, each with the number of its attempt; ``due`` is when one that is to
-    be tried again can run, if nothing else happens before."""
+    """Steps that can run now, each with its attempt number. ``due`` is the time of the next retry,
+    if one is waiting for it."""
 
     steps: tuple[tuple[PlannedStep, int], ...]
     due: datetime | None = None
@@ -49,7 +49,7 @@ Next: TypeAlias = WorkflowEnded | Ready
 
 
 def advance(plan: WorkflowPlan, attempts: Sequence[StepAttempt], *, now: datetime) -> Next:
-    """Decide what is to be done; ``Ready`` with nothing while what runs is waited for."""
+    """Decide what to do next; ``Ready`` without steps while running steps are awaited."""
     last: dict[str, StepAttempt] = {}
     for attempt in attempts:
         if attempt.id.name not in last or attempt.id.attempt > last[attempt.id.name].id.attempt:
@@ -64,24 +64,24 @@ def advance(plan: WorkflowPlan, attempts: Sequence[StepAttempt], *, now: datetim
             if done.issuperset(step.needs):
                 ready.append((step, 1))
             continue
-        tried = last[step.name]
-        if tried.status == "failed":
-            if not _tried_again(step, tried):
-                return WorkflowEnded("failed", _code(tried), error=_problem(step, tried))
-            again = _again(step, tried)
-            if again is None or again <= now:
-                ready.append((step, tried.id.attempt + 1))
+        attempt = last[step.name]
+        if attempt.status == "failed":
+            if not _may_retry(step, attempt):
+                return WorkflowEnded("failed", _code(attempt), error=_problem(step, attempt))
+            retry_at = _retry_at(step, attempt)
+            if retry_at is None or retry_at <= now:
+                ready.append((step, attempt.id.attempt + 1))
             else:
-                due = min(due or again, again)
-        elif tried.status == "expired":
+                due = min(due or retry_at, retry_at)
+        elif attempt.status == "expired":
             return WorkflowEnded("expired", "deadline")
-        elif tried.status == "cancelled":
+        elif attempt.status == "cancelled":
             return WorkflowEnded("cancelled", "operator")
     return Ready(tuple(ready), due)
 
 
 def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntry) -> NewStep:
-    """Make the job of a step, of what its predecessors made. Raise ``TollgateError``."""
+    """Build the job of a step from the outputs of earlier steps. Raise ``TollgateError``."""
     made = {
         one.id.name: one.output
         for one in run.attempts
@@ -97,7 +97,7 @@ def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntr
                 if each.name in run.plan.media:
                     return StoredSource(run.job.attachments[run.plan.media[each.name]])
             elif each.name in made:
-                return _flowing(steps[each.name], made[each.name])
+                return _readable(steps[each.name], made[each.name])
         return None
 
     step_input = StepInput(resolve)
@@ -105,7 +105,7 @@ def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntr
     _, prepared = prepare_step(entry, _task(step), value, step_input, prefix=f"steps.{step.name}")
     given: dict[str, Any] = prepared.input
     if step.max_tokens is not None:
-        # What was held for, even if a shorter text than feared leaves room for a longer answer.
+        # At most what the hold covers, even if a shorter prompt leaves room for a longer answer.
         given = {**given, "max_tokens": min(given["max_tokens"], step.max_tokens)}
     id = StepId(run.request_id, step.name, attempt)
     job = Job(
@@ -115,7 +115,8 @@ def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntr
         task=step.task,
         input=given,
         limits=step.limits,
-        # For its progress; what it writes or says nobody hears before the whole has ended.
+        # Streamed for progress events only: text and audio of a step are not delivered before the
+        # run ends.
         stream=TASKS[_task(step)].makes in ("image", "video"),
         deadline_ms=run.job.deadline_ms,
         attachments=tuple(
@@ -130,18 +131,18 @@ def job_of(run: WorkflowRun, step: PlannedStep, attempt: int, entry: CatalogEntr
 
 
 def refused_step(step: PlannedStep, error: TollgateError) -> WorkflowEnded:
-    """The end of a workflow of which a step was given what it cannot take."""
+    """Return the end of a run of which a step refused its input."""
     problem = RequestError(error.code, f"The step {step.name} ({step.model}): {error}", error.param)
     return WorkflowEnded("failed", "invalid_input", error=problem)
 
 
 def steps_done(run: WorkflowRun) -> int:
-    """How many steps have succeeded."""
+    """Return the number of steps that have succeeded."""
     return len({one.id.name for one in run.attempts if one.status == "succeeded"})
 
 
-def _flowing(step: PlannedStep, output: Output) -> str | Given | None:
-    """What others read of a step's output: its first text, or its first picture, video or sound."""
+def _readable(step: PlannedStep, output: Output) -> str | Given | None:
+    """Return what other steps read of an output: its first text, image, video or audio."""
     makes = TASKS[_task(step)].makes
     if makes == "text":
         choices: Sequence[Mapping[str, Any]] = output.value.get("choices", ())
@@ -154,12 +155,12 @@ def _flowing(step: PlannedStep, output: Output) -> str | Given | None:
     return None
 
 
-def _tried_again(step: PlannedStep, attempt: StepAttempt) -> bool:
+def _may_retry(step: PlannedStep, attempt: StepAttempt) -> bool:
     return attempt.id.attempt <= step.retries and is_retried(_code(attempt))
 
 
-def _again(step: PlannedStep, failed: StepAttempt) -> datetime | None:
-    """When a step that failed may be tried again."""
+def _retry_at(step: PlannedStep, failed: StepAttempt) -> datetime | None:
+    """Return when a failed step may run again; None: immediately."""
     if failed.ended_at is None:
         return None
     seconds = step.backoff_ms / 1000 * 2 ** (failed.id.attempt - 1)
@@ -171,10 +172,10 @@ def _code(attempt: StepAttempt) -> str:
 
 
 def _problem(step: PlannedStep, attempt: StepAttempt) -> RequestError:
-    said = attempt.error.message if attempt.error else "it ended without an outcome."
+    message = attempt.error.message if attempt.error else "it ended without an outcome."
     tries = f" {attempt.id.attempt} times" if attempt.id.attempt > 1 else ""
     return RequestError(
-        _code(attempt), f"The step {step.name} ({step.model}) failed{tries}: {said}"
+        _code(attempt), f"The step {step.name} ({step.model}) failed{tries}: {message}"
     )
 
 

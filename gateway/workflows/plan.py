@@ -1,8 +1,8 @@
 """Plans a workflow submission: the steps that will run, and the maximum usage of each.
 
-What is not known before a step has run is put at its worst: a text as long as others read of it, a
-picture as a picture. So a plan's quote is the sum of quotes that are bounds, and the hold covers
-every way in which it can go. Pure.
+Outputs that are unknown before a step has run are assumed at their largest: texts have the maximum
+length that other steps read, and images stand for any image. A plan's quote is therefore the sum of
+upper bounds, and the hold covers every course that the run can take. Pure.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from workers.contract.jobs import BlobRef
 from workers.contract.media import MediumKind
 
 TEXT_MAX: Final = 32_000
-"""Characters of a text that is sent."""
+"""Maximum length of a text input, in characters."""
 
 _WIDEST: Final = "\U0001f7e6"
-"""A character of four bytes: a text of these is the longest there is of its length."""
-_PICTURE: Final = StoredSource(BlobRef("", 0, ""))
-"""Stands for what a step will make."""
+"""A character of four bytes, so that a text of these has the most bytes for its length."""
+_PLACEHOLDER: Final = StoredSource(BlobRef("", 0, ""))
+"""Stands for the media output of a step that has not run yet."""
 
 _Value = str | Given | None
 
 
 @dataclass(frozen=True, slots=True)
 class StepQuote:
-    """The most that one step can cost, at the price in force for its model."""
+    """Maximum cost of one step, at the price in force for its model."""
 
     step: PlannedStep
     bill: Bill
@@ -56,7 +56,7 @@ class StepQuote:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A plan, what it brings, the most that it can use and cost."""
+    """A plan, with its attachments, maximum usage and maximum cost."""
 
     plan: WorkflowPlan
     prepared: Prepared
@@ -75,24 +75,24 @@ class _Inputs:
 
 @dataclass(frozen=True, slots=True)
 class StepModels:
-    """The models that steps may use, each with its price for whoever orders."""
+    """The models that steps may use, with their prices for the requesting account."""
 
     entry: Callable[[str], CatalogEntry]
     priced: Callable[[str], tuple[int, Price]]
     own: Price
-    """Of the workflow itself; without components it costs what its steps cost."""
+    """Price of the workflow itself; without components it is priced by its steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What flows into a step: ``resolve`` gives a text or a medium, None where there is neither."""
+    """Builds a step's input. ``resolve`` returns a text or a medium, or None if neither exists."""
 
     resolve: Callable[[Sequence[Reference]], _Value]
     media: list[Given] = field(default_factory=list)
-    """Everything but text that flowed, to be compared with what the model took."""
+    """Media that were inserted, to be compared with the attachments that the model accepted."""
 
     def input(self, template: Mapping[str, Any]) -> dict[str, Any]:
-        """Put values in the place of names; what there is not leaves its field out."""
+        """Replace references by values; a field whose reference has no value is omitted."""
         return {
             name: value
             for name, given in template.items()
@@ -131,7 +131,7 @@ def plan(
     output = next((each.name for each in output_step(workflow) if each.name in chosen), None)
     if output is None:
         raise InvalidRequest(
-            "nothing_to_do", f"With these inputs {entry.name} runs no step that gives its output."
+            "nothing_to_do", f"With these inputs {entry.name} runs no step that has its output."
         )
     quotes = [
         _quoted(chosen[name], chosen, inputs, models) for name in _needed(chosen, inputs, output)
@@ -171,21 +171,21 @@ def prepare_step(
     *,
     prefix: str,
 ) -> tuple[Task, Prepared]:
-    """Check a step's input as if a client had sent it. Raise ``InvalidRequest``."""
+    """Check a step's input like a client's. Raise ``InvalidRequest``."""
     read = parse(task or entry.task, value, prefix=prefix)
     task = task or choose_task(entry, read)
     prepared = prepare(entry, read, task=task, prefix=prefix)
     if any(isinstance(source.given, StoredVoice) for source in prepared.sources):
         raise InvalidRequest(
             "unsupported_parameter",
-            f"A step of a workflow speaks in the voices of {entry.name}, not in those that an "
-            "account keeps.",
+            f"A workflow step can use the voices of {entry.name}, but not voices stored by an "
+            "account.",
             param=prefix,
         )
     if len(prepared.sources) != len(step_input.media):
         raise InvalidRequest(
             "task_not_supported",
-            f"{entry.name} cannot be given what another step makes in {task}.",
+            f"{entry.name} cannot read another step's output in {task}.",
             param=prefix,
         )
     return task, prepared
@@ -217,7 +217,7 @@ def _read_inputs(
         elif not isinstance(value, str) or len(value) > TEXT_MAX:
             raise InvalidRequest(
                 "invalid_value",
-                f"Invalid value for {param}: this is a text of at most {TEXT_MAX} characters.",
+                f"Invalid value for {param}: expected a text of at most {TEXT_MAX} characters.",
                 param=param,
             )
         else:
@@ -236,17 +236,17 @@ def _read_inputs(
 
 
 def _chosen(workflow: Workflow, inputs: _Inputs) -> dict[str, Step]:
-    """The steps whose conditions hold."""
+    """Return the steps whose conditions hold."""
     found = {}
     for step in workflow.steps:
-        asked = condition(step)
-        if asked is None or inputs.has(asked[0]) == asked[1]:
+        required = condition(step)
+        if required is None or inputs.has(required[0]) == required[1]:
             found[step.name] = step
     return found
 
 
 def _needs(step: Step, chosen: Mapping[str, Step], inputs: _Inputs) -> set[str]:
-    """The steps whose output flows into this one: of each expression, the first there is."""
+    """Return the steps whose output a step reads: of each expression, the first that exists."""
     found = set()
     for _, expression in references(step.input):
         for each in expression:
@@ -259,7 +259,7 @@ def _needs(step: Step, chosen: Mapping[str, Step], inputs: _Inputs) -> set[str]:
 
 
 def _needed(chosen: Mapping[str, Step], inputs: _Inputs, output: str) -> list[str]:
-    """The output's step and all that it waits for, in the catalog's submission."""
+    """Return the names of the output's step and all that it depends on, in the catalog's order."""
     wanted, open_names = {output}, [output]
     while open_names:
         for name in _needs(chosen[open_names.pop()], chosen, inputs) - wanted:
@@ -283,7 +283,7 @@ def _quoted(
             elif each.name in chosen:
                 made = chosen[each.name]
                 task = made.task or models.entry(made.model).task
-                return _WIDEST * made.characters if TASKS[task].makes == "text" else _PICTURE
+                return _WIDEST * made.characters if TASKS[task].makes == "text" else _PLACEHOLDER
         return None
 
     step_input = StepInput(resolve)
@@ -295,7 +295,7 @@ def _quoted(
         bill = quote(price, prepared.limits)
     except UnpricedUsage as error:
         raise InvalidRequest(
-            "nothing_to_do", f"This input gives {entry.name} nothing to do: {error}."
+            "nothing_to_do", f"This input leaves {entry.name} nothing to do: {error}."
         ) from None
     planned = PlannedStep(
         name=step.name,
@@ -328,7 +328,7 @@ def _kind(workflow: Workflow, name: str) -> MediumKind:
 
 
 def _task(step: PlannedStep) -> Task:
-    return step.task  # type: ignore[return-value]  # it was one when it was planned
+    return step.task  # type: ignore[return-value]  # checked when it was planned
 
 
 def _param(prefix: str, name: str) -> str:
@@ -345,8 +345,8 @@ def from_fields(entry: CatalogEntry, fields: Mapping[str, Any]) -> WorkflowSubmi
         if name not in entry.workflow.inputs:
             raise InvalidRequest(
                 "unsupported_parameter",
-                f"{entry.name} is a workflow and takes {', '.join(entry.workflow.inputs)}, "
-                f"not {name}.",
+                f"{entry.name} is a workflow with the inputs {', '.join(entry.workflow.inputs)}; "
+                f"{name} is not one of them.",
                 param=name,
             )
     return WorkflowSubmission(given)

@@ -1,9 +1,9 @@
-"""Runs the workflows that any gateway accepted: places steps, hears of their ends, closes them.
+"""Runs workflows, whichever gateway accepted them: places steps, records their ends, closes runs.
 
-There is no lease and no owner. The truth is the hold with its plan and the rows of its steps; who
-hears that a step has ended writes that down and places what comes next, and the sweep of any
-gateway does the same for what nobody was left to do. A step is placed before it is queued and
-recorded before its outcome is removed, so none is run again that has ended, and none is lost.
+A run has no lease and no owner. Its state is the hold with its plan, and the rows of its steps. The
+gateway that receives the end of a step records it and places the next steps; if that gateway
+crashes, the sweep of any other does. A step is placed before it is queued, and recorded before its
+outcome is removed from the queue, so no step is lost and none that has ended runs again.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from workers.contract.streams import LogEntry, publish
 log = logging.getLogger(__name__)
 
 CONCURRENCY: Final = 16
-"""Requests that are taken a step further at the same time."""
+"""Maximum number of runs that are advanced concurrently."""
 PROGRESS_MAX: Final = 4096
-"""Requests of whose steps this process remembers how many there are."""
+"""Maximum number of runs whose progress this process keeps."""
 EVENTS_MAX: Final = 10_000
-"""Events that wait to be published; what comes beyond is left out."""
+"""Maximum number of events waiting to be published; further ones are dropped."""
 ORPHANS_MAX: Final = 500
 IDLE: Final = timedelta(seconds=10)
-"""A workflow of which a step began or ended later than this is in good hands."""
+"""Time without a placed or ended step after which a run is swept."""
 SWEEP_MAX: Final = 200
-"""Workflows swept at a time."""
+"""Maximum number of runs in one sweep."""
 
 
 @dataclass(slots=True)
 class _ProgressState:
-    """What this process knows of a workflow that it has heard of, to say how far it is."""
+    """What this process knows of a run, to report its progress."""
 
     done: int
     steps: int
@@ -86,7 +86,7 @@ class WorkflowRunner:
         blobs: Blobs,
         close: Callable[[Settlement, str], Awaitable[None]],
     ) -> None:
-        """``close`` settles a request that has ended and tells the mailbox that waits for it."""
+        """``close`` settles a request that has ended and notifies the mailbox that waits for it."""
         self._database = database
         self._redis = redis
         self._live = live
@@ -102,22 +102,22 @@ class WorkflowRunner:
         self._progress: dict[RequestId, _ProgressState] = {}
 
     def start(self, supervisor: Supervisor) -> None:
-        """Advance whatever has news, and publish its progress."""
+        """Start the tasks that advance woken runs and publish their progress."""
         supervisor.start("workflow events", self._publish)
         supervisor.start("workflows", self._advance_woken, copies=CONCURRENCY)
 
     def wake(self, request_id: RequestId, reply: str) -> None:
-        """Have a request taken further soon; its events go to the mailbox ``reply``."""
+        """Advance a run soon; its events go to the mailbox ``reply``."""
         self._woken.put_nowait((request_id, reply))
 
     async def record(self, ends: Sequence[StepEnd]) -> None:
-        """Write down how steps ended; once this returns their outcomes may be removed."""
+        """Record the ends of steps; afterwards their outcomes may be removed from the queue."""
         now = datetime.now(UTC)
         await self._database.write(lambda connection: store.record(connection, ends, now=now))
         reach("step_recorded")
 
     async def advance(self, request_id: RequestId, reply: str) -> None:
-        """Do what comes next, if anything does. May be repeated, by anybody at any time."""
+        """Take the next action of a run, if any. Any gateway may repeat this at any time."""
         run = await self._database.read(lambda connection: store.read_run(connection, request_id))
         if run is None:
             return
@@ -138,12 +138,12 @@ class WorkflowRunner:
         if wanted:
             await self._place(run, wanted, reply)
         if found.due is not None:
-            # Should this process be gone by then, the sweep of another one is a little later.
+            # If this process has ended by then, another one's sweep does it a little later.
             wait_s = (found.due - now).total_seconds()
             asyncio.get_running_loop().call_later(wait_s, self.wake, request_id, reply)
 
     async def sweep_idle(self) -> int:
-        """Sweep some of the workflows of which no step began or ended for a while, by turns."""
+        """Sweep the next ``SWEEP_MAX`` runs without a placed or ended step for a while."""
         before = datetime.now(UTC) - IDLE
         found = await self._database.read(
             lambda connection: store.idle(
@@ -154,8 +154,10 @@ class WorkflowRunner:
         return await self.sweep(found)
 
     async def sweep(self, request_ids: Sequence[RequestId]) -> int:
-        """Advance open workflows whose gateway may have died, and queue again what the queue has
-        lost of them; return how much that was. One that cannot be read is set aside."""
+        """Advance open runs whose gateway may have crashed, and enqueue steps that the queue lost.
+
+        Return the number of those steps. A run that cannot be read is set aside.
+        """
         lost = 0
         for start in range(0, len(request_ids), CONCURRENCY):
             some = request_ids[start : start + CONCURRENCY]
@@ -175,14 +177,14 @@ class WorkflowRunner:
                     lost += await self._enqueue(one, "")
         except OUTAGE:
             raise
-        except Exception as error:  # a boundary: one workflow must not keep the others from running
+        except Exception as error:  # a boundary: one run must not block the others
             await self._aside.note("request", request_id, error)
         else:
             await self._aside.forget("request", request_id)
         return lost
 
     async def stop(self, running: Iterable[Running]) -> None:
-        """Stop what still runs of requests that are closed."""
+        """Cancel running steps of closed requests."""
         stopped = []
         for one in running:
             await self._dispatch.cancel(one.model, RequestId(str(one.id)))
@@ -191,14 +193,14 @@ class WorkflowRunner:
             await self._database.write(lambda connection: store.forget(connection, stopped))
 
     async def stop_orphans(self) -> None:
-        """Stop steps of closed requests that whoever closed them did not come to stop."""
+        """Cancel steps of closed requests that were not cancelled when the requests were closed."""
         found = await self._database.read(
             lambda connection: store.orphaned(connection, limit=ORPHANS_MAX)
         )
         await self.stop(Running(id, model) for id, model in found)
 
     async def move(self, request_id: RequestId) -> None:
-        """Have the events of a request's running steps sent to this process from now on."""
+        """Redirect the events of a request's running steps to this process."""
         attempts = await self._database.read(
             lambda connection: store.attempts_of(connection, request_id)
         )
@@ -207,7 +209,7 @@ class WorkflowRunner:
                 await self._dispatch.move(one.model, RequestId(str(one.id)))
 
     def on_step_event(self, sent: SentEvent) -> None:
-        """Say of the whole what a worker says of one of its steps."""
+        """Report a worker's event of a step as an event of its run."""
         id = read_step_id(sent.request_id)
         known = self._progress.get(id.request_id) if id else None
         if id is None:
@@ -226,10 +228,10 @@ class WorkflowRunner:
             )
             self._queue_event(id.request_id, Progress(known.done, known.steps, stage=stage))
         elif isinstance(event, Preview) and id.name == known.output and not event.full:
-            # A picture at full size would be a delivery, and a workflow delivers at its end.
+            # A full-size image would be a delivery, and a run delivers only at its end.
             self._queue_event(id.request_id, event)
 
-    # --- Taking it further ------------------------------------------------------------------------
+    # --- Advancing --------------------------------------------------------------------------------
 
     async def _advance_woken(self, beat: Beat) -> None:
         while True:
@@ -237,8 +239,8 @@ class WorkflowRunner:
             try:
                 await self.advance(request_id, reply)
             except OUTAGE as error:
-                log.warning("%s is left to the sweeper: %s", request_id, type(error).__name__)
-            except Exception as error:  # a boundary: the others run on
+                log.warning("left %s to the sweeper: %s", request_id, type(error).__name__)
+            except Exception as error:  # a boundary: the others continue
                 await self._set_aside(request_id, error)
             beat()
 
@@ -246,10 +248,10 @@ class WorkflowRunner:
         try:
             await self._aside.note("request", request_id, error)
         except OUTAGE:
-            log.exception("%s is left to the sweeper", request_id)
+            log.exception("left %s to the sweeper", request_id)
 
     async def _load_outputs(self, run: WorkflowRun) -> WorkflowRun:
-        """Load outputs of steps that are too large for SQL. Raise ``OSError`` if that fails now."""
+        """Load step outputs that are too large for SQL. Raise ``OSError`` if that fails now."""
         attempts = []
         for one in run.attempts:
             if one.output is not None and not one.output.is_loaded:
@@ -263,7 +265,7 @@ class WorkflowRunner:
     def _entry(self, step: PlannedStep) -> Any:
         entry = self._live.entry(step.model)
         if entry is None:
-            raise NotFound("model_not_found", f"{step.model} is not in the catalog any more.")
+            raise NotFound("model_not_found", f"{step.model} is no longer in the catalog.")
         return entry
 
     async def _place(self, run: WorkflowRun, wanted: Sequence[NewStep], reply: str) -> None:
@@ -296,7 +298,7 @@ class WorkflowRunner:
             reply,
         )
 
-    # --- Saying how far it is ---------------------------------------------------------------------
+    # --- Progress ---------------------------------------------------------------------------------
 
     def _update_progress(self, run: WorkflowRun) -> None:
         known = self._progress.get(run.request_id)
@@ -319,18 +321,21 @@ class WorkflowRunner:
             self._queue_event(id.request_id, Progress(known.done, known.steps, stage=stage))
 
     def _queue_event(self, request_id: RequestId, event: Event) -> None:
-        """Give an event its place after whatever any gateway said before: by the time since the
-        request was made, which its id tells."""
+        """Number an event after all earlier ones of any gateway, and queue it for publishing.
+
+        The number is the time since the request was created, in microseconds; the request's id has
+        that moment.
+        """
         known = self._progress.get(request_id)
         if known is None:
             return
-        made_us = int(request_id.removeprefix("req_")[:12], 16) * 1000
-        now_us = int(datetime.now(UTC).timestamp() * 1_000_000) - made_us
-        known.seq = max(known.seq + 1, now_us)
+        created_us = int(request_id.removeprefix("req_")[:12], 16) * 1000
+        age_us = int(datetime.now(UTC).timestamp() * 1_000_000) - created_us
+        known.seq = max(known.seq + 1, age_us)
         try:
             self._events.put_nowait(SentEvent(request_id, 1, known.seq, event))
         except asyncio.QueueFull:
-            log.warning("an event of %s is left out", request_id)
+            log.warning("dropped an event of %s: too many are waiting", request_id)
 
     async def _publish(self, beat: Beat) -> None:
         while True:
@@ -339,6 +344,6 @@ class WorkflowRunner:
             try:
                 await publish(self._redis, {}, [entry], namespace=self._namespace)
             except QUEUE_OUTAGE as error:
-                log.warning("an event is not logged: %s", type(error).__name__)
+                log.warning("could not log an event: %s", type(error).__name__)
             self._waiters.deliver((sent,))
             beat()

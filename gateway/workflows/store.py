@@ -1,7 +1,7 @@
-"""The steps of open requests in SQL: placed before they are queued, recorded when they have ended.
+"""The steps of open workflow runs in SQL: inserted before they are queued, updated when they end.
 
-Everything here may be repeated. A step's attempt is one row, whoever places it first; it is
-recorded once; and none is placed for a request that is not open any more.
+Every operation may be repeated. An attempt at a step has one row, which the first call inserts; its
+end is recorded once; and no row is inserted for a request that is closed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NewStep:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """What became of an attempt at a step."""
+    """The end of an attempt at a step."""
 
     id: StepId
     status: Status
@@ -54,7 +54,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True)
 class StepAttempt:
-    """An attempt at a step; without a status it is queued or running."""
+    """An attempt at a step; it is queued or running while ``status`` is None."""
 
     id: StepId
     model: str
@@ -67,7 +67,7 @@ class StepAttempt:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowRun:
-    """An open request that is a workflow, and every attempt at its steps."""
+    """An open workflow run with all attempts at its steps."""
 
     request_id: RequestId
     job: Job
@@ -79,7 +79,7 @@ class WorkflowRun:
 
 
 def read_run(connection: Connection, request_id: str) -> WorkflowRun | None:
-    """None if it is not open, or no workflow."""
+    """Return a workflow run, or None if the request is closed or not a workflow."""
     payload = connection.execute(
         select(holds.c.job).where(holds.c.request_id == request_id)
     ).scalar()
@@ -91,7 +91,7 @@ def read_run(connection: Connection, request_id: str) -> WorkflowRun | None:
 
 
 def attempts_of(connection: Connection, request_id: str) -> list[StepAttempt]:
-    """Read the attempts at the steps of a request, in their order."""
+    """Return the attempts at the steps of a request, in the order in which they were placed."""
     query = (
         select(steps)
         .where(steps.c.request_id == request_id)
@@ -102,7 +102,7 @@ def attempts_of(connection: Connection, request_id: str) -> list[StepAttempt]:
 
 @dataclass(frozen=True, slots=True)
 class StepTry:
-    """An attempt at a step, without what went in and came out."""
+    """An attempt at a step, without its input and output."""
 
     id: StepId
     model: str
@@ -110,7 +110,7 @@ class StepTry:
 
 
 def attempts_at(connection: Connection, request_ids: Sequence[str]) -> list[StepTry]:
-    """Read which attempts there were at the steps of requests."""
+    """Return the attempts at the steps of requests, without inputs and outputs."""
     query = select(
         steps.c.request_id, steps.c.name, steps.c.attempt, steps.c.model, steps.c.status
     ).where(steps.c.request_id.in_(request_ids))
@@ -127,12 +127,12 @@ def attempts_at(connection: Connection, request_ids: Sequence[str]) -> list[Step
 def place(
     connection: Connection, request_id: str, wanted: Sequence[NewStep], *, now: datetime
 ) -> list[StepAttempt]:
-    """Make rows of steps that are to run, unless somebody has; return them as they are now.
+    """Insert rows of steps that are to run, unless they exist; return them as they are now.
 
-    Nothing is placed for a request that has been closed.
+    Returns nothing if the request is closed.
     """
     open_hold = select(holds.c.request_id).where(holds.c.request_id == request_id)
-    # Whoever settles deletes this row: it waits for us, or we find nothing.
+    # Settling deletes this row: it waits for this transaction, or the row is already gone.
     if connection.execute(open_hold.with_for_update(read=True)).first() is None:
         return []
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
@@ -155,7 +155,7 @@ def place(
 
 
 def record(connection: Connection, ends: Iterable[StepEnd], *, now: datetime) -> None:
-    """Write down how steps ended; the first word on each counts."""
+    """Record the ends of steps; only the first end of each attempt counts."""
     for end in ends:
         connection.execute(
             update(steps)
@@ -172,7 +172,7 @@ def record(connection: Connection, ends: Iterable[StepEnd], *, now: datetime) ->
 
 
 def idle(connection: Connection, *, before: datetime, after: str, limit: int) -> list[RequestId]:
-    """Read requests of which no step was placed or has ended since a moment, by their ids."""
+    """Return ids of requests without a step that was placed or ended since ``before``, sorted."""
     touched = func.max(func.coalesce(steps.c.ended_at, steps.c.placed_at, type_=UtcDateTime()))
     query = (
         select(steps.c.request_id)
@@ -186,7 +186,7 @@ def idle(connection: Connection, *, before: datetime, after: str, limit: int) ->
 
 
 def orphaned(connection: Connection, *, limit: int) -> list[tuple[StepId, str]]:
-    """Read steps of requests that are closed, each with its model."""
+    """Return steps of closed requests, each with its model."""
     open_hold = select(holds.c.request_id).where(holds.c.request_id == steps.c.request_id)
     query = select(steps.c.request_id, steps.c.name, steps.c.attempt, steps.c.model).where(
         ~exists(open_hold.correlate(steps))
@@ -198,7 +198,7 @@ def orphaned(connection: Connection, *, limit: int) -> list[tuple[StepId, str]]:
 
 
 def forget(connection: Connection, ids: Iterable[StepId]) -> None:
-    """Delete the rows of steps that have been stopped."""
+    """Delete the rows of stopped steps."""
     for id in ids:
         connection.execute(delete(steps).where(_is(id)))
 

@@ -304,7 +304,7 @@ def test_a_gateway_that_slept_through_its_lease_changes_nothing_any_more(
 
     each_line_was_charged_once(second, elsewhere, batch_id, 40)
     wait_for(
-        lambda: "run by another gateway" in (first.directory / "gateway.log").read_text(),
+        lambda: "to another gateway" in (first.directory / "gateway.log").read_text(),
         "the first gateway to notice",
     )
 

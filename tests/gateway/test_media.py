@@ -253,7 +253,7 @@ def test_a_picture_comes_inline_by_address_or_as_an_upload(
     [
         ("/text", "unsupported_media_type", "png, jpeg, webp, gif"),
         ("/much", "source_too_large", "1000000 bytes"),
-        ("/none", "source_unreachable", "answers 404"),
+        ("/none", "source_unreachable", "status 404"),
         ("/round", "source_unreachable", "more than 5 redirects"),
         (":1/", "source_unreachable", "does not respond"),
     ],
