@@ -173,7 +173,7 @@ def create_app(settings: Settings) -> Litestar:
                 bodies=bodies,
                 media=media,
                 links=links,
-                slots=UploadUrls.make(pepper),
+                upload_urls=UploadUrls.make(pepper),
                 voices=voices,
                 batches=batches,
                 rates=rates,

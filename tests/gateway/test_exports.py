@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.api.native import exports
-from gateway.api.native.exports import AT_ONCE, OF_ACCOUNT, ExportRequest, Places
+from gateway.api.native.exports import ACCOUNT_EXPORTS_MAX, EXPORTS_MAX, ExportRequest, ExportSlots
 from gateway.billing.usage.report import Filters
 from gateway.errors import TooManyRequests
 from gateway.sql.database import Database
@@ -57,43 +57,45 @@ def test_more_exports_than_places_are_refused_and_nothing_else_waits(
 
 
 def test_places_are_bounded_by_account_and_in_all() -> None:
-    places = Places()
-    taken = [places.take(1) for _ in range(OF_ACCOUNT)]
+    slots = ExportSlots()
+    taken = [slots.take(1) for _ in range(ACCOUNT_EXPORTS_MAX)]
 
     with pytest.raises(TooManyRequests) as refused:
-        places.take(1)
+        slots.take(1)
     assert refused.value.code == "too_many_exports"
-    taken += [places.take(account) for account in range(2, 2 + AT_ONCE - OF_ACCOUNT)]
+    taken += [slots.take(account) for account in range(2, 2 + EXPORTS_MAX - ACCOUNT_EXPORTS_MAX)]
     with pytest.raises(TooManyRequests):
-        places.take(99)
+        slots.take(99)
 
-    places.leave(taken[0])
-    places.take(1)
+    slots.leave(taken[0])
+    slots.take(1)
 
 
 def test_export_that_nobody_reads_gives_its_place_to_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exports, "STALLED_S", 0.0)
-    places = Places()
-    stalled = [places.take(1) for _ in range(OF_ACCOUNT)]
+    slots = ExportSlots()
+    stalled = [slots.take(1) for _ in range(ACCOUNT_EXPORTS_MAX)]
     time.sleep(0.01)
 
-    places.take(1)
+    slots.take(1)
 
     with pytest.raises(ConnectionAbortedError):
-        places.move(stalled[0])
+        slots.move(stalled[0])
 
 
 def test_place_is_taken_before_the_first_part_and_left_with_the_file(tmp_path: Path) -> None:
     """A client can go away before anything of its file was asked for."""
     database = Database(f"sqlite:///{tmp_path / 'none.db'}")
     asked = ExportRequest(SPAN, Filters((1,)), "csv", "native", "usage.csv")
-    files = [exports._File(database, asked, exports._places.take(1)) for _ in range(OF_ACCOUNT)]
+    files = [
+        exports._File(database, asked, exports._slots.take(1)) for _ in range(ACCOUNT_EXPORTS_MAX)
+    ]
 
     with pytest.raises(TooManyRequests):
-        exports._places.take(1)
+        exports._slots.take(1)
     del files
 
-    exports._places.leave(exports._places.take(1))
+    exports._slots.leave(exports._slots.take(1))
     database.dispose()

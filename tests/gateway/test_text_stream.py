@@ -11,7 +11,7 @@ ID = RequestId(f"req_{1:032x}")
 def test_reasoning_is_sent_once_beside_the_text() -> None:
     stream = TextStream(ID)
     events = [Started("w", 1), Tokens(0, "", 1, reasoning="Hm, "), Tokens(0, "6", 1, reasoning="x")]
-    pieces = [stream.hear(SentEvent(ID, 1, seq, event)) for seq, event in enumerate(events, 1)]
+    pieces = [stream.receive(SentEvent(ID, 1, seq, event)) for seq, event in enumerate(events, 1)]
     rest = list(stream.rest([Choice(0, "66", "stop", reasoning="Hm, x")]))
 
     sent = [piece for piece in (*pieces, *rest) if piece is not None]

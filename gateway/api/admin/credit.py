@@ -19,7 +19,7 @@ from gateway.accounts.accounts import (
     list_accounts,
 )
 from gateway.accounts.keys import create_key, list_keys, revoke_key
-from gateway.api.http.access import caller, find_asked
+from gateway.api.http.access import caller, requested_account
 from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.fields import Moment, PerMinute, UsdAmount
 from gateway.api.native.views import KeyView, key_view
@@ -198,7 +198,7 @@ class CreditController(Controller):
             request,
             lambda connection: change_account(
                 connection,
-                find_asked(request, connection, account).id,
+                requested_account(request, connection, account).id,
                 credit_limit_nanos=data.credit_limit,
                 allowance_nanos=data.allowance,
                 status=data.status,
@@ -222,7 +222,7 @@ class CreditController(Controller):
             request,
             lambda connection: enter_credit(
                 connection,
-                find_asked(request, connection, account).id,
+                requested_account(request, connection, account).id,
                 data.amount,
                 kind=data.kind,
                 reference=data.reference,
@@ -251,7 +251,7 @@ class CreditController(Controller):
             request,
             lambda connection: enter_chargeback(
                 connection,
-                find_asked(request, connection, account).id,
+                requested_account(request, connection, account).id,
                 data.amount,
                 reference=data.reference,
                 actor=caller(request).prefix,
@@ -310,7 +310,7 @@ class CreditController(Controller):
             raise InvalidRequest("invalid_price", f"{error}.", param="price") from None
 
         def work(connection: Connection) -> tuple[list[Correction], int]:
-            owner = find_asked(request, connection, data.account) if data.account else None
+            owner = requested_account(request, connection, data.account) if data.account else None
             found = plan(
                 connection,
                 data.model,
@@ -348,7 +348,7 @@ class CreditController(Controller):
         database: Database = request.app.state.database
 
         def read(connection: Connection) -> list[KeyView]:
-            owner = find_asked(request, connection, account).id if account else None
+            owner = requested_account(request, connection, account).id if account else None
             return [key_view(key) for key in list_keys(connection, owner)]
 
         return json_response(
@@ -371,7 +371,7 @@ class CreditController(Controller):
             request,
             lambda connection: create_key(
                 connection,
-                find_asked(request, connection, account).id,
+                requested_account(request, connection, account).id,
                 pepper=request.app.state.pepper,
                 name=data.name,
                 scopes=data.scopes,

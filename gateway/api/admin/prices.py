@@ -11,7 +11,7 @@ from litestar.params import FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from gateway.api.http.access import caller, find_asked
+from gateway.api.http.access import caller, requested_account
 from gateway.api.http.answers import ListView, json_response
 from gateway.catalog.price_overrides import (
     InvalidPriceOverride,
@@ -141,7 +141,9 @@ class PricesController(Controller):
         live: LiveCatalog = request.app.state.live
 
         def read(connection: Connection) -> list[PriceView]:
-            account_id = None if account is None else find_asked(request, connection, account).id
+            account_id = (
+                None if account is None else requested_account(request, connection, account).id
+            )
             found = price_periods_of(connection, model=model, account_id=account_id)
             return [period_view(period, _price_of(connection, period, live)) for period in found]
 
@@ -188,7 +190,7 @@ class PricesController(Controller):
         def write(connection: Connection) -> PricePeriod:
             account_id = LIST
             if data.account is not None:
-                account_id = find_asked(request, connection, data.account).id
+                account_id = requested_account(request, connection, data.account).id
             return set_price(
                 connection,
                 data.model,
@@ -223,7 +225,7 @@ class PricesController(Controller):
         def write(connection: Connection) -> tuple[PricePeriod, Price | None]:
             account_id = LIST
             if data.account is not None:
-                account_id = find_asked(request, connection, data.account).id
+                account_id = requested_account(request, connection, data.account).id
             period = cancel_price(
                 connection,
                 data.model,

@@ -128,7 +128,7 @@ class VoiceSettings(BaseModel):
     use_speaker_boost: bool | None = None
     clone_strength: Annotated[float, Field(ge=0, le=1)] | None = None
 
-    def upstreams(self) -> dict[str, Any]:
+    def upstream_settings(self) -> dict[str, Any]:
         """What only models elsewhere understand."""
         return self.model_dump(exclude_none=True, exclude={"speed"})
 
@@ -159,7 +159,9 @@ class SpokenBody(_Body):
     pronunciation_dictionary_locators: Annotated[list[Any], Field(max_length=0)] | None = None
     audio_effects: None = None
 
-    def spoken(self, entry: CatalogEntry, voice: str | None, made: OutputFormat) -> SpeechTask:
+    def speech_task(
+        self, entry: CatalogEntry, voice: str | None, output: OutputFormat
+    ) -> SpeechTask:
         settings = self.voice_settings or VoiceSettings()
         return _checked(
             SpeechTask,
@@ -169,10 +171,10 @@ class SpokenBody(_Body):
             language=self.language_code,
             speed=settings.speed,
             seed=self.seed,
-            format=made.format,
-            sample_rate=made.sample_rate,
-            bitrate=made.bitrate,
-            parameters=settings.upstreams() if entry.upstream is not None else None,
+            format=output.format,
+            sample_rate=output.sample_rate,
+            bitrate=output.bitrate,
+            parameters=settings.upstream_settings() if entry.upstream is not None else None,
         )
 
 
@@ -196,19 +198,19 @@ class ComposedBody(_Body):
     store_for_inpainting: Literal[False] | None = None
     sign_with_c2pa: Literal[False] | None = None
 
-    def composed(self, entry: CatalogEntry, made: OutputFormat) -> MusicTask:
+    def music_task(self, entry: CatalogEntry, output: OutputFormat) -> MusicTask:
         # None that runs here sings without lyrics, and there are none in this call.
-        told = entry.upstream is not None and self.force_instrumental is not None
+        passed_on = entry.upstream is not None and self.force_instrumental is not None
         return _checked(
             MusicTask,
             self.names,
             prompt=self.prompt,
             seconds=self.music_length_ms / 1000 if self.music_length_ms else None,
             seed=self.seed,
-            format=made.format,
-            sample_rate=made.sample_rate,
-            bitrate=made.bitrate,
-            parameters={"force_instrumental": self.force_instrumental} if told else None,
+            format=output.format,
+            sample_rate=output.sample_rate,
+            bitrate=output.bitrate,
+            parameters={"force_instrumental": self.force_instrumental} if passed_on else None,
         )
 
 

@@ -18,18 +18,18 @@ from litestar.response import Stream
 
 from gateway.api.elevenlabs.bodies import ComposedBody, SpokenBody, read_format
 from gateway.api.elevenlabs.views import (
-    COMPOSES,
+    MUSIC_TASK,
     SoundModelView,
-    does,
+    has_unknown_voices,
     has_voice,
-    is_elsewhere,
     models_view,
+    supports,
     voice_of,
 )
-from gateway.api.http.answering import order_of
+from gateway.api.http.answering import to_submission
 from gateway.api.http.answers import json_response
-from gateway.api.http.audio_response import begin, sound_response
-from gateway.api.http.content_types import SOUNDS
+from gateway.api.http.audio_response import start_audio, stream_audio
+from gateway.api.http.content_types import AUDIO
 from gateway.api.http.dialects import ELEVENLABS
 from gateway.api.http.request import ApiRequest
 from gateway.catalog.schema import CatalogEntry
@@ -39,17 +39,17 @@ from gateway.tasks.submission import Submission
 from gateway.voices.store import is_voice_id
 from workers.contract.media import characters
 
-SPEAKER: Final = "eleven_multilingual_v2"
-COMPOSER: Final = "music_v1"
+DEFAULT_SPEECH_MODEL: Final = "eleven_multilingual_v2"
+DEFAULT_MUSIC_MODEL: Final = "music_v1"
 """What a call means that names no model."""
-SOUND_ROUTE: Final[dict[str, Any]] = {
+AUDIO_ROUTE: Final[dict[str, Any]] = {
     "status_code": 200,
-    "opt": {"scope": "inference", "holds": True, "media": SOUNDS},
+    "opt": {"scope": "inference", "holds": True, "media": AUDIO},
 }
 
 
 def _speak(path: str, *, stream: bool, operation_id: str, summary: str) -> HTTPRouteHandler:
-    @post(path, **SOUND_ROUTE, operation_id=operation_id, summary=summary)
+    @post(path, **AUDIO_ROUTE, operation_id=operation_id, summary=summary)
     async def speak(
         self: Controller,
         request: ApiRequest,
@@ -58,14 +58,14 @@ def _speak(path: str, *, stream: bool, operation_id: str, summary: str) -> HTTPR
         output_format: FromQuery[str | None] = None,
         enable_logging: FromQuery[bool] = True,
     ) -> Stream:
-        order = await _spoken(request, voice_id, data, output_format, stream=stream)
-        return await _answer(request, order, data, kept=enable_logging)
+        submission = await _speech_submission(request, voice_id, data, output_format, stream=stream)
+        return await _answer(request, submission, data, stored=enable_logging)
 
     return speak
 
 
 def _compose(path: str, *, stream: bool, operation_id: str, summary: str) -> HTTPRouteHandler:
-    @post(path, **SOUND_ROUTE, operation_id=operation_id, summary=summary)
+    @post(path, **AUDIO_ROUTE, operation_id=operation_id, summary=summary)
     async def compose(
         self: Controller,
         request: ApiRequest,
@@ -73,8 +73,8 @@ def _compose(path: str, *, stream: bool, operation_id: str, summary: str) -> HTT
         output_format: FromQuery[str | None] = None,
         enable_logging: FromQuery[bool] = True,
     ) -> Stream:
-        order = await _composed(request, data, output_format, stream=stream)
-        return await _answer(request, order, data, kept=enable_logging)
+        submission = await _music_submission(request, data, output_format, stream=stream)
+        return await _answer(request, submission, data, stored=enable_logging)
 
     return compose
 
@@ -100,7 +100,7 @@ class ElevenLabsController(Controller):
         operation_id="ElevenLabsSpeak",
         summary="Speak a text; the answer is the sound, with its cost in a header",
     )
-    speak_along = _speak(
+    speak_stream = _speak(
         "/text-to-speech/{voice_id:str}/stream",
         stream=True,
         operation_id="ElevenLabsSpeakStream",
@@ -112,7 +112,7 @@ class ElevenLabsController(Controller):
         operation_id="ElevenLabsCompose",
         summary="Make a piece of music; the answer is the sound, with its cost in a header",
     )
-    compose_along = _compose(
+    compose_stream = _compose(
         "/music/stream",
         stream=True,
         operation_id="ElevenLabsComposeStream",
@@ -136,7 +136,7 @@ class ElevenLabsController(Controller):
 # --- What is ordered ------------------------------------------------------------------------------
 
 
-async def _spoken(
+async def _speech_submission(
     request: ApiRequest,
     voice_id: str,
     data: SpokenBody,
@@ -145,22 +145,22 @@ async def _spoken(
     stream: bool,
 ) -> Submission:
     made = read_format(output_format)
-    is_kept = is_voice_id(voice_id)
-    has = functools.partial(has_voice, voice_id=voice_id, kept=is_kept)
-    name, entry = _model(request, data.model_id, SPEAKER, has)
-    if entry is None or not (has(entry) or is_elsewhere(entry)):
+    is_stored = is_voice_id(voice_id)
+    has = functools.partial(has_voice, voice_id=voice_id, stored=is_stored)
+    name, entry = _model(request, data.model_id, DEFAULT_SPEECH_MODEL, has)
+    if entry is None or not (has(entry) or has_unknown_voices(entry)):
         where = f"{entry.name} has" if entry is not None else "There is"
         raise NotFound(
             "voice_not_found",
             f"{where} no voice {voice_id!r}; see GET v1/voices.",
             param="voice_id",
         )
-    value = data.spoken(entry, voice_of(entry, voice_id), made)
+    value = data.speech_task(entry, voice_of(entry, voice_id), made)
     task = choose_audio_task(entry, value)
-    return await order_of(request, model=name, task=task, input=value, stream=stream)
+    return await to_submission(request, model=name, task=task, input=value, stream=stream)
 
 
-async def _composed(
+async def _music_submission(
     request: ApiRequest,
     data: ComposedBody,
     output_format: str | None,
@@ -168,11 +168,13 @@ async def _composed(
     stream: bool,
 ) -> Submission:
     made = read_format(output_format)
-    name, entry = _model(request, data.model_id, COMPOSER, lambda one: does(one, COMPOSES))
+    name, entry = _model(
+        request, data.model_id, DEFAULT_MUSIC_MODEL, lambda one: supports(one, MUSIC_TASK)
+    )
     if entry is None:
         raise NotFound("model_not_found", "No model here makes music.", param="model_id")
-    value = data.composed(entry, made)
-    return await order_of(request, model=name, task=COMPOSES, input=value, stream=stream)
+    value = data.music_task(entry, made)
+    return await to_submission(request, model=name, task=MUSIC_TASK, input=value, stream=stream)
 
 
 def _model(
@@ -205,26 +207,26 @@ def _entries(request: ApiRequest) -> Sequence[CatalogEntry]:
 
 async def _answer(
     request: ApiRequest,
-    order: Submission,
+    submission: Submission,
     data: SpokenBody | ComposedBody,
     *,
-    kept: bool,
+    stored: bool,
 ) -> Stream:
     """Place an order and answer with its sound; it stays no longer than that if it should not be
     kept."""
     try:
-        ticket = await request.services.requests.submit(request.caller, order)
+        ticket = await request.services.requests.submit(request.caller, submission)
         # Of an order that is no stream the first piece comes in the end, and with it the cost.
-        begun = await begin(request, ticket)
+        started = await start_audio(request, ticket)
     except TollgateError as error:
         rename(error, data.names)
         raise
-    assert isinstance(order.input, SpeechTask | MusicTask)
-    answer = sound_response(begun, order.input.format or "mp3")
+    assert isinstance(submission.input, SpeechTask | MusicTask)
+    answer = stream_audio(started, submission.input.format or "mp3")
     answer.headers["request-id"] = ticket.request_id
     if isinstance(data, SpokenBody):
         answer.headers["character-cost"] = str(characters(data.text))
-    if not kept:
+    if not stored:
         answer.background = BackgroundTask(
             request.services.requests.forget, ticket.account_id, ticket.request_id
         )

@@ -19,8 +19,8 @@ from gateway.voices.store import Recording
 from workers.contract.streams import Announcement
 
 DEFAULT_VOICE: Final = "default"
-SPEAKS: Final[tuple[Task, ...]] = ("text-to-speech", "voice-clone")
-COMPOSES: Final[Task] = "text-to-music"
+SPEECH_TASKS: Final[tuple[Task, ...]] = ("text-to-speech", "voice-clone")
+MUSIC_TASK: Final[Task] = "text-to-music"
 
 
 class LanguageView(TypedDict):
@@ -67,18 +67,18 @@ class SoundVoiceView(TypedDict):
     created_at_unix: NotRequired[int]
 
 
-def does(entry: CatalogEntry, *tasks: Task) -> bool:
+def supports(entry: CatalogEntry, *tasks: Task) -> bool:
     return any(task in tasks for task in (entry.task, *entry.also))
 
 
-def has_voice(entry: CatalogEntry, voice_id: str, *, kept: bool) -> bool:
+def has_voice(entry: CatalogEntry, voice_id: str, *, stored: bool) -> bool:
     """Whether a model speaks in a voice of its own, or in one that an account keeps."""
-    if kept:
-        return does(entry, "voice-clone")
-    return does(entry, "text-to-speech") and voice_id in (*entry.known_voices, DEFAULT_VOICE)
+    if stored:
+        return supports(entry, "voice-clone")
+    return supports(entry, "text-to-speech") and voice_id in (*entry.known_voices, DEFAULT_VOICE)
 
 
-def is_elsewhere(entry: CatalogEntry) -> bool:
+def has_unknown_voices(entry: CatalogEntry) -> bool:
     """Whether only an upstream knows which voices a model has."""
     return entry.upstream is not None and not entry.known_voices
 
@@ -105,7 +105,7 @@ def _model_view(entry: CatalogEntry, announcements: Sequence[Announcement]) -> S
         "model_id": entry.name,
         "name": entry.name,
         "description": entry.description,
-        "can_do_text_to_speech": does(entry, *SPEAKS),
+        "can_do_text_to_speech": supports(entry, *SPEECH_TASKS),
         "can_do_voice_conversion": False,
         "can_be_finetuned": False,
         "can_use_style": entry.upstream is not None,
@@ -126,7 +126,7 @@ def premade_views(entries: Iterable[CatalogEntry]) -> list[SoundVoiceView]:
     """The voices that models have, each once, with the models that have it."""
     models: dict[str, list[str]] = {}
     for entry in entries:
-        if does(entry, "text-to-speech"):
+        if supports(entry, "text-to-speech"):
             for voice in entry.known_voices or (DEFAULT_VOICE,):
                 models.setdefault(voice, []).append(entry.name)
     return [
@@ -135,7 +135,7 @@ def premade_views(entries: Iterable[CatalogEntry]) -> list[SoundVoiceView]:
     ]
 
 
-def kept_view(voice: Recording, entries: Iterable[CatalogEntry]) -> SoundVoiceView:
+def stored_view(voice: Recording, entries: Iterable[CatalogEntry]) -> SoundVoiceView:
     """A voice of the account, with the models that can speak in it."""
     return _voice_view(
         voice.id,
@@ -144,7 +144,9 @@ def kept_view(voice: Recording, entries: Iterable[CatalogEntry]) -> SoundVoiceVi
         description=voice.description or None,
         labels={"consent": voice.consent_id or ""},
         created_at_unix=int(voice.created_at.timestamp()),
-        high_quality_base_model_ids=[entry.name for entry in entries if does(entry, "voice-clone")],
+        high_quality_base_model_ids=[
+            entry.name for entry in entries if supports(entry, "voice-clone")
+        ],
         is_owner=True,
     )
 

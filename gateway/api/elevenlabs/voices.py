@@ -14,11 +14,11 @@ from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
 from gateway.api.elevenlabs.bodies import AddedBody
-from gateway.api.elevenlabs.views import SoundVoiceView, kept_view, premade_views
+from gateway.api.elevenlabs.views import SoundVoiceView, premade_views, stored_view
 from gateway.api.http.answers import json_response
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.dialects import ELEVENLABS
-from gateway.api.http.forms import described, receive
+from gateway.api.http.forms import documented_body, receive
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
 from gateway.catalog.schema import CatalogEntry
@@ -30,7 +30,7 @@ PAGE_MAX: Final = 100
 CONSENT: Final = "consent"
 UNDETERMINED: Final = "und"
 """The tag of a language that is not said."""
-CAME_ALONG: Final = "Sent with its voice."
+SENT_WITH_VOICE: Final = "Sent with its voice."
 """Of a consent that goes when its voice does."""
 
 
@@ -102,7 +102,7 @@ class ElevenLabsVoicesController(Controller):
         opt={"scope": "inference", "stores_body": True},
         guards=[may_store],
         operation_id="ElevenLabsAddVoice",
-        operation_class=described(AddedBody),
+        operation_class=documented_body(AddedBody),
         summary="Keep a voice: a recording of it, and the consent of whose it is",
         description="`files` are the recording and another one, whose name begins with `consent`, "
         "in which the speaker consents; or `labels` has the id of a consent as `consent`.",
@@ -128,7 +128,7 @@ class ElevenLabsVoicesController(Controller):
         if is_voice_id(voice_id):
             account_id = request.key.account_id
             voice = await request.services.voices.find(account_id, "voice", voice_id)
-            return json_response(kept_view(voice, _entries(request)))
+            return json_response(stored_view(voice, _entries(request)))
         for view in premade_views(_entries(request)):
             if view["voice_id"] == voice_id:
                 return json_response(view)
@@ -146,7 +146,7 @@ class ElevenLabsVoicesController(Controller):
         voice = await voices.find(account_id, "voice", voice_id)
         assert voice.consent_id is not None
         consent = await voices.find(account_id, "consent", voice.consent_id)
-        if consent.description == CAME_ALONG:
+        if consent.description == SENT_WITH_VOICE:
             await voices.delete(account_id, "consent", consent.id)
         else:
             await voices.delete(account_id, "voice", voice.id)
@@ -161,7 +161,7 @@ async def _add(request: ApiRequest, data: AddedBody) -> Recording:
     consent_id = labels.get(CONSENT, "")
     if consent is not None:
         language = labels.get("language") or UNDETERMINED
-        new = NewRecording(data.name, language=language, description=CAME_ALONG)
+        new = NewRecording(data.name, language=language, description=SENT_WITH_VOICE)
         consent_id = (await voices.create(account_id, new, Source("audio", consent, "files"))).id
     new = NewRecording(
         data.name,
@@ -204,14 +204,14 @@ def _sorted(data: AddedBody) -> tuple[SentSource, SentSource | None]:
 
 async def _views(request: ApiRequest) -> list[SoundVoiceView]:
     voices, account_id = request.services.voices, request.key.account_id
-    entries, kept, after = _entries(request), list[Recording](), None
+    entries, stored, after = _entries(request), list[Recording](), None
     while True:
         page = await voices.list(account_id, "voice", limit=PAGE_MAX, after=after)
-        kept += page.items
+        stored += page.items
         if not page.more:
             break
         after = page.items[-1].id
-    return [*(kept_view(voice, entries) for voice in kept), *premade_views(entries)]
+    return [*(stored_view(voice, entries) for voice in stored), *premade_views(entries)]
 
 
 def _entries(request: ApiRequest) -> Sequence[CatalogEntry]:

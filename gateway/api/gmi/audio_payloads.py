@@ -15,7 +15,7 @@ from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 from workers.contract.languages import tag_of
 
-_SPOKEN: Final[Mapping[str, tuple[str, ...]]] = {
+_SPEECH: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "prompt"),
     "voice": ("voice", "voice_id"),
     "recording": ("recording", "source_audio", "reference_audio"),
@@ -24,7 +24,7 @@ _SPOKEN: Final[Mapping[str, tuple[str, ...]]] = {
     "speed": ("speed",),
     "instructions": ("instructions",),
 }
-_PLAYED: Final[Mapping[str, tuple[str, ...]]] = {
+_MUSIC: Final[Mapping[str, tuple[str, ...]]] = {
     "prompt": ("prompt",),
     "lyrics": ("lyrics",),
     "key": ("key",),
@@ -67,11 +67,11 @@ _SECTIONS: Final = re.compile(r"(\s*\[[^\]\n]*\])*\s*")
 
 def spellings(entry: CatalogEntry) -> Mapping[str, str]:
     """Every key that is understood, and which field of ours it is."""
-    fields = {**(_PLAYED if entry.task == "text-to-music" else _SPOKEN), **_BOTH}
+    fields = {**(_MUSIC if entry.task == "text-to-music" else _SPEECH), **_BOTH}
     return {key: ours for ours, keys in fields.items() for key in keys}
 
 
-def read_sound(
+def read_audio(
     entry: CatalogEntry, payload: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
     """Give the input under our names, and how its fields were called. Raise ``InvalidRequest``."""
@@ -80,7 +80,7 @@ def read_sound(
     names: dict[str, str] = {}
     for key, value in payload.items():
         ours = known.get(key)
-        if value is None or _says_nothing(key, value):
+        if value is None or _is_neutral(key, value):
             continue
         if ours is None:
             raise _unknown(entry, key, value, known)
@@ -94,12 +94,12 @@ def read_sound(
     if "recording" in given and names.get("voice") == "voice_id":
         # What the clone is to be called over there; here it is spoken in, and not kept.
         del given["voice"]
-    if isinstance(said := given.get("language"), str):
-        given["language"] = tag_of(said)
+    if isinstance(language := given.get("language"), str):
+        given["language"] = tag_of(language)
     return given, names
 
 
-def _says_nothing(key: str, value: Any) -> bool:
+def _is_neutral(key: str, value: Any) -> bool:
     if key == "lyrics":
         return isinstance(value, str) and _SECTIONS.fullmatch(value) is not None
     return value in _NEUTRAL.get(key, ())

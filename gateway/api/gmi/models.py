@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, TypedDict, get_args
 
-from gateway.api.gmi.payloads import is_drawn, nearest
+from gateway.api.gmi.payloads import is_visual, nearest
 from gateway.catalog.availability import availability
 from gateway.catalog.listing import decimal, from_price, modalities, price_view
 from gateway.catalog.schema import (
@@ -130,8 +130,8 @@ def model_view(
 
 
 def _parameters(entry: CatalogEntry) -> Iterator[dict[str, Any]]:
-    if not is_drawn(entry.task):
-        yield from _spoken(entry)
+    if not is_visual(entry.task):
+        yield from _audio_parameters(entry)
         return
     kinds = [TASKS[task] for task in (entry.task, *entry.also)]
     local, limits, default = entry.upstream is None, entry.limits, entry.default_parameters
@@ -193,7 +193,7 @@ def _sizes(entry: CatalogEntry) -> Iterator[dict[str, Any]]:
         yield _one(side, "integer", min=1, max=most, multiple_of=step)
 
 
-def _spoken(entry: CatalogEntry) -> Iterator[dict[str, Any]]:
+def _audio_parameters(entry: CatalogEntry) -> Iterator[dict[str, Any]]:
     """What speech, voices, music and talking heads have in common; of an upstream's model the rest
     is its own."""
     local, limits = entry.upstream is None, entry.limits

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.api.gmi.audio_payloads import read_sound
+from gateway.api.gmi.audio_payloads import read_audio
 from gateway.catalog.schema import CatalogEntry
 from gateway.catalog.tasks import TASKS, Task
 from gateway.errors import InvalidRequest, TollgateError, rename
@@ -42,7 +42,7 @@ _COUNTED: Final = ("images", "video", "mask", "n", "seconds")
 """What is brought into the store, or held for, whatever it is called."""
 _UNSENT: Final = ("format", "compression", "previews", "scale")
 """Of our fields, what no adapter tells an upstream; there they are the model's own."""
-_DRAWN: Final = tuple(
+_VISUAL: Final = tuple(
     task
     for task, kind in TASKS.items()
     if kind.makes in ("image", "video") and task != "talking-head"
@@ -55,7 +55,7 @@ RATIO_TOLERANCE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class MeantSubmission:
+class PayloadSubmission:
     """An order's task and input, and how its client calls our fields."""
 
     task: Task
@@ -67,7 +67,7 @@ class MeantSubmission:
         rename(error, self.names)
 
 
-def read_payload(entry: CatalogEntry, payload: Mapping[str, Any]) -> MeantSubmission:
+def read_payload(entry: CatalogEntry, payload: Mapping[str, Any]) -> PayloadSubmission:
     """Raise ``InvalidRequest`` that names the key at fault."""
     if not payload:
         raise InvalidRequest(
@@ -75,22 +75,22 @@ def read_payload(entry: CatalogEntry, payload: Mapping[str, Any]) -> MeantSubmis
             f"payload is empty; GET models/{entry.name} lists what it may have.",
             param="payload",
         )
-    if not is_drawn(entry.task):
+    if not is_visual(entry.task):
         if entry.upstream is not None:
-            return MeantSubmission(entry.task, parse_unknown(payload, prefix="payload"))
-        makes_sound = TASKS[entry.task].makes == "audio"
-        said, names = read_sound(entry, payload) if makes_sound else (payload, {})
-        heard = _parse(entry, said, names)
-        return MeantSubmission(choose_task(entry, heard), heard, names)
-    reading = _Reading(entry)
+            return PayloadSubmission(entry.task, parse_unknown(payload, prefix="payload"))
+        makes_audio = TASKS[entry.task].makes == "audio"
+        given, names = read_audio(entry, payload) if makes_audio else (payload, {})
+        parsed = _parse(entry, given, names)
+        return PayloadSubmission(choose_task(entry, parsed), parsed, names)
+    reader = _PayloadReader(entry)
     for key, value in payload.items():
         if value is not None:
-            reading.take(key, value)
-    given = reading.given()
-    names = reading.names
+            reader.take(key, value)
+    given = reader.given()
+    names = reader.names
     value = _parse(entry, given, names)
     assert isinstance(value, ImageTask | VideoTask)
-    return MeantSubmission(
+    return PayloadSubmission(
         choose_dialect_task(entry, value, makes=TASKS[entry.task].makes), value, names
     )
 
@@ -103,9 +103,9 @@ def _parse(entry: CatalogEntry, given: Mapping[str, Any], names: Mapping[str, st
         raise
 
 
-def is_drawn(task: str) -> bool:
+def is_visual(task: str) -> bool:
     """Whether a task's input is one of ours for pictures and videos, and not its model's own."""
-    return task in _DRAWN
+    return task in _VISUAL
 
 
 def spellings(entry: CatalogEntry) -> Mapping[str, str]:
@@ -120,14 +120,14 @@ def spellings(entry: CatalogEntry) -> Mapping[str, str]:
             continue
         known = _SPELLINGS.get(ours, (ours,))
         found |= dict.fromkeys(known if local or ours in _COUNTED else (ours,), ours)
-    return found if local else {**found, **_upstreams_own(entry, found)}
+    return found if local else {**found, **_upstream_names(entry, found)}
 
 
 def _unsent(entry: CatalogEntry, ours: str) -> bool:
     return ours in _UNSENT and not (ours == "scale" and entry.task == "video-upscale")
 
 
-def _upstreams_own(entry: CatalogEntry, found: Mapping[str, str]) -> Mapping[str, str]:
+def _upstream_names(entry: CatalogEntry, found: Mapping[str, str]) -> Mapping[str, str]:
     """What the entry's own options say that its model calls our fields."""
     fields = entry.options.get("fields")
     own = dict(fields) if isinstance(fields, dict) else {}
@@ -138,7 +138,7 @@ def _upstreams_own(entry: CatalogEntry, found: Mapping[str, str]) -> Mapping[str
     }
 
 
-class _Reading:
+class _PayloadReader:
     """A payload, sorted key by key into our fields and what is left."""
 
     def __init__(self, entry: CatalogEntry) -> None:
@@ -169,8 +169,8 @@ class _Reading:
     def given(self) -> dict[str, Any]:
         """The input under our names."""
         values = self._values
-        if isinstance(pictures := values.get("images"), str | dict):
-            values["images"] = [pictures]
+        if isinstance(images := values.get("images"), str | dict):
+            values["images"] = [images]
         if str(values.get("seed")) == "-1":
             del values["seed"]
         self._read_size()
@@ -209,37 +209,37 @@ class _Reading:
     def _read_size(self) -> None:
         """Write a size as ours is; one that only the upstream understands is left to it."""
         values = self._values
-        said = values.get("size")
-        if said is None or said == "auto":
+        given = values.get("size")
+        if given is None or given == "auto":
             return
-        if found := _matches(_SIZE, said):
+        if found := _matches(_SIZE, given):
             values["size"] = f"{found[1]}x{found[2]}"
         elif not self._is_local:
             self._rest[self.names["size"]] = values.pop("size")
 
-    def _read_ratio(self, said: str) -> None:
+    def _read_ratio(self, given: str) -> None:
         """Find the size that a ratio of width to height stands for."""
         entry, key = self._entry, self.names["aspect_ratio"]
-        found = _matches(_RATIO, said)
+        found = _matches(_RATIO, given)
         if found is None:
             if not self._is_local:
-                self._rest[key] = said
-            elif said != "auto":
-                raise self._no_size(said)
+                self._rest[key] = given
+            elif given != "auto":
+                raise self._no_size(given)
             return
         ratio = int(found[1]) / int(found[2])
         values = self._values
         if "size" in values or ("width" in values and "height" in values):
-            self._check_ratio(said, ratio)
+            self._check_ratio(given, ratio)
         elif size := nearest(entry, ratio, resolution=values.get("resolution")):
             values["size"] = size
             self.names["size"] = key
         elif self._is_local or entry.sizes:
-            raise self._no_size(said)
+            raise self._no_size(given)
         else:
-            self._rest[key] = said
+            self._rest[key] = given
 
-    def _check_ratio(self, said: str, ratio: float) -> None:
+    def _check_ratio(self, given: str, ratio: float) -> None:
         """A size beside a ratio is the more exact of the two, if both are true."""
         values = self._values
         size = values.get("size") or f"{values['width']}x{values['height']}"
@@ -247,15 +247,15 @@ class _Reading:
         if found and not _is_near(int(found[1]) / int(found[2]), ratio):
             key = self.names["aspect_ratio"]
             raise InvalidRequest(
-                "invalid_value", f"{key} is {said!r}, but the size is {size}.", param=key
+                "invalid_value", f"{key} is {given!r}, but the size is {size}.", param=key
             )
 
-    def _no_size(self, said: str) -> InvalidRequest:
+    def _no_size(self, given: str) -> InvalidRequest:
         key, entry = self.names["aspect_ratio"], self._entry
         can = f"it draws {', '.join(entry.sizes)}" if entry.sizes else "send a size"
         return InvalidRequest(
             "invalid_value",
-            f"{key} is {said!r}, which {entry.name} does not have: {can}.",
+            f"{key} is {given!r}, which {entry.name} does not have: {can}.",
             param=key,
         )
 

@@ -134,7 +134,7 @@ class GmiController(Controller):
         if data.webhook is not None:
             private = request.services.settings.webhook_private_addresses
             check_public_url(data.webhook, param="webhook", private_allowed=private)
-        order = Submission(
+        submission = Submission(
             model=data.model,
             task=data.task or meant.task,
             input=meant.input,
@@ -145,7 +145,7 @@ class GmiController(Controller):
             idempotency=await idempotency(request),
         )
         try:
-            ticket = await request.services.requests.submit(request.caller, order)
+            ticket = await request.services.requests.submit(request.caller, submission)
         except TollgateError as error:
             meant.rename(error)
             if error.code == "file_not_found":
@@ -186,12 +186,12 @@ class GmiController(Controller):
         requests = request.services.requests
         account_id = request.key.account_id
         model = None if model_id is None else request.services.live.resolve(model_id)
-        choice = RequestFilter(account_id, model, tasks=TASKS_OF_QUEUE)
-        counted = await requests.summarize(choice)
-        cursor = await requests.cursor_at(choice, offset) if offset else None
+        filter = RequestFilter(account_id, model, tasks=TASKS_OF_QUEUE)
+        counted = await requests.summarize(filter)
+        cursor = await requests.cursor_at(filter, offset) if offset else None
         items: list[QueuedRequestView] = []
         if offset == 0 or cursor is not None:
-            page = await requests.list(choice, limit=limit, cursor=cursor)
+            page = await requests.list(filter, limit=limit, cursor=cursor)
             items = [await _view(request, found) for found in page.items]
         total = counted.requests
         if counted.next_cursor is not None:
@@ -260,7 +260,7 @@ class GmiController(Controller):
         await request.services.room.reserve(
             account_id, file_id, size=request.services.settings.media_bytes_max
         )
-        upload_url, public_url = request.services.slots.open(
+        upload_url, public_url = request.services.upload_urls.open(
             account_id, data.file_type, base=base, file_id=file_id
         )
         return json_response({"upload_url": upload_url, "public_url": public_url})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
-from gateway.api.gmi.payloads import is_drawn
+from gateway.api.gmi.payloads import is_visual
 from gateway.api.http.answers import exact_number
 from gateway.api.http.media_views import blob_of, media_of
 from gateway.files.download_urls import UrlSigner
@@ -47,15 +47,15 @@ class QueuedRequestView(AcceptedView):
     error: NotRequired[str]
 
 
-_ENDS: Final[Mapping[str, State]] = {
+_STATES: Final[Mapping[str, State]] = {
     "succeeded": "success",
     "failed": "failed",
     "expired": "failed",
     "cancelled": "cancelled",
 }
-_ALREADY_SAID: Final = ("media", "media_urls", "error", "message", "failed", "duration_ms")
-_SHOWN: Final = ("width", "height", "duration_ms", "images", "mask", "video", "parameters")
-_HEARD: Final = ("recording", "duration_ms")
+_REPORTED: Final = ("media", "media_urls", "error", "message", "failed", "duration_ms")
+_RENAMED_VISUAL: Final = ("width", "height", "duration_ms", "images", "mask", "video", "parameters")
+_RENAMED_AUDIO: Final = ("recording", "duration_ms")
 """Of an input, what a payload has in other words."""
 
 
@@ -104,7 +104,7 @@ def request_view(
 def state_of(found: OpenRequest | ClosedRequest, progress: Progress | None) -> State:
     """A request that runs is dispatched until it says how far it is."""
     if isinstance(found, ClosedRequest):
-        return _ENDS[found.status]
+        return _STATES[found.status]
     if found.status == "queued":
         return "queued"
     return "dispatched" if progress is None else "processing"
@@ -118,22 +118,22 @@ def _progress(progress: Progress | None) -> int:
 
 
 def _payload(record: Record, links: UrlSigner) -> dict[str, Any]:
-    asked = record.asked
-    if asked is None:
+    stored = record.asked
+    if stored is None:
         return {}
-    given = asked.input
-    if not is_drawn(record.task):
+    given = stored.input
+    if not is_visual(record.task):
         # A voice that the account keeps is no request's, and has no address.
-        own = [blob for blob in asked.attachments if record.request_id in blob.key]
+        own = [blob for blob in stored.attachments if record.request_id in blob.key]
         voices = [links.link(blob).url for blob in own]
-        said = {name: value for name, value in given.items() if name not in _HEARD}
-        return said | _duration(given) | dict(zip((RECORDING,), voices, strict=False))
-    payload = {name: value for name, value in given.items() if name not in _SHOWN}
+        payload = {name: value for name, value in given.items() if name not in _RENAMED_AUDIO}
+        return payload | _duration(given) | dict(zip((RECORDING,), voices, strict=False))
+    payload = {name: value for name, value in given.items() if name not in _RENAMED_VISUAL}
     payload |= given.get("parameters", {})
     if given.get("width") and given.get("height"):
         payload["size"] = f"{given['width']}x{given['height']}"
     payload |= _duration(given)
-    left = [links.link(blob).url for blob in asked.attachments]
+    left = [links.link(blob).url for blob in stored.attachments]
     count = given.get("images", 0)
     if isinstance(count, int) and count:
         payload["image"] = left[:count]
@@ -153,9 +153,9 @@ def _duration(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _outcome(closed: ClosedRequest, links: UrlSigner) -> dict[str, Any]:
     if closed.status != "succeeded":
-        said = closed.error.message if closed.error else f"The request was {closed.status}."
+        message = closed.error.message if closed.error else f"The request was {closed.status}."
         code = closed.error.code if closed.error else closed.status
-        ended: dict[str, Any] = {"error": said, "error_code": code}
+        ended: dict[str, Any] = {"error": message, "error_code": code}
         delivered = [
             {"id": str(medium.index), "url": links.link(blob).url}
             for medium in media_of(closed)
@@ -169,7 +169,7 @@ def _outcome(closed: ClosedRequest, links: UrlSigner) -> dict[str, Any]:
     for medium in media_of(closed):
         blob = blob_of(closed, medium)
         if medium.role == "output" and blob is not None:
-            _tell(outcome, f"{medium.kind}_url", str(medium.index), blob, links)
+            _add_output(outcome, f"{medium.kind}_url", str(medium.index), blob, links)
             if medium.duration_ms:
                 outcome.setdefault("duration_ms", medium.duration_ms)
         elif medium.role == "thumbnail" and blob is not None:
@@ -181,12 +181,14 @@ def _outcome(closed: ClosedRequest, links: UrlSigner) -> dict[str, Any]:
     more = {
         name: value
         for name, value in closed.output.value.items()
-        if name not in _ALREADY_SAID and isinstance(value, str | int | float | bool)
+        if name not in _REPORTED and isinstance(value, str | int | float | bool)
     }
     return {**more, **outcome}
 
 
-def _tell(outcome: dict[str, Any], key: str, id: str, blob: BlobRef, links: UrlSigner) -> None:
+def _add_output(
+    outcome: dict[str, Any], key: str, id: str, blob: BlobRef, links: UrlSigner
+) -> None:
     """An output in the list, and the first of its kind also where older models have it."""
     link = links.link(blob)
     outcome["media_urls"].append({"id": id, "url": link.url, "content_type": blob.content_type})

@@ -92,7 +92,7 @@ def call_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Caller:
     return call
 
 
-def find_asked(
+def requested_account(
     request: ASGIConnection[Any, Any, Any, Any], connection: Connection, account: str | None
 ) -> Account:
     """The account that a call asks about: its own, or with the scope ``admin`` any that it names.

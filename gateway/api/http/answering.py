@@ -58,7 +58,7 @@ def wants_usage(options: StreamOptions | None, *, stream: bool | None) -> bool:
     return options is not None and options.include_usage
 
 
-async def order_of(
+async def to_submission(
     request: ApiRequest,
     *,
     model: str,
@@ -85,13 +85,13 @@ async def order_of(
 
 async def answer(
     request: ApiRequest,
-    order: Submission,
+    submission: Submission,
     view: Callable[[ClosedRequest], View],
     writer: Callable[[Ticket], StreamWriter] | None = None,
 ) -> Response[View] | Stream:
     """Place an order and answer it, as a stream if it is one and there is a way to."""
-    ticket = await request.services.requests.submit(request.caller, order)
-    if order.stream and writer is not None:
+    ticket = await request.services.requests.submit(request.caller, submission)
+    if submission.stream and writer is not None:
         headers = request_headers(ticket.request_id)
         return event_stream(_stream(ticket, writer(ticket)), headers=headers)
     with ticket:

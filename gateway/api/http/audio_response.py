@@ -27,7 +27,7 @@ from workers.contract.kinds import HEAD_BYTES, of_extension, sniff
 from workers.contract.media import AudioFormat
 
 
-def sound_type(format: AudioFormat) -> str:
+def audio_type(format: AudioFormat) -> str:
     return of_extension("ogg" if format == "opus" else format)
 
 
@@ -40,11 +40,11 @@ class AudioResponse:
         """Of what lies in the store, where it is sent from there."""
         self._blobs = blobs
         self._sent = 0
-        self._heard = 0
+        self._length = 0
         """How long it is known to be."""
         self._cursor: tuple[int, int] | None = None
 
-    async def pieces(self) -> AsyncGenerator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes]:
         """Give the sound as it comes, and nothing at all as a sign of life.
 
         Raise ``RequestFailed`` if the request ends without it.
@@ -53,51 +53,51 @@ class AudioResponse:
             if sent is None:
                 yield b""
             elif isinstance(sent.event, AudioChunk):
-                async for data in self._hear(sent, sent.event):
+                async for data in self._receive(sent, sent.event):
                     yield data
         closed = self.ticket.result
         if self._sent:
             # The end may be known before its last pieces are heard.
-            async for data in self._missed():
+            async for data in self._replay_log():
                 yield data
         raise_unless_succeeded(closed)
-        if self._sent < self._heard:
+        if self._sent < self._length:
             raise RequestFailed(
                 "stream_broken",
                 "A part of the sound was lost on its way; fetch the whole by the request's id.",
                 request_id=closed.request_id,
             )
         if not self._sent:
-            async for data in self._stored(closed):
+            async for data in self._read_blob(closed):
                 yield data
 
-    async def _hear(self, sent: SentEvent, sound: AudioChunk) -> AsyncIterator[bytes]:
-        if sound.start > self._sent:
-            async for data in self._missed():
+    async def _receive(self, sent: SentEvent, audio: AudioChunk) -> AsyncIterator[bytes]:
+        if audio.start > self._sent:
+            async for data in self._replay_log():
                 yield data
-        if data := self._new(sent, sound):
+        if data := self._unsent(sent, audio):
             yield data
 
-    async def _missed(self) -> AsyncIterator[bytes]:
+    async def _replay_log(self) -> AsyncIterator[bytes]:
         for sent in await self.ticket.logged(self._cursor):
-            if isinstance(sent.event, AudioChunk) and (data := self._new(sent, sent.event)):
+            if isinstance(sent.event, AudioChunk) and (data := self._unsent(sent, sent.event)):
                 yield data
 
-    def _new(self, sent: SentEvent, sound: AudioChunk) -> bytes:
+    def _unsent(self, sent: SentEvent, audio: AudioChunk) -> bytes:
         """What of a piece was not sent yet; nothing where something before it is still missing,
         which the log may have a little later."""
-        if sound.index:
+        if audio.index:
             return b""
-        self._heard = max(self._heard, sound.start + len(sound.data))
-        if sound.start > self._sent:
+        self._length = max(self._length, audio.start + len(audio.data))
+        if audio.start > self._sent:
             return b""
         self._cursor = sent.attempt, sent.seq
-        data = sound.data[self._sent - sound.start :]
+        data = audio.data[self._sent - audio.start :]
         self._sent += len(data)
         return data
 
-    async def _stored(self, closed: ClosedRequest) -> AsyncIterator[bytes]:
-        blob = sound_of(closed)
+    async def _read_blob(self, closed: ClosedRequest) -> AsyncIterator[bytes]:
+        blob = audio_blob(closed)
         self.content_type = blob.content_type
         try:
             async for data in self._blobs.stream(blob):
@@ -107,7 +107,7 @@ class AudioResponse:
             raise _unreadable(error, closed) from None
 
 
-def sound_of(closed: ClosedRequest) -> BlobRef:
+def audio_blob(closed: ClosedRequest) -> BlobRef:
     """The first output of a request that succeeded. Raise ``RequestFailed`` if it is gone."""
     for medium in media_of(closed):
         blob = blob_of(closed, medium)
@@ -129,13 +129,13 @@ def _unreadable(error: BlobError, closed: ClosedRequest) -> RequestFailed:
 class StartedAudio:
     """A sound of which the first piece is there."""
 
-    sound: AudioResponse
+    audio: AudioResponse
     first: bytes
     rest: AsyncGenerator[bytes]
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncIterator[bytes]:
         """All of it; whatever ends this early cancels the request."""
-        with self.sound.ticket:
+        with self.audio.ticket:
             async with contextlib.aclosing(self.rest):
                 yield self.first
                 async for data in self.rest:
@@ -144,24 +144,24 @@ class StartedAudio:
     def headers(self) -> dict[str, str]:
         """What is known before the first byte: of the cost, whatever does not depend on how long
         the sound will be, or all if it is there already."""
-        ticket = self.sound.ticket
+        ticket = self.audio.ticket
         known = ticket.cost_nanos
         cost = {} if known is None else {"X-Request-Cost": format_usd(known)}
         return {**request_headers(ticket.request_id), **cost}
 
 
-async def begin(request: ApiRequest, ticket: Ticket) -> StartedAudio:
+async def start_audio(request: ApiRequest, ticket: Ticket) -> StartedAudio:
     """Wait for the first piece, so that what fails before it is answered with its status.
 
     Raise ``RequestFailed``, also if the client goes away meanwhile; the request is then cancelled.
     """
-    sound = AudioResponse(ticket, request.services.blobs)
-    rest = sound.pieces()
+    audio = AudioResponse(ticket, request.services.blobs)
+    rest = audio.chunks()
     try:
         with ticket.attended(request):
             async for data in rest:
                 if data:
-                    return StartedAudio(sound, data, rest)
+                    return StartedAudio(audio, data, rest)
         raise RequestFailed("engine_error", "The sound is empty.", request_id=ticket.request_id)
     except BaseException:
         with ticket:
@@ -169,18 +169,18 @@ async def begin(request: ApiRequest, ticket: Ticket) -> StartedAudio:
         raise
 
 
-def sound_response(begun: StartedAudio, format: AudioFormat | None = None) -> Stream:
+def stream_audio(started: StartedAudio, format: AudioFormat | None = None) -> Stream:
     """The bytes themselves, as they come; a format that is not known is told by its first ones."""
-    told = sound_type(format) if format else sniff(begun.first[:HEAD_BYTES])
+    content_type = audio_type(format) if format else sniff(started.first[:HEAD_BYTES])
     return Stream(
-        _bytes(begun),
+        _bytes(started),
         status_code=200,
-        media_type=begun.sound.content_type or told or "application/octet-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **begun.headers()},
+        media_type=started.audio.content_type or content_type or "application/octet-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **started.headers()},
     )
 
 
-async def _bytes(begun: StartedAudio) -> AsyncIterator[bytes]:
-    async for data in begun.pieces():
+async def _bytes(started: StartedAudio) -> AsyncIterator[bytes]:
+    async for data in started.chunks():
         if data:
             yield data

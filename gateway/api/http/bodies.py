@@ -40,7 +40,7 @@ from gateway.tasks.submission import Idempotency
 log = logging.getLogger(__name__)
 
 
-CLIENT_LEFT: Final = "client disconnected prematurely"
+CLIENT_DISCONNECTED: Final = "client disconnected prematurely"
 """How Litestar says it, as an internal error."""
 LARGE: Final = 256 * 1024
 """Bytes from which a digest is worth a thread."""
@@ -148,7 +148,7 @@ def _http(request: AnyRequest, error: HTTPException) -> Response[Mapping[str, An
         )
     if error.status_code < 500:
         return _render(request, InvalidRequest("invalid_request", str(error.detail)))
-    if error.detail == CLIENT_LEFT:
+    if error.detail == CLIENT_DISCONNECTED:
         log.info("the client left while it sent its body: %s %s", method, path)
         return _render(request, InvalidRequest("incomplete_body", "The body ended early."))
     return _unexpected(request, error)
@@ -178,11 +178,11 @@ def _queue(request: AnyRequest, error: Exception) -> Response[Mapping[str, Any]]
     )
 
 
-UNFIT: Final = (DataError, IntegrityError, OverflowError, RecursionError, UnicodeDecodeError)
+UNSTORABLE: Final = (DataError, IntegrityError, OverflowError, RecursionError, UnicodeDecodeError)
 """A value got past the bounds of its field, but SQL or the queue cannot hold it."""
 
 
-def _unfit(request: AnyRequest, error: Exception) -> Response[Mapping[str, Any]]:
+def _unstorable(request: AnyRequest, error: Exception) -> Response[Mapping[str, Any]]:
     log.warning(
         "a value was not caught at the door of %s %s: %s",
         request.scope["method"],
@@ -211,7 +211,7 @@ EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     ValidationException: _invalid,
     HTTPException: _http,
     **dict.fromkeys(SQL_OUTAGE, _database),
-    **dict.fromkeys(UNFIT, _unfit),
+    **dict.fromkeys(UNSTORABLE, _unstorable),
     RedisError: _queue,
     Exception: _unexpected,
 }

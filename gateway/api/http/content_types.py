@@ -9,5 +9,5 @@ from workers.contract.kinds import EXTENSIONS
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 BYTES: Final = "application/octet-stream"
-SOUNDS: Final = (*(kind for kind in EXTENSIONS if kind.startswith("audio/")), BYTES)
+AUDIO: Final = (*(kind for kind in EXTENSIONS if kind.startswith("audio/")), BYTES)
 MEDIA: Final = (*EXTENSIONS, BYTES)

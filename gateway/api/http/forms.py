@@ -132,7 +132,7 @@ async def _digest(file: UploadFile) -> str:
     return digest.hexdigest()
 
 
-def described(schema: type[BaseModel]) -> type[Operation]:
+def documented_body(schema: type[BaseModel]) -> type[Operation]:
     """What the schema of the API says of a body that is read here."""
     # Written as it stands: pydantic has made it already.
     fields = cast(Schema, schema.model_json_schema(ref_template=REF + "{model}"))

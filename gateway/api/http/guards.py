@@ -38,7 +38,7 @@ async def require_key(
         )
     connection.state.call = Caller(key)
     if isinstance(connection, Request) and may_be_large(connection):
-        await services_of(connection).bodies.take_in(connection, handler, key)
+        await services_of(connection).bodies.receive(connection, handler, key)
 
 
 async def check_scraper(connection: ASGIConnection[Any, Any, Any, Any], settings: Settings) -> None:
@@ -94,12 +94,12 @@ async def may_store(
 
 def _secret(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
     """Raise ``Unauthorized`` if there is none."""
-    own = dialect_of(connection.scope["path"]).key_header
+    header = dialect_of(connection.scope["path"]).key_header
     kind, _, secret = connection.headers.get("authorization", "").partition(" ")
-    found = connection.headers.get(own, "").strip() if own else ""
+    found = connection.headers.get(header, "").strip() if header else ""
     if not found and kind.lower() == "bearer":
         found = secret.strip()
     if not found:
-        how = f"{own}: tg_…" if own else "Authorization: Bearer tg_…"
+        how = f"{header}: tg_…" if header else "Authorization: Bearer tg_…"
         raise Unauthorized("invalid_api_key", f"No API key was sent. Send it as '{how}'.")
     return found

@@ -61,7 +61,7 @@ class Bodies:
     def close(self) -> None:
         self._threads.shutdown()
 
-    async def take_in(
+    async def receive(
         self, request: Request[Any, Any, Any], handler: BaseRouteHandler, key: KeyInfo
     ) -> None:
         """Admit a body that may be large, and receive it if it is JSON. Raise ``TollgateError``."""
@@ -78,7 +78,7 @@ class Bodies:
         spool = Spool(
             self._directory,
             self._threads,
-            closed=lambda: self._leave(key.account_id, size),
+            closed=lambda: self._release(key.account_id, size),
         )
         memory = _Memory(self)
 
@@ -131,7 +131,7 @@ class Bodies:
             raise _busy()
         self._in_flight[account_id] += size
 
-    def _leave(self, account_id: int, size: int) -> None:
+    def _release(self, account_id: int, size: int) -> None:
         self._in_flight[account_id] -= size
         if not self._in_flight[account_id]:
             del self._in_flight[account_id]

@@ -49,7 +49,7 @@ class Services:
     bodies: Bodies
     media: MediaStore
     links: UrlSigner
-    slots: UploadUrls
+    upload_urls: UploadUrls
     voices: Voices
     batches: Runner
     rates: Rates

@@ -55,7 +55,7 @@ async def serve(request: ApiRequest, found: BlobResponse) -> Response[Any] | Str
     """Answer with a blob of the store, or with the part of it that was asked for."""
     try:
         size = await request.services.blobs.size(found.key)
-        start, end = _asked_range(request, size, found.etag)
+        start, end = _requested_range(request, size, found.etag)
         chunks = request.services.blobs.stream_part(found.key, start=start, end=end)
         # The store is asked before the answer begins, so that its failure can be said.
         first = await anext(chunks, b"")
@@ -81,7 +81,7 @@ class _Unsatisfiable(Exception):
         self.size = size
 
 
-def _asked_range(request: ApiRequest, size: int, etag: str) -> tuple[int, int]:
+def _requested_range(request: ApiRequest, size: int, etag: str) -> tuple[int, int]:
     """Start and end (excluded) of what is wanted; several ranges at once are given whole."""
     found = _RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))
     if found is None or request.headers.get("if-range", etag) != etag:

@@ -22,17 +22,17 @@ def answered_when_stopped(app: ASGIApp) -> ASGIApp:
     """
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        started = False
 
         async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = begun or message["type"] == "http.response.start"
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
             await send(message)
 
         try:
             await app(scope, receive, watched)
         except asyncio.CancelledError:
-            if begun or "path" not in scope:  # as that of a lifespan
+            if started or "path" not in scope:  # as that of a lifespan
                 raise
             error = Unavailable(
                 "gateway_stopping",

@@ -30,7 +30,7 @@ class LogprobView(TokenView):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextDelta:
     """New text and new calls of one choice."""
 
     index: int
@@ -52,43 +52,43 @@ class TextStream:
         self._request_id = request_id
         self._attempt = 0
         self._next_seq = 1
-        self._whole = True
-        self._heard: dict[int, tuple[str, tuple[ToolCall, ...]]] = {}
+        self._complete = True
+        self._received: dict[int, tuple[str, tuple[ToolCall, ...]]] = {}
         self._sent: dict[int, tuple[str, int]] = {}
-        self._thoughts: dict[int, str] = {}
-        self._thoughts_sent: dict[int, int] = {}
+        self._reasoning: dict[int, str] = {}
+        self._reasoning_sent: dict[int, int] = {}
 
-    def hear(self, sent: SentEvent) -> Piece | None:
+    def receive(self, sent: SentEvent) -> TextDelta | None:
         """Give what an event brings that was not sent yet."""
         if sent.attempt < self._attempt:
             return None
         if sent.attempt > self._attempt:
-            self._attempt, self._next_seq, self._whole = sent.attempt, 1, True
-            self._heard.clear()
-            self._thoughts.clear()
+            self._attempt, self._next_seq, self._complete = sent.attempt, 1, True
+            self._received.clear()
+            self._reasoning.clear()
         if sent.seq != self._next_seq:
-            self._whole = False
+            self._complete = False
         self._next_seq = sent.seq + 1
         event = sent.event
-        if not self._whole or not isinstance(event, Tokens):
+        if not self._complete or not isinstance(event, Tokens):
             return None
-        text, calls = self._heard.get(event.index, ("", ()))
+        text, calls = self._received.get(event.index, ("", ()))
         text, calls = text + event.text, (*calls, *event.tool_calls)
-        self._heard[event.index] = text, calls
-        thought = ""
+        self._received[event.index] = text, calls
+        reasoning = ""
         if event.reasoning:
-            thought = self._thoughts.get(event.index, "") + event.reasoning
-            self._thoughts[event.index] = thought
-        return self._advance(event.index, text, calls, event.logprobs, thought)
+            reasoning = self._reasoning.get(event.index, "") + event.reasoning
+            self._reasoning[event.index] = reasoning
+        return self._advance(event.index, text, calls, event.logprobs, reasoning)
 
-    def rest(self, choices: Sequence[Choice]) -> Iterator[Piece]:
+    def rest(self, choices: Sequence[Choice]) -> Iterator[TextDelta]:
         """Give what was not sent yet of the final output."""
         for choice in choices:
-            piece = self._advance(
+            delta = self._advance(
                 choice.index, choice.text, choice.tool_calls, None, choice.reasoning
             )
-            if piece is not None:
-                yield piece
+            if delta is not None:
+                yield delta
 
     def _advance(
         self,
@@ -96,8 +96,8 @@ class TextStream:
         text: str,
         calls: tuple[ToolCall, ...],
         logprobs: tuple[TokenLogprob, ...] | None,
-        thought: str,
-    ) -> Piece | None:
+        reasoning: str,
+    ) -> TextDelta | None:
         is_first = index not in self._sent
         sent, called = self._sent.get(index, ("", 0))
         if not text.startswith(sent) and not sent.startswith(text):
@@ -107,18 +107,20 @@ class TextStream:
                 "answer by the request's id.",
                 request_id=self._request_id,
             )
-        more, made = text[len(sent) :], calls[called:]
+        new_text, new_calls = text[len(sent) :], calls[called:]
         # An upstream that is asked again thinks anew: what was sent of it is passed over by length.
-        thought = thought[self._thoughts_sent.get(index, 0) :]
-        if not is_first and not more and not made and not thought:
+        reasoning = reasoning[self._reasoning_sent.get(index, 0) :]
+        if not is_first and not new_text and not new_calls and not reasoning:
             return None
-        self._sent[index] = sent + more, called + len(made)
-        if thought:
-            self._thoughts_sent[index] = self._thoughts_sent.get(index, 0) + len(thought)
-        return Piece(index, more, logprobs if more else None, made, called, is_first, thought)
+        self._sent[index] = sent + new_text, called + len(new_calls)
+        if reasoning:
+            self._reasoning_sent[index] = self._reasoning_sent.get(index, 0) + len(reasoning)
+        return TextDelta(
+            index, new_text, logprobs if new_text else None, new_calls, called, is_first, reasoning
+        )
 
 
-def cut_of(closed: ClosedRequest) -> str | None:
+def cut_reason(closed: ClosedRequest) -> str | None:
     """The finish reason of a text that ended early but properly; None of any other.
 
     A deadline ends a text as a limit on its length does, so every client knows what to make of it;

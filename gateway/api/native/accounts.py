@@ -9,7 +9,7 @@ from litestar.params import FromQuery
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account
-from gateway.api.http.access import find_asked
+from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
 from gateway.api.http.request import ApiRequest
 from gateway.api.native.views import KeyView, key_view
@@ -57,7 +57,7 @@ class AccountController(Controller):
     ) -> Response[BalanceView]:
 
         def read(connection: Connection) -> tuple[Account, list[Lot], int]:
-            owner = find_asked(request, connection, account)
+            owner = requested_account(request, connection, account)
             return owner, open_lots(connection, owner.id), owed(connection, owner.id)
 
         found, lots, debt = await request.services.database.read(read)

@@ -49,9 +49,9 @@ class CatalogController(Controller):
     async def models(self, request: ApiRequest) -> Response[ModelsView]:
         announcements = request.services.requests.watch.announcements
         models: list[OfferedModelView] = [
-            _offered(
+            _with_price_origin(
                 model_view(entry, announcements, request.services.live.on_sale_since(entry.name)),
-                _whose_price(request, entry),
+                _price_origin(request, entry),
             )
             for entry in request.services.live.entries(request.key.account_id)
         ]
@@ -96,11 +96,11 @@ class CatalogController(Controller):
             providers: DataView[ProvidersView] = {"data": providers_view(entry, view)}
             return json_response(providers)
         entry = _find(request, name)
-        offered = _offered(
+        offered = _with_price_origin(
             model_view(
                 entry, request.services.requests.watch.announcements, live.on_sale_since(entry.name)
             ),
-            _whose_price(request, entry),
+            _price_origin(request, entry),
         )
         asked = name.lstrip("/")
         if asked == entry.name:
@@ -138,7 +138,7 @@ class CatalogController(Controller):
             {
                 "object": "list",
                 "data": [
-                    _whole(
+                    _full_view(
                         request, entry_view(entry, announcements, for_operator=is_operator), entry
                     )
                     for entry in chosen
@@ -156,15 +156,15 @@ class CatalogController(Controller):
             request.services.requests.watch.announcements,
             for_operator="admin" in request.key.scopes,
         )
-        return json_response(_whole(request, view, entry))
+        return json_response(_full_view(request, view, entry))
 
 
-def _offered(model: ModelView, whose: WhosePriceView) -> OfferedModelView:
+def _with_price_origin(model: ModelView, whose: WhosePriceView) -> OfferedModelView:
     return cast("OfferedModelView", {**model, **whose})
 
 
-def _whole(request: ApiRequest, view: EntryView, entry: CatalogEntry) -> OfferedEntryView:
-    whole = {**view, **_in_batches(entry), **_whose_price(request, entry)}
+def _full_view(request: ApiRequest, view: EntryView, entry: CatalogEntry) -> OfferedEntryView:
+    whole = {**view, **_in_batches(entry), **_price_origin(request, entry)}
     return cast("OfferedEntryView", whole)
 
 
@@ -175,7 +175,7 @@ def _in_batches(entry: CatalogEntry) -> BatchableView:
     return {"batch": batch_view(entry) if asked_for else None}
 
 
-def _whose_price(request: ApiRequest, entry: CatalogEntry) -> WhosePriceView:
+def _price_origin(request: ApiRequest, entry: CatalogEntry) -> WhosePriceView:
     """Say whether the price shown is the caller's own or everybody's."""
     own = request.services.live.has_price_override(entry.name, request.key.account_id)
     return {"price_of": "account" if own else "list"}

@@ -23,7 +23,7 @@ from litestar.params import FromQuery, QueryParameter
 from litestar.response import Stream
 from sqlalchemy import Connection
 
-from gateway.api.http.access import find_asked
+from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
 from gateway.api.http.request import ApiRequest
 from gateway.api.native.usage import key_number
@@ -42,11 +42,11 @@ from gateway.sql.database import Database
 T = TypeVar("T")
 
 SETTLED_AFTER: Final = timedelta(seconds=10)
-AT_ONCE: Final = 6
+EXPORTS_MAX: Final = 6
 """Exports of one gateway; each keeps a page of rows in memory."""
-OF_ACCOUNT: Final = 2
+ACCOUNT_EXPORTS_MAX: Final = 2
 """Exports of one account at a time."""
-PAGES_AT_ONCE: Final = 2
+CONCURRENT_PAGES: Final = 2
 """Pages that are read at a time, in the slow lane."""
 STALLED_S: Final = 60.0
 """Time without progress after which an export gives its place to another one."""
@@ -80,7 +80,7 @@ async def read_export(
     now = datetime.now(UTC)
 
     def read(connection: Connection) -> ExportRequest:
-        owner = find_asked(request, connection, account)
+        owner = requested_account(request, connection, account)
         span = read_span(first, last, tz or owner.report_tz, now=now)
         # Whole seconds, so that the name of the file says exactly what is in it.
         latest = (now - SETTLED_AFTER).replace(microsecond=0)
@@ -100,7 +100,7 @@ async def read_export(
 
 class ExportsController(Controller):
     path = "/v1/usage/export"
-    dependencies = {"asked": Provide(read_export)}
+    dependencies = {"selection": Provide(read_export)}
     tags = ["Account"]
     opt = {"scope": "read"}
 
@@ -112,13 +112,13 @@ class ExportsController(Controller):
     async def file(
         self,
         request: ApiRequest,
-        asked: ExportRequest,
+        selection: ExportRequest,
     ) -> Stream:
-        place = _places.take(request.key.account_id)
+        slot = _slots.take(request.key.account_id)
         return Stream(
-            _File(request.services.database, asked, place),
-            media_type=MEDIA_TYPES[asked.format],
-            headers={"Content-Disposition": f'attachment; filename="{asked.name}"'},
+            _File(request.services.database, selection, slot),
+            media_type=MEDIA_TYPES[selection.format],
+            headers={"Content-Disposition": f'attachment; filename="{selection.name}"'},
         )
 
     @get(
@@ -130,20 +130,20 @@ class ExportsController(Controller):
     async def footer(
         self,
         request: ApiRequest,
-        asked: ExportRequest,
+        selection: ExportRequest,
     ) -> Response[FileFooterView]:
-        place = _places.take(request.key.account_id)
-        file = _File(request.services.database, asked, place)
+        slot = _slots.take(request.key.account_id)
+        file = _File(request.services.database, selection, slot)
 
         def read() -> None:
             for _ in file:
                 pass
 
         await sync_to_thread(read)
-        return json_response({**footer_view(file.footer), "file": asked.name})
+        return json_response({**footer_view(file.footer), "file": selection.name})
 
 
-class Places:
+class ExportSlots:
     """The exports of this process: a few in all, fewer of each account."""
 
     def __init__(self) -> None:
@@ -154,26 +154,26 @@ class Places:
         """Take a place. Raise ``TooManyRequests`` if there is none."""
         with self._lock:
             since = time.monotonic() - STALLED_S
-            for place in [place for place in self._taken if place.moved_at < since]:
-                self._taken.remove(place)
-            if sum(place.account_id == account_id for place in self._taken) >= OF_ACCOUNT:
-                raise _too_many(f"This account has {OF_ACCOUNT} exports running")
-            if len(self._taken) >= AT_ONCE:
-                raise _too_many(f"{AT_ONCE} exports are running")
-            place = ExportCursor(account_id)
-            self._taken.add(place)
-        return place
+            for slot in [slot for slot in self._taken if slot.moved_at < since]:
+                self._taken.remove(slot)
+            if sum(slot.account_id == account_id for slot in self._taken) >= ACCOUNT_EXPORTS_MAX:
+                raise _too_many(f"This account has {ACCOUNT_EXPORTS_MAX} exports running")
+            if len(self._taken) >= EXPORTS_MAX:
+                raise _too_many(f"{EXPORTS_MAX} exports are running")
+            slot = ExportCursor(account_id)
+            self._taken.add(slot)
+        return slot
 
-    def move(self, place: ExportCursor) -> None:
+    def move(self, slot: ExportCursor) -> None:
         """Note progress. Raise ``ConnectionAbortedError`` if the place was given to another."""
         with self._lock:
-            if place not in self._taken:
+            if slot not in self._taken:
                 raise ConnectionAbortedError("the client read nothing for too long")
-            place.moved_at = time.monotonic()
+            slot.moved_at = time.monotonic()
 
-    def leave(self, place: ExportCursor) -> None:
+    def leave(self, slot: ExportCursor) -> None:
         with self._lock:
-            self._taken.discard(place)
+            self._taken.discard(slot)
 
 
 @dataclass(eq=False, slots=True)
@@ -188,31 +188,31 @@ def _too_many(what: str) -> TooManyRequests:
     )
 
 
-_places = Places()
-_pages = threading.Semaphore(PAGES_AT_ONCE)
+_slots = ExportSlots()
+_pages = threading.Semaphore(CONCURRENT_PAGES)
 
 
 class _File:
     """The parts of an export, which has a place until it ends or nobody refers to it any more: a
     client can go away before the first part is asked for."""
 
-    def __init__(self, database: Database, asked: ExportRequest, place: ExportCursor) -> None:
+    def __init__(self, database: Database, selection: ExportRequest, slot: ExportCursor) -> None:
         self.footer = Footer()
         self._database = database
-        self._place = place
-        self._leave = weakref.finalize(self, _places.leave, place)
-        self._parts = self._export(asked)
+        self._slot = slot
+        self._leave = weakref.finalize(self, _slots.leave, slot)
+        self._parts = self._export(selection)
 
-    def _export(self, asked: ExportRequest) -> Iterator[bytes]:
+    def _export(self, selection: ExportRequest) -> Iterator[bytes]:
         # Imported where it is used: it takes a while, and a gateway should answer soon.
         from gateway.billing.exports.files import export
 
         return export(
             functools.partial(_read, self._database),
-            asked.span,
-            asked.filters,
-            format=asked.format,
-            profile=asked.profile,
+            selection.span,
+            selection.filters,
+            format=selection.format,
+            profile=selection.profile,
             footer=self.footer,
         )
 
@@ -220,13 +220,13 @@ class _File:
         return self
 
     def __next__(self) -> bytes:
-        _places.move(self._place)
+        _slots.move(self._slot)
         try:
             part = next(self._parts)
         except BaseException:
             self._leave()
             raise
-        _places.move(self._place)
+        _slots.move(self._slot)
         return part
 
 

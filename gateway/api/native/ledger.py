@@ -8,7 +8,7 @@ from litestar import Controller, Response, get
 from litestar.params import FromQuery
 from sqlalchemy import Connection
 
-from gateway.api.http.access import find_asked
+from gateway.api.http.access import requested_account
 from gateway.api.http.answers import PageView, json_response, page_view
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.fields import IdInPath
@@ -73,7 +73,7 @@ class LedgerController(Controller):
             )
 
         def read(connection: Connection) -> list[LedgerEntry]:
-            owner = find_asked(request, connection, account)
+            owner = requested_account(request, connection, account)
             return entries(connection, owner.id, limit=limit + 1, below=below, kind=kind)
 
         found = await request.services.database.report(read, account_id=request.key.account_id)
@@ -96,7 +96,7 @@ class LedgerController(Controller):
     ) -> Response[LedgerEntryWithReceiptsView]:
 
         def read(connection: Connection) -> tuple[LedgerEntry, list[ChargedEntry]]:
-            owner = find_asked(request, connection, account)
+            owner = requested_account(request, connection, account)
             return find_entry(connection, owner.id, entry_id)
 
         try:

@@ -24,7 +24,7 @@ from gateway.accounts.budgets import (
     list_budgets,
 )
 from gateway.accounts.limits import Limit, list_limits, remove_limit, set_limit
-from gateway.api.http.access import caller, find_asked
+from gateway.api.http.access import caller, requested_account
 from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.fields import Id, IdInPath, IdInQuery, PerMinute, UsdAmount
 from gateway.catalog.store import LiveCatalog
@@ -135,7 +135,7 @@ class LimitsController(Controller):
         self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
     ) -> Response[ListView[BudgetView]]:
         def read(connection: Connection) -> list[BudgetView]:
-            owner = find_asked(request, connection, account)
+            owner = requested_account(request, connection, account)
             return _budget_views(connection, [owner], list_budgets(connection, owner.id))
 
         return await _read(request, read)
@@ -149,7 +149,7 @@ class LimitsController(Controller):
         self, request: Request[Any, Any, Any], account: FromQuery[str | None] = None
     ) -> Response[ListView[RateLimitView]]:
         def read(connection: Connection) -> list[RateLimitView]:
-            owner = find_asked(request, connection, account)
+            owner = requested_account(request, connection, account)
             return _limit_views([owner], list_limits(connection, owner.id))
 
         return await _read(request, read)

@@ -11,7 +11,7 @@ from litestar.di import Provide
 from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
-from gateway.api.http.access import find_asked
+from gateway.api.http.access import requested_account
 from gateway.api.http.answers import PageView, json_response, page_view
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.media_views import links_of
@@ -65,7 +65,7 @@ async def read_filter(
     tags = tag_filters(request)
 
     def read(connection: Connection) -> RequestFilter:
-        owner = find_asked(request, connection, account)
+        owner = requested_account(request, connection, account)
         key_id = None if key is None else key_number(connection, owner.id, key)
         found = RequestFilter(
             owner.id, model, status, task, key_id=key_id, outcome=outcome, tags=tags

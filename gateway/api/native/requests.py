@@ -12,7 +12,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.http.access import find_asked
+from gateway.api.http.access import requested_account
 from gateway.api.http.answers import (
     KEEP_ALIVE,
     KEEP_ALIVE_S,
@@ -23,9 +23,9 @@ from gateway.api.http.answers import (
     page_view,
     request_headers,
 )
-from gateway.api.http.audio_response import begin, sound_response
+from gateway.api.http.audio_response import start_audio, stream_audio
 from gateway.api.http.bodies import check_limit, idempotency, read_body
-from gateway.api.http.content_types import EVENTS, SOUNDS
+from gateway.api.http.content_types import AUDIO, EVENTS
 from gateway.api.http.fields import Metadata, ModelName
 from gateway.api.http.media_views import (
     blob_of,
@@ -99,7 +99,7 @@ class RequestsController(Controller):
     async def create(
         self, request: ApiRequest, data: JSONBody[RequestBody]
     ) -> Response[RequestView]:
-        order = request.services.requests.order(
+        submission = request.services.requests.order(
             data.model,
             data.input,
             task=data.task,
@@ -107,7 +107,7 @@ class RequestsController(Controller):
             metadata=data.metadata,
             idempotency=await idempotency(request),
         )
-        with await request.services.requests.submit(request.caller, order) as ticket:
+        with await request.services.requests.submit(request.caller, submission) as ticket:
             found = await ticket.placed()
             return json_response(
                 request_view(found, links_of(request)),
@@ -173,7 +173,7 @@ class RequestsController(Controller):
         account: FromQuery[str | None] = None,
     ) -> Response[ReceiptView]:
         owner = await request.services.database.read(
-            lambda connection: find_asked(request, connection, account)
+            lambda connection: requested_account(request, connection, account)
         )
         try:
             found = await request.services.requests.receipt(owner.id, request_id)
@@ -215,7 +215,7 @@ class RequestsController(Controller):
 
     @get(
         "/requests/{request_id:str}/sound",
-        opt={"scope": "read", "media": SOUNDS, "errors": [402, 410, 424]},
+        opt={"scope": "read", "media": AUDIO, "errors": [402, 410, 424]},
         operation_id="HearRequest",
         summary="The sound of a request as bytes, from its start and while it is made",
     )
@@ -226,7 +226,7 @@ class RequestsController(Controller):
         ticket = request.services.requests.resume(
             found.account_id, found.request_id, found.accepted_at
         )
-        return sound_response(await begin(request, ticket))
+        return stream_audio(await start_audio(request, ticket))
 
     @post(
         "/requests/{request_id:str}/cancel",
@@ -255,7 +255,7 @@ class RequestsController(Controller):
         return json_response(
             quote_view(
                 request.services.requests.quote(
-                    _ordered(request.services.requests, data), account_id
+                    _to_quote(request.services.requests, data), account_id
                 )
             )
         )
@@ -270,11 +270,15 @@ async def _server_sent(
             yield KEEP_ALIVE
             continue
         head = f"id: {cursor}\n" if cursor else ""
-        body = request_view(data, links) if isinstance(data, ClosedRequest) else _shown(data, links)
+        body = (
+            request_view(data, links)
+            if isinstance(data, ClosedRequest)
+            else _event_view(data, links)
+        )
         yield f"{head}event: {name}\ndata: ".encode() + encode_json(body) + b"\n\n"
 
 
-def _shown(event: Mapping[str, Any], links: UrlSigner) -> Mapping[str, Any]:
+def _event_view(event: Mapping[str, Any], links: UrlSigner) -> Mapping[str, Any]:
     """An event as clients see it: with an address in the place of what lies in the store."""
     if "blob" not in event:
         return event
@@ -288,15 +292,15 @@ def _shown(event: Mapping[str, Any], links: UrlSigner) -> Mapping[str, Any]:
 
 async def _with_bytes(request: ApiRequest, closed: ClosedRequest, view: RequestView) -> None:
     """Put the outputs themselves into a view of their request."""
-    places = [(place, blob_of(closed, one)) for place, one in enumerate(media_of(closed))]
-    found = [(place, blob) for place, blob in places if blob is not None]
+    positions = [(position, blob_of(closed, one)) for position, one in enumerate(media_of(closed))]
+    found = [(position, blob) for position, blob in positions if blob is not None]
     texts = await read_base64(request.services.blobs, [blob for _, blob in found])
-    for (place, _), text in zip(found, texts, strict=True):
+    for (position, _), text in zip(found, texts, strict=True):
         assert view["output"] is not None
-        view["output"]["media"][place]["b64_json"] = text
+        view["output"]["media"][position]["b64_json"] = text
 
 
-def _ordered(requests: Requests, body: dict[str, Any]) -> Submission:
+def _to_quote(requests: Requests, body: dict[str, Any]) -> Submission:
     """Make an order of a quote's body: that of a request, or of a chat completion, with the service
     class beside it."""
     body = dict(body)
@@ -307,10 +311,10 @@ def _ordered(requests: Requests, body: dict[str, Any]) -> Submission:
             f"service_class is {service_class!r}; accepted: {', '.join(SERVICE_CLASSES)}.",
             param="service_class",
         )
-    return replace(_plainly_ordered(requests, body), service_class=service_class)
+    return replace(_parse_body(requests, body), service_class=service_class)
 
 
-def _plainly_ordered(requests: Requests, body: dict[str, Any]) -> Submission:
+def _parse_body(requests: Requests, body: dict[str, Any]) -> Submission:
     if "messages" in body and "input" not in body:
         completion = read_body(ChatCompletion, body)
         return Submission(model=completion.names[0], task=TASK, input=completion.generation())

@@ -13,7 +13,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from gateway.api.http.access import find_asked
+from gateway.api.http.access import requested_account
 from gateway.api.http.answers import ListView, json_response
 from gateway.api.http.fields import UsdAmount
 from gateway.api.http.request import ApiRequest
@@ -150,7 +150,7 @@ class StatementsController(Controller):
         self, request: ApiRequest, account: FromQuery[str | None] = None
     ) -> Response[ListView[StatementSummaryView]]:
         def read(connection: Connection) -> ListView[StatementSummaryView]:
-            owner = find_asked(request, connection, account)
+            owner = requested_account(request, connection, account)
             issued = invoices_of(connection, owner.id)
             return {
                 "object": "list",
@@ -189,7 +189,7 @@ class StatementsController(Controller):
         name, form = found.groups()
 
         def read(connection: Connection) -> Statement:
-            return statement(connection, find_asked(request, connection, account).id, name)
+            return statement(connection, requested_account(request, connection, account).id, name)
 
         made = await _read(request, read)
         if form is None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from gateway.accounts.accounts import Account, find_account
-from gateway.api.http.access import find_asked
+from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
 from gateway.api.http.fields import AccountName, Id
 from gateway.api.http.request import ApiRequest
@@ -58,7 +58,7 @@ class StorageController(Controller):
 
         def read(connection: Connection) -> StorageView:
             return storage_view(
-                connection, request.services.room, find_asked(request, connection, account)
+                connection, request.services.room, requested_account(request, connection, account)
             )
 
         return json_response(await request.services.database.read(read))

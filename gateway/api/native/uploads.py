@@ -50,7 +50,7 @@ class UploadsController(Controller):
     )
     async def create(self, request: ApiRequest) -> Response[UploadView]:
         settings = request.services.settings
-        filename, chunks, size_max = await _opened(request, settings.media_bytes_max)
+        filename, chunks, size_max = await _open_body(request, settings.media_bytes_max)
         made = await store_upload(
             request.services.files,
             request.key.account_id,
@@ -81,26 +81,26 @@ class UploadsController(Controller):
         signature: FromQuery[str | None] = None,
     ) -> Response[UploadView]:
         settings = request.services.settings
-        slot = request.services.slots.check(
+        upload = request.services.upload_urls.check(
             name, account=account, expires=expires, signature=signature
         )
         sent_as = request.headers.get("content-type", "")
-        if sent_as != slot.content_type:
+        if sent_as != upload.content_type:
             raise Forbidden(
                 "invalid_signature",
-                f"This address was signed for the content type {slot.content_type}, "
+                f"This address was signed for the content type {upload.content_type}, "
                 f"but {sent_as or 'none'} was sent.",
             )
         made = await store_upload(
             request.services.files,
-            slot.account_id,
+            upload.account_id,
             request.stream(),
             filename=name,
             bytes_max=settings.media_bytes_max,
             kept_for=timedelta(hours=settings.upload_retention_hours),
-            kind=slot.kind,
-            file_id=slot.file_id,
-            size_max=_announced(request, settings.media_bytes_max),
+            kind=upload.kind,
+            file_id=upload.file_id,
+            size_max=_announced_size(request, settings.media_bytes_max),
         )
         return json_response(upload_view(made))
 
@@ -120,16 +120,16 @@ def upload_view(file: File) -> UploadView:
 FORM: Final = "multipart/form-data"
 
 
-def _announced(request: ApiRequest, bytes_max: int) -> int:
+def _announced_size(request: ApiRequest, bytes_max: int) -> int:
     """Return the bytes of a body that is the file itself, at most ``bytes_max``."""
     length = request.content_length
     return bytes_max if length is None else min(length, bytes_max)
 
 
-async def _opened(request: ApiRequest, bytes_max: int) -> tuple[str, AsyncIterator[bytes], int]:
+async def _open_body(request: ApiRequest, bytes_max: int) -> tuple[str, AsyncIterator[bytes], int]:
     """The name, the bytes and the size of what is sent, however it is."""
     if request.content_type[0] != FORM:
-        return "upload", request.stream(), _announced(request, bytes_max)
+        return "upload", request.stream(), _announced_size(request, bytes_max)
     form = await request.form()
     file = form.get("file")
     if not isinstance(file, UploadFile) or len(list(form.multi_items())) != 1:

@@ -12,7 +12,7 @@ from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
 from gateway.accounts.keys import list_keys
-from gateway.api.http.access import find_asked
+from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
 from gateway.api.http.fields import MomentInQuery, moment_in_query
 from gateway.api.http.request import ApiRequest
@@ -95,7 +95,7 @@ class UsageController(Controller):
         account: FromQuery[str | None] = None,
     ) -> Response[UsageReportView]:
         def choose(connection: Connection) -> tuple[Filters, str]:
-            owner = find_asked(request, connection, account)
+            owner = requested_account(request, connection, account)
             keys = None if key is None else (key_number(connection, owner.id, key),)
             filters = Filters((owner.id,), keys, _one(model), _one(task), tag_filters(request))
             return filters, tz or owner.report_tz

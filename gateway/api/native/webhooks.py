@@ -8,7 +8,7 @@ from typing import Literal, NotRequired, TypedDict
 from litestar import Controller, Response, get, post
 from litestar.params import FromPath, FromQuery
 
-from gateway.api.http.access import find_asked
+from gateway.api.http.access import requested_account
 from gateway.api.http.answers import ListView, PageView, json_response, page_view
 from gateway.api.http.bodies import check_limit
 from gateway.api.http.request import ApiRequest
@@ -65,7 +65,7 @@ class WebhooksController(Controller):
         account: FromQuery[str | None] = None,
     ) -> Response[PageView[DeliveryView]]:
         owner = await request.services.database.read(
-            lambda connection: find_asked(request, connection, account)
+            lambda connection: requested_account(request, connection, account)
         )
         return await _page(request, owner.id, limit=limit, cursor=cursor, status=status)
 
@@ -98,7 +98,7 @@ class WebhooksController(Controller):
         account: FromQuery[str | None] = None,
     ) -> Response[ListView[DeliveryView]]:
         owner = await request.services.database.read(
-            lambda connection: find_asked(request, connection, account)
+            lambda connection: requested_account(request, connection, account)
         )
         # Raises if the account has no such request; one without a webhook has no delivery.
         await request.services.requests.find(owner.id, request_id)

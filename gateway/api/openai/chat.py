@@ -14,7 +14,7 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
-from gateway.api.http.answering import StreamOptions, answer, order_of, wants_usage
+from gateway.api.http.answering import StreamOptions, answer, to_submission, wants_usage
 from gateway.api.http.answers import DONE, UsageView, encode_json, event_data, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
@@ -22,10 +22,10 @@ from gateway.api.http.fields import ModelName, Refused, refused
 from gateway.api.http.request import ApiRequest
 from gateway.api.http.text_stream import (
     LogprobView,
-    Piece,
+    TextDelta,
     TextStream,
     choices_of,
-    cut_of,
+    cut_reason,
     logprob_view,
 )
 from gateway.api.openrouter.bodies import OpenRouterOptions, first_served
@@ -92,7 +92,7 @@ class ChatCompletion(TextGeneration, OpenRouterOptions):
 
     def generation(self) -> TextGeneration:
         """The part that the task itself understands."""
-        self.refuse_effective()
+        self.refuse_unsupported()
         if self.reasoning_effort not in (None, "none"):
             raise InvalidRequest(
                 "unsupported_parameter",
@@ -168,7 +168,7 @@ class ChatController(Controller):
         self, request: ApiRequest, data: JSONBody[ChatCompletion]
     ) -> Response[ChatCompletionView] | Stream:
         include_usage = wants_usage(data.stream_options, stream=data.stream)
-        order = await order_of(
+        submission = await to_submission(
             request,
             model=_chosen_model(request, data),
             task=TASK,
@@ -178,13 +178,13 @@ class ChatController(Controller):
         )
         return await answer(
             request,
-            order,
+            submission,
             completion_view,
             lambda ticket: ChunkWriter(ticket, include_usage=include_usage),
         )
 
 
-def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
+def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
     """Check a body as the endpoint does; nobody is there to read a stream."""
     data = read_body(ChatCompletion, body)
     refuse_in_batch(data, "stream", "stream_options")
@@ -198,7 +198,7 @@ def _chosen_model(request: ApiRequest, data: ChatCompletion) -> str:
     named = data.names
     name = named[0] if len(named) == 1 else first_served(named, request.services.requests.is_served)
     if data.provider is not None:
-        data.refuse_dear(request.services.requests.entry(name, request.key.account_id))
+        data.check_max_price(request.services.requests.entry(name, request.key.account_id))
     return name
 
 
@@ -225,7 +225,7 @@ def completion_view(closed: ClosedRequest) -> ChatCompletionView:
 BATCHES: Final = BatchEndpoint(
     "/v1/chat/completions",
     frozenset({TASK}),
-    read=batch_order,
+    read=batch_submission,
     answer=lambda closed, _: encode_json(completion_view(closed)),
 )
 
@@ -263,17 +263,17 @@ class ChunkWriter:
 
     def write(self, sent: SentEvent) -> bytes:
         """Give the chunks that an event makes, if any."""
-        piece = self._stream.hear(sent)
-        return b"" if piece is None else self._piece(piece)
+        delta = self._stream.receive(sent)
+        return b"" if delta is None else self._write_delta(delta)
 
     def finish(self, closed: ClosedRequest) -> bytes:
         """Give what is left: missed text, finish reasons, usage. Raise what made it fail."""
-        cut = cut_of(closed)
+        cut = cut_reason(closed)
         if cut is None:
             raise_unless_succeeded(closed)
         usage = openai_usage(closed.usage, closed.cost_nanos)
         choices = choices_of(closed)
-        parts = [self._piece(piece) for piece in self._stream.rest(choices)]
+        parts = [self._write_delta(delta) for delta in self._stream.rest(choices)]
         for place, choice in enumerate(choices, start=1):
             last = place == len(choices) and not self._include_usage
             parts.append(
@@ -289,19 +289,21 @@ class ChunkWriter:
     def fail(self, error: RequestFailed) -> bytes:
         return event_data(render_openai(error)) + DONE
 
-    def _piece(self, piece: Piece) -> bytes:
+    def _write_delta(self, delta: TextDelta) -> bytes:
         chunks = b""
-        if piece.is_first:
-            chunks += self._chunk([_delta(piece.index, {"role": "assistant", "content": ""})])
-        if piece.reasoning:
-            thought = {"reasoning_content": piece.reasoning}
-            chunks += self._chunk([_delta(piece.index, thought)])
-        if piece.text:
-            said = _delta(piece.index, {"content": piece.text}, logprobs=_logprobs(piece.logprobs))
-            chunks += self._chunk([said])
-        for number, call in enumerate(piece.calls, start=piece.first_call):
-            called = {"tool_calls": [{"index": number, **_call(call)}]}
-            chunks += self._chunk([_delta(piece.index, called)])
+        if delta.is_first:
+            chunks += self._chunk([_delta(delta.index, {"role": "assistant", "content": ""})])
+        if delta.reasoning:
+            reasoning = {"reasoning_content": delta.reasoning}
+            chunks += self._chunk([_delta(delta.index, reasoning)])
+        if delta.text:
+            content = _delta(
+                delta.index, {"content": delta.text}, logprobs=_logprobs(delta.logprobs)
+            )
+            chunks += self._chunk([content])
+        for number, call in enumerate(delta.calls, start=delta.first_call):
+            calls = {"tool_calls": [{"index": number, **_call(call)}]}
+            chunks += self._chunk([_delta(delta.index, calls)])
         return chunks
 
     def _chunk(

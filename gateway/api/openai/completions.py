@@ -11,13 +11,13 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from pydantic import ConfigDict, Field
 
-from gateway.api.http.answering import StreamOptions, answer, order_of, wants_usage
+from gateway.api.http.answering import StreamOptions, answer, to_submission, wants_usage
 from gateway.api.http.answers import DONE, UsageView, encode_json, event_data, openai_usage
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
 from gateway.api.http.fields import ModelName, refused
 from gateway.api.http.request import ApiRequest
-from gateway.api.http.text_stream import Piece, TextStream, choices_of, cut_of
+from gateway.api.http.text_stream import TextDelta, TextStream, choices_of, cut_reason
 from gateway.api.openai.chat import TASK
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.errors import InvalidRequest, RequestFailed, render_openai
@@ -102,7 +102,7 @@ class CompletionsController(Controller):
         self, request: ApiRequest, data: JSONBody[Completion]
     ) -> Response[CompletionView] | Stream:
         include_usage = wants_usage(data.stream_options, stream=data.stream)
-        order = await order_of(
+        submission = await to_submission(
             request,
             model=data.model,
             task=TASK,
@@ -111,7 +111,7 @@ class CompletionsController(Controller):
         )
         return await answer(
             request,
-            order,
+            submission,
             completion_view,
             lambda ticket: CompletionWriter(ticket, include_usage=include_usage),
         )
@@ -131,7 +131,7 @@ def completion_view(closed: ClosedRequest) -> CompletionView:
     }
 
 
-def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
+def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
     """Check a body as the endpoint does; nobody is there to read a stream."""
     data = read_body(Completion, body)
     refuse_in_batch(data, "stream", "stream_options")
@@ -141,7 +141,7 @@ def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
 BATCHES: Final = BatchEndpoint(
     "/v1/completions",
     frozenset({TASK}),
-    read=batch_order,
+    read=batch_submission,
     answer=lambda closed, _: encode_json(completion_view(closed)),
 )
 
@@ -161,15 +161,15 @@ class CompletionWriter:
         self._lengths: dict[int, int] = {}
 
     def write(self, sent: SentEvent) -> bytes:
-        piece = self._stream.hear(sent)
-        return b"" if piece is None else self._piece(piece)
+        delta = self._stream.receive(sent)
+        return b"" if delta is None else self._write_delta(delta)
 
     def finish(self, closed: ClosedRequest) -> bytes:
-        cut = cut_of(closed)
+        cut = cut_reason(closed)
         if cut is None:
             raise_unless_succeeded(closed)
         choices = choices_of(closed)
-        parts = [self._piece(piece) for piece in self._stream.rest(choices)]
+        parts = [self._write_delta(delta) for delta in self._stream.rest(choices)]
         for choice in choices:
             ended = _choice(choice.index, "", cut or choice.finish_reason, None)
             parts.append(self._chunk(choices=[ended]))
@@ -181,12 +181,12 @@ class CompletionWriter:
     def fail(self, error: RequestFailed) -> bytes:
         return event_data(render_openai(error)) + DONE
 
-    def _piece(self, piece: Piece) -> bytes:
-        if not piece.text:
+    def _write_delta(self, delta: TextDelta) -> bytes:
+        if not delta.text:
             return b""
-        begin = self._lengths.get(piece.index, 0)
-        self._lengths[piece.index] = begin + len(piece.text)
-        choice = _choice(piece.index, piece.text, None, piece.logprobs, begin=begin)
+        begin = self._lengths.get(delta.index, 0)
+        self._lengths[delta.index] = begin + len(delta.text)
+        choice = _choice(delta.index, delta.text, None, delta.logprobs, begin=begin)
         return self._chunk(choices=[choice])
 
     def _chunk(self, **content: Any) -> bytes:

@@ -12,7 +12,7 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from pydantic import ConfigDict
 
-from gateway.api.http.answering import answer, order_of
+from gateway.api.http.answering import answer, to_submission
 from gateway.api.http.answers import UsageView, encode_json, exact_number
 from gateway.api.http.bodies import read_body
 from gateway.api.http.fields import ModelName
@@ -65,9 +65,9 @@ class EmbeddingsController(Controller):
     async def create(
         self, request: ApiRequest, data: JSONBody[Embedding]
     ) -> Response[EmbeddingsView] | Stream:
-        order = await order_of(request, model=data.model, task=TASK, input=data)
+        submission = await to_submission(request, model=data.model, task=TASK, input=data)
         encoding = data.encoding_format or "float"
-        return await answer(request, order, lambda closed: embedding_view(closed, encoding))
+        return await answer(request, submission, lambda closed: embedding_view(closed, encoding))
 
 
 def embedding_view(closed: ClosedRequest, encoding: Encoding) -> EmbeddingsView:
@@ -88,7 +88,7 @@ def embedding_view(closed: ClosedRequest, encoding: Encoding) -> EmbeddingsView:
     }
 
 
-def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
+def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
     """Check a body as the endpoint does."""
     data = read_body(Embedding, body)
     return Submission(model=data.model, task=TASK, input=data)
@@ -97,7 +97,7 @@ def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
 BATCHES: Final = BatchEndpoint(
     "/v1/embeddings",
     frozenset({TASK}),
-    read=batch_order,
+    read=batch_submission,
     answer=lambda closed, body: encode_json(
         embedding_view(closed, body.get("encoding_format") or "float")
     ),

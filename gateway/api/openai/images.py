@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from litestar import Controller, Response, post
 from litestar.response import Stream
 
-from gateway.api.http.answering import order_of
+from gateway.api.http.answering import to_submission
 from gateway.api.http.answers import (
     KEEP_ALIVE,
     KEEP_ALIVE_S,
@@ -24,7 +24,7 @@ from gateway.api.http.answers import (
 )
 from gateway.api.http.bodies import read_body, refuse_in_batch
 from gateway.api.http.content_types import EVENTS
-from gateway.api.http.forms import ReceivedForm, described, receive
+from gateway.api.http.forms import ReceivedForm, documented_body, receive
 from gateway.api.http.media_views import links_of
 from gateway.api.http.request import ApiRequest
 from gateway.api.openai.images_bodies import ImageBody
@@ -32,7 +32,7 @@ from gateway.api.openai.images_views import (
     ImageAnswer,
     ImagesView,
     PictureView,
-    drawn_of,
+    generated_images,
     image_view,
 )
 from gateway.batches.endpoint import BatchEndpoint, Entries
@@ -45,7 +45,7 @@ from gateway.tasks.submission import Submission
 from gateway.tasks.visual import choose_dialect_task
 
 SOURCES: Final = {"image": "images"}
-BODY: Final = described(ImageBody)
+BODY: Final = documented_body(ImageBody)
 
 
 class ImagesController(Controller):
@@ -64,7 +64,7 @@ class ImagesController(Controller):
     )
     async def generate(self, request: ApiRequest) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
-        return await _draw(request, received, "image_generation", prefer=())
+        return await _generate(request, received, "image_generation", prefer=())
 
     @post(
         "/edits",
@@ -79,7 +79,7 @@ class ImagesController(Controller):
     async def edit(self, request: ApiRequest) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
         _require_image(received)
-        return await _draw(request, received, "image_edit", prefer=("image-edit",))
+        return await _generate(request, received, "image_edit", prefer=("image-edit",))
 
     @post(
         "/variations",
@@ -92,18 +92,18 @@ class ImagesController(Controller):
     async def vary(self, request: ApiRequest) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
         _require_image(received)
-        return await _draw(request, received, "image_edit", prefer=("image-to-image",))
+        return await _generate(request, received, "image_edit", prefer=("image-to-image",))
 
 
-async def _draw(
+async def _generate(
     request: ApiRequest, received: ReceivedForm, event: str, *, prefer: Sequence[Task]
 ) -> Response[ImagesView] | Stream:
     """Place an order for pictures and answer it."""
     try:
         data = received.read(ImageBody)
         entry = request.services.requests.entry(data.model)
-        value = data.drawing(entry)
-        order = await order_of(
+        value = data.image_task(entry)
+        submission = await to_submission(
             request,
             model=data.model,
             task=choose_dialect_task(entry, value, makes="image", prefer=prefer),
@@ -111,7 +111,7 @@ async def _draw(
             stream=bool(data.stream),
             canonical=received.canonical,
         )
-        ticket = await request.services.requests.submit(request.caller, order)
+        ticket = await request.services.requests.submit(request.caller, submission)
     finally:
         await received.close()
     answer = ImageAnswer(data, links_of(request), request.services.blobs, event)
@@ -122,7 +122,7 @@ async def _draw(
         closed = await ticket.closed(request)
     raise_unless_succeeded(closed)
     return json_response(
-        await answer.body(closed), headers=request_headers(closed.request_id, closed)
+        await answer.view(closed), headers=request_headers(closed.request_id, closed)
     )
 
 
@@ -133,7 +133,7 @@ def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> Ba
         if edits and not (data.image or data.images):
             raise _missing_image()
         entry = entries(data.model)
-        value = data.drawing(entry)
+        value = data.image_task(entry)
         task = choose_dialect_task(entry, value, makes="image", prefer=prefer)
         return Submission(model=data.model, task=task, input=value)
 
@@ -145,19 +145,19 @@ def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> Ba
             if kind.makes == "image" and ("image" in kind.reads or not edits)
         ),
         read=read,
-        answer=_answer_later,
+        answer=_batch_answer,
         brings_files=True,
     )
 
 
-def _answer_later(closed: ClosedRequest, body: Mapping[str, Any]) -> bytes:
+def _batch_answer(closed: ClosedRequest, body: Mapping[str, Any]) -> bytes:
     """The answer with places for its pictures, which are put in when the file is written."""
-    asked = read_body(ImageBody, body)
-    pictures = [
-        {**place(blob, asked.response_format), "seed": medium.seed}
-        for medium, blob in drawn_of(closed)
+    data = read_body(ImageBody, body)
+    images = [
+        {**place(blob, data.response_format), "seed": medium.seed}
+        for medium, blob in generated_images(closed)
     ]
-    return encode_json(image_view(asked, closed, cast("list[PictureView]", pictures)))
+    return encode_json(image_view(data, closed, cast("list[PictureView]", images)))
 
 
 BATCHES: Final = (

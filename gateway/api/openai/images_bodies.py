@@ -45,7 +45,7 @@ class ImageBody(ImageTask):
     frame_duration_ms: Refused[Any] = None
     svg: Refused[Any] = None
 
-    def drawing(self, entry: CatalogEntry) -> ImageTask:
+    def image_task(self, entry: CatalogEntry) -> ImageTask:
         """The part that the task itself understands, in its own words."""
         if self.background == "transparent":
             raise InvalidRequest(

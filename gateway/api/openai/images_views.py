@@ -79,37 +79,37 @@ class ImagesView(DescribedView):
 class ImageAnswer:
     """Writes the answer to one order."""
 
-    asked: ImageBody
+    body: ImageBody
     links: UrlSigner
     blobs: Blobs
     event: str
     """What its events are called before the dot."""
-    said: tuple[int, int, int] = (0, 0, -1)
+    last_preview: tuple[int, int, int] = (0, 0, -1)
     """Attempt, picture and number of the preview that was shown last."""
 
-    async def body(self, closed: ClosedRequest) -> ImagesView:
+    async def view(self, closed: ClosedRequest) -> ImagesView:
         """The whole answer. Raise ``RequestFailed`` if it was to be bytes and has none."""
-        drawn = drawn_of(closed)
-        texts = await self._texts(closed, [blob for _, blob in drawn])
+        generated = generated_images(closed)
+        texts = await self._texts(closed, [blob for _, blob in generated])
         data: list[PictureView] = []
-        for (medium, blob), text in zip(drawn, texts, strict=True):
-            shown: dict[str, Any] = {}
-            if self.asked.response_format != "b64_json":
-                shown["url"] = self.links.link(blob).url
+        for (medium, blob), text in zip(generated, texts, strict=True):
+            view: dict[str, Any] = {}
+            if self.body.response_format != "b64_json":
+                view["url"] = self.links.link(blob).url
             if text is not None:
-                shown["b64_json"] = text
-            data.append(cast("PictureView", {**shown, "seed": medium.seed}))
-        return image_view(self.asked, closed, data)
+                view["b64_json"] = text
+            data.append(cast("PictureView", {**view, "seed": medium.seed}))
+        return image_view(self.body, closed, data)
 
     async def preview(self, sent: SentEvent) -> dict[str, Any] | None:
         """An event that shows an unfinished picture, if it is one that was not shown before."""
         event = sent.event
-        if not isinstance(event, Preview) or self.asked.response_format == "url":
+        if not isinstance(event, Preview) or self.body.response_format == "url":
             return None
         place = (sent.attempt, event.output, event.index)
-        if place <= self.said:
+        if place <= self.last_preview:
             return None
-        self.said = place
+        self.last_preview = place
         try:
             (text,) = await read_base64(self.blobs, [event.blob])
         except TollgateError as error:
@@ -121,42 +121,42 @@ class ImageAnswer:
             "partial_image_index": event.index,
             "image_index": event.output,
             "created_at": int(time.time()),
-            **_described(self.asked, []),
+            **_described_view(self.body, []),
         }
 
     async def completed(self, closed: ClosedRequest) -> AsyncIterator[dict[str, Any]]:
         """An event for each finished picture; the last one tells what all have cost."""
-        drawn = drawn_of(closed)
-        for number, (medium, blob) in enumerate(drawn, start=1):
+        generated = generated_images(closed)
+        for number, (medium, blob) in enumerate(generated, start=1):
             (text,) = await self._texts(closed, [blob])
             event: dict[str, Any] = {
                 "type": f"{self.event}.completed",
                 "image_index": medium.index,
                 "created_at": int(closed.accepted_at.timestamp()),
                 "seed": medium.seed,
-                **_described(self.asked, [medium], closed),
+                **_described_view(self.body, [medium], closed),
             }
-            if self.asked.response_format != "b64_json":
+            if self.body.response_format != "b64_json":
                 event["url"] = self.links.link(blob).url
             if text is not None:
                 event["b64_json"] = text
-            if number == len(drawn):
+            if number == len(generated):
                 event["usage"] = image_usage(closed)
             yield event
 
     async def _texts(self, closed: ClosedRequest, blobs: Sequence[BlobRef]) -> Sequence[str | None]:
-        if self.asked.response_format == "url":
+        if self.body.response_format == "url":
             return [None] * len(blobs)
         try:
             return await read_base64(self.blobs, blobs)
         except TollgateError as error:
-            if self.asked.response_format is None:
+            if self.body.response_format is None:
                 log.warning("%s is answered by address: %s", closed.request_id, error.code)
                 return [None] * len(blobs)
             raise RequestFailed(error.code, error.message, request_id=closed.request_id) from None
 
 
-def image_view(asked: ImageBody, closed: ClosedRequest, pictures: list[PictureView]) -> ImagesView:
+def image_view(body: ImageBody, closed: ClosedRequest, images: list[PictureView]) -> ImagesView:
     """The whole answer, with what is to be shown of each picture that was drawn."""
     failed: list[FailedPictureView] = [
         {"index": medium.index, "message": medium.error}
@@ -167,9 +167,9 @@ def image_view(asked: ImageBody, closed: ClosedRequest, pictures: list[PictureVi
         "id": closed.request_id,
         "created": int(closed.accepted_at.timestamp()),
         "model": closed.model,
-        "data": pictures,
+        "data": images,
         **({"failed": failed} if failed else {}),
-        **_described(asked, [medium for medium, _ in drawn_of(closed)], closed),
+        **_described_view(body, [medium for medium, _ in generated_images(closed)], closed),
         "usage": image_usage(closed),
     }
     return cast("ImagesView", view)
@@ -190,7 +190,7 @@ def image_usage(closed: ClosedRequest) -> ImageUsageView:
     }
 
 
-def drawn_of(closed: ClosedRequest) -> list[tuple[Medium, BlobRef]]:
+def generated_images(closed: ClosedRequest) -> list[tuple[Medium, BlobRef]]:
     """The pictures that were drawn, and where they lie."""
     found = [(medium, blob_of(closed, medium)) for medium in media_of(closed)]
     return [
@@ -198,14 +198,14 @@ def drawn_of(closed: ClosedRequest) -> list[tuple[Medium, BlobRef]]:
     ]
 
 
-def _described(
-    asked: ImageBody, drawn: Sequence[Medium], closed: ClosedRequest | None = None
+def _described_view(
+    body: ImageBody, generated: Sequence[Medium], closed: ClosedRequest | None = None
 ) -> DescribedView:
     quality = closed.usage.attributes.get("quality") if closed is not None else None
-    size = f"{drawn[0].width}x{drawn[0].height}" if drawn else asked.size or "auto"
+    size = f"{generated[0].width}x{generated[0].height}" if generated else body.size or "auto"
     return {
         "background": "opaque",
-        "output_format": asked.output_format or asked.format or "png",
-        "quality": quality or asked.quality or "auto",
+        "output_format": body.output_format or body.format or "png",
+        "quality": quality or body.quality or "auto",
         "size": size,
     }

@@ -251,10 +251,10 @@ async def _report(
             f"group_by names {min(unknown)!r}; accepted: {', '.join(_DIMENSIONS)}.",
             param="group_by",
         )
-    told = {name: own for name in names if (own := _DIMENSIONS[name]) is not None}
+    dimensions = {name: own for name in names if (own := _DIMENSIONS[name]) is not None}
     unit, length, *_ = _WIDTHS[width]
     span = Span(buckets.starts[0], buckets.ends_at, ZoneInfo("UTC"))
-    by = (unit, *dict.fromkeys(told.values()))
+    by = (unit, *dict.fromkeys(dimensions.values()))
     groups = await request.services.database.report(
         lambda connection: usage(connection, span, by, filters),
         account_id=request.key.account_id,
@@ -263,7 +263,7 @@ async def _report(
     for group in groups:
         at = datetime.fromisoformat(group.labels[unit])
         start = max(at.replace(tzinfo=UTC), buckets.starts[0])
-        labels = {name: group.labels[own] for name, own in told.items()}
+        labels = {name: group.labels[own] for name, own in dimensions.items()}
         found[start].append(result(group, labels))
     return json_response(
         {
@@ -287,9 +287,9 @@ def _buckets(
     start_time: int, end_time: int | None, width: str, limit: int | None, page: str | None
 ) -> _Buckets:
     """Cut the time asked for into buckets, and take as many as make a page."""
-    _, length, usual, most = _WIDTHS[width]
+    _, length, usual, maximum = _WIDTHS[width]
     count = usual if limit is None else limit
-    check_limit(count, most)
+    check_limit(count, maximum)
     first = _moment(start_time, "start_time")
     last = datetime.now(UTC) if end_time is None else _moment(end_time, "end_time")
     if page is not None:

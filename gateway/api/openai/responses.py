@@ -67,7 +67,7 @@ class ResponsesController(Controller):
     ) -> Response[ResponseView] | Stream:
         requests = request.services.requests
         background = bool(data.background)
-        order = Submission(
+        submission = Submission(
             model=data.model,
             task=TASK,
             input=data.generation(),
@@ -78,7 +78,7 @@ class ResponsesController(Controller):
             fingerprint=None if data.stream or background else await body_fingerprint(request),
             retried=is_retry(request),
         )
-        ticket = await requests.submit(request.caller, order)
+        ticket = await requests.submit(request.caller, submission)
         headers = request_headers(ticket.request_id)
         account_id = request.key.account_id
         if background:
@@ -150,7 +150,7 @@ class ResponsesController(Controller):
         )
 
 
-def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
+def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
     """Check a body as the endpoint does; nobody is there to read a stream."""
     data = read_body(ResponseBody, body)
     refuse_in_batch(data, "stream", "stream_options", "background")
@@ -160,7 +160,7 @@ def batch_order(body: Mapping[str, Any], _: Entries) -> Submission:
 BATCHES: Final = BatchEndpoint(
     "/v1/responses",
     frozenset({TASK}),
-    read=batch_order,
+    read=batch_submission,
     answer=lambda closed, body: encode_json(response_view(closed, read_body(ResponseBody, body))),
     forgets=lambda body: body.get("store") is False,
 )
@@ -191,7 +191,7 @@ async def _stream(
     try:
         with ticket:
             found = await requests.find(account_id, ticket.request_id)
-            writer = EventWriter(_as_opened(found), body)
+            writer = EventWriter(_as_accepted(found), body)
             yield writer.begin()
             async for data in stream_events(ticket, writer):
                 yield data
@@ -205,9 +205,9 @@ async def _followed(
     requests: Requests, found: OpenRequest | ClosedRequest, body: ResponseBody | None, after: int
 ) -> AsyncIterator[bytes]:
     """The events of a response from anywhere in its life; leaving does not end it."""
-    writer = EventWriter(_as_opened(found), body, after)
-    if begun := writer.begin():
-        yield begun
+    writer = EventWriter(_as_accepted(found), body, after)
+    if opening := writer.begin():
+        yield opening
     try:
         async for cursor, name, content in requests.follow(
             found, after=None, keep_alive_s=KEEP_ALIVE_S
@@ -234,7 +234,7 @@ def _sent(cursor: str, content: Any) -> SentEvent:
     return SentEvent(RequestId(""), int(attempt), int(seq), event)
 
 
-def _as_opened(found: OpenRequest | ClosedRequest) -> OpenRequest:
+def _as_accepted(found: OpenRequest | ClosedRequest) -> OpenRequest:
     """A response as it was when it had just been accepted."""
     return OpenRequest(
         request_id=found.request_id,

@@ -292,7 +292,7 @@ class ResponseBody(Strict):
         """Join the text of a content. Raise ``InvalidRequest`` for parts that are not text."""
         if isinstance(content, str):
             return content
-        pieces = []
+        texts = []
         for number, part in enumerate(content):
             if isinstance(part, ResponseMediaPart):
                 raise InvalidRequest(
@@ -300,8 +300,8 @@ class ResponseBody(Strict):
                     f"{self.model} reads text only; {place}.{number} is an {part.type}.",
                     param=f"{place}.{number}",
                 )
-            pieces.append(part.text)
-        return "".join(pieces)
+            texts.append(part.text)
+        return "".join(texts)
 
     def _format(self) -> ResponseFormat | None:
         format = self.text.format if self.text else None

@@ -8,10 +8,10 @@ from typing import Any, Final, Literal, NotRequired, TypedDict
 from gateway.api.http.answers import ExactUsd, event_data, exact_number
 from gateway.api.http.text_stream import (
     LogprobView,
-    Piece,
+    TextDelta,
     TextStream,
     choices_of,
-    cut_of,
+    cut_reason,
     logprob_view,
 )
 from gateway.api.openai.responses_bodies import FlatChoice, ResponseBody
@@ -127,7 +127,7 @@ def request_id_of(response_id: str) -> str:
 def status_of(found: OpenRequest | ClosedRequest) -> tuple[str, str | None]:
     """The status in this surface's words, and why it is incomplete if it is."""
     if isinstance(found, ClosedRequest):
-        if (cut := cut_of(found)) is not None:
+        if (cut := cut_reason(found)) is not None:
             return "incomplete", "max_output_tokens" if cut == "length" else cut
         if found.status == "succeeded":
             reasons = {choice.finish_reason for choice in choices_of(found)}
@@ -146,7 +146,7 @@ def response_view(
     status, incomplete = status_of(found)
     closed = found if isinstance(found, ClosedRequest) else None
     view: ResponseView = {
-        **_asked(body),  # type: ignore[typeddict-item]  # the optional ones come later
+        **_request_view(body),  # type: ignore[typeddict-item]  # the optional ones come later
         "id": response_id(found.request_id),
         "object": "response",
         "created_at": int(found.accepted_at.timestamp()),
@@ -178,7 +178,7 @@ def response_view(
     return view
 
 
-def _asked(body: ResponseBody | None) -> AskedView:
+def _request_view(body: ResponseBody | None) -> AskedView:
     choice: Any = "auto"
     if body is not None and body.tool_choice is not None:
         choice = body.tool_choice
@@ -289,16 +289,16 @@ class EventWriter:
         )
 
     def write(self, sent: SentEvent) -> bytes:
-        piece = self._stream.hear(sent)
-        return b"" if piece is None else self._piece(piece)
+        delta = self._stream.receive(sent)
+        return b"" if delta is None else self._write_delta(delta)
 
     def finish(self, closed: ClosedRequest) -> bytes:
         """Close what is open, and say how it ended."""
         choices = choices_of(closed)
-        data = b"".join(self._piece(piece) for piece in self._stream.rest(choices))
+        data = b"".join(self._write_delta(delta) for delta in self._stream.rest(choices))
         status, _ = status_of(closed)
         if choices and not self._items and self._text is None:
-            data += self._say("")
+            data += self._write_text("")
         data += self._close_message("completed" if status == "completed" else "incomplete")
         name = {"completed": "completed", "incomplete": "incomplete"}.get(status, "failed")
         view = response_view(closed, self._body)
@@ -309,46 +309,50 @@ class EventWriter:
     def fail(self, error: RequestFailed) -> bytes:
         return event_data({"type": "error", **render_openai(error)["error"]}, name="error")
 
-    def _piece(self, piece: Piece) -> bytes:
-        data = self._say(piece.text, piece.logprobs) if piece.text else b""
-        for call in piece.calls:
-            data += self._close_message("completed") + self._call(call)
+    def _write_delta(self, delta: TextDelta) -> bytes:
+        data = self._write_text(delta.text, delta.logprobs) if delta.text else b""
+        for call in delta.calls:
+            data += self._close_message("completed") + self._write_call(call)
         return data
 
-    def _say(self, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
+    def _write_text(self, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
         data = b""
-        place = self._place()
+        position = self._position()
         if self._text is None:
             item = _message(self._request_id, "in_progress", [])
             data += self._event("response.output_item.added", output_index=self._items, item=item)
-            data += self._event("response.content_part.added", **place, part=_part(""))
+            data += self._event("response.content_part.added", **position, part=_part(""))
             self._text = ""
         self._text += text
         if text:
-            told = [logprob_view(token) for token in logprobs or ()]
-            data += self._event("response.output_text.delta", **place, delta=text, logprobs=told)
+            views = [logprob_view(token) for token in logprobs or ()]
+            data += self._event(
+                "response.output_text.delta", **position, delta=text, logprobs=views
+            )
         return data
 
     def _close_message(self, status: str) -> bytes:
         if self._text is None:
             return b""
         text, self._text = self._text, None
-        place, part = self._place(), _part(text)
-        data = self._event("response.output_text.done", **place, text=text, logprobs=[])
-        data += self._event("response.content_part.done", **place, part=part)
+        position, part = self._position(), _part(text)
+        data = self._event("response.output_text.done", **position, text=text, logprobs=[])
+        data += self._event("response.content_part.done", **position, part=part)
         item = _message(self._request_id, status, [part])
         data += self._event("response.output_item.done", output_index=self._items, item=item)
         self._items += 1
         return data
 
-    def _call(self, call: ToolCall) -> bytes:
+    def _write_call(self, call: ToolCall) -> bytes:
         opened, done = _call(call, "", "in_progress"), _call(call, call.arguments, "completed")
-        place = {"item_id": opened["id"], "output_index": self._items}
+        position = {"item_id": opened["id"], "output_index": self._items}
         data = self._event("response.output_item.added", output_index=self._items, item=opened)
-        data += self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
+        data += self._event(
+            "response.function_call_arguments.delta", **position, delta=call.arguments
+        )
         data += self._event(
             "response.function_call_arguments.done",
-            **place,
+            **position,
             name=call.name,
             arguments=call.arguments,
         )
@@ -356,7 +360,7 @@ class EventWriter:
         self._items += 1
         return data
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         id = f"msg_{self._request_id.removeprefix('req_')}"
         return {"item_id": id, "output_index": self._items, "content_index": 0}
 

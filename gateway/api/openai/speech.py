@@ -13,11 +13,11 @@ from typing import Any
 from litestar import Controller, post
 from litestar.response import Stream
 
-from gateway.api.http.answering import order_of
+from gateway.api.http.answering import to_submission
 from gateway.api.http.answers import KEEP_ALIVE, event_data, event_stream, exact_number
-from gateway.api.http.audio_response import StartedAudio, begin, sound_response
-from gateway.api.http.content_types import EVENTS, SOUNDS
-from gateway.api.http.forms import described, receive
+from gateway.api.http.audio_response import StartedAudio, start_audio, stream_audio
+from gateway.api.http.content_types import AUDIO, EVENTS
+from gateway.api.http.forms import documented_body, receive
 from gateway.api.http.request import ApiRequest
 from gateway.api.openai.speech_bodies import NAMES, SpeechBody
 from gateway.errors import TollgateError, rename, render_openai
@@ -33,9 +33,9 @@ class SpeechController(Controller):
     @post(
         "/speech",
         status_code=200,
-        opt={"media": [EVENTS, *SOUNDS]},
+        opt={"media": [EVENTS, *AUDIO]},
         operation_id="CreateSpeech",
-        operation_class=described(SpeechBody),
+        operation_class=documented_body(SpeechBody),
         summary="Speak a text, as bytes or as events while it is spoken",
         description="`stream_format: sse` sends `speech.audio.delta` and `speech.audio.done`. "
         "OpenAI's fields, or those of a request beside them; a `recording` may be a form's file.",
@@ -44,19 +44,19 @@ class SpeechController(Controller):
         received = await receive(request, repeated={})
         try:
             data = received.read(SpeechBody)
-            begun = await _begin(request, data, received.canonical)
+            started = await _start(request, data, received.canonical)
         finally:
             await received.close()
         if data.stream_format == "sse":
-            return event_stream(_events(begun), headers=begun.headers())
-        return sound_response(begun, data.wanted)
+            return event_stream(_events(started), headers=started.headers())
+        return stream_audio(started, data.wanted)
 
 
-async def _begin(request: ApiRequest, data: SpeechBody, canonical: bytes | None) -> StartedAudio:
+async def _start(request: ApiRequest, data: SpeechBody, canonical: bytes | None) -> StartedAudio:
     """Place an order and wait for its first sound."""
     value = data.speech()
     try:
-        order = await order_of(
+        submission = await to_submission(
             request,
             model=data.model,
             task=choose_audio_task(request.services.requests.entry(data.model), value),
@@ -64,20 +64,22 @@ async def _begin(request: ApiRequest, data: SpeechBody, canonical: bytes | None)
             stream=True,
             canonical=canonical,
         )
-        return await begin(request, await request.services.requests.submit(request.caller, order))
+        return await start_audio(
+            request, await request.services.requests.submit(request.caller, submission)
+        )
     except TollgateError as error:
         rename(error, NAMES)
         raise
 
 
-async def _events(begun: StartedAudio) -> AsyncIterator[bytes]:
+async def _events(started: StartedAudio) -> AsyncIterator[bytes]:
     try:
-        async for data in begun.pieces():
+        async for data in started.chunks():
             if not data:
                 yield KEEP_ALIVE
                 continue
             yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
-        done = {"type": "speech.audio.done", "usage": speech_usage(begun.sound.ticket.result)}
+        done = {"type": "speech.audio.done", "usage": speech_usage(started.audio.ticket.result)}
         yield _event(done)
     except TollgateError as error:
         rename(error, NAMES)

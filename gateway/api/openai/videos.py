@@ -16,12 +16,12 @@ from litestar.response import Stream
 from gateway.api.http.answers import DeletedView, encode_json, json_response, request_headers
 from gateway.api.http.bodies import check_limit, idempotency, read_body, refuse_in_batch
 from gateway.api.http.content_types import MEDIA
-from gateway.api.http.forms import described, receive
+from gateway.api.http.forms import documented_body, receive
 from gateway.api.http.media_views import blob_of, media_of
 from gateway.api.http.request import ApiRequest
 from gateway.api.http.serving import BlobResponse, serve
 from gateway.api.openai.files import OpenAIListView, list_view
-from gateway.api.openai.videos_bodies import EditBody, RemixBody, VideoBody, remixed
+from gateway.api.openai.videos_bodies import EditBody, RemixBody, VideoBody, remix_task
 from gateway.api.openai.videos_views import VideoView, video_id_of, video_status, video_view
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.catalog.tasks import TASKS
@@ -50,7 +50,7 @@ class VideosController(Controller):
         status_code=200,
         opt={"scope": "inference", "holds": True},
         operation_id="CreateVideo",
-        operation_class=described(VideoBody),
+        operation_class=documented_body(VideoBody),
         summary="Order a video, to be polled until it is made",
         description="A form or JSON with `model`, `prompt` and OpenAI's fields, or those of a "
         "request; `input_reference` is the first picture.",
@@ -59,8 +59,8 @@ class VideosController(Controller):
         received = await receive(request, repeated={})
         try:
             data = received.read(VideoBody)
-            value = data.drawing()
-            order = Submission(
+            value = data.video_task()
+            submission = Submission(
                 model=data.model,
                 task=choose_dialect_task(
                     request.services.requests.entry(data.model), value, makes="video"
@@ -70,7 +70,7 @@ class VideosController(Controller):
                 waits=False,
                 idempotency=await idempotency(request, received.canonical),
             )
-            return await _place(request, order)
+            return await _submit(request, submission)
         finally:
             await received.close()
 
@@ -93,7 +93,7 @@ class VideosController(Controller):
             after=_request_id(after) if after is not None else None,
             oldest_first=order == "asc",
         )
-        views = [await _described(request, record) for record in records[:limit]]
+        views = [await _listed_view(request, record) for record in records[:limit]]
         # One that is just being accepted has no view yet.
         shown = [view for view in views if view is not None]
         return json_response(list_view(shown, more=len(records) > limit))
@@ -168,7 +168,7 @@ class VideosController(Controller):
         status_code=200,
         opt={"scope": "inference", "holds": True},
         operation_id="EditVideo",
-        operation_class=described(EditBody),
+        operation_class=documented_body(EditBody),
         summary="The same as a remix, of the video that is named by its id",
     )
     async def edit(self, request: ApiRequest) -> Response[VideoView]:
@@ -196,7 +196,7 @@ class VideosController(Controller):
         operation_id="CreateCharacter",
         summary="Refused: no model here learns a character",
     )
-    async def learn(self) -> Response[None]:
+    async def create_character(self) -> Response[None]:
         raise _cannot("learn a character; order a video that starts from a picture of it")
 
     @get(
@@ -220,8 +220,8 @@ async def _remix(
             "video_not_ready",
             f"{video_id} is {video_status(found)}; remix one that is completed.",
         )
-    value = remixed(record.asked, prompt)
-    order = Submission(
+    value = remix_task(record.asked, prompt)
+    submission = Submission(
         model=found.model,
         task=choose_dialect_task(
             request.services.requests.entry(found.model), value, makes="video"
@@ -232,15 +232,15 @@ async def _remix(
         idempotency=await idempotency(request, canonical),
         origin=record.request_id,
     )
-    return await _place(request, order)
+    return await _submit(request, submission)
 
 
 def _cannot(what: str) -> InvalidRequest:
     return InvalidRequest("task_not_supported", f"No model here can {what}.", param="video")
 
 
-async def _place(request: ApiRequest, order: Submission) -> Response[VideoView]:
-    with await request.services.requests.submit(request.caller, order) as ticket:
+async def _submit(request: ApiRequest, submission: Submission) -> Response[VideoView]:
+    with await request.services.requests.submit(request.caller, submission) as ticket:
         record, found = await _find(request, video_id_of(ticket.request_id))
         return await _answer(request, record, found)
 
@@ -258,7 +258,7 @@ async def _answer(
     return json_response(_view(record, found, progress), headers=headers)
 
 
-async def _described(request: ApiRequest, record: Record) -> VideoView | None:
+async def _listed_view(request: ApiRequest, record: Record) -> VideoView | None:
     try:
         found = await request.services.requests.find(record.account_id, record.request_id)
     except NotFound:
@@ -299,11 +299,11 @@ def _request_id(video_id: str) -> str:
     return f"req_{video_id.removeprefix('video_')}" if video_id.startswith("video_") else ""
 
 
-def batch_order(body: Mapping[str, Any], entries: Entries) -> Submission:
+def batch_submission(body: Mapping[str, Any], entries: Entries) -> Submission:
     """Check a body as the endpoint does."""
     data = read_body(VideoBody, body)
     refuse_in_batch(data, "previews")
-    value = data.drawing()
+    value = data.video_task()
     task = choose_dialect_task(entries(data.model), value, makes="video")
     return Submission(model=data.model, task=task, input=value)
 
@@ -311,7 +311,7 @@ def batch_order(body: Mapping[str, Any], entries: Entries) -> Submission:
 BATCHES: Final = BatchEndpoint(
     VideosController.path,
     frozenset(TASKS_OF_VIDEO),
-    read=batch_order,
+    read=batch_submission,
     answer=lambda closed, body: encode_json(video_view(closed, body)),
     brings_files=True,
 )

@@ -31,7 +31,7 @@ class VideoBody(VideoTask):
     user: str | None = None
     safety_identifier: str | None = None
 
-    def drawing(self) -> VideoTask:
+    def video_task(self) -> VideoTask:
         """The part that the task itself understands."""
         given = {name: getattr(self, name) for name in VideoTask.model_fields}
         if self.input_reference is not None:
@@ -61,7 +61,7 @@ class EditBody(RemixBody):
     video: VideoReference
 
 
-def remixed(asked: StoredInput, prompt: str) -> VideoTask:
+def remix_task(asked: StoredInput, prompt: str) -> VideoTask:
     """What was asked before with another text: the same seed, size and sources."""
     given = dict(asked.input)
     pictures, parameters = given.get("images", 0), dict(given.get("parameters", {}))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.api.http.answers import DeletedView, json_response
 from gateway.api.http.bodies import check_limit
-from gateway.api.http.forms import described, receive
+from gateway.api.http.forms import documented_body, receive
 from gateway.api.http.guards import may_store
 from gateway.api.http.request import ApiRequest
 from gateway.api.openai.files import ItemView, OpenAIListView, list_view
@@ -94,7 +94,7 @@ class VoiceConsentsController(Controller):
         opt={"scope": "inference", "stores_body": True},
         guards=[may_store],
         operation_id="CreateVoiceConsent",
-        operation_class=described(ConsentBody),
+        operation_class=documented_body(ConsentBody),
         summary="Keep a recording in which somebody consents to the use of their voice",
     )
     async def create(self, request: ApiRequest) -> Response[ConsentView]:
@@ -170,7 +170,7 @@ class VoicesController(Controller):
         opt={"scope": "inference", "stores_body": True},
         guards=[may_store],
         operation_id="CreateVoice",
-        operation_class=described(VoiceBody),
+        operation_class=documented_body(VoiceBody),
         summary="Keep a voice: a recording of it, and the consent of whose it is",
     )
     async def create(self, request: ApiRequest) -> Response[VoiceView]:

@@ -60,7 +60,7 @@ class OpenRouterOptions(BaseModel):
     session_id: str | None = None
     trace: Any | None = None
 
-    def refuse_effective(self) -> None:
+    def refuse_unsupported(self) -> None:
         """Raise ``InvalidRequest`` for an option that would have an effect elsewhere."""
         if asks_for_reasoning(self.reasoning):
             raise _unsupported("reasoning", "is not supported by the models served here")
@@ -78,7 +78,7 @@ class OpenRouterOptions(BaseModel):
         if PROVIDER in (provider.ignore or ()):
             raise _unsupported("provider.ignore", f"excludes {PROVIDER}, the only provider here")
 
-    def refuse_dear(self, entry: CatalogEntry) -> None:
+    def check_max_price(self, entry: CatalogEntry) -> None:
         """Raise ``InvalidRequest`` if a model costs more than the client will pay."""
         caps = self.provider.max_price if self.provider else None
         if caps is None:
