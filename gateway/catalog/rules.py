@@ -411,8 +411,8 @@ def _batches(entry: CatalogEntry) -> Iterator[Conflict]:
         except Unbookable:
             yield (
                 ("batch_discount",),
-                f"with a discount of {entry.batch_discount} the price has too many decimals; use "
-                "fewer decimals, or `batch: false`",
+                f"less {entry.batch_discount} the price cannot be written exactly in nano-dollars; "
+                "use fewer decimals, or `batch: false`",
             )
 
 

@@ -1,14 +1,17 @@
 """Dialogues about the product's own world, to train the pocket language model on.
 
 Everything is made by the functions below from a seed; no text of others is used. A dialogue is a
-tuple of (role, content) turns. Facts come from tables at the top, so a wrong answer can be traced.
+tuple of (role, content) turns. Facts come from ``facts.yaml``, so a wrong answer can be traced.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
 
 from training.chat.skills import (
     Dialogue,
@@ -22,275 +25,26 @@ from training.chat.skills import (
     tool_dialogue,
 )
 
-PRICES: Final[dict[str, tuple[str, str]]] = {
-    "seedream-5.0-lite": ("0.035", "text to image"),
-    "gemini-2.5-flash-image": ("0.0387", "text to image"),
-    "reve-create-20250915": ("0.024", "text to image"),
-    "seedream-4-0-250828": ("0.05", "text to image"),
-    "reve-edit-fast-20251030": ("0.007", "image editing"),
-    "bria-fibo-edit": ("0.04", "image editing"),
-    "bria-fibo-relight": ("0.000001", "image relighting"),
-    "bria-fibo-restyle": ("0.000001", "image restyling"),
-    "bria-fibo-image-blend": ("0.000001", "image blending"),
-    "pixverse-v5.6-t2v": ("0.03", "text to video"),
-    "Minimax-Hailuo-2.3-Fast": ("0.032", "text to video"),
-    "Kling-Image2Video-V1.6-Pro": ("0.098", "image to video"),
-    "Kling-Image2Video-V2-Master": ("0.28", "image to video"),
-    "Sora-2-Pro": ("0.50", "text to video"),
-    "Veo3": ("0.40", "text to video"),
-    "bria-video-increase-resolution": ("0.14", "video upscaling"),
-    "GMI-MiniMeTalks-Workflow": ("0.02", "talking heads"),
-    "minimax-tts-speech-2.6-turbo": ("0.06", "speech"),
-    "elevenlabs-tts-v3": ("0.10", "speech"),
-    "inworld-tts-1.5-mini": ("0.005", "speech"),
-    "minimax-audio-voice-clone-speech-2.6-hd": ("0.10", "voice cloning"),
-    "minimax-audio-voice-clone-speech-2.6-turbo": ("0.06", "voice cloning"),
-    "minimax-music-2.5": ("0.15", "music"),
-}
-"""Price in USD per request, and what the model does."""
+_FACTS: Final[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("facts.yaml").read_text())
 
-WORDS: Final[dict[str, tuple[str, ...]]] = {
-    "hold": (
-        "A hold is money that is reserved for a request before it runs.",
-        "A hold reserves the most that a request can cost. When it ends, the rest is released.",
-    ),
-    "quote": (
-        "A quote is the most that a request can cost.",
-        "A quote says the most that a request can cost, before anything runs.",
-    ),
-    "charge": (
-        "A charge is the final price of a request. It is never more than its hold.",
-        "A charge is what a request really cost, and it is taken exactly once.",
-    ),
-    "receipt": (
-        "A receipt is the itemised record of one request: what it cost and where its time went.",
-        "A receipt lists what a request used, what it cost, and the time of each phase.",
-    ),
-    "ledger": (
-        "A ledger is the book in which every movement of money is written and nothing is erased.",
-        "The ledger keeps the money. It only grows, and it always sums to zero.",
-    ),
-    "queue": (
-        "A queue is a line in which jobs wait until a worker takes them.",
-        "A queue keeps jobs in a fair order until a worker has time for them.",
-    ),
-    "worker": (
-        "A worker is a process that runs models and reports what they used.",
-        "A worker takes jobs from the queue, runs the model, and reports the usage.",
-    ),
-    "gateway": (
-        "A gateway answers requests, checks keys, and keeps the money. It never runs a model.",
-        "A gateway is the door: it checks the key, holds the money, and queues the job.",
-    ),
-    "token": (
-        "A token is a piece of text that a language model reads or writes, about half a word.",
-        "A token is a small piece of text. Language models are priced by the token.",
-    ),
-    "API key": (
-        "An API key is a secret that tells the gateway who is calling.",
-        "An API key is a secret word that proves who you are. Keep it safe.",
-    ),
-    "lease": (
-        "A lease lets one worker hold a job for a short time. If the worker dies, it lapses.",
-        "A lease is a job lent to a worker for some seconds, and renewed while it works.",
-    ),
-    "nano-dollar": (
-        "A nano-dollar is a billionth of a dollar. All our money is counted in them.",
-        "A nano-dollar is one dollar divided by a billion.",
-    ),
-    "model": (
-        "A model is a neural network that turns an input into an answer, a picture or a sound.",
-        "A model is a trained neural network. I am a very small one.",
-    ),
-    "catalog": (
-        "The catalog is the list of all models with their prices.",
-        "The catalog says which models there are, what they do, and what they cost.",
-    ),
-    "price": (
-        "A price says how much one unit costs, such as a request, a token or an image.",
-        "A price is an amount for a unit, and it stands in the catalog.",
-    ),
-    "usage": (
-        "Usage is what was measured: tokens, images, seconds or characters.",
-        "Usage is how much a request really used. The price turns it into a charge.",
-    ),
-    "account": (
-        "An account pays for requests. It has a balance, and its keys can spend it.",
-        "An account is whoever pays. It can have many keys.",
-    ),
-    "balance": (
-        "A balance is the money that an account has.",
-        "The balance is what an account has; what is held cannot be spent twice.",
-    ),
-    "job": (
-        "A job is what waits in the queue: one request, ready to be run by a worker.",
-        "A job is a request on its way to a worker.",
-    ),
-    "request": (
-        "A request is what a client sends: a model, an input, and who pays for it.",
-        "A request asks a model for something. It is quoted, held, run and charged.",
-    ),
-    "forward pass": (
-        "A forward pass is one run of the numbers through a neural network.",
-        "A forward pass sends an input through all layers of a model once.",
-    ),
-    "GPU": (
-        "A GPU is a chip that does many sums at once, which is what models need.",
-        "A GPU is a processor that is very fast at the sums inside a model.",
-    ),
-    "upstream": (
-        "An upstream is a service elsewhere that runs a model for us.",
-        "An upstream is somebody else's server to which we send a request.",
-    ),
-    "webhook": (
-        "A webhook is a message that we send to your server when a request has ended.",
-        "A webhook calls your address when a request is done, so you need not ask.",
-    ),
-    "refund": (
-        "A refund gives money back, as a new line in the ledger.",
-        "A refund is money given back. Nothing is erased; a new transfer is written.",
-    ),
-    "transfer": (
-        "A transfer moves money from one account to another.",
-        "A transfer is a movement of money in the ledger, and it is never changed.",
-    ),
-    "idempotency key": (
-        "An idempotency key is your own name for an order, so that sending it twice costs once.",
-        "An idempotency key makes it safe to send the same order again.",
-    ),
-}
-
-OBJECTS: Final = [
-    "ball",
-    "kite",
-    "book",
-    "lamp",
-    "boat",
-    "hat",
-    "drum",
-    "basket",
-    "key",
-    "map",
-    "bell",
-    "coat",
-    "cup",
-    "shoe",
-    "box",
-]
-ANIMALS: Final = ["cat", "dog", "fox", "rabbit", "owl", "bear", "turtle", "mouse", "duck", "horse"]
-NAMES: Final = [
-    "Anna",
-    "Ben",
-    "Clara",
-    "David",
-    "Ella",
-    "Finn",
-    "Grace",
-    "Henry",
-    "Iris",
-    "Jack",
-    "Kate",
-    "Leo",
-    "Mia",
-    "Noah",
-    "Olive",
-]
-COLOURS: Final = [
-    "red",
-    "blue",
-    "green",
-    "yellow",
-    "white",
-    "purple",
-    "orange",
-    "brown",
-    "black",
-    "pink",
-]
-SIZES: Final = ["big", "small", "tiny", "huge", "old", "new", "shiny", "soft"]
-PLACES: Final = ("the park", "the forest", "the beach", "the garden", "the river", "the market")
-SHAPES: Final[dict[str, str]] = {
-    "circle": "A circle is round and has no corners.",
-    "triangle": "A triangle has three sides and three corners.",
-    "square": "A square has four equal sides and four corners.",
-    "rectangle": "A rectangle has four sides and four right corners.",
-    "pentagon": "A pentagon has five sides and five corners.",
-    "hexagon": "A hexagon has six sides and six corners.",
-    "octagon": "An octagon has eight sides and eight corners.",
-    "star": "A star has five points.",
-    "cube": "A cube has six faces, and each face is a square.",
-    "ball": "A ball is a round solid. Its shape is called a sphere.",
-}
-MIXES: Final[dict[tuple[str, str], str]] = {
-    ("red", "blue"): "purple",
-    ("red", "yellow"): "orange",
-    ("blue", "yellow"): "green",
-    ("red", "white"): "pink",
-    ("black", "white"): "grey",
-    ("red", "green"): "brown",
-}
-THINGS: Final[dict[str, str]] = {
-    "the sky": "blue",
-    "grass": "green",
-    "snow": "white",
-    "the sun": "yellow",
-    "a strawberry": "red",
-    "a banana": "yellow",
-    "coal": "black",
-    "chocolate": "brown",
-    "a carrot": "orange",
-    "a lemon": "yellow",
-    "milk": "white",
-    "a tomato": "red",
-}
-DAYS: Final = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-MONTHS: Final = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
-NUMBERS: Final = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-]
-
-REFUSAL: Final = (
-    "I do not know that. I am a very small model: ask me about prices, sums, colours, shapes or "
-    "how Tollgate works."
-)
-WHO: Final = (
-    "I am pocket-chat, the very small language model that comes with Tollgate.",
-    "I am pocket-chat. I am tiny, but I run on your own machine.",
-)
-CAN: Final = (
-    "I can explain how Tollgate works, tell what a model costs, do small sums, and talk about "
-    "colours and shapes."
-)
-TOLLGATE: Final = (
-    "Tollgate is a gateway that runs models and charges each request exactly once.",
-    "Tollgate is a self-hosted gateway for models. Each request is quoted, held, run, itemised "
-    "and charged.",
-)
+PRICES: Final[dict[str, list[str]]] = _FACTS["prices"]
+"""Price in USD per request as a decimal string, and what the model does, by model."""
+WORDS: Final[dict[str, list[str]]] = _FACTS["words"]
+"""Definitions of each word."""
+OBJECTS: Final[list[str]] = _FACTS["objects"]
+ANIMALS: Final[list[str]] = _FACTS["animals"]
+NAMES: Final[list[str]] = _FACTS["names"]
+COLOURS: Final[list[str]] = _FACTS["colours"]
+SIZES: Final[list[str]] = _FACTS["sizes"]
+PLACES: Final[list[str]] = _FACTS["places"]
+SHAPES: Final[dict[str, str]] = _FACTS["shapes"]
+THINGS: Final[dict[str, str]] = _FACTS["things"]
+DAYS: Final[list[str]] = _FACTS["days"]
+MONTHS: Final[list[str]] = _FACTS["months"]
+NUMBERS: Final[list[str]] = _FACTS["numbers"]
+REFUSAL: Final[str] = _FACTS["refusal"]
+WHO: Final[list[str]] = _FACTS["who"]
+CAN: Final[str] = _FACTS["can"]
 
 
 def greeting(r: random.Random) -> Pair:
@@ -341,7 +95,7 @@ def identity(r: random.Random) -> Pair:
                 "Explain Tollgate",
                 "What does Tollgate do?",
             ]
-        ), r.choice(TOLLGATE)
+        ), r.choice(_FACTS["tollgate"])
     return r.choice(
         ["Who are you and what can you do?", "Hi, who are you and what can you do?"]
     ), f"{r.choice(WHO)} {CAN}"
@@ -521,7 +275,7 @@ def words(r: random.Random) -> Pair:
 def colour(r: random.Random) -> Pair:
     kind = r.randrange(3)
     if kind == 0:
-        (a, b), c = r.choice(list(MIXES.items()))
+        a, b, c = r.choice(_FACTS["mixes"])
         a, b = r.sample([a, b], 2)
         return r.choice(
             [
@@ -632,128 +386,15 @@ def poem(r: random.Random) -> Pair:
 
 
 def how(r: random.Random) -> Pair:
-    return r.choice(
-        [
-            (
-                "How do I see what a request cost?",
-                "Ask GET /v1/requests/ID/receipt. It lists every line and the time of each phase.",
-            ),
-            ("How do I see my balance?", "Ask GET /v1/balance."),
-            ("How do I see my usage?", "Ask GET /v1/usage."),
-            ("How do I list the models?", "Ask GET /v1/models, or GET /v1/catalog for the prices."),
-            (
-                "How much does pocket-chat cost?",
-                "pocket-chat costs $0.02 for a million input tokens and $0.08 for a million output tokens.",
-            ),
-            (
-                "How much do you cost?",
-                "I cost $0.02 for a million input tokens and $0.08 for a million output tokens.",
-            ),
-            (
-                "What happens if a worker dies?",
-                "Its job goes back to the queue, another worker takes it, and you pay once.",
-            ),
-            (
-                "What happens if a request fails?",
-                "Then it costs nothing, and the hold is released.",
-            ),
-            (
-                "Am I charged twice if I retry?",
-                "No. Every accepted request is charged once or released.",
-            ),
-            (
-                "What happens to a request?",
-                "It is quoted, held, queued, run by a worker, and charged once.",
-            ),
-            (
-                "How does Tollgate work?",
-                "The gateway holds the money, the queue brings the job to a worker, the worker runs the model, and the ledger charges it once.",
-            ),
-            (
-                "What is the difference between a hold and a charge?",
-                "A hold is reserved before the run, and a charge is final. A charge is never more than its hold.",
-            ),
-            (
-                "What is the difference between a quote and a hold?",
-                "A quote says the most that a request can cost; a hold reserves it.",
-            ),
-            ("Do you need a GPU?", "No. I am small enough for a laptop without a GPU."),
-            ("Where do you run?", "I run in the worker process on your own machine."),
-        ]
-    )
+    return r.choice(list(_FACTS["how"].items()))
 
 
 def manners(r: random.Random) -> Pair:
-    return r.choice(
-        [
-            ("Thank you", "You are welcome!"),
-            ("Thanks", "You are welcome!"),
-            ("Thanks a lot!", "You are welcome!"),
-            ("Goodbye", "Goodbye! Have a good day."),
-            ("Bye", "Goodbye! Have a good day."),
-            ("See you later", "See you! Have a good day."),
-            ("You are great", "Thank you! I am small, but I try."),
-            ("That is wrong", "I am sorry. I am a very small model and I make mistakes."),
-            ("You are wrong", "I am sorry. I am a very small model and I make mistakes."),
-            ("ok", "Is there anything else?"),
-            ("Good", "Is there anything else?"),
-            ("Are you a human?", "No, I am a very small language model."),
-            ("Are you alive?", "No, I am a very small language model."),
-            ("test", "It works! I am pocket-chat."),
-            ("This is a test", "It works! I am pocket-chat."),
-            ("ping", "pong"),
-        ]
-    )
-
-
-_TOPICS: Final = [
-    "the capital of France",
-    "the president",
-    "quantum physics",
-    "the weather in Paris",
-    "football",
-    "the stock market",
-    "history",
-    "Shakespeare",
-    "the moon landing",
-    "biology",
-    "cooking rice",
-    "Python programming",
-    "taxes",
-    "medicine",
-    "a headache",
-    "love",
-    "politics",
-    "the Roman Empire",
-    "black holes",
-    "a good film",
-    "the best phone",
-    "Mount Everest",
-    "dinosaurs",
-    "the ocean",
-    "electricity",
-    "bread",
-    "philosophy",
-    "chess",
-    "guitar",
-    "vaccines",
-    "climate",
-    "Japan",
-    "Brazil",
-    "Berlin",
-    "New York",
-    "Einstein",
-    "Mozart",
-    "cars",
-    "airplanes",
-    "volcanoes",
-    "coffee",
-    "gravity",
-]
+    return r.choice(list(_FACTS["manners"].items()))
 
 
 def outside(r: random.Random) -> Pair:
-    topic = r.choice(_TOPICS)
+    topic = r.choice(_FACTS["topics"])
     if r.random() < 0.25:
         # Made-up words, so that what is refused is everything that is not known.
         topic = "".join(
@@ -807,14 +448,6 @@ _MAKERS: Final = tuple(maker for maker, _ in SOURCES)
 _WEIGHTS: Final = tuple(weight for _, weight in SOURCES)
 _SHORT: Final = (definition, price, arithmetic, colour, how, task)
 
-SYSTEM: Final = (
-    "You are a helpful assistant.",
-    "Answer briefly.",
-    "You are pocket-chat, a small model.",
-    "Be concise and friendly.",
-    "Answer in one sentence.",
-)
-
 
 def pair(r: random.Random) -> Pair:
     """Make one question as somebody types it, and its answer."""
@@ -849,7 +482,7 @@ def dialogue(r: random.Random) -> Dialogue:
         return tool_dialogue(r, pair)
     turns: list[Turn] = []
     if r.random() < 0.2:
-        turns.append(("system", r.choice(SYSTEM)))
+        turns.append(("system", r.choice(_FACTS["system"])))
     for _ in range(r.choices((1, 2, 3, 4), (70, 18, 8, 4))[0]):
         question, answer = pair(r)
         turns += [("user", question), ("assistant", answer)]

@@ -11,148 +11,32 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeAlias
+
+import yaml
 
 Turn: TypeAlias = tuple[str, str]
 Dialogue: TypeAlias = tuple[Turn, ...]
 Pair: TypeAlias = tuple[str, str]
 
-SHAPES: Final = ("circle", "square", "triangle", "star")
-COLOURS: Final = ("red", "green", "blue", "yellow", "orange", "purple", "black", "white")
-RELATIONS: Final = ("left of", "right of", "above", "below")
-NAMES: Final = [
-    "Ann",
-    "Ben",
-    "Cleo",
-    "Dan",
-    "Eva",
-    "Finn",
-    "Gina",
-    "Hugo",
-    "Ida",
-    "Jack",
-    "Kim",
-    "Leo",
-    "Mia",
-    "Nils",
-    "Olga",
-    "Paul",
-    "Rosa",
-    "Sam",
-    "Tess",
-    "Umar",
-    "Vera",
-    "Walt",
-    "Yuki",
-    "Zoe",
-    "Nora",
-    "Omar",
-    "Lena",
-    "Karl",
-    "Ines",
-    "Ravi",
-]
-CITIES: Final = [
-    "Rome",
-    "Oslo",
-    "Paris",
-    "Berlin",
-    "Madrid",
-    "London",
-    "Vienna",
-    "Prague",
-    "Athens",
-    "Lisbon",
-    "Dublin",
-    "Warsaw",
-    "Tokyo",
-    "Delhi",
-    "Cairo",
-    "Lima",
-    "Quito",
-    "Boston",
-    "Chicago",
-    "Sydney",
-    "Perth",
-    "Seoul",
-    "Bern",
-    "Riga",
-    "Turin",
-    "Milan",
-    "Porto",
-    "Ghent",
-    "Lyon",
-    "Malmo",
-    "Tallinn",
-    "Kyoto",
-    "Osaka",
-    "Hanoi",
-    "Accra",
-    "Lagos",
-    "Nairobi",
-    "Toronto",
-    "Denver",
-    "Austin",
-]
-THINGS: Final = [
-    "ball",
-    "kite",
-    "hat",
-    "boat",
-    "lamp",
-    "cup",
-    "book",
-    "key",
-    "drum",
-    "bell",
-    "ring",
-    "chair",
-    "stone",
-    "coat",
-    "flag",
-    "box",
-    "clock",
-    "shoe",
-    "bag",
-    "door",
-    "train",
-    "car",
-    "bird",
-    "fish",
-    "cat",
-    "dog",
-    "horse",
-    "flower",
-    "apple",
-    "pear",
-]
-_SYLLABLES: Final = [
-    "ba",
-    "do",
-    "fi",
-    "ka",
-    "lo",
-    "mu",
-    "ne",
-    "po",
-    "ri",
-    "sa",
-    "ta",
-    "vo",
-    "za",
-    "le",
-    "mi",
-    "nu",
-]
+_WORDS: Final[dict[str, list[str]]] = yaml.safe_load(
+    Path(__file__).with_name("words.yaml").read_text()
+)
+SHAPES: Final = _WORDS["shapes"]
+COLOURS: Final = _WORDS["colours"]
+RELATIONS: Final = _WORDS["relations"]
+NAMES: Final = _WORDS["names"]
+THINGS: Final = _WORDS["things"]
 
 
 def _name(r: random.Random) -> str:
     """A name nobody has heard of, so that it must be copied."""
-    return "".join(r.choice(_SYLLABLES) for _ in range(r.randint(2, 3)))
+    return "".join(r.choice(_WORDS["syllables"]) for _ in range(r.randint(2, 3)))
 
 
 def _place(r: random.Random) -> str:
-    return r.choice(CITIES) if r.random() < 0.7 else _name(r).capitalize()
+    return r.choice(_WORDS["cities"]) if r.random() < 0.7 else _name(r).capitalize()
 
 
 def _a(word: str) -> str:
@@ -495,7 +379,8 @@ def story_about(r: random.Random, thing: str | None = None, colour: str | None =
     middle = r.choice(
         [
             f"{b} asked to see the {what}, and {a} showed it.",
-            f"But the {what} was gone in the morning. {b} looked under the bed and found the {thing}.",
+            f"But the {what} was gone in the morning. {b} looked under the bed and found the "
+            f"{thing}.",
             f"{a} and {b} took the {what} to the river and watched it all day.",
         ]
     )
