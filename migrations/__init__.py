@@ -1,1 +1,1 @@
-"""The schema of the database, version by version."""
+"""Migrations of the database schema."""

@@ -1,4 +1,4 @@
-"""Run by Alembic: applies the versions to the database of the caller, or of the settings."""
+"""Alembic's entry point: migrates the caller's database, or the one in the settings."""
 
 from __future__ import annotations
 

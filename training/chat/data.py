@@ -45,6 +45,8 @@ NUMBERS: Final[list[str]] = _FACTS["numbers"]
 REFUSAL: Final[str] = _FACTS["refusal"]
 WHO: Final[list[str]] = _FACTS["who"]
 CAN: Final[str] = _FACTS["can"]
+HOW: Final[dict[str, str]] = _FACTS["how"]
+MANNERS: Final[dict[str, str]] = _FACTS["manners"]
 
 
 def greeting(r: random.Random) -> Pair:
@@ -386,11 +388,11 @@ def poem(r: random.Random) -> Pair:
 
 
 def how(r: random.Random) -> Pair:
-    return r.choice(list(_FACTS["how"].items()))
+    return r.choice(list(HOW.items()))
 
 
 def manners(r: random.Random) -> Pair:
-    return r.choice(list(_FACTS["manners"].items()))
+    return r.choice(list(MANNERS.items()))
 
 
 def outside(r: random.Random) -> Pair:
