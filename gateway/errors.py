@@ -25,8 +25,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NotRequired, TypedDict, cast
 
-from workers.contract.jobs import Failed
-
 
 class TollgateError(Exception):
     """What went wrong, the value that did it, and what would have been accepted."""
@@ -176,11 +174,6 @@ class RequestFailed(TollgateError):
     @property
     def http_status(self) -> int:
         return self._status
-
-
-def failure(failed: Failed, request_id: str) -> RequestFailed:
-    """Translate a worker's failure for the client."""
-    return RequestFailed(failed.code, failed.message, param=failed.param, request_id=request_id)
 
 
 def rename(error: TollgateError, names: Mapping[str, str]) -> None:

@@ -23,7 +23,6 @@ class Job:
     payload: bytes
     cost_us: int
     weight: float
-    priority: int
     past_deadline: bool
     has_deadline: bool
     batch_key: str
@@ -63,7 +62,7 @@ class Reference:
                 for job in self.jobs.values()
                 if job.state == "queued" and account in (None, job.account)
             ),
-            key=lambda job: (job.account, job.priority, job.arrival),
+            key=lambda job: (job.account, job.arrival),
         )
 
     def running(self, account: str | None = None) -> list[Job]:

@@ -57,19 +57,6 @@ async def test_nobody_saves_up_by_being_idle(queue: Queue) -> None:
     assert Counter(await serve(queue, 20)) == {"a": 10, "b": 10}
 
 
-async def test_priorities_order_the_jobs_of_one_account_only(queue: Queue) -> None:
-    await fill(
-        queue,
-        entry("low", "a", priority=2),
-        entry("first", "a", priority=1),
-        entry("second", "a", priority=1),
-        entry("urgent", "a", priority=0),
-        entry("other", "b", priority=2),
-    )
-
-    assert ids(await queue.lease("w", 5)) == ["urgent", "other", "first", "second", "low"]
-
-
 async def test_account_alone_gets_every_place(queue: Queue) -> None:
     await fill(queue, *(entry(f"a{n}", "a") for n in range(12)))
 

@@ -110,7 +110,6 @@ JOBS = {
         stream=True,
         deadline_ms=1_795_000_000_000,
         attachments=(BLOB,),
-        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     ),
     "smallest job": Job(REQUEST, "acc_1", "m", "t", {}),
 }

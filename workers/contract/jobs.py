@@ -97,7 +97,6 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     deadline_ms: int = 0
     """Unix time in milliseconds; 0 is none."""
     attachments: tuple[BlobRef, ...] = ()
-    traceparent: str | None = None
     gateway_note: str = ""
     """The gateway's own, to be found again when the request ends."""
     priority: int = 0

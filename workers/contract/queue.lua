@@ -4,7 +4,7 @@ braces keep all keys of a model in one slot of a cluster; ARGV[1] names the oper
 Redis 6.2 only. The only clock is the server's. Every key has a time to live.
 
   job:<id>         HASH    one job; once it has ended a short note of how, for latecomers
-  queue:<account>  ZSET    queued ids of an account by priority, then arrival
+  queue:<account>  ZSET    queued ids of an account by arrival
   accounts         ZSET    accounts with queued jobs, by virtual start tag
   backlog          HASH    account -> estimated cost (us) of its queued jobs
   finish           ZSET    virtual finish tag of each account
@@ -37,6 +37,8 @@ local ANSWER_S = 120
 local SCAN = 64
 local SMOOTHING = 0.1
 local BACKLOGS = 4096
+-- Offset of arrival numbers: the one of jobs that an older version queued, so that both stay in order.
+local FIRST = 1e13
 
 local call = redis.call
 local prefix = KEYS[1]
@@ -205,24 +207,24 @@ end
 
 local operations = {}
 
--- queue_max, account_max, then for each entry: id, account, weight, priority, cost_us, deadline_ms,
--- batch_key, reply, payload -> for each entry {status, depth, cost_us}
+-- queue_max, account_max, then for each entry: id, account, weight, cost_us, deadline_ms, batch_key,
+-- reply, payload -> for each entry {status, depth, cost_us}
 function operations.enqueue()
   local queue_max, account_max = tonumber(ARGV[2]), tonumber(ARGV[3])
   local answers, arrivals, deadlines = {}, {}, {}
   begin()
-  for i = 4, #ARGV, 9 do
-    local id, account, cost, deadline = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 4]), ARGV[i + 5]
+  for i = 4, #ARGV, 8 do
+    local id, account, cost, deadline = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 3]), ARGV[i + 4]
     local status = 'ok'
     if call('EXISTS', JOB .. id) == 1 then status = 'duplicate'
     elseif queued >= queue_max then status = 'queue_full'
     elseif depth(account) >= account_max then status = 'account_full'
     else
       sequence = sequence + 1
-      local score = string.format('%.0f', tonumber(ARGV[i + 3]) * 1e13 + sequence)
+      local score = string.format('%.0f', FIRST + sequence)
       call('HSET', JOB .. id, 'state', 'queued', 'account', account, 'weight', ARGV[i + 2],
-        'score', score, 'cost_us', cost, 'deadline_ms', deadline, 'batch_key', ARGV[i + 6],
-        'reply', ARGV[i + 7], 'payload', ARGV[i + 8], 'attempt', 0, 'crashes', 0, 'retries', 0,
+        'score', score, 'cost_us', cost, 'deadline_ms', deadline, 'batch_key', ARGV[i + 5],
+        'reply', ARGV[i + 6], 'payload', ARGV[i + 7], 'attempt', 0, 'crashes', 0, 'retries', 0,
         'enqueued_us', now_us)
       call('EXPIRE', JOB .. id, LIVE_S)
       push(id, account, score, cost)

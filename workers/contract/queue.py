@@ -58,8 +58,6 @@ class QueueEntry(msgspec.Struct, frozen=True):
     cost: float
     weight: float = 1.0
     """Share of this account; one of weight 3 is served three times the cost of one of weight 1."""
-    priority: int = 1
-    """0 comes first, 2 last, among the jobs of one account."""
     deadline_ms: int = 0
     """Unix time; 0 is none. A job past it is never started and no longer wanted."""
     batch_key: str = ""
@@ -440,7 +438,6 @@ def _arguments(entry: QueueEntry) -> tuple[Any, ...]:
         entry.id,
         entry.account,
         entry.weight,
-        entry.priority,
         round(max(entry.cost, _COST_MIN_S) * 1e6),
         entry.deadline_ms,
         entry.batch_key,

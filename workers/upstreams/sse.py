@@ -1,4 +1,7 @@
-"""Server-sent events, as far as model services use them: the data of each event, bounded."""
+"""Server-sent events, as far as model services use them: the data of each event, bounded.
+
+Not ``httpx-sse``: it buffers a line without end, and drops an event that no blank line follows.
+"""
 
 from __future__ import annotations
 
