@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from gateway.ledger.closed import Output
-from workers.contract.delivered import NOTHING, Tally, most, preview_media
+from workers.contract.delivered import NOTHING, Tally, combine_attempts, preview_media
 from workers.contract.jobs import BlobRef, Choice, Preview, SentEvent, Tokens, Usage
 
 
@@ -38,11 +38,11 @@ def read_streamed(events: Iterable[SentEvent]) -> Streamed:
     shown: dict[int, BlobRef] = {}
     for sent in events:
         event = sent.event
-        tallies[sent.attempt].note(event)
+        tallies[sent.attempt].record(event)
         texts[sent.attempt].note(sent)
         if isinstance(event, Preview) and event.full:
             shown[event.output] = event.blob
-    usage = most(tally.usage() for tally in tallies.values())
+    usage = combine_attempts(tally.usage() for tally in tallies.values())
     if not usage.requests:
         return NOT_STREAMED
     if shown:
@@ -59,7 +59,7 @@ def either(one: Streamed, other: Streamed) -> Streamed:
         return one if one.usage.requests else other
     larger = one if one.usage.output_tokens >= other.usage.output_tokens else other
     output = larger.output or one.output or other.output
-    return Streamed(most((other.usage, one.usage)), output)
+    return Streamed(combine_attempts((other.usage, one.usage)), output)
 
 
 class _Text:

@@ -36,7 +36,7 @@ class Job:
     worker: str = ""
     cancel: str = ""
     moved: bool = False
-    lapsed: bool = False
+    expired: bool = False
     """Its lease or its delay is over."""
 
 
@@ -104,7 +104,7 @@ class Reference:
             again = [self.jobs[id] for id in ids]
             again = [job for job in again if job.state == "running" and nonce in job.token]
             for job in again:
-                job.lapsed = lapses
+                job.expired = lapses
             return again
         taken: list[Job] = []
         most = max(int(share * (len(self.running()) + count)), 1)
@@ -161,7 +161,7 @@ class Reference:
             if job.state != "running" or job.token != token:
                 lost.add(id)
                 continue
-            job.lapsed = lapses
+            job.expired = lapses
             if job.cancel:
                 cancelled[id] = job.cancel
             if job.moved:
@@ -198,7 +198,7 @@ class Reference:
             self._queue(job)
         else:
             job.state = "delayed"
-            job.lapsed = delay == "short"
+            job.expired = delay == "short"
         return "retrying"
 
     def release_worker(self, worker: str, *, crashed: bool) -> int:
@@ -230,17 +230,17 @@ class Reference:
         return True
 
     def reap(self) -> tuple[int, int, int]:
-        lapsed = [job for job in self.running() if job.lapsed]
-        for job in lapsed:
+        expired = [job for job in self.running() if job.expired]
+        for job in expired:
             self._take_back(job, crashed=True, reason="lease lapsed")
-        due = [job for job in self.delayed() if job.lapsed]
+        due = [job for job in self.delayed() if job.expired]
         for job in due:
             self._queue(job)
         overdue = [job for job in self.live() if job.past_deadline]
         for job in overdue:
             # A running job cannot be past a deadline here: it would not have been started.
             self._end(job, "expired", b"", "deadline")
-        return len(lapsed), len(due), len(overdue)
+        return len(expired), len(due), len(overdue)
 
     # --- Steps ------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class Reference:
         self._admit(job.account)
 
     def _start(self, job: Job, worker: str, token: str, tag: float, *, lapses: bool) -> None:
-        job.state, job.worker, job.token, job.lapsed = "running", worker, token, lapses
+        job.state, job.worker, job.token, job.expired = "running", worker, token, lapses
         job.attempt += 1
         job.moved = False
         self.virtual = max(self.virtual, tag)

@@ -54,14 +54,14 @@ async def test_note_comes_with_the_next_lease_whatever_ended_the_last_one(
 ) -> None:
     await fill(queue, entry("j1"))
     [first] = await queue.lease("w1", 1)
-    assert await queue.keep("j1", first.token, "one") == "kept"
+    assert await queue.keep_note("j1", first.token, "one") == "kept"
     await queue.release_worker("w1", crashed=False)
     [second] = await queue.lease("w2", 1)
-    assert await queue.keep("j1", first.token, "late") == "fenced"
+    assert await queue.keep_note("j1", first.token, "late") == "fenced"
     await queue.release_worker("w2", crashed=True)
     [third] = await queue.lease("w3", 1, nonce="n")
     [repeated] = await queue.lease("w3", 1, nonce="n")
-    assert await queue.keep("j1", third.token, "two") == "kept"
+    assert await queue.keep_note("j1", third.token, "two") == "kept"
     await queue.complete([Completion("j1", third.token, "retry")])
     [fourth] = await queue.lease("w4", 1)
     await queue.complete(finished([fourth]))
@@ -69,7 +69,7 @@ async def test_note_comes_with_the_next_lease_whatever_ended_the_last_one(
     assert [one.note for one in (first, second, third, repeated, fourth)] == [
         *("", "one", "one", "one", "two")
     ]
-    assert await queue.keep("j1", fourth.token, "over") == "fenced"
+    assert await queue.keep_note("j1", fourth.token, "over") == "fenced"
     delivered = await settle_all(outcomes)
     assert [(each.status, each.outcome) for each in delivered] == [
         ("note", b"one"),
@@ -82,7 +82,7 @@ async def test_note_of_a_job_that_the_server_lost_reaches_the_gateways(
     queue: Queue, outcomes: Outcomes
 ) -> None:
     """And it does not keep the job from being queued again."""
-    assert await queue.keep("j1", "token", "one") == "unknown"
+    assert await queue.keep_note("j1", "token", "one") == "unknown"
 
     assert [each.status for each in await fill(queue, entry("j1"))] == ["ok"]
     [note] = await settle_all(outcomes)
@@ -172,13 +172,13 @@ async def test_a_lapsed_lease_is_taken_back_and_its_holder_fenced(queue: Queue) 
     [stale] = await queue.lease("w1", 1, lease_ms=1)
     await asyncio.sleep(0.005)
 
-    reaped = await queue.reap()
+    reaped = await queue.reclaim()
     early = await queue.complete(finished([stale]))
     [lease] = await queue.lease("w2", 1)
     late = await queue.complete(finished([stale]))
     beat = await queue.heartbeat([("j1", stale.token)])
 
-    assert (reaped.lapsed, reaped.due, reaped.overdue) == (1, 0, 0)
+    assert (reaped.expired, reaped.due, reaped.overdue) == (1, 0, 0)
     assert (early, late, beat.lost) == (["fenced"], ["fenced"], ("j1",))
     assert lease.attempt == 2
     assert await queue.complete(finished([lease])) == ["done"]
@@ -192,7 +192,7 @@ async def test_a_heartbeat_keeps_a_lease(queue: Queue) -> None:
     await asyncio.sleep(0.005)
 
     assert (beat.lost, beat.cancelled, beat.replies) == ((), {}, {})
-    assert (await queue.reap()).lapsed == 0
+    assert (await queue.reclaim()).expired == 0
 
 
 async def test_a_retry_comes_back_when_it_is_due(queue: Queue) -> None:
@@ -203,7 +203,7 @@ async def test_a_retry_comes_back_when_it_is_due(queue: Queue) -> None:
     again = await queue.complete([Completion("j1", lease.token, "retry", retry_ms=1)])
     delayed = await queue.state("j1")
     await asyncio.sleep(0.005)
-    reaped = await queue.reap()
+    reaped = await queue.reclaim()
 
     assert (result, again) == (["retrying"], ["already"])
     assert delayed is not None
@@ -244,7 +244,7 @@ async def test_a_queued_job_past_its_deadline_is_never_started(
     queue: Queue, outcomes: Outcomes
 ) -> None:
     await fill(queue, entry("reaped", deadline_ms=1))
-    assert (await queue.reap()).overdue == 1
+    assert (await queue.reclaim()).overdue == 1
     await fill(queue, entry("passed over", deadline_ms=1), entry("wanted"))
 
     assert ids(await queue.lease("w", 2)) == ["wanted"]
@@ -266,8 +266,8 @@ async def test_a_running_job_past_its_deadline_is_asked_to_stop(
     overdue = 0
     while not overdue:
         await asyncio.sleep(0.05)
-        overdue += (await queue.reap()).overdue
-    overdue += (await queue.reap()).overdue
+        overdue += (await queue.reclaim()).overdue
+    overdue += (await queue.reclaim()).overdue
     beat = await queue.heartbeat([("heard", heard.token), ("unheard", unheard.token)])
     await queue.complete([Completion("heard", heard.token, "cancelled", b"part of it")])
     await queue.release_worker("w", crashed=True)
@@ -432,8 +432,8 @@ async def test_jobs_that_the_server_forgot_leave_nothing_behind(
     await client.delete(*(f"{prefix}:job:{name}" for name in ("queued", "running", "delayed")))
     await asyncio.sleep(0.005)
 
-    await queue.reap()
-    await queue.reap()
+    await queue.reclaim()
+    await queue.reclaim()
     leases = await queue.lease("w", 10)
     await queue.complete(finished(leases))
     given_back = await queue.release_worker("w", crashed=False)
@@ -456,7 +456,7 @@ async def test_finish_tags_of_idle_accounts_are_dropped(
     await fill(queue, entry("last"), entry("very last"))
     await queue.complete(finished(await queue.lease("w", 2)))
 
-    await queue.reap()
+    await queue.reclaim()
 
     assert await client.zcard(f"{namespace}:{{{queue.model}}}:finish") == 1
 

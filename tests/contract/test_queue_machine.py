@@ -222,9 +222,9 @@ class QueueMachine(RuleBasedStateMachine):
         expected = self.model.reap()
         time.sleep(0.003)  # until short leases and delays are over by the server's clock
 
-        reaped = self.run(self.queue.reap())
+        reaped = self.run(self.queue.reclaim())
 
-        assert (reaped.lapsed, reaped.due, reaped.overdue) == expected
+        assert (reaped.expired, reaped.due, reaped.overdue) == expected
 
     # --- What must always hold --------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class QueueMachine(RuleBasedStateMachine):
     async def _finish(self) -> None:
         for _ in range(20):
             await asyncio.sleep(0.003)
-            await self.queue.reap()
+            await self.queue.reclaim()
             for worker in WORKERS:
                 await self.queue.release_worker(worker, crashed=False)
             leases = await self.queue.lease("last", 64)

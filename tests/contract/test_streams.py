@@ -1,4 +1,4 @@
-"""What flows back: mailboxes, event logs, outcomes, announcements and hints, on both servers."""
+"""Mailboxes, event logs, outcomes, announcements and notifications, on both servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.contract.streams import (
     Outcomes,
     Workers,
     check_cursor,
-    hints,
+    notifications,
     publish,
 )
 
@@ -254,18 +254,18 @@ async def test_names_of_dead_settlers_are_forgotten_when_nothing_is_pending(
     await outcomes.acknowledge([d for d in taken if d.model == "m1"])
     await asyncio.sleep(0.005)
 
-    early = [await queue.forget_settlers(60_000) for queue in two]
-    late = [await queue.forget_settlers(2) for queue in two]
+    early = [await queue.remove_settlers(60_000) for queue in two]
+    late = [await queue.remove_settlers(2) for queue in two]
 
     assert (early, late) == ([0, 0], [1, 0])
-    assert await Queue(client, "m3", namespace=namespace).forget_settlers(0) == 0
+    assert await Queue(client, "m3", namespace=namespace).remove_settlers(0) == 0
 
 
 async def test_no_models_mean_no_outcomes(client: Redis, namespace: str) -> None:
     assert await Outcomes(client, [], namespace=namespace).read("s") == []
 
 
-# --- Workers and hints ----------------------------------------------------------------------------
+# --- Workers and notifications ---------------------------------------------------------------------
 
 
 async def test_living_workers_are_listed(client: Redis, namespace: str) -> None:
@@ -298,7 +298,7 @@ async def test_a_worker_is_hinted_at_cancels_and_moves(
     heard = asyncio.Event()
 
     async def listen() -> None:
-        async for _ in hints(client, "w", namespace=namespace):
+        async for _ in notifications(client, "w", namespace=namespace):
             heard.set()
 
     task = asyncio.create_task(listen())

@@ -48,7 +48,7 @@ async def test_a_marker_that_a_dead_worker_took_comes_back(
     await fill(queue, entry("j1"))
     assert await woken(client, queue, namespace)
 
-    await queue.reap()
+    await queue.reclaim()
 
     assert await woken(client, queue, namespace)
 

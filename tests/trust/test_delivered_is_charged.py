@@ -139,8 +139,8 @@ def outcome_of(kind: str, end: str, events: Sequence[Event]) -> Outcome | None:
         outcome = Failed(end, "It failed.", usage=Usage())  # type: ignore[arg-type]
     tally = Tally()
     for event in events:
-        tally.note(event)
-    if tally.begun:
+        tally.record(event)
+    if tally.has_delivered:
         usage = chargeable(outcome.usage, tally.usage())
         outcome = msgspec.structs.replace(outcome, delivered=True, usage=usage)
     return outcome
@@ -219,10 +219,10 @@ def test_tokens_that_no_client_saw_are_no_delivery() -> None:
     """Those of a call are held back until it is whole; it may fail before."""
     tally = Tally()
     for event in (Tokens(0, "", 1, usage=READ), Tokens(0, "", 2)):
-        tally.note(event)
-    assert not tally.begun
+        tally.record(event)
+    assert not tally.has_delivered
 
-    tally.note(Tokens(0, "now", 1))
+    tally.record(Tokens(0, "now", 1))
 
     assert tally.usage().output_tokens == 4
 

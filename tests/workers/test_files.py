@@ -269,7 +269,7 @@ async def test_others_do_not_wait_for_a_job_whose_files_are_slow(tmp_path: Path)
         obstacle = desk.block("req_slow")
 
         desk.files.end(slow, made(b"picture"))
-        desk.files.say(quick, Progress(1, 2))
+        desk.files.send_event(quick, Progress(1, 2))
         desk.files.end(quick, Completed(Usage()))
 
         assert desk.said == [(RequestId("req_quick"), Progress(1, 2))]
@@ -283,9 +283,9 @@ async def test_others_do_not_wait_for_a_job_whose_files_are_slow(tmp_path: Path)
 async def test_what_is_said_of_one_job_stays_in_order(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
         held = desk.held("req_1")
-        desk.files.say(held, Progress(1, 3))
-        desk.files.say(held, Sketch(0, 0, File("image/webp", b"a first look")))
-        desk.files.say(held, Progress(2, 3))
+        desk.files.send_event(held, Progress(1, 3))
+        desk.files.send_event(held, Sketch(0, 0, File("image/webp", b"a first look")))
+        desk.files.send_event(held, Progress(2, 3))
         desk.files.end(held, made(b"picture"))
         await desk.until_idle()
 
@@ -300,7 +300,7 @@ async def test_a_store_that_stays_away_fails_the_job_and_leaves_out_previews(
     async with open_desk(tmp_path, patience_s=0.3) as desk:
         held = desk.held("req_1")
         desk.block("req_1")
-        desk.files.say(held, Sketch(0, 0, File("image/webp", b"a first look")))
+        desk.files.send_event(held, Sketch(0, 0, File("image/webp", b"a first look")))
         desk.files.end(held, made(b"picture"))
         await desk.until_idle()
 
@@ -327,7 +327,7 @@ async def test_an_output_over_the_stores_bound_is_too_large(tmp_path: Path) -> N
 async def test_what_did_not_succeed_leaves_nothing_behind(tmp_path: Path, outcome: Outcome) -> None:
     async with open_desk(tmp_path) as desk:
         held = desk.held("req_1")
-        desk.files.say(held, Sketch(0, 0, File("image/webp", b"a first look")))
+        desk.files.send_event(held, Sketch(0, 0, File("image/webp", b"a first look")))
         desk.files.end(held, outcome)
         await desk.until_idle()
 
@@ -338,7 +338,7 @@ async def test_what_did_not_succeed_leaves_nothing_behind(tmp_path: Path, outcom
 async def test_a_lost_lease_ends_the_storing_and_deletes_what_was_stored(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
         held = desk.held("req_1")
-        desk.files.say(held, Sketch(0, 0, File("image/webp", b"a first look")))
+        desk.files.send_event(held, Sketch(0, 0, File("image/webp", b"a first look")))
         await desk.until_idle()
         desk.files.end(held, made(*[os.urandom(1_000_000)] * 8))
         await asyncio.sleep(0)
@@ -399,7 +399,7 @@ async def test_sound_that_was_heard_is_delivered_even_if_its_file_cannot_be_stor
     async with open_desk(tmp_path, patience_s=0.3) as desk:
         held = desk.held("req_1")
         desk.block("req_1")
-        held.tally.note(AudioChunk(0, 0, b"heard", 1500, 20))
+        held.tally.record(AudioChunk(0, 0, b"heard", 1500, 20))
         desk.files.end(held, made(b"sound"))
         await desk.until_idle()
 
@@ -416,8 +416,8 @@ async def test_last_full_preview_of_a_cancelled_picture_is_delivered_and_kept(
         held = desk.held("req_1")
         for index in range(2):
             file = File("image/png", b"look %d" % index)
-            desk.files.say(held, Sketch(0, index, file, full=True))
-        desk.files.say(held, Sketch(1, 0, File("image/webp", b"thumbnail")))
+            desk.files.send_event(held, Sketch(0, index, file, full=True))
+        desk.files.send_event(held, Sketch(1, 0, File("image/webp", b"thumbnail")))
         desk.files.end(held, Cancelled("client", usage=Usage(requests=1, images=2, steps=9)))
         await desk.until_idle()
         await desk.files.deleted()

@@ -87,7 +87,7 @@ def test_tokens_are_timed_by_the_answer_that_spoke_first() -> None:
         (0, 1, 500),
         (1, 1, 160),
     ):
-        times.say(index, count, now_us)
+        times.record_tokens(index, count, now_us)
 
     assert (times.first_us, times.tokens) == (100, 6)
     assert times.per_token_us == 20
@@ -96,17 +96,17 @@ def test_tokens_are_timed_by_the_answer_that_spoke_first() -> None:
 
 def test_one_token_has_no_time_to_the_next() -> None:
     times = TokenTimes()
-    times.say(0, 1, 100)
+    times.record_tokens(0, 1, 100)
 
     assert (times.per_token_us, times.gap_us, times.tokens) == (0, 0, 1)
 
 
 def test_sound_has_times_but_no_tokens() -> None:
     times = TokenTimes()
-    assert not times.begun
+    assert not times.started
 
     for now_us in (10, 30, 90):
-        times.hear(0, now_us)
+        times.record_output(0, now_us)
 
-    assert times.begun
+    assert times.started
     assert (times.first_us, times.gap_us, times.tokens, times.per_token_us) == (10, 60, 0, 0)

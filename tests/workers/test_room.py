@@ -27,32 +27,32 @@ def _served(slots: int, *, adapts: bool = True) -> ServedModel:
 def test_work_is_leased_ahead_for_two_seconds_at_most(job_s: float, capacity: int) -> None:
     served = _served(8)
     if job_s:
-        served.note(job_s)
+        served.record_duration(job_s)
 
     assert served.capacity == capacity
 
 
 def test_what_an_operator_says_is_kept_to() -> None:
     served = _served(5, adapts=False)
-    served.note(0.01)
+    served.record_duration(0.01)
 
     assert served.capacity == 5
 
 
 def test_a_few_slow_jobs_shorten_what_is_leased_ahead() -> None:
     served = _served(8)
-    served.note(0.1)
+    served.record_duration(0.1)
     assert served.capacity == 16
 
     for _ in range(20):
-        served.note(60.0)
+        served.record_duration(60.0)
 
     assert served.capacity == 8
 
 
 def test_nothing_is_asked_for_without_room_but_an_answer_that_was_lost() -> None:
     served = _served(8)
-    served.note(0.1)
+    served.record_duration(0.1)
     served.running = 16
     served.job_s = 60.0
 

@@ -1,4 +1,4 @@
-"""The worker's agent: holds leases, renews them, hands jobs to their hosts, accounts for crashes.
+"""The worker's agent: is_pending leases, renews them, hands jobs to their hosts, accounts for crashes.
 
 One per device, or one on the CPU. Everything here is asyncio and short: heartbeats share neither a
 thread nor an interpreter with a forward pass. It owns no tensor and knows no price. The invariant:
@@ -24,8 +24,8 @@ from redis.exceptions import RedisError
 
 from workers.agent.attachments import Attachments, AttachmentSet, Fetched
 from workers.agent.engine_supervisor import EngineSupervisor
-from workers.agent.outbox import LeasedJob, Outbox, insist
-from workers.agent.room import ServedModel, serve_here
+from workers.agent.outbox import LeasedJob, Outbox, retry_until_answered
+from workers.agent.room import ServedModel, serve_local
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId, decode_job
 from workers.contract.models import ModelSpec
@@ -38,7 +38,7 @@ from workers.contract.queue import (
     new_nonce,
     wait_for_work,
 )
-from workers.contract.streams import Announcement, Workers, hints
+from workers.contract.streams import Announcement, Workers, notifications
 from workers.protocol.engine import CancelReason
 from workers.protocol.ipc import JobHandoff
 from workers.upstreams.host import UpstreamHost
@@ -47,16 +47,16 @@ log = logging.getLogger(__name__)
 
 WAIT_S: Final = 2.0
 """Between two looks at a queue that has not called."""
-REAP_S: Final = 1.0
+RECLAIM_S: Final = 1.0
 ANNOUNCE_S: Final = 4.0
-HINT_PAUSE_S: Final = 0.02
+HEARTBEAT_PAUSE_S: Final = 0.02
 """After a heartbeat; what is asked for meanwhile is answered by the next one, together."""
 RETRY_S: Final = 0.5
 SILENT_S: Final = 5 * WAIT_S
 """A model is not served any more if no lease call has succeeded for so long, though it could."""
-HAND_OVER_S: Final = 2.0
+HANDOVER_S: Final = 2.0
 """For upstreams to say under which number an order runs that was just placed."""
-GIVE_BACK_S: Final = 3.0
+REQUEUE_S: Final = 3.0
 """For Redis to take back what is left at the end; otherwise the leases lapse by themselves."""
 
 _UNAVAILABLE: Final = (RedisError, OSError, TimeoutError)
@@ -90,39 +90,45 @@ class Agent:
         self._device = device
         self._drain_s = drain_s
         self._account_share = account_share
-        self._say_ready = ready
+        self._on_ready = ready
         self._workers = Workers(redis, namespace=namespace)
-        self._held: dict[RequestId, LeasedJob] = {}
+        self._leased: dict[RequestId, LeasedJob] = {}
         self._draining = asyncio.Event()
         self._stopping = asyncio.Event()
         self._idle = asyncio.Event()
-        self._hinted = asyncio.Event()
+        self._notified = asyncio.Event()
         self._changed = asyncio.Event()
         self._withdrawn: asyncio.Queue[Collection[RequestId]] = asyncio.Queue()
 
         queues = {spec.name: Queue(redis, spec.name, namespace=namespace) for spec in specs}
         self._outbox = Outbox(
-            redis, queues, namespace=namespace, worker=self.worker, done=self._done
+            redis, queues, namespace=namespace, worker=self.worker, done=self._on_completed
         )
-        self._files = Attachments(blobs, say=self._outbox.say, end=self._outbox.end)
-        self._outbox.too_large = self._files.keep_output
+        self._attachments = Attachments(
+            blobs, send_event=self._outbox.send_event, end=self._outbox.end
+        )
+        self._outbox.on_too_large = self._attachments.store_output
         local = [spec for spec in specs if spec.engine is not None]
         self._engines = EngineSupervisor(
             local,
             worker=self.worker,
             preload=preload,
             threads=threads,
-            report=self._hear,
-            crashed=self._give_back_crashed,
-            changed=self._change,
+            report=self._on_report,
+            crashed=self._requeue_crashed,
+            changed=self._update_all,
             withdrawn=self._withdrawn.put_nowait,
         )
         remote = [spec for spec in specs if spec.upstream is not None]
         self._upstreams = UpstreamHost(
-            remote, worker=self.worker, environ=environ, report=self._hear, keep=self._keep
+            remote,
+            worker=self.worker,
+            environ=environ,
+            report=self._on_report,
+            keep_note=self._keep_note,
         )
         self._served = {
-            spec.name: serve_here(spec, queues[spec.name], self._engines) for spec in local
+            spec.name: serve_local(spec, queues[spec.name], self._engines) for spec in local
         } | {
             spec.name: ServedModel(
                 spec.name, queues[spec.name], self._upstreams, spec.upstream.concurrency
@@ -144,16 +150,16 @@ class Agent:
             others = [
                 start(self._upstreams.run()),
                 start(self._outbox.run()),
-                start(self._files.run()),
-                start(self._beat()),
+                start(self._attachments.run()),
+                start(self._send_heartbeats()),
                 start(self._listen()),
-                start(self._reap()),
+                start(self._reclaim()),
                 start(self._announce()),
             ]
             if self._engine_models:
                 others.append(start(self._engines.run()))
             serving = {model: start(self._serve(served)) for model, served in self._served.items()}
-            self._change()
+            self._update_all()
             await self._draining.wait()
             await self._drain(serving)
             for task in others:
@@ -179,7 +185,7 @@ class Agent:
     async def _lease(self, served: ServedModel) -> bool:
         """Take what fits and hand it over; say whether there may be more at once."""
         if not (wanted := served.wanted):
-            self._reopen(served)
+            self._update_leasing(served)
             return False
         served.nonce = served.nonce or new_nonce()
         leases = await served.queue.lease(
@@ -191,30 +197,34 @@ class Agent:
             leased_us = time.monotonic_ns() // 1000
             accepted = []
             for lease in leases:
-                held = self._accept(served, lease)
-                if held is None:
+                leased = self._accept(served, lease)
+                if leased is None:
                     continue
-                note = lease.note or held.job.note
-                handed = JobHandoff(held.job, lease.queued_us, leased_us, lease.attempt, note=note)
-                if held.job.attachments or held.job.stored_input is not None:
-                    self._files.fetch(held, functools.partial(self._fetched, held, handed))
+                note = lease.note or leased.job.note
+                handoff = JobHandoff(
+                    leased.job, lease.queued_us, leased_us, lease.attempt, note=note
+                )
+                if leased.job.attachments or leased.job.stored_input is not None:
+                    self._attachments.fetch(
+                        leased, functools.partial(self._fetched, leased, handoff)
+                    )
                 else:
-                    accepted.append(handed)
+                    accepted.append(handoff)
             if accepted:
                 served.host.submit(accepted)
-            self._reopen(served)
+            self._update_leasing(served)
         return len(leases) == wanted
 
-    def _fetched(self, held: LeasedJob, handed: JobHandoff, fetched: Fetched) -> None:
+    def _fetched(self, leased: LeasedJob, handoff: JobHandoff, fetched: Fetched) -> None:
         match fetched:
             case AttachmentSet(job, files):
-                handed = msgspec.structs.replace(handed, job=job, files=files)
-                self._served[held.model].host.submit((handed,))
+                handoff = msgspec.structs.replace(handoff, job=job, files=files)
+                self._served[leased.model].host.submit((handoff,))
             case ended:
-                self._hear((), ((held.job.request_id, ended),))
+                self._on_report((), ((leased.job.request_id, ended),))
 
     def _accept(self, served: ServedModel, lease: Lease) -> LeasedJob | None:
-        """Note a lease as held; return it if its job has to be run for that."""
+        """Note a lease as leased; return it if its job has to be run for that."""
         request_id = RequestId(lease.id)
         readable = True
         try:
@@ -222,23 +232,23 @@ class Agent:
         except msgspec.DecodeError:
             readable = False
             job = Job(request_id, lease.account, served.model, task="", input={})
-        known = self._held.get(request_id)
-        if known is not None and known.can_go_on(lease.attempt):
+        known = self._leased.get(request_id)
+        if known is not None and known.can_continue(lease.attempt):
             known.token, known.attempt, known.reply = lease.token, lease.attempt, lease.reply
             return None
         if known is not None:
-            self._lose(known)
-        held = LeasedJob(job, served.model, lease.token, lease.attempt, lease.reply)
-        self._held[request_id] = held
+            self._drop(known)
+        leased = LeasedJob(job, served.model, lease.token, lease.attempt, lease.reply)
+        self._leased[request_id] = leased
         served.running += 1
         if not readable or job.model != served.model:
             log.error("job cannot be read", extra={"request_id": request_id})
             failure = Failed(code="invalid_input", message="The job could not be read.")
-            self._hear((), ((request_id, failure),))
+            self._on_report((), ((request_id, failure),))
             return None
-        return held
+        return leased
 
-    def _reopen(self, served: ServedModel) -> None:
+    def _update_leasing(self, served: ServedModel) -> None:
         """Open or close a model for leasing, whatever has changed."""
         ready = served.host is self._upstreams or (
             self._engines.ready and served.model not in self._engines.problems
@@ -249,126 +259,126 @@ class Agent:
             served.asked_s = time.monotonic()
             served.open.set()
 
-    def _change(self) -> None:
+    def _update_all(self) -> None:
         for served in self._served.values():
-            self._reopen(served)
+            self._update_leasing(served)
         self._changed.set()
 
     # --- What hosts report ------------------------------------------------------------------------
 
-    def _hear(
+    def _on_report(
         self,
         events: Sequence[tuple[RequestId, Event]],
         outcomes: Sequence[tuple[RequestId, Outcome]],
     ) -> None:
         for request_id, event in events:
-            held = self._held.get(request_id)
-            if held is not None and not held.ended:
-                self._files.say(held, event)
+            leased = self._leased.get(request_id)
+            if leased is not None and not leased.ended:
+                self._attachments.send_event(leased, event)
         for request_id, outcome in outcomes:
-            held = self._held.get(request_id)
-            if held is not None and not held.ended:
-                held.ended = True
-                self._files.end(held, outcome)
-                self._served[held.model].note(time.monotonic() - held.leased_s)
-                self._make_room(held)
+            leased = self._leased.get(request_id)
+            if leased is not None and not leased.ended:
+                leased.ended = True
+                self._attachments.end(leased, outcome)
+                self._served[leased.model].record_duration(time.monotonic() - leased.leased_s)
+                self._free_slot(leased)
 
-    async def _keep(self, request_id: RequestId, note: str) -> bool:
-        held = self._held.get(request_id)
-        return held is not None and await self._outbox.keep(held, note)
+    async def _keep_note(self, request_id: RequestId, note: str) -> bool:
+        leased = self._leased.get(request_id)
+        return leased is not None and await self._outbox.keep_note(leased, note)
 
-    def _make_room(self, held: LeasedJob) -> None:
-        served = self._served[held.model]
+    def _free_slot(self, leased: LeasedJob) -> None:
+        served = self._served[leased.model]
         served.running -= 1
         if not served.open.is_set():
-            self._reopen(served)
+            self._update_leasing(served)
 
-    def _done(self, held: LeasedJob, result: CompletionResult) -> None:
+    def _on_completed(self, leased: LeasedJob, result: CompletionResult) -> None:
         """The queue has answered how a job ended."""
         if result == "fenced":
-            self._files.drop(held)
-        if self._held.get(held.job.request_id) is held:
-            del self._held[held.job.request_id]
-        if not self._held:
+            self._attachments.drop(leased)
+        if self._leased.get(leased.job.request_id) is leased:
+            del self._leased[leased.job.request_id]
+        if not self._leased:
             self._idle.set()
 
-    def _lose(self, held: LeasedJob) -> None:
+    def _drop(self, leased: LeasedJob) -> None:
         """Somebody else has the job now: stop, and say nothing more about it."""
-        del self._held[held.job.request_id]
-        held.lost = True
-        self._files.drop(held)
-        if not held.ended:
-            self._served[held.model].host.abandon(held.job.request_id)
-            self._make_room(held)
+        del self._leased[leased.job.request_id]
+        leased.lost = True
+        self._attachments.drop(leased)
+        if not leased.ended:
+            self._served[leased.model].host.abandon(leased.job.request_id)
+            self._free_slot(leased)
 
     # --- Leases, cancels and the queue's upkeep ---------------------------------------------------
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Renew all leases every third of their length, and whenever a hint asks for news."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LEASE_MS / 3000):
-                    await self._hinted.wait()
-            self._hinted.clear()
+                    await self._notified.wait()
+            self._notified.clear()
             try:
-                await self._beat_once()
-                await asyncio.sleep(HINT_PAUSE_S)
+                await self._heartbeat()
+                await asyncio.sleep(HEARTBEAT_PAUSE_S)
             except _UNAVAILABLE as error:
                 log.warning("no heartbeat", extra={"error": type(error).__name__})
-                self._hinted.set()
+                self._notified.set()
                 await asyncio.sleep(RETRY_S)
 
-    async def _beat_once(self) -> None:
+    async def _heartbeat(self) -> None:
         by_model: dict[str, list[tuple[str, str]]] = {}
-        for request_id, held in self._held.items():
-            by_model.setdefault(held.model, []).append((request_id, held.token))
+        for request_id, leased in self._leased.items():
+            by_model.setdefault(leased.model, []).append((request_id, leased.token))
         for model, pairs in by_model.items():
             news = await self._served[model].queue.heartbeat(pairs)
             if not (news.lost or news.cancelled or news.replies):
                 continue
             tokens = dict(pairs)
-            for held in self._still_held(news.lost, tokens):
-                log.warning("lease lost", extra={"request_id": held.job.request_id})
-                self._lose(held)
-            for held in self._still_held(news.replies, tokens):
-                held.reply = news.replies[held.job.request_id]
-            for held in self._still_held(news.cancelled, tokens):
-                reason = cast(CancelReason, news.cancelled[held.job.request_id])
-                if self._files.is_fetching(held):
-                    self._files.drop(held)
-                    self._hear((), ((held.job.request_id, Cancelled(reason)),))
+            for leased in self._still_leased(news.lost, tokens):
+                log.warning("lease lost", extra={"request_id": leased.job.request_id})
+                self._drop(leased)
+            for leased in self._still_leased(news.replies, tokens):
+                leased.reply = news.replies[leased.job.request_id]
+            for leased in self._still_leased(news.cancelled, tokens):
+                reason = cast(CancelReason, news.cancelled[leased.job.request_id])
+                if self._attachments.is_fetching(leased):
+                    self._attachments.drop(leased)
+                    self._on_report((), ((leased.job.request_id, Cancelled(reason)),))
                 else:
-                    self._served[model].host.cancel(held.job.request_id, reason)
+                    self._served[model].host.cancel(leased.job.request_id, reason)
 
-    def _still_held(self, ids: Iterable[str], tokens: Mapping[str, str]) -> list[LeasedJob]:
+    def _still_leased(self, ids: Iterable[str], tokens: Mapping[str, str]) -> list[LeasedJob]:
         """Of these jobs, those that still run under the lease that the heartbeat asked about."""
-        found = [self._held.get(RequestId(request_id)) for request_id in ids]
+        found = [self._leased.get(RequestId(request_id)) for request_id in ids]
         return [
-            held
-            for held in found
-            if held
-            and not (held.ended and not self._files.holds(held))
-            and held.token == tokens[held.job.request_id]
+            leased
+            for leased in found
+            if leased
+            and not (leased.ended and not self._attachments.is_pending(leased))
+            and leased.token == tokens[leased.job.request_id]
         ]
 
     async def _listen(self) -> None:
         while True:
             try:
-                async for _ in hints(self._redis, self.worker, namespace=self._namespace):
-                    self._hinted.set()
+                async for _ in notifications(self._redis, self.worker, namespace=self._namespace):
+                    self._notified.set()
             except _UNAVAILABLE as error:
-                log.warning("no hints", extra={"error": type(error).__name__})
+                log.warning("no notifications", extra={"error": type(error).__name__})
                 await asyncio.sleep(RETRY_S)
 
-    async def _reap(self) -> None:
+    async def _reclaim(self) -> None:
         while True:
             for served in self._served.values():
                 try:
-                    await served.queue.reap()
+                    await served.queue.reclaim()
                 except _UNAVAILABLE as error:
                     log.warning("not reaped", extra={"error": type(error).__name__})
                     break
-            await asyncio.sleep(REAP_S)
+            await asyncio.sleep(RECLAIM_S)
 
     async def _announce(self) -> None:
         """Say what is served here and what is not, again and again, and at once after a change."""
@@ -376,10 +386,12 @@ class Agent:
         while True:
             self._changed.clear()
             ready = self._engines.ready or not self._engine_models
-            await insist("announcing", lambda: self._workers.announce(self._announcement()))
+            await retry_until_answered(
+                "announcing", lambda: self._workers.announce(self._announcement())
+            )
             if ready and not said:
                 said = True
-                self._say_ready(self.worker)
+                self._on_ready(self.worker)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANNOUNCE_S):
                     await self._changed.wait()
@@ -402,7 +414,7 @@ class Agent:
             loaded=tuple(self._engines.loaded),
             unavailable=unavailable,
             device=self._device,
-            running=len(self._held),
+            running=len(self._leased),
             draining=self._draining.is_set(),
         )
 
@@ -412,82 +424,88 @@ class Agent:
     def _engine_models(self) -> list[str]:
         return [model for model, served in self._served.items() if served.host is self._engines]
 
-    async def _give_back_crashed(self, unharmed: Collection[RequestId]) -> None:
+    async def _requeue_crashed(self, unharmed: Collection[RequestId]) -> None:
         """Give back the jobs of a dead engine; those it had not been given yet are not blamed."""
         for _ in range(2):  # flushing may find an outcome whose output is to be stored first
-            await self._files.stored()  # for their leases are taken back with the others
+            await self._attachments.stored()  # for their leases are taken back with the others
             await self._outbox.flushed()
         for model in self._engine_models:
             served = self._served[model]
             async with served.leasing:
                 returned = []
-                for held in list(self._held.values()):
-                    if held.model == model and not held.ended:
-                        del self._held[held.job.request_id]
-                        if held.job.request_id in unharmed or self._files.is_fetching(held):
-                            returned.append(Completion(held.job.request_id, held.token, "retry"))
-                        self._files.drop(held)
+                for leased in list(self._leased.values()):
+                    if leased.model == model and not leased.ended:
+                        del self._leased[leased.job.request_id]
+                        if leased.job.request_id in unharmed or self._attachments.is_fetching(
+                            leased
+                        ):
+                            returned.append(
+                                Completion(leased.job.request_id, leased.token, "retry")
+                            )
+                        self._attachments.drop(leased)
                 served.running = 0
                 complete = functools.partial(served.queue.complete, returned)
-                await insist("giving back", complete)
+                await retry_until_answered("giving back", complete)
                 release = functools.partial(served.queue.release_worker, self.worker, crashed=True)
-                await insist("giving back", release)
-        if not self._held:
+                await retry_until_answered("giving back", release)
+        if not self._leased:
             self._idle.set()
 
     async def _drain(self, serving: Mapping[str, asyncio.Task[None]]) -> None:
         """Lease no more, let what runs come to its end for a while, then give back the rest."""
-        log.info("draining", extra={"running": len(self._held)})
-        self._change()
+        log.info("draining", extra={"running": len(self._leased)})
+        self._update_all()
         await self._stop_leasing(serving)
-        if self._held:
+        if self._leased:
             self._idle.clear()
-            fetching = filter(self._files.is_fetching, self._held.values())
-            self._withdrawn.put_nowait([held.job.request_id for held in fetching])
+            fetching = filter(self._attachments.is_fetching, self._leased.values())
+            self._withdrawn.put_nowait([leased.job.request_id for leased in fetching])
             self._engines.withdraw()
-            handing = asyncio.create_task(self._hand_back())
+            handing = asyncio.create_task(self._requeue_withdrawn())
             waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._stopping)]
             await asyncio.wait(waits, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
             for wait in (*waits, handing):
                 wait.cancel()
-        await self._upstreams.settled(HAND_OVER_S)
+        await self._upstreams.handover_ready(HANDOVER_S)
         try:
-            async with asyncio.timeout(GIVE_BACK_S):
-                await self._give_back()
+            async with asyncio.timeout(REQUEUE_S):
+                await self._requeue_rest()
         except _UNAVAILABLE as error:
             log.warning("not given back", extra={"error": type(error).__name__})
 
-    async def _hand_back(self) -> None:
+    async def _requeue_withdrawn(self) -> None:
         """Put what has not begun back to its place in the queue, where others can lease it."""
         while True:
             for request_id in await self._withdrawn.get():
-                held = self._held.get(request_id)
-                if held is not None and not held.ended:
-                    del self._held[request_id]
-                    self._files.drop(held)
-                    served = self._served[held.model]
+                leased = self._leased.get(request_id)
+                if leased is not None and not leased.ended:
+                    del self._leased[request_id]
+                    self._attachments.drop(leased)
+                    served = self._served[leased.model]
                     served.running -= 1
-                    back = [Completion(request_id, held.token, "retry")]
-                    await insist("handing back", functools.partial(served.queue.complete, back))
-            if not self._held:
+                    back = [Completion(request_id, leased.token, "retry")]
+                    await retry_until_answered(
+                        "handing back", functools.partial(served.queue.complete, back)
+                    )
+            if not self._leased:
                 self._idle.set()
 
     async def _stop_leasing(self, serving: Mapping[str, asyncio.Task[None]]) -> None:
         """Not in the midst of a call, or nobody would know what it has leased; if Redis answers."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GIVE_BACK_S):
+            async with asyncio.timeout(REQUEUE_S):
                 for model, task in serving.items():
                     async with self._served[model].leasing:
                         task.cancel()
         for task in serving.values():
             task.cancel()
 
-    async def _give_back(self) -> None:
-        for held in list(self._held.values()):
-            if not held.ended or self._files.holds(held):
-                self._lose(held)
+    async def _requeue_rest(self) -> None:
+        for leased in list(self._leased.values()):
+            if not leased.ended or self._attachments.is_pending(leased):
+                self._drop(leased)
         await self._outbox.flushed()
         for served in self._served.values():
             await served.queue.release_worker(self.worker, crashed=False)
         await self._workers.withdraw(self.worker)
-        await self._files.deleted()
+        await self._attachments.deleted()

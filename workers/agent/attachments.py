@@ -19,7 +19,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from workers.agent.outbox import OUTCOME_BYTES_MAX, LeasedJob, end_badly
+from workers.agent.outbox import OUTCOME_BYTES_MAX, LeasedJob, replace_by_failure
 from workers.contract.blobs import (
     BlobDamaged,
     BlobError,
@@ -80,18 +80,18 @@ class Attachments:
         self,
         blobs: Blobs | None,
         *,
-        say: Callable[[LeasedJob, Event], None],
+        send_event: Callable[[LeasedJob, Event], None],
         end: Callable[[LeasedJob, Outcome], None],
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._blobs = blobs
-        self._say = say
+        self._send_event = send_event
         self._end = end
         self._patience_s = patience_s
         self._tasks = asyncio.TaskGroup()
         self._transfers = asyncio.Semaphore(TRANSFERS_MAX)
         self._fetching: dict[LeasedJob, asyncio.Task[None]] = {}
-        self._lines: dict[LeasedJob, deque[Event | Outcome | _Large]] = {}
+        self._unsent: dict[LeasedJob, deque[Event | Outcome | _Large]] = {}
         self._storing: dict[LeasedJob, asyncio.Task[None]] = {}
         self._deleting: set[asyncio.Task[None]] = set()
 
@@ -100,54 +100,54 @@ class Attachments:
         async with self._tasks:
             await asyncio.Event().wait()
 
-    def holds(self, held: LeasedJob) -> bool:
+    def is_pending(self, leased: LeasedJob) -> bool:
         """Whether something of this job is still under way here."""
-        return held in self._fetching or held in self._lines
+        return leased in self._fetching or leased in self._unsent
 
     # --- In ---------------------------------------------------------------------------------------
 
-    def fetch(self, held: LeasedJob, then: Callable[[Fetched], None]) -> None:
+    def fetch(self, leased: LeasedJob, on_fetched: Callable[[Fetched], None]) -> None:
         """Read a job's attachments and pass them on, or the outcome that they lead to.
 
         ``then`` is not called if the job is dropped meanwhile.
         """
-        self._fetching[held] = self._tasks.create_task(self._fetch(held, then))
+        self._fetching[leased] = self._tasks.create_task(self._fetch(leased, on_fetched))
 
-    def is_fetching(self, held: LeasedJob) -> bool:
-        return held in self._fetching
+    def is_fetching(self, leased: LeasedJob) -> bool:
+        return leased in self._fetching
 
-    async def _fetch(self, held: LeasedJob, then: Callable[[Fetched], None]) -> None:
-        deadline_ms = held.job.deadline_ms
+    async def _fetch(self, leased: LeasedJob, on_fetched: Callable[[Fetched], None]) -> None:
+        deadline_ms = leased.job.deadline_ms
         left_s = deadline_ms / 1000 - time.time() if deadline_ms else None
         fetched: Fetched
         try:
             async with asyncio.timeout(left_s):
-                fetched = await self._read(held)
+                fetched = await self._read(leased)
         except TimeoutError:
             fetched = Cancelled("deadline")
         except Exception as error:
-            log.exception("attachments not read", extra={"request_id": held.job.request_id})
+            log.exception("attachments not read", extra={"request_id": leased.job.request_id})
             fetched = Failed("engine_error", f"The files cannot be read ({type(error).__name__}).")
         finally:
-            self._fetching.pop(held, None)
-        then(fetched)
+            self._fetching.pop(leased, None)
+        on_fetched(fetched)
 
-    async def _read(self, held: LeasedJob) -> AttachmentSet | Failed:
+    async def _read(self, leased: LeasedJob) -> AttachmentSet | Failed:
         if self._blobs is None:
-            return _no_store()
+            return _no_blob_store()
         give_up_s = time.monotonic() + self._patience_s
         try:
             async with asyncio.TaskGroup() as group:
                 reads = [
                     group.create_task(self._read_one(self._blobs, place, ref, give_up_s))
-                    for place, ref in enumerate(_brought(held.job))
+                    for place, ref in enumerate(_blob_refs(leased.job))
                 ]
         except ExceptionGroup as group:
-            first = _first(group)
+            first = _first_error(group)
             if isinstance(first, _Unusable):
                 return first.failure
             raise
-        job, files = held.job, tuple(read.result() for read in reads)
+        job, files = leased.job, tuple(read.result() for read in reads)
         if job.stored_input is None:
             return AttachmentSet(job, files)
         try:
@@ -180,36 +180,36 @@ class Attachments:
 
     # --- Out --------------------------------------------------------------------------------------
 
-    def say(self, held: LeasedJob, event: Event) -> None:
+    def send_event(self, leased: LeasedJob, event: Event) -> None:
         """Pass an event on, a sketch as the preview that it becomes."""
-        if held in self._lines or isinstance(event, Sketch):
-            self._queue(held, event)
+        if leased in self._unsent or isinstance(event, Sketch):
+            self._queue(leased, event)
         else:
-            self._say(held, event)
+            self._send_event(leased, event)
 
-    def end(self, held: LeasedJob, outcome: Outcome) -> None:
+    def end(self, leased: LeasedJob, outcome: Outcome) -> None:
         """Pass an outcome on once everything that was said and made is stored."""
         made = isinstance(outcome, Completed) and outcome.files
-        if held in self._lines or made or held.stored:
-            self._queue(held, outcome)
+        if leased in self._unsent or made or leased.stored:
+            self._queue(leased, outcome)
         else:
-            self._end(held, outcome)
+            self._end(leased, outcome)
 
-    def keep_output(self, held: LeasedJob, outcome: Outcome) -> None:
+    def store_output(self, leased: LeasedJob, outcome: Outcome) -> None:
         """Store the output of an outcome that is too large for the queue, then end the job."""
-        self._queue(held, _Large(outcome))
+        self._queue(leased, _Large(outcome))
 
-    def drop(self, held: LeasedJob) -> None:
+    def drop(self, leased: LeasedJob) -> None:
         """Forget a job whose lease is lost, and delete what was stored for it."""
         tasks = [
             task
-            for task in (self._fetching.pop(held, None), self._storing.pop(held, None))
+            for task in (self._fetching.pop(leased, None), self._storing.pop(leased, None))
             if task is not None
         ]
-        self._lines.pop(held, None)
+        self._unsent.pop(leased, None)
         for task in tasks:
             task.cancel()
-        self._discard(held, tasks)
+        self._discard(leased, tasks)
 
     async def stored(self) -> None:
         """Wait until what is being stored now has been passed on."""
@@ -221,78 +221,82 @@ class Attachments:
         if self._deleting:
             await asyncio.wait(self._deleting)
 
-    def _queue(self, held: LeasedJob, item: Event | Outcome | _Large) -> None:
-        line = self._lines.get(held)
-        if line is None:
-            self._lines[held] = deque((item,))
-            self._storing[held] = self._tasks.create_task(self._work_off(held, self._lines[held]))
+    def _queue(self, leased: LeasedJob, item: Event | Outcome | _Large) -> None:
+        queue = self._unsent.get(leased)
+        if queue is None:
+            self._unsent[leased] = deque((item,))
+            self._storing[leased] = self._tasks.create_task(
+                self._send_all(leased, self._unsent[leased])
+            )
         else:
-            line.append(item)
+            queue.append(item)
 
-    async def _work_off(self, held: LeasedJob, line: deque[Event | Outcome | _Large]) -> None:
-        while line:
-            match line[0]:
+    async def _send_all(self, leased: LeasedJob, queue: deque[Event | Outcome | _Large]) -> None:
+        while queue:
+            match queue[0]:
                 case Sketch() as sketch:
-                    await self._preview(held, sketch)
+                    await self._store_preview(leased, sketch)
                 case _Large(outcome=large):
-                    self._end(held, await self._with_stored_output(held, large))
+                    self._end(leased, await self._with_stored_output(leased, large))
                 case Completed() as completed:
-                    outcome = await self._store(held, completed)
+                    outcome = await self._store_files(leased, completed)
                     if isinstance(outcome, Failed):
-                        outcome = _with_previews(held, outcome)
-                        self._discard(held)
-                    self._end(held, outcome)
+                        outcome = _with_previews(leased, outcome)
+                        self._discard(leased)
+                    self._end(leased, outcome)
                 case Failed() | Cancelled() as outcome:
-                    outcome = _with_previews(held, outcome)
-                    self._discard(held)
-                    self._end(held, outcome)
+                    outcome = _with_previews(leased, outcome)
+                    self._discard(leased)
+                    self._end(leased, outcome)
                 case event:
-                    self._say(held, event)
-            line.popleft()
-        del self._lines[held], self._storing[held]
+                    self._send_event(leased, event)
+            queue.popleft()
+        del self._unsent[leased], self._storing[leased]
 
-    async def _preview(self, held: LeasedJob, sketch: Sketch) -> None:
+    async def _store_preview(self, leased: LeasedJob, sketch: Sketch) -> None:
         if self._blobs is None:
             return
         try:
-            ref = await self._put(self._blobs, held, sketch.file, min(PREVIEW_S, self._patience_s))
+            ref = await self._put(
+                self._blobs, leased, sketch.file, min(PREVIEW_S, self._patience_s)
+            )
         except Exception as error:
             log.warning("preview not stored", extra={"error": type(error).__name__})
             return
         if sketch.full:
-            held.shown[sketch.output] = ref
-        self._say(held, Preview(sketch.output, ref, sketch.index, sketch.full))
+            leased.previews[sketch.output] = ref
+        self._send_event(leased, Preview(sketch.output, ref, sketch.index, sketch.full))
 
-    async def _store(self, held: LeasedJob, completed: Completed) -> Outcome:
+    async def _store_files(self, leased: LeasedJob, completed: Completed) -> Outcome:
         if not completed.files:
             return completed
         if self._blobs is None:
-            return end_badly(held, completed, _no_store())
+            return replace_by_failure(leased, completed, _no_blob_store())
         try:
             async with asyncio.TaskGroup() as group:
                 puts = [
-                    group.create_task(self._put(self._blobs, held, file, self._patience_s))
+                    group.create_task(self._put(self._blobs, leased, file, self._patience_s))
                     for file in completed.files
                 ]
         except ExceptionGroup as group:
-            first = _first(group)
+            first = _first_error(group)
             if isinstance(first, BlobTooLarge):
                 failure = Failed("output_too_large", f"An output is too large: {first}.")
             else:
-                extra = {"request_id": held.job.request_id}
+                extra = {"request_id": leased.job.request_id}
                 log.error("output not stored", extra=extra, exc_info=first)
                 failure = Failed("engine_error", "The output was made but could not be stored.")
-            return end_badly(held, completed, failure)
+            return replace_by_failure(leased, completed, failure)
         blobs = (*completed.blobs, *(put.result() for put in puts))
         return msgspec.structs.replace(completed, blobs=blobs, files=())
 
-    async def _with_stored_output(self, held: LeasedJob, outcome: Outcome) -> Outcome:
+    async def _with_stored_output(self, leased: LeasedJob, outcome: Outcome) -> Outcome:
         """An answer is never lost for its size: if it cannot be stored, it does without its log
         probabilities, and only what is still too large then fails."""
         if self._blobs is not None:
             packed = File(VALUE_TYPE, pack_value(outcome.output))
             try:
-                ref = await self._put(self._blobs, held, packed, self._patience_s)
+                ref = await self._put(self._blobs, leased, packed, self._patience_s)
                 return msgspec.structs.replace(outcome, output={}, stored=ref)
             except (BlobError, TimeoutError) as error:
                 log.error("large output not stored", extra={"error": type(error).__name__})
@@ -302,14 +306,14 @@ class Attachments:
         plain = [{**choice, "logprobs": None} for choice in choices]
         return msgspec.structs.replace(outcome, output={**outcome.output, "choices": plain})
 
-    async def _put(self, blobs: Blobs, held: LeasedJob, file: File, patience_s: float) -> BlobRef:
+    async def _put(self, blobs: Blobs, leased: LeasedJob, file: File, patience_s: float) -> BlobRef:
         """Raise ``BlobError`` or ``TimeoutError`` if it was in vain."""
-        job = held.job
+        job = leased.job
         key = blob_key(
-            job.account_id, job.stored_under or job.request_id, held.token, len(held.stored)
+            job.account_id, job.stored_under or job.request_id, leased.token, len(leased.stored)
         )
         # Noted first: what is broken off may have been written all the same.
-        held.stored.append(key)
+        leased.stored.append(key)
         delay_s = RETRY_MIN_S
         give_up_s = time.monotonic() + patience_s
         while True:
@@ -324,10 +328,10 @@ class Attachments:
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, RETRY_MAX_S)
 
-    def _discard(self, held: LeasedJob, after: Sequence[asyncio.Task[None]] = ()) -> None:
+    def _discard(self, leased: LeasedJob, after: Sequence[asyncio.Task[None]] = ()) -> None:
         """Delete what an attempt has stored once these tasks have ended."""
-        if self._blobs is not None and held.stored:
-            keys, held.stored = held.stored, []
+        if self._blobs is not None and leased.stored:
+            keys, leased.stored = leased.stored, []
             task = self._tasks.create_task(self._delete(self._blobs, keys, after))
             self._deleting.add(task)
             task.add_done_callback(self._deleting.discard)
@@ -360,35 +364,35 @@ class _Unusable(Exception):
         self.failure = failure
 
 
-def _brought(job: Job) -> tuple[BlobRef, ...]:
+def _blob_refs(job: Job) -> tuple[BlobRef, ...]:
     """What a job needs from the store: its attachments, and last its input if that lies there."""
     if job.stored_input is None:
         return job.attachments
     return (*job.attachments, job.stored_input)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+    return _first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-_Ended = TypeVar("_Ended", bound=Failed | Cancelled)
+_OutcomeT = TypeVar("_OutcomeT", bound=Failed | Cancelled)
 
 
-def _with_previews(held: LeasedJob, outcome: _Ended) -> _Ended:
+def _with_previews(leased: LeasedJob, outcome: _OutcomeT) -> _OutcomeT:
     """Add to an outcome that is not a success the pictures that were shown before it: they are
     charged for, and kept as its output."""
-    if not held.shown:
+    if not leased.previews:
         return outcome
-    media, blobs = preview_media(held.shown)
+    media, blobs = preview_media(leased.previews)
     kept = {blob.key for blob in blobs}
-    held.stored = [key for key in held.stored if key not in kept]
-    shown = Usage(requests=1, images=len(blobs))
-    usage = chargeable(outcome.usage, shown)
+    leased.stored = [key for key in leased.stored if key not in kept]
+    previews = Usage(requests=1, images=len(blobs))
+    usage = chargeable(outcome.usage, previews)
     return msgspec.structs.replace(
         outcome, delivered=True, usage=usage, output={"media": media}, blobs=blobs
     )
 
 
-def _no_store() -> Failed:
+def _no_blob_store() -> Failed:
     return Failed("engine_error", "This worker has no store for files; its operator has to set it.")

@@ -49,12 +49,12 @@ log = logging.getLogger(__name__)
 
 BACKOFF_MIN_S: Final = 0.2
 BACKOFF_MAX_S: Final = 30.0
-STEADY_S: Final = 60.0
+STABLE_S: Final = 60.0
 """A process that lived so long was well: the next backoff starts small again."""
 FAILURES_MAX: Final = 5
 """Short lives in a row after which its models count as unavailable."""
 _WATCH_S: Final = 1.0
-_GOODBYE_S: Final = 2.0
+_EXIT_S: Final = 2.0
 
 
 class EngineSupervisor:
@@ -87,14 +87,14 @@ class EngineSupervisor:
         self._changed = changed
         self._withdrawn = withdrawn
         self._transport: asyncio.WriteTransport | None = None
-        self._inside: dict[RequestId, str] = {}
+        self._submitted: dict[RequestId, str] = {}
         self._abandoned: set[RequestId] = set()
-        self._parked: dict[RequestId, JobHandoff] = {}
+        self._waiting: dict[RequestId, JobHandoff] = {}
         """Not in the process yet: it still has what they were abandoned as, or another suspect, or
         there is none."""
         self._suspect: RequestId | None = None
         self._loading: str | None = None
-        self._heard_s = 0.0
+        self._reported_s = 0.0
         self._failures = 0
         """Processes in a row that did not live long."""
 
@@ -113,40 +113,40 @@ class EngineSupervisor:
     # --- Host -------------------------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[JobHandoff]) -> None:
-        if not self._inside:
-            self._heard_s = time.monotonic()
+        if not self._submitted:
+            self._reported_s = time.monotonic()
         admitted = []
-        for handed in jobs:
-            request_id = handed.job.request_id
-            suspect = handed.attempt >= CRASHES_MAX
+        for handoff in jobs:
+            request_id = handoff.job.request_id
+            suspect = handoff.attempt >= CRASHES_MAX
             waits = suspect and self._suspect is not None
-            if self._transport is None or request_id in self._inside or waits:
-                self._parked[request_id] = handed
+            if self._transport is None or request_id in self._submitted or waits:
+                self._waiting[request_id] = handoff
                 continue
             if suspect:
                 self._suspect = request_id
-            self._inside[request_id] = handed.job.model
-            admitted.append(handed)
+            self._submitted[request_id] = handoff.job.model
+            admitted.append(handoff)
         if admitted:
             self._send(Admit(tuple(admitted)))
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        if self._parked.pop(request_id, None) is not None:
+        if self._waiting.pop(request_id, None) is not None:
             self._report((), ((request_id, Cancelled(reason=reason)),))
-        elif request_id in self._inside:
+        elif request_id in self._submitted:
             self._send(Cancel(request_id, reason))
 
     def abandon(self, request_id: RequestId) -> None:
-        self._parked.pop(request_id, None)
-        if request_id in self._inside:
+        self._waiting.pop(request_id, None)
+        if request_id in self._submitted:
             self._abandoned.add(request_id)
             self._send(Cancel(request_id, "operator"))
 
     def withdraw(self) -> None:
         """Have ``withdrawn`` be called with the jobs that have not begun, which leave."""
-        parked, self._parked = self._parked, {}
-        if parked:
-            self._withdrawn(tuple(parked))
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            self._withdrawn(tuple(waiting))
         self._send(Withdraw())
 
     def _send(self, command: Command) -> None:
@@ -159,16 +159,16 @@ class EngineSupervisor:
         """Keep a process alive for ever; when cancelled, end it."""
         while True:
             started_s = time.monotonic()
-            reason = await self._live_once()
+            reason = await self._run_process()
             log.error("engine process ended", extra={"reason": reason})
-            steady = time.monotonic() - started_s > STEADY_S
+            steady = time.monotonic() - started_s > STABLE_S
             self._failures = 1 if steady else self._failures + 1
             self._changed()
-            await self._crashed(self._parked)
-            self._parked = {}
+            await self._crashed(self._waiting)
+            self._waiting = {}
             await asyncio.sleep(min(BACKOFF_MIN_S * 2 ** (self._failures - 1), BACKOFF_MAX_S))
 
-    async def _live_once(self) -> str:
+    async def _run_process(self) -> str:
         """Start a process; return why it ended."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -187,7 +187,7 @@ class EngineSupervisor:
         transport, _ = await loop.create_unix_connection(lambda: _Link(self), sock=ours)
         self._transport = transport
         self._loading = self._configure.models[0].name
-        self._heard_s = time.monotonic()
+        self._reported_s = time.monotonic()
         self._send(self._configure)
         watchdog = asyncio.create_task(self._watch(process))
         try:
@@ -195,22 +195,22 @@ class EngineSupervisor:
             return watchdog.result() if watchdog.done() else f"exit status {code}"
         finally:
             watchdog.cancel()
-            self._forget()
+            self._reset()
             transport.close()
             with contextlib.suppress(ProcessLookupError, TimeoutError):
                 # It ends by itself when it finds that nobody is there any more.
-                async with asyncio.timeout(_GOODBYE_S):
+                async with asyncio.timeout(_EXIT_S):
                     await process.wait()
             if process.returncode is None:
                 process.kill()
                 await process.wait()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.ready = False
         self._transport = None
         self._loading = None
         self.loaded.clear()
-        self._inside.clear()
+        self._submitted.clear()
         self._abandoned.clear()
         self._suspect = None
         self._changed()
@@ -219,7 +219,7 @@ class EngineSupervisor:
         """Kill the process when it has been silent for too long; return the reason."""
         while True:
             limit_s = self._silence_limit_s()
-            silent_s = time.monotonic() - self._heard_s
+            silent_s = time.monotonic() - self._reported_s
             if limit_s is not None and silent_s > limit_s:
                 process.kill()
                 return f"killed after {silent_s:.1f} s without progress"
@@ -228,23 +228,23 @@ class EngineSupervisor:
     def _silence_limit_s(self) -> float | None:
         if self._loading is not None:
             return self._serving[self._loading].load_limit_s
-        if self._inside:
-            models = set(self._inside.values())
+        if self._submitted:
+            models = set(self._submitted.values())
             return max(self._step_limits_s[model] for model in models)
         return None
 
     # --- What the process says --------------------------------------------------------------------
 
-    def hear(self, message: Ready | Loading | Loaded | Moving | Stepped | Withdrawn) -> None:
-        self._heard_s = time.monotonic()
+    def on_report(self, message: Ready | Loading | Loaded | Moving | Stepped | Withdrawn) -> None:
+        self._reported_s = time.monotonic()
         match message:
             case Stepped():
-                self._hear_step(message)
+                self._on_step(message)
             case Moving():
                 pass
             case Withdrawn(request_ids):
                 for request_id in request_ids:
-                    self._leave(request_id)
+                    self._remove(request_id)
                 self._withdrawn(request_ids)
             case Loading(model):
                 self._loading = model
@@ -262,13 +262,13 @@ class EngineSupervisor:
                 self._loading = None
                 self._changed()
 
-    def _leave(self, request_id: RequestId) -> None:
-        del self._inside[request_id]
+    def _remove(self, request_id: RequestId) -> None:
+        del self._submitted[request_id]
         self._abandoned.discard(request_id)
         if request_id == self._suspect:
             self._suspect = None
 
-    def _hear_step(self, step: Stepped) -> None:
+    def _on_step(self, step: Stepped) -> None:
         self.busy_us = step.busy_us
         events: Sequence[tuple[RequestId, Event]] = step.events
         outcomes: Sequence[tuple[RequestId, Outcome]] = step.outcomes
@@ -278,12 +278,12 @@ class EngineSupervisor:
         if self._abandoned:
             outcomes = [pair for pair in outcomes if pair[0] not in self._abandoned]
         for request_id in left:
-            self._leave(request_id)
+            self._remove(request_id)
         if events or outcomes:
             self._report(events, outcomes)
-        if self._parked and left:
-            parked, self._parked = self._parked, {}
-            self.submit(tuple(parked.values()))
+        if self._waiting and left:
+            waiting, self._waiting = self._waiting, {}
+            self.submit(tuple(waiting.values()))
 
 
 class _Link(asyncio.Protocol):
@@ -293,4 +293,4 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for message in self._unpacker.feed(data):
-            self._host.hear(message)
+            self._host.on_report(message)

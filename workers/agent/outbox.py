@@ -48,7 +48,7 @@ INLINE_BYTES_MAX: Final = 64 * 1024
 OUTCOME_BYTES_MAX: Final = 1024 * 1024
 """The same if the output cannot be stored."""
 
-KEEP_S: Final = 1.0
+NOTE_RETRY_S: Final = 1.0
 """Between two tries to keep a note of a job that the server does not know."""
 RETRY_MIN_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
@@ -80,14 +80,14 @@ class LeasedJob:
     stored: list[str] = field(default_factory=list)
     """Keys of the blobs that this attempt has written, or begun to."""
     leased_s: float = field(default_factory=time.monotonic)
-    shown: dict[int, BlobRef] = field(default_factory=dict)
+    previews: dict[int, BlobRef] = field(default_factory=dict)
     """Last preview at full size that was sent of each output."""
     tally: Tally = field(default_factory=Tally)
     """Delivery of this attempt."""
     stores_output: bool = False
     """Whether its output was found to be too large for the queue."""
 
-    def can_go_on(self, attempt: int) -> bool:
+    def can_continue(self, attempt: int) -> bool:
         """Whether a job that was leased to us again, while we run it, need not begin again.
 
         That is so after the queue was wiped and filled again. Readers of a stream expect each
@@ -96,7 +96,7 @@ class LeasedJob:
         return self.ended or not self.job.stream or self.attempt == attempt
 
 
-async def insist(what: str, call: Callable[[], Awaitable[_T]]) -> _T:
+async def retry_until_answered(what: str, call: Callable[[], Awaitable[_T]]) -> _T:
     """Repeat an idempotent call until Redis answers."""
     delay_s = RETRY_MIN_S
     while True:
@@ -120,13 +120,13 @@ class Outbox:
         worker: str,
         done: Callable[[LeasedJob, CompletionResult], None],
     ) -> None:
-        self.too_large: Callable[[LeasedJob, Outcome], None] | None = None
+        self.on_too_large: Callable[[LeasedJob, Outcome], None] | None = None
         """Takes an outcome that is too large for the queue, and ends the job with a smaller one."""
         self._redis = redis
         self._queues = queues
         self._namespace = namespace
         self._worker = worker
-        self._done = done
+        self._on_completed = done
         self._frames: dict[str, list[SentEvent]] = {}
         self._unlogged: dict[RequestId, LeasedJob] = {}
         self._due: dict[RequestId, LeasedJob] = {}
@@ -134,42 +134,42 @@ class Outbox:
         self._flushes: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
 
-    def say(self, held: LeasedJob, event: Event) -> None:
+    def send_event(self, leased: LeasedJob, event: Event) -> None:
         """Send an event of a job to whoever reads along."""
-        if held.seq == 0 and not isinstance(event, Started):
-            self.say(held, Started(self._worker, held.attempt))
-        held.seq += 1
-        sent = SentEvent(held.job.request_id, held.attempt, held.seq, event)
-        if held.reply:
-            self._frames.setdefault(held.reply, []).append(sent)
-        held.tally.note(event)
-        held.unlogged.append(sent)
-        if len(held.unlogged) >= LOG_EVENTS:
-            self._due[sent.request_id] = held
+        if leased.seq == 0 and not isinstance(event, Started):
+            self.send_event(leased, Started(self._worker, leased.attempt))
+        leased.seq += 1
+        sent = SentEvent(leased.job.request_id, leased.attempt, leased.seq, event)
+        if leased.reply:
+            self._frames.setdefault(leased.reply, []).append(sent)
+        leased.tally.record(event)
+        leased.unlogged.append(sent)
+        if len(leased.unlogged) >= LOG_EVENTS:
+            self._due[sent.request_id] = leased
         if not self._unlogged:
             asyncio.get_running_loop().call_later(LOG_S, self._log_all)
-        self._unlogged[sent.request_id] = held
+        self._unlogged[sent.request_id] = leased
         self._wake.set()
 
-    def end(self, held: LeasedJob, outcome: Outcome) -> None:
+    def end(self, leased: LeasedJob, outcome: Outcome) -> None:
         """Tell the queue how a job ended, after what was said of it."""
-        held.ended = True
-        if held.unlogged:
-            self._due[held.job.request_id] = held
-        self._ends.append((held, outcome))
+        leased.ended = True
+        if leased.unlogged:
+            self._due[leased.job.request_id] = leased
+        self._ends.append((leased, outcome))
         self._wake.set()
 
-    async def keep(self, held: LeasedJob, note: str) -> bool:
+    async def keep_note(self, leased: LeasedJob, note: str) -> bool:
         """Keep a note for the next holder of a job; False if another one holds it already."""
-        queue = self._queues[held.model]
-        while not (held.ended or held.lost):
-            token = held.token
-            keep = functools.partial(queue.keep, held.job.request_id, token, note)
-            answer = await insist("keeping a note", keep)
-            if answer == "kept" or (answer == "fenced" and held.token == token):
+        queue = self._queues[leased.model]
+        while not (leased.ended or leased.lost):
+            token = leased.token
+            keep = functools.partial(queue.keep_note, leased.job.request_id, token, note)
+            answer = await retry_until_answered("keeping a note", keep)
+            if answer == "kept" or (answer == "fenced" and leased.token == token):
                 return answer == "kept"
             # The server was wiped: the gateway has the note by now, and queues the job again.
-            await asyncio.sleep(KEEP_S)
+            await asyncio.sleep(NOTE_RETRY_S)
         return False
 
     async def flushed(self) -> None:
@@ -197,16 +197,16 @@ class Outbox:
 
     async def _flush(self) -> None:
         frames = {mailbox: encode(tuple(events)) for mailbox, events in self._frames.items()}
-        entries = [_log_entry(held) for held in self._due.values() if held.unlogged]
+        entries = [_log_entry(leased) for leased in self._due.values() if leased.unlogged]
         for request_id in self._due:
             self._unlogged.pop(request_id, None)
         self._frames, self._due = {}, {}
         ends, self._ends = self._ends, []
         if frames or entries:
-            await insist("sending events", lambda: self._publish(frames, entries))
+            await retry_until_answered("sending events", lambda: self._publish(frames, entries))
         by_model: dict[str, list[tuple[LeasedJob, Outcome]]] = {}
-        for held, outcome in ends:
-            by_model.setdefault(held.model, []).append((held, outcome))
+        for leased, outcome in ends:
+            by_model.setdefault(leased.model, []).append((leased, outcome))
         for model, batch in by_model.items():
             await self._complete(self._queues[model], batch)
 
@@ -219,48 +219,50 @@ class Outbox:
 
     async def _complete(self, queue: Queue, batch: list[tuple[LeasedJob, Outcome]]) -> None:
         ended, done = [], []
-        for held, outcome in batch:
+        for leased, outcome in batch:
             data = encode(outcome)
-            large = len(data) > INLINE_BYTES_MAX and not held.stores_output
-            if large and self.too_large is not None:
-                held.stores_output = True
-                self.too_large(held, outcome)
+            large = len(data) > INLINE_BYTES_MAX and not leased.stores_output
+            if large and self.on_too_large is not None:
+                leased.stores_output = True
+                self.on_too_large(leased, outcome)
                 continue
-            ended.append(held)
-            done.append(_completion(held, outcome, data))
-        results = await insist("completing", lambda: queue.complete(done)) if done else []
-        for held, result in zip(ended, results, strict=True):
+            ended.append(leased)
+            done.append(_completion(leased, outcome, data))
+        results = (
+            await retry_until_answered("completing", lambda: queue.complete(done)) if done else []
+        )
+        for leased, result in zip(ended, results, strict=True):
             if result in ("fenced", "unknown"):
                 log.warning(
                     "the queue had no lease for an outcome",
-                    extra={"request_id": held.job.request_id, "answer": result},
+                    extra={"request_id": leased.job.request_id, "answer": result},
                 )
-            self._done(held, result)
+            self._on_completed(leased, result)
 
 
-def _completion(held: LeasedJob, outcome: Outcome, data: bytes) -> Completion:
+def _completion(leased: LeasedJob, outcome: Outcome, data: bytes) -> Completion:
     if len(data) > OUTCOME_BYTES_MAX:
-        log.warning("outcome too large", extra={"request_id": held.job.request_id})
+        log.warning("outcome too large", extra={"request_id": leased.job.request_id})
         message = f"The output is {len(data)} bytes long, and could not be stored."
-        outcome = end_badly(held, outcome, Failed("output_too_large", message))
+        outcome = replace_by_failure(leased, outcome, Failed("output_too_large", message))
         data = encode(outcome)
-    return Completion(held.job.request_id, held.token, _STATUS[type(outcome)], data)
+    return Completion(leased.job.request_id, leased.token, _STATUS[type(outcome)], data)
 
 
-def end_badly(held: LeasedJob, outcome: Outcome, failed: Failed) -> Failed:
+def replace_by_failure(leased: LeasedJob, outcome: Outcome, failed: Failed) -> Failed:
     """Replace an outcome that could not be passed on. What was streamed before stays delivered."""
-    usage, delivered = outcome.usage, held.tally.begun
+    usage, delivered = outcome.usage, leased.tally.has_delivered
     return msgspec.structs.replace(
         failed,
-        usage=chargeable(usage, held.tally.usage()) if delivered else usage,
+        usage=chargeable(usage, leased.tally.usage()) if delivered else usage,
         timings=outcome.timings,
         worker=outcome.worker,
         delivered=delivered,
     )
 
 
-def _log_entry(held: LeasedJob) -> LogEntry:
-    events, held.unlogged = held.unlogged, []
+def _log_entry(leased: LeasedJob) -> LogEntry:
+    events, leased.unlogged = leased.unlogged, []
     return LogEntry(
-        id=held.job.request_id, attempt=held.attempt, seq=held.seq, data=encode(tuple(events))
+        id=leased.job.request_id, attempt=leased.attempt, seq=leased.seq, data=encode(tuple(events))
     )

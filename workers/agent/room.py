@@ -31,10 +31,10 @@ class ServedModel:
     host: Host
     slots: int
     """Jobs that run at a time."""
-    adapts: bool = False
+    leases_ahead: bool = False
     """Whether more are leased, as many as will start soon."""
     running: int = 0
-    """Jobs that are held and have not ended."""
+    """Jobs that are leased and have not ended."""
     job_s: float = 0.0
     """Mean time from lease to end of late; 0 while none has ended."""
     asked_s: float = 0.0
@@ -49,9 +49,9 @@ class ServedModel:
     @property
     def capacity(self) -> int:
         """The most jobs to hold: at least the slots, at most as many again."""
-        if not self.adapts or not self.job_s:
+        if not self.leases_ahead or not self.job_s:
             return self.slots
-        # So many end in a second, by Little's law, if as many are held as there are slots.
+        # So many end in a second, by Little's law, if as many are leased as there are slots.
         ending = max(self.slots, self.running) / self.job_s
         return self.slots + min(self.slots, math.floor(AHEAD_S * ending))
 
@@ -61,14 +61,14 @@ class ServedModel:
         least = 1 if self.nonce else 0
         return max(least, min(self.capacity - self.running, LEASE_COUNT_MAX))
 
-    def note(self, job_s: float) -> None:
+    def record_duration(self, job_s: float) -> None:
         """Note how long a job took that has ended."""
         if not self.job_s:
             self.job_s = job_s
         self.job_s += _RECENT * (job_s - self.job_s)
 
 
-def serve_here(spec: ModelSpec, queue: Queue, host: Host) -> ServedModel:
+def serve_local(spec: ModelSpec, queue: Queue, host: Host) -> ServedModel:
     """The room of a model that an engine here runs."""
-    adapts = registry.serving(spec).concurrency is None
-    return ServedModel(spec.name, queue, host, registry.slots(spec), adapts=adapts)
+    leases_ahead = registry.serving(spec).concurrency is None
+    return ServedModel(spec.name, queue, host, registry.slots(spec), leases_ahead=leases_ahead)

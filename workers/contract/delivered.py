@@ -21,61 +21,61 @@ NOTHING: Final = Usage()
 class Tally:
     """Delivery of one attempt: tokens, sound, and previews at full size."""
 
-    __slots__ = ("_audio_ms", "_characters", "_read", "_shown", "_tokens", "_unseen")
+    __slots__ = ("_audio_ms", "_characters", "_input", "_previews", "_tokens", "_unemitted")
 
     def __init__(self) -> None:
         self._tokens = 0
-        self._unseen = 0
-        self._read: Usage = NOTHING
+        self._unemitted = 0
+        self._input: Usage = NOTHING
         self._audio_ms: dict[int, int] = {}
         self._characters = 0
-        self._shown: set[int] = set()
+        self._previews: set[int] = set()
 
-    def note(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         if isinstance(event, Tokens):
-            self._unseen += event.count
+            self._unemitted += event.count
             if event.text or event.reasoning or event.tool_calls or event.logprobs:
                 # Tokens may be held back, such as those of a call that is not whole yet.
-                self._tokens, self._unseen = self._tokens + self._unseen, 0
+                self._tokens, self._unemitted = self._tokens + self._unemitted, 0
             if event.usage is not None:
-                self._read = event.usage
+                self._input = event.usage
         elif isinstance(event, AudioChunk):
             if event.data:
                 self._audio_ms[event.index] = event.duration_ms
                 self._characters = max(self._characters, event.characters)
         elif isinstance(event, Preview) and event.full:
-            self._shown.add(event.output)
+            self._previews.add(event.output)
 
     @property
-    def begun(self) -> bool:
+    def has_delivered(self) -> bool:
         """Whether anything was delivered."""
-        return bool(self._tokens or self._audio_ms or self._shown)
+        return bool(self._tokens or self._audio_ms or self._previews)
 
     def usage(self) -> Usage:
         """Quantities delivered; ``NOTHING`` if there was no delivery."""
-        if not self.begun:
+        if not self.has_delivered:
             return NOTHING
         return Usage(
             requests=1,
-            input_tokens=self._read.input_tokens,
-            cached_input_tokens=self._read.cached_input_tokens,
+            input_tokens=self._input.input_tokens,
+            cached_input_tokens=self._input.cached_input_tokens,
             output_tokens=self._tokens,
-            images=len(self._shown),
+            images=len(self._previews),
             audio_ms=sum(self._audio_ms.values()),
             characters=self._characters,
         )
 
 
-def preview_media(shown: Mapping[int, BlobRef]) -> tuple[list[Any], tuple[BlobRef, ...]]:
+def preview_media(previews: Mapping[int, BlobRef]) -> tuple[list[Any], tuple[BlobRef, ...]]:
     """Describe the last preview of each output as the media of a request that ended early."""
     media = [
-        Medium("image", index, place, "preview", shown[index].content_type)
-        for place, index in enumerate(sorted(shown))
+        Medium("image", index, place, "preview", previews[index].content_type)
+        for place, index in enumerate(sorted(previews))
     ]
-    return msgspec.to_builtins(media), tuple(shown[index] for index in sorted(shown))
+    return msgspec.to_builtins(media), tuple(previews[index] for index in sorted(previews))
 
 
-def most(deliveries: Iterable[Usage]) -> Usage:
+def combine_attempts(deliveries: Iterable[Usage]) -> Usage:
     """What several attempts delivered together. Every attempt repeats the first from its beginning,
     so that is the most of each quantity."""
     found = NOTHING

@@ -56,7 +56,7 @@ local now = math.floor(now_us / 1000)
 -- What a script changes is gathered here and written once, by commit().
 local queued, cost_us, sequence, virtual, pace, service_us
 local depths, finishes, starts, backlogs, emptied = {}, {}, {}, {}, {}
-local leased, lapsed, ended, touched = {}, {}, {}, {}
+local leased, expired, ended, touched = {}, {}, {}, {}
 local wake, counted = false, false
 
 local function begin()
@@ -72,7 +72,7 @@ local function commit()
       'virtual', virtual, 'pace', pace, 'service_us', service_us)
     touched[COUNTERS] = true
   end
-  if #lapsed > 0 then call('ZREM', LEASES, unpack(lapsed)) end
+  if #expired > 0 then call('ZREM', LEASES, unpack(expired)) end
   if #leased > 0 then
     call('ZADD', LEASES, unpack(leased))
     touched[LEASES] = true
@@ -177,12 +177,12 @@ local function stop(id, job)           -- settle a job that was cancelled or is 
   settle(id, job, job.cancel == 'deadline' and 'expired' or 'cancelled', '', job.cancel)
 end
 
-local function hint(worker)            -- ask a worker to beat now; losing it costs only time
+local function notify(worker)            -- ask a worker to beat now; losing it costs only time
   call('PUBLISH', string.match(prefix, '^(.-):{') .. ':control:' .. worker, '1')
 end
 
 local function release(id, job)        -- end a lease
-  lapsed[#lapsed + 1] = id
+  expired[#expired + 1] = id
   call('SREM', WORKER .. job.worker, id)
   starts[job.account] = (starts[job.account] or 0) - 1
 end
@@ -192,7 +192,7 @@ local function requeue(id, job)        -- to its old place
   push(id, job.account, job.score, job.cost_us)
 end
 
-local function take_back(id, job, crashed, crashes_max, reason)
+local function reclaim_job(id, job, crashed, crashes_max, reason)
   release(id, job)
   if crashed then job.crashes = job.crashes + 1 end
   if job.cancel then
@@ -443,7 +443,7 @@ function operations.complete()
 end
 
 -- id, token, note -> kept, fenced or unknown
-function operations.keep()
+function operations.keep_note()
   local id, note = ARGV[2], ARGV[4]
   local f = call('HMGET', JOB .. id, 'state', 'token', 'account', 'attempt')
   if f[1] and (f[1] ~= 'running' or f[2] ~= ARGV[3]) then return 'fenced' end
@@ -465,7 +465,7 @@ function operations.release_worker()
     local job = read(id)
     call('SREM', WORKER .. worker, id)
     if job and job.state == 'running' and job.worker == worker then
-      take_back(id, job, crashed, crashes_max, 'worker lost')
+      reclaim_job(id, job, crashed, crashes_max, 'worker lost')
       count = count + 1
     end
   end
@@ -486,7 +486,7 @@ function operations.cancel()
   end
   if job.state == 'running' then
     call('HSETNX', JOB .. id, 'cancel', ARGV[3])
-    hint(job.worker)
+    notify(job.worker)
     return 'cancelling'
   end
   if job.state ~= 'queued' and job.state ~= 'delayed' then return 'ended' end
@@ -499,17 +499,17 @@ function operations.cancel()
   return 'cancelled'
 end
 
--- limit, crashes_max -> {leases that lapsed, retries that came due, deadlines that passed}
-function operations.reap()
+-- limit, crashes_max -> {leases that expired, retries that came due, deadlines that passed}
+function operations.reclaim()
   local limit, crashes_max, counts = tonumber(ARGV[2]), tonumber(ARGV[3]), {0, 0, 0}
   begin()
   for _, id in ipairs(call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, limit)) do
     local job = read(id)
     if job and job.state == 'running' then
-      take_back(id, job, true, crashes_max, 'lease lapsed')
+      reclaim_job(id, job, true, crashes_max, 'lease lapsed')
       counts[1] = counts[1] + 1
     else
-      lapsed[#lapsed + 1] = id
+      expired[#expired + 1] = id
       if not job then ended[#ended + 1] = id end
     end
   end
@@ -530,7 +530,7 @@ function operations.reap()
       counts[3] = counts[3] + 1
       if job.state == 'running' then
         call('HSETNX', JOB .. id, 'cancel', 'deadline')
-        hint(job.worker)
+        notify(job.worker)
       elseif job.state == 'queued' or job.state == 'delayed' then
         if job.state == 'queued' then pull(id, job.account, job.cost_us)
         else call('ZREM', DELAYED, id) end
@@ -551,7 +551,7 @@ end
 
 -- idle_ms -> names of settlers that are long gone are taken out of the group, unless outcomes are
 -- still pending under them, and their number is returned
-function operations.forget_settlers()
+function operations.remove_settlers()
   local idle_ms, count = tonumber(ARGV[2]), 0
   local found = redis.pcall('XINFO', 'CONSUMERS', DONE, 'ledger')
   if found.err then return 0 end       -- there is no group (yet)
@@ -572,7 +572,7 @@ function operations.set_reply()
   local f = call('HMGET', JOB .. id, 'state', 'worker')
   if f[1] ~= 'queued' and f[1] ~= 'delayed' and f[1] ~= 'running' then return 0 end
   call('HSET', JOB .. id, 'reply', ARGV[3], 'moved', '1')
-  if f[1] == 'running' then hint(f[2]) end
+  if f[1] == 'running' then notify(f[2]) end
   return 1
 end
 

@@ -139,7 +139,7 @@ class JobState(msgspec.Struct, frozen=True):
 
 
 class Reclaimed(msgspec.Struct, frozen=True):
-    lapsed: int
+    expired: int
     """Leases whose holder fell silent."""
     due: int
     """Delayed retries put back into the queue."""
@@ -252,13 +252,13 @@ class Queue:
             for result in results
         ]
 
-    async def keep(self, id: str, token: str, note: str) -> KeepResult:
+    async def keep_note(self, id: str, token: str, note: str) -> KeepResult:
         """Keep something small for whoever holds the job next: it comes with the next lease.
 
         It survives everything but a wipe; the gateways get it too, for the job that they queue
         again then. After ``unknown`` ask again until they have.
         """
-        answer = await self._call("keep", id, token, note)
+        answer = await self._call("keep_note", id, token, note)
         return cast(KeepResult, answer.decode())
 
     async def release_worker(self, worker: str, *, crashed: bool) -> int:
@@ -284,18 +284,18 @@ class Queue:
         answer = await self._call("cancel", id, reason)
         return cast(Literal["cancelled", "cancelling", "ended", "unknown"], answer.decode())
 
-    async def reap(self, *, limit: int = 100) -> Reclaimed:
-        """Take back lapsed leases, requeue due retries, end what is past its deadline.
+    async def reclaim(self, *, limit: int = 100) -> Reclaimed:
+        """Take back expired leases, requeue due retries, end what is past its deadline.
 
         Every worker calls it once a second; it costs some ten microseconds when there is nothing to
         do. It also puts the wake marker back in case the worker that took it died.
         """
-        lapsed, due, overdue = await self._call("reap", limit, CRASHES_MAX)
-        return Reclaimed(lapsed=lapsed, due=due, overdue=overdue)
+        expired, due, overdue = await self._call("reclaim", limit, CRASHES_MAX)
+        return Reclaimed(expired=expired, due=due, overdue=overdue)
 
-    async def forget_settlers(self, idle_ms: int) -> int:
+    async def remove_settlers(self, idle_ms: int) -> int:
         """Drop the names of settlers that are long gone and have nothing pending."""
-        count: int = await self._call("forget_settlers", idle_ms)
+        count: int = await self._call("remove_settlers", idle_ms)
         return count
 
     async def set_reply(self, id: str, mailbox: str) -> bool:

@@ -1,8 +1,8 @@
-"""What flows back from the workers: mailbox frames, event logs, outcomes, hints and announcements.
+"""What flows back from the workers: mailbox frames, event logs, outcomes, notifications and announcements.
 
 Streams, because each of these is read in order by readers of its own; dispatch is in ``queue.py``.
 Frames and outcomes are opaque bytes. What is here may be lost with the queue server: events can be
-asked for again, announcements and hints repeat themselves, and a job whose outcome is lost runs
+asked for again, announcements and notifications repeat themselves, and a job whose outcome is lost runs
 again. Every key has a time to live.
 """
 
@@ -39,7 +39,7 @@ CLAIM_MS: Final = 10_000
 
 _CURSOR: Final = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
 _GROUP: Final = "ledger"
-_FORGET_MS: Final = 3_600_000
+_IDLE_MS: Final = 3_600_000
 
 
 class LogEntry(msgspec.Struct, frozen=True):
@@ -254,7 +254,7 @@ class Outcomes:
         self._namespace = namespace
         self._claim_ms = claim_ms
         self._claim_at = 0.0
-        self._forget_at = 0.0
+        self._remove_at = 0.0
         self._cursors: dict[str, str] = {}
         self._ready: set[str] = set()
 
@@ -274,7 +274,7 @@ class Outcomes:
                 if claimed:
                     return claimed
                 self._claim_at = time.monotonic() + self._claim_ms / 2000
-                await self._forget_settlers()
+                await self._remove_settlers()
             answer = await self._redis.xreadgroup(
                 _GROUP,
                 consumer,
@@ -334,13 +334,13 @@ class Outcomes:
                 raise created
             self._ready.add(model)
 
-    async def _forget_settlers(self) -> None:
+    async def _remove_settlers(self) -> None:
         """Every process settles under its own name; one that was killed leaves that behind."""
-        if time.monotonic() >= self._forget_at:
-            self._forget_at = time.monotonic() + _FORGET_MS / 1000
+        if time.monotonic() >= self._remove_at:
+            self._remove_at = time.monotonic() + _IDLE_MS / 1000
             for model in self.models:
                 queue = Queue(self._redis, model, namespace=self._namespace)
-                await queue.forget_settlers(_FORGET_MS)
+                await queue.remove_settlers(_IDLE_MS)
 
     async def _claim(self, consumer: str, count: int) -> list[Delivery]:
         models = self.models
@@ -429,7 +429,9 @@ class Workers:
         return f"{self._index}:{worker}"
 
 
-async def hints(redis: Redis, worker: str, *, namespace: str = NAMESPACE) -> AsyncIterator[None]:
+async def notifications(
+    redis: Redis, worker: str, *, namespace: str = NAMESPACE
+) -> AsyncIterator[None]:
     """Yield when a worker should send its heartbeat now: a job of it was cancelled or moved.
 
     Only a hint: one that is lost costs the time until the next regular heartbeat.

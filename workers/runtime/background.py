@@ -32,11 +32,11 @@ class Done:
 
 
 @dataclass(slots=True, eq=False)
-class _Piece:
+class _Task:
     owner: Hashable
     name: str
     work: Callable[[], Any]
-    began_us: int = 0
+    started_us: int = 0
 
 
 class Background:
@@ -54,22 +54,22 @@ class Background:
         self._now_us = now_us
         self._start = start or (lambda work: work())
         self._wake = wake
-        self._chains: dict[Hashable, deque[_Piece]] = {}
-        self._running: dict[Hashable, _Piece] = {}
+        self._queues: dict[Hashable, deque[_Task]] = {}
+        self._running: dict[Hashable, _Task] = {}
         self._done: deque[Done] = deque()
 
     def put(self, owner: Hashable, name: str, work: Callable[[], Any]) -> None:
         """Have some work done after what the same owner has put before."""
-        self._chains.setdefault(owner, deque()).append(_Piece(owner, name, work))
-        self._go_on(owner)
+        self._queues.setdefault(owner, deque()).append(_Task(owner, name, work))
+        self._start_next(owner)
 
     def drop(self, owner: Hashable) -> None:
         """Forget what has not begun; what runs ends, and its result is still to be taken."""
-        self._chains.pop(owner, None)
+        self._queues.pop(owner, None)
 
     def pending(self, owner: Hashable) -> int:
         """Pieces of an owner that were put and not taken back yet."""
-        return len(self._chains.get(owner, ())) + (owner in self._running)
+        return len(self._queues.get(owner, ())) + (owner in self._running)
 
     @property
     def idle(self) -> bool:
@@ -86,29 +86,29 @@ class Background:
             done = self._done.popleft()
             del self._running[done.owner]
             taken.append(done)
-            self._go_on(done.owner)
+            self._start_next(done.owner)
         now_us = self._now_us()
-        for piece in self._running.values():
-            if piece.began_us and now_us - piece.began_us > LIMIT_US:
-                raise StuckError(f"{piece.name} has not ended in {LIMIT_US // 1_000_000} s")
+        for task in self._running.values():
+            if task.started_us and now_us - task.started_us > LIMIT_US:
+                raise StuckError(f"{task.name} has not ended in {LIMIT_US // 1_000_000} s")
         return taken
 
-    def _go_on(self, owner: Hashable) -> None:
-        chain = self._chains.get(owner)
-        if not chain or owner in self._running:
+    def _start_next(self, owner: Hashable) -> None:
+        queue = self._queues.get(owner)
+        if not queue or owner in self._running:
             return
-        piece = self._running[owner] = chain.popleft()
-        if not chain:
-            del self._chains[owner]
-        self._start(lambda: self._run(piece))
+        task = self._running[owner] = queue.popleft()
+        if not queue:
+            del self._queues[owner]
+        self._start(lambda: self._run(task))
 
-    def _run(self, piece: _Piece) -> None:
-        piece.began_us = self._now_us()
+    def _run(self, task: _Task) -> None:
+        task.started_us = self._now_us()
         result, error = None, None
         try:
-            result = piece.work()
+            result = task.work()
         except Exception as raised:
             error = raised
-        spent_us = self._now_us() - piece.began_us
-        self._done.append(Done(piece.owner, piece.name, result, error, spent_us))
+        spent_us = self._now_us() - task.started_us
+        self._done.append(Done(task.owner, task.name, result, error, spent_us))
         self._wake()

@@ -23,14 +23,14 @@ class Run:
     files: Sequence[bytes] | Prepared
     """Until it is admitted."""
     preparing: bool = False
-    read_us: int = 0
+    background_pre_us: int = 0
     """Time on other threads before it was admitted."""
-    written_us: int = 0
+    background_post_us: int = 0
     """And after that."""
-    produced: Usage | None = None
+    cancelled_usage: Usage | None = None
     """What it used, once the device has done its part."""
     load_us: int = 0
-    said: TokenTimes = field(default_factory=TokenTimes)
+    token_times: TokenTimes = field(default_factory=TokenTimes)
     tally: Tally = field(default_factory=Tally)
     """What was streamed of it."""
     spent: list[int] = field(default_factory=lambda: [0] * len(PHASES))
@@ -45,13 +45,13 @@ class Lane:
     engine: Engine
     prepares: bool
     loaded: bool = False
-    load_began_us: int = 0
+    load_started_us: int = 0
     load_ended_us: int = 0
     broken: str | None = None
     admitted: dict[RequestId, Run] = field(default_factory=dict)
-    line: deque[Run] = field(default_factory=deque)
-    full: bool = False
+    waiting: deque[Run] = field(default_factory=deque)
+    at_capacity: bool = False
     finishing: dict[RequestId, Run] = field(default_factory=dict)
     """Those that have left the engine, and whose files are being made."""
-    resting: bool = False
+    awaits_background: bool = False
     """Whether the engine waits for what it has put off."""

@@ -84,7 +84,7 @@ class TokenTimes:
     The others are written beside it in the same steps. Times in microseconds of one clock.
     """
 
-    __slots__ = ("_index", "_last_us", "_spoken", "first_us", "gap_us", "tokens")
+    __slots__ = ("_index", "_last_us", "_indexed_tokens", "first_us", "gap_us", "tokens")
 
     def __init__(self) -> None:
         self.first_us = 0
@@ -92,19 +92,19 @@ class TokenTimes:
         self.tokens = 0
         """Of all answers."""
         self._index: int | None = None
-        self._spoken = 0
+        self._indexed_tokens = 0
         self._last_us = 0
 
-    def say(self, index: int, count: int, now_us: int) -> None:
+    def record_tokens(self, index: int, count: int, now_us: int) -> None:
         """Note that so many tokens of an answer came."""
         if not count:
             return
         self.tokens += count
-        self.hear(index, now_us)
+        self.record_output(index, now_us)
         if index == self._index:
-            self._spoken += count
+            self._indexed_tokens += count
 
-    def hear(self, index: int, now_us: int) -> None:
+    def record_output(self, index: int, now_us: int) -> None:
         """Note that a piece of an answer came that has no tokens, of a sound."""
         if self._index is None:
             self._index, self.first_us, self._last_us = index, now_us, now_us
@@ -113,16 +113,16 @@ class TokenTimes:
             self._last_us = now_us
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether anything came."""
         return self._index is not None
 
     @property
     def per_token_us(self) -> int:
         """Mean time from one token to the next; 0 if there are no two."""
-        if self._spoken < 2:
+        if self._indexed_tokens < 2:
             return 0
-        return round((self._last_us - self.first_us) / (self._spoken - 1))
+        return round((self._last_us - self.first_us) / (self._indexed_tokens - 1))
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 EXIT_DEVICE_LOST: Final = 3
 EXIT_STUCK: Final = 4
 _READ_BYTES: Final = 1 << 18
-_PIECE_MS: Final = 5
+_PARTIAL_MS: Final = 5
 """How long the next piece of a command may take before the step goes on without it."""
 _PR_SET_PDEATHSIG: Final = 1
 _THREADS: Final = 4
@@ -62,25 +62,25 @@ class Connection:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._unpacker = command_unpacker()
-        self._coming = select.poll()
-        self._coming.register(connected, select.POLLIN)
+        self._incoming = select.poll()
+        self._incoming.register(connected, select.POLLIN)
         self._sending = threading.Lock()
-        self._woken, self._waking = os.pipe()
-        os.set_blocking(self._waking, False)
-        self._news = select.poll()
-        for source in (connected.fileno(), self._woken):
-            self._news.register(source, select.POLLIN)
+        self._wait_end, self._wake_end = os.pipe()
+        os.set_blocking(self._wake_end, False)
+        self._readable = select.poll()
+        for source in (connected.fileno(), self._wait_end):
+            self._readable.register(source, select.POLLIN)
 
     def wake(self) -> None:
         """End a wait, from any thread."""
         with contextlib.suppress(BlockingIOError):  # full of wakes already
-            os.write(self._waking, b"!")
+            os.write(self._wake_end, b"!")
 
     def wait(self, seconds: float | None) -> None:
         """Wait until something comes or somebody wakes, at most so long."""
-        for source, _ in self._news.poll(None if seconds is None else seconds * 1000):
-            if source == self._woken:
-                os.read(self._woken, _READ_BYTES)
+        for source, _ in self._readable.poll(None if seconds is None else seconds * 1000):
+            if source == self._wait_end:
+                os.read(self._wait_end, _READ_BYTES)
 
     def receive(self, *, wait: bool = False) -> list[Command]:
         """Return the commands that have come, with ``wait`` at least one; raise at the end.
@@ -94,7 +94,7 @@ class Connection:
             try:
                 data = self._socket.recv(_READ_BYTES, flags)
             except BlockingIOError:
-                if self._unpacker.is_midway and self._coming.poll(_PIECE_MS):
+                if self._unpacker.is_midway and self._incoming.poll(_PARTIAL_MS):
                     continue
                 return commands
             if not data:

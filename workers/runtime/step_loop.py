@@ -116,7 +116,7 @@ class StepLoop:
     def load(self, model: str) -> str | None:
         """Load an engine; return why that could not be, after failing the jobs that wait for it."""
         lane = self._lanes[model]
-        lane.load_began_us = self._now_us()
+        lane.load_started_us = self._now_us()
         try:
             lane.engine.load()
         except Exception as error:
@@ -125,8 +125,10 @@ class StepLoop:
             lane.broken = f"{type(error).__name__}: {error}"
         lane.load_ended_us = self._now_us()
         lane.loaded = lane.broken is None
-        while lane.broken and lane.line:
-            self._fail(lane.line.popleft(), "model_load_failed", "The model could not be loaded.")
+        while lane.broken and lane.waiting:
+            self._fail(
+                lane.waiting.popleft(), "model_load_failed", "The model could not be loaded."
+            )
         return lane.broken
 
     def unload(self) -> None:
@@ -148,7 +150,7 @@ class StepLoop:
         if lane.broken is not None:
             self._fail(run, "model_load_failed", "The model could not be loaded.")
             return
-        lane.line.append(run)
+        lane.waiting.append(run)
         if job.deadline_ms:
             if len(self._deadlines) > 2 * len(self._runs) + DEADLINES_KEPT:
                 self._deadlines = [due for due in self._deadlines if due[1] in self._runs]
@@ -162,23 +164,23 @@ class StepLoop:
             return
         run.cancelled = reason
         if request_id in run.lane.finishing:
-            self._end(run, Cancelled(reason=reason, usage=run.produced or Usage()))
+            self._end(run, Cancelled(reason=reason, usage=run.cancelled_usage or Usage()))
             return
         if request_id not in run.lane.admitted:
-            run.lane.line.remove(run)
+            run.lane.waiting.remove(run)
             self._end(run, Cancelled(reason=reason))
             return
-        run.lane.resting = False
+        run.lane.awaits_background = False
         try:
             run.lane.engine.cancel(request_id, reason)
         except Exception as error:
-            self._break_off(run.lane, error)
+            self._fail_all(run.lane, error)
 
     def withdraw(self) -> list[RequestId]:
         """Forget the jobs that have not begun, and say which these are."""
-        waiting = [run for lane in self._lanes.values() for run in lane.line]
+        waiting = [run for lane in self._lanes.values() for run in lane.waiting]
         for run in waiting:
-            run.lane.line.clear()
+            run.lane.waiting.clear()
             self._background.drop(run)
             del self._runs[run.job.request_id]
         self._starved = None
@@ -188,7 +190,7 @@ class StepLoop:
     def missing_model(self) -> str | None:
         """A model that somebody waits for and that is not loaded yet."""
         for lane in self._lanes.values():
-            if lane.line and not lane.loaded:
+            if lane.waiting and not lane.loaded:
                 return lane.model
         return None
 
@@ -205,7 +207,9 @@ class StepLoop:
         if self._report.outcomes or self._background.has_done:
             return 0.0
         for lane in self._lanes.values():
-            if (lane.admitted and not lane.resting) or self._next_in(lane) is not None:
+            if (lane.admitted and not lane.awaits_background) or self._next_admissible(
+                lane
+            ) is not None:
                 return 0.0
         return PATIENCE_S
 
@@ -217,11 +221,15 @@ class StepLoop:
         for done in self._background.take():
             self._apply_done(done)
         for lane in self._lanes.values():
-            if lane.line and lane.loaded:
-                self._prepare_line(lane)
-                if not lane.full:
-                    self._admit_line(lane)
-        ready = [model for model, lane in self._lanes.items() if lane.admitted and not lane.resting]
+            if lane.waiting and lane.loaded:
+                self._prepare_waiting(lane)
+                if not lane.at_capacity:
+                    self._admit_waiting(lane)
+        ready = [
+            model
+            for model, lane in self._lanes.items()
+            if lane.admitted and not lane.awaits_background
+        ]
         if ready:
             self._step(self._lanes[self._turns.choose(ready)])
         report, self._report = self._report, TurnReport()
@@ -237,29 +245,29 @@ class StepLoop:
             if run is not None and run.job.deadline_ms == deadline_ms:
                 self.cancel(request_id, "deadline")
 
-    def _prepare_line(self, lane: Lane) -> None:
+    def _prepare_waiting(self, lane: Lane) -> None:
         """Have the files read of those that come next."""
         engine = lane.engine
         if not isinstance(engine, Preparing):
             return
-        for run in islice(lane.line, PREPARED_MAX):
+        for run in islice(lane.waiting, PREPARED_MAX):
             if run.files and not run.preparing and not isinstance(run.files, Prepared):
                 run.preparing = True
                 self._background.put(run, "prepare", partial(engine.prepare, run.job, run.files))
 
-    def _next_in(self, lane: Lane) -> Run | None:
+    def _next_admissible(self, lane: Lane) -> Run | None:
         """Who is admitted next: those whose files are read overtake those whose are not."""
-        if lane.full or not lane.loaded or len(lane.finishing) >= FINISHING_MAX:
+        if lane.at_capacity or not lane.loaded or len(lane.finishing) >= FINISHING_MAX:
             return None
-        for run in lane.line:
+        for run in lane.waiting:
             if not (lane.prepares and run.files) or isinstance(run.files, Prepared):
                 return run
         return None
 
-    def _admit_line(self, lane: Lane) -> None:
+    def _admit_waiting(self, lane: Lane) -> None:
         """Admit from the head of the line, for at most a quantum while others wait to step."""
         spent_us = 0
-        while spent_us < self._quantum_us and (run := self._next_in(lane)) is not None:
+        while spent_us < self._quantum_us and (run := self._next_admissible(lane)) is not None:
             if self._starved not in (None, lane):
                 return
             self._watch.start()
@@ -274,36 +282,36 @@ class StepLoop:
             spent_us += busy_us
             self._charge(lane, busy_us, [run], [1.0], spent)
             if isinstance(admission, Wait):
-                self._hold_line(lane, run)
+                self._block_admission(lane, run)
                 return
-            lane.line.remove(run)
+            lane.waiting.remove(run)
             self._starved = None
             if isinstance(admission, Admitted):
-                self._take_in(run)
+                self._mark_admitted(run)
             else:
                 self._end(run, admission)
 
-    def _take_in(self, run: Run) -> None:
+    def _mark_admitted(self, run: Run) -> None:
         lane = run.lane
         lane.admitted[run.job.request_id] = run
-        lane.resting = False
+        lane.awaits_background = False
         run.files = ()
         if run.leased_us < lane.load_ended_us:
-            run.load_us = lane.load_ended_us - max(lane.load_began_us, run.leased_us)
+            run.load_us = lane.load_ended_us - max(lane.load_started_us, run.leased_us)
 
-    def _hold_line(self, lane: Lane, run: Run) -> None:
+    def _block_admission(self, lane: Lane, run: Run) -> None:
         """Nobody more until somebody has left, or never if there is nobody who could leave.
 
         A lane that is empty and still has no room lacks what the others hold: nobody else is
         admitted until it had its turn, or it would wait for ever.
         """
         if lane.admitted:
-            lane.full = True
+            lane.at_capacity = True
         elif any(other.admitted for other in self._lanes.values()):
-            lane.full = True
+            lane.at_capacity = True
             self._starved = lane
         else:
-            lane.line.remove(run)
+            lane.waiting.remove(run)
             self._starved = None
             self._fail(run, "out_of_memory", "The request needs more memory than there is.")
 
@@ -316,7 +324,7 @@ class StepLoop:
         except Exception as error:
             spent = self._watch.stop(rest="forward")
             self._charge(lane, sum(spent), runs, [1.0] * len(runs), spent)
-            self._survive(lane, error)
+            self._handle_step_failure(lane, error)
         else:
             spent = self._watch.stop(rest="forward")
             weights = [report.weights.get(run.job.request_id, 0.0) for run in runs]
@@ -329,7 +337,9 @@ class StepLoop:
 
     def _apply(self, lane: Lane, report: StepReport) -> None:
         put_off = any(self._background.pending(run) for run in lane.admitted.values())
-        lane.resting = put_off and not (report.weights or report.events or report.outcomes)
+        lane.awaits_background = put_off and not (
+            report.weights or report.events or report.outcomes
+        )
         for request_id, event in report.events:
             run = lane.admitted.get(request_id)
             if run is None:
@@ -338,61 +348,61 @@ class StepLoop:
             if isinstance(event, Later):
                 self._background.put(run, "event", event.make)
             else:
-                self._say(run, event)
+                self._record_event(run, event)
         for request_id, outcome in report.outcomes:
             run = lane.admitted.get(request_id)
             if run is None:
                 log.error("outcome of a request not admitted", extra={"request_id": request_id})
                 continue
             if isinstance(outcome, Later):
-                self._finish_later(run, outcome)
+                self._finish_in_background(run, outcome)
             elif isinstance(outcome, Completed) and self._background.pending(run):
-                self._finish_later(run, Later(partial(_itself, outcome), outcome.usage))
+                self._finish_in_background(run, Later(partial(_identity, outcome), outcome.usage))
             else:
                 self._end(run, outcome)
 
-    def _say(self, run: Run, event: Event) -> None:
+    def _record_event(self, run: Run, event: Event) -> None:
         if isinstance(event, Tokens):
-            run.said.say(event.index, event.count, self._now_us())
+            run.token_times.record_tokens(event.index, event.count, self._now_us())
         elif isinstance(event, AudioChunk):
-            run.said.hear(event.index, self._now_us())
+            run.token_times.record_output(event.index, self._now_us())
         if run.job.stream:
-            run.tally.note(event)
+            run.tally.record(event)
             self._report.events.append((run.job.request_id, event))
 
-    def _finish_later(self, run: Run, outcome: Later) -> None:
+    def _finish_in_background(self, run: Run, outcome: Later) -> None:
         """Let a request leave its engine, and end it when its outcome is made."""
         lane, request_id = run.lane, run.job.request_id
-        run.produced = outcome.usage
+        run.cancelled_usage = outcome.usage
         self._release(run)
         lane.finishing[request_id] = run
         for other in self._lanes.values():
-            other.full = False
+            other.at_capacity = False
         self._background.put(run, "outcome", outcome.make)
 
     def _apply_done(self, done: Done) -> None:
         """Take back what was put off; of a request that has ended meanwhile nothing counts."""
         run = done.owner
         assert isinstance(run, Run)
-        run.lane.resting = False
+        run.lane.awaits_background = False
         if done.name == "prepare":
-            run.read_us += done.spent_us
+            run.background_pre_us += done.spent_us
         else:
-            run.written_us += done.spent_us
+            run.background_post_us += done.spent_us
         if self._runs.get(run.job.request_id) is not run:
             return
         if done.error is not None:
             extra = {"request_id": run.job.request_id, "what": done.name}
             log.error("work that was put off failed", extra=extra, exc_info=done.error)
             if done.name == "prepare":
-                run.lane.line.remove(run)
+                run.lane.waiting.remove(run)
             self._end(run, describe(done.error))
         elif done.name == "prepare":
             run.preparing, run.files = False, Prepared(done.result)
         elif done.name == "outcome":
             self._end(run, done.result)
         elif done.result is not None:
-            self._say(run, done.result)
+            self._record_event(run, done.result)
 
     def _release(self, run: Run) -> None:
         """Let the engine drop a request, if it still has it."""
@@ -425,25 +435,25 @@ class StepLoop:
         if lane is self._starved:
             self._starved = None
         for other in self._lanes.values():
-            other.full = False
+            other.at_capacity = False
         preprocess_us, transfer_us, forward_us, postprocess_us = run.spent
-        said = run.said
-        first_us = run.queue_us + said.first_us - run.leased_us if said.begun else 0
+        token_times = run.token_times
+        first_us = run.queue_us + token_times.first_us - run.leased_us if token_times.started else 0
         timings = msgspec.structs.replace(
             outcome.timings,  # with what only the engine knows
             queue_us=run.queue_us,
             load_us=run.load_us,
-            preprocess_us=preprocess_us + run.read_us,
+            preprocess_us=preprocess_us + run.background_pre_us,
             transfer_us=transfer_us,
             forward_us=forward_us,
-            postprocess_us=postprocess_us + run.written_us,
+            postprocess_us=postprocess_us + run.background_post_us,
             first_token_us=first_us,
-            per_token_us=said.per_token_us,
-            gap_us=said.gap_us,
-            tokens=said.tokens,
+            per_token_us=token_times.per_token_us,
+            gap_us=token_times.gap_us,
+            tokens=token_times.tokens,
         )
         usage: Usage = msgspec.structs.replace(outcome.usage, gpu_us=sum(run.spent))
-        if isinstance(outcome, Cancelled | Failed) and run.tally.begun:
+        if isinstance(outcome, Cancelled | Failed) and run.tally.has_delivered:
             usage = chargeable(usage, run.tally.usage())
             outcome = msgspec.structs.replace(outcome, delivered=True)
         outcome = msgspec.structs.replace(
@@ -454,7 +464,7 @@ class StepLoop:
     def _fail(self, run: Run, code: FailureCode, message: str) -> None:
         self._end(run, Failed(code=code, message=message))
 
-    def _survive(self, lane: Lane, error: Exception) -> None:
+    def _handle_step_failure(self, lane: Lane, error: Exception) -> None:
         """After a failed step: out of memory costs the youngest its place, anything else them all.
 
         An engine that can do better on too little memory (split its batch, say) does so itself.
@@ -465,14 +475,14 @@ class StepLoop:
             log.warning("out of memory", extra={"request_id": youngest.job.request_id})
             self._end(youngest, failure)
         else:
-            self._break_off(lane, error)
+            self._fail_all(lane, error)
 
-    def _break_off(self, lane: Lane, error: Exception) -> None:
+    def _fail_all(self, lane: Lane, error: Exception) -> None:
         raise_if_device_is_lost(error)
         log.error("engine failed", extra={"model": lane.model}, exc_info=error)
         for run in list(lane.admitted.values()):
             self._end(run, describe(error))
 
 
-def _itself(outcome: Outcome) -> Outcome:
+def _identity(outcome: Outcome) -> Outcome:
     return outcome

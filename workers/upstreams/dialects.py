@@ -16,7 +16,7 @@ from workers.upstreams.gmi import Gmi
 from workers.upstreams.notes import NO_NOTES, Notes
 from workers.upstreams.openai import OpenAI
 
-Say: TypeAlias = Callable[[Event], None]
+SendEvent: TypeAlias = Callable[[Event], None]
 
 
 class Call(Protocol):
@@ -26,7 +26,7 @@ class Call(Protocol):
         """Have the job done. Phases: ``transfer`` until the answer begins, then ``forward``."""
         ...
 
-    async def settled(self) -> None:
+    async def handover_ready(self) -> None:
         """Wait until another worker could take the job over without ordering anything twice."""
         ...
 
@@ -37,14 +37,14 @@ class Call(Protocol):
         """
         ...
 
-    def so_far(self) -> tuple[Usage, dict[str, Any]]:
+    def partial_result(self) -> tuple[Usage, dict[str, Any]]:
         """What has been used and said up to now, for a job that is cancelled."""
         ...
 
 
 class Dialect(Protocol):
     def call(
-        self, job: Job, say: Say, files: Sequence[bytes] = (), notes: Notes = NO_NOTES
+        self, job: Job, send_event: SendEvent, files: Sequence[bytes] = (), notes: Notes = NO_NOTES
     ) -> Call:
         """Prepare a job; ``say`` takes the events of its answer, ``files`` are its attachments,
         ``notes`` is what is kept of its order."""

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 FAILURES_MAX: Final = 3
 """In a row, after which an endpoint counts as down."""
-PAUSE_MIN_S: Final = 1.0
-PAUSE_MAX_S: Final = 60.0
+PROBE_MIN_S: Final = 1.0
+PROBE_MAX_S: Final = 60.0
 PROBE_TIMEOUT_S: Final = 5.0
 
 
@@ -49,7 +49,7 @@ class Endpoint:
         self.is_down = False
         self._url = spec.url.rstrip("/") + prefix
         self._failures = 0
-        self._parked_until = 0.0
+        self._paused_until = 0.0
         self._recovery: asyncio.Task[None] | None = None
         headers = {"Content-Type": "application/json"}
         if credential:
@@ -79,12 +79,12 @@ class Endpoint:
         return self.in_flight / self.concurrency
 
     @property
-    def is_parked(self) -> bool:
-        return time.monotonic() < self._parked_until
+    def is_paused(self) -> bool:
+        return time.monotonic() < self._paused_until
 
-    def park(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Leave it alone for a while; it is well, but busy."""
-        self._parked_until = time.monotonic() + seconds
+        self._paused_until = time.monotonic() + seconds
 
     def succeeded(self) -> None:
         self._failures = 0
@@ -105,10 +105,10 @@ class Endpoint:
         await self.http.aclose()
 
     async def _recover(self) -> None:
-        pause_s = PAUSE_MIN_S
+        pause_s = PROBE_MIN_S
         while True:
             await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            pause_s = min(2 * pause_s, PROBE_MAX_S)
             try:
                 answer = await self.http.get(self.url("models"), timeout=PROBE_TIMEOUT_S)
             except httpx.HTTPError:
@@ -151,7 +151,7 @@ class Endpoints:
         None if all are down.
         """
         well = [endpoint for endpoint in self.all if not endpoint.is_down]
-        ready = [one for one in well if not one.is_parked and one.load < 1.0]
+        ready = [one for one in well if not one.is_paused and one.load < 1.0]
         # Rather somebody of a higher tier than one that has just failed, or is full.
         for group in ([one for one in ready if one not in avoid], ready, well):
             if group:
@@ -160,7 +160,7 @@ class Endpoints:
 
     def has_other(self, avoid: Collection[Endpoint]) -> bool:
         chosen = self.choose(avoid)
-        return chosen is not None and chosen not in avoid and not chosen.is_parked
+        return chosen is not None and chosen not in avoid and not chosen.is_paused
 
     async def close(self) -> None:
         for endpoint in self.all:

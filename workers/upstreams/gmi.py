@@ -1,11 +1,11 @@
-"""GMI Cloud's request queue: an order is placed, asked after until it ends, and its media fetched.
+"""GMI Cloud's request queue: a request is noted, asked after until it ends, and its media fetched.
 
-An order is placed at most once. It is repeated only if the upstream answered that it did not take
+A request is noted at most once. It is repeated only if the upstream answered that it did not take
 it, or was not reached at all; if the connection broke in between nobody knows, and the job fails
-without being charged. An intent is kept with the job before the order is sent, and its number after
-it, so a worker that takes the job over follows the order instead of placing another. The upstream
+without being charged. An intent is kept with the job before the request is sent, and its number after
+it, so a worker that takes the job over follows the request instead of submission another. The upstream
 has no idempotency key: a worker that dies between sending and learning the number leaves an intent
-alone, and the job fails. An order is called off when its job has ended without it.
+alone, and the job fails. A request is called off when its job has ended without it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from workers.contract.models import ModelSpec
 from workers.protocol.engine import PhaseClock
 from workers.upstreams import gmi_wire as wire
 from workers.upstreams.endpoints import Endpoint, Endpoints
-from workers.upstreams.notes import NO_NOTES, Notes, Placed, read_note, write_note
+from workers.upstreams.notes import NO_NOTES, Notes, UpstreamNote, read_note, write_note
 from workers.upstreams.results import collect
 from workers.upstreams.retries import (
     ATTEMPTS,
-    PARK_S,
+    BUSY_PAUSE_S,
     RETRY_AFTER_MAX_S,
     EndpointBusyError,
     NoEndpointError,
@@ -45,15 +45,15 @@ from workers.upstreams.transfers import TransferError, Transfers
 log = logging.getLogger(__name__)
 
 RUN_MAX_S: Final = 3600.0
-"""For an order without a deadline."""
-ASK_S: Final = 30.0
+"""For a request without a deadline."""
+CALL_TIMEOUT_S: Final = 30.0
 """For the answer to a small question."""
-GOODBYE_S: Final = 30.0
+CLOSING_S: Final = 30.0
 """For a request that was just being taken, to be called off."""
 CLOSE_S: Final = 3.0
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
-LOST_MAX: Final = 3
-"""Answers of 404 to somebody who asks after an order, which may be known late."""
+NOT_FOUND_MAX: Final = 3
+"""Answers of 404 to somebody who asks after a request, which may be known late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Gmi:
         self.options = self.read_options(spec)
         self.endpoints = Endpoints(spec.upstream, spec.name, environ, prefix=wire.PREFIX)
         self.transfers = Transfers(connect_timeout_s=spec.upstream.connect_timeout_s)
-        self._goodbyes: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     @staticmethod
     def read_options(spec: ModelSpec) -> wire.Options:
@@ -94,27 +94,27 @@ class Gmi:
     def call(
         self,
         job: Job,
-        say: Callable[[Event], None],
+        send_event: Callable[[Event], None],
         files: Sequence[bytes] = (),
         notes: Notes = NO_NOTES,
     ) -> MediaCall:
-        return MediaCall(self, job, say, files, notes)
+        return MediaCall(self, job, send_event, files, notes)
 
-    def call_off(self, order: UpstreamRequest) -> None:
-        """Tell the upstream, as well as can be, that nobody waits for an order any more."""
-        if not order.is_called_off:
-            order.is_called_off = True
-            self.in_background(_call_off(order))
+    def cancel_remote(self, request: UpstreamRequest) -> None:
+        """Tell the upstream, as well as can be, that nobody waits for a request any more."""
+        if not request.is_cancelled:
+            request.is_cancelled = True
+            self.in_background(_cancel_remote(request))
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that outlives its job, at most until this client is closed."""
         task = asyncio.create_task(work)
-        self._goodbyes.add(task)
-        task.add_done_callback(self._goodbyes.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        if self._goodbyes:
-            _, late = await asyncio.wait(self._goodbyes, timeout=CLOSE_S)
+        if self._background:
+            _, late = await asyncio.wait(self._background, timeout=CLOSE_S)
             for task in late:
                 task.cancel()
         await self.endpoints.close()
@@ -126,12 +126,12 @@ class UpstreamRequest:
     """What was sent to an endpoint, and what is known of it."""
 
     endpoint: Endpoint
-    placing: asyncio.Task[Reply] | None = None
+    submission: asyncio.Task[Reply] | None = None
     request_id: str = ""
-    is_over: bool = False
-    is_kept: bool = False
+    has_ended: bool = False
+    is_noted: bool = False
     """Whether its number is kept with the job."""
-    is_called_off: bool = False
+    is_cancelled: bool = False
 
 
 class MediaCall:
@@ -141,29 +141,29 @@ class MediaCall:
         self,
         client: Gmi,
         job: Job,
-        say: Callable[[Event], None],
+        send_event: Callable[[Event], None],
         files: Sequence[bytes],
         notes: Notes,
     ) -> None:
         self._client = client
         self._job = job
-        self._say = say
+        self._send_event = send_event
         self._files = files
         self._notes = notes
-        self._order: UpstreamRequest | None = None
-        self._settled = asyncio.Event()
-        self._settled.set()
+        self._request: UpstreamRequest | None = None
+        self._handover_ready = asyncio.Event()
+        self._handover_ready.set()
         self._uploaded: dict[Endpoint, list[str]] = {}
         self._stage: tuple[int, int] | None = None
 
     async def run(self, clock: PhaseClock) -> Completed | Failed:
         failure: Failed | None = None
-        is_left = False
+        is_abandoned = False
         try:
             async with asyncio.timeout(RUN_MAX_S) as timer:
                 return await self._run(clock)
         except asyncio.CancelledError:
-            is_left = True
+            is_abandoned = True
             raise
         except Refused as refused:
             failure = refused.failure
@@ -178,71 +178,71 @@ class MediaCall:
                 raise
             failure = Failed("upstream_timeout", f"The upstream took more than {RUN_MAX_S:g} s.")
         finally:
-            self._settled.set()
-            order = self._order
-            if order is not None:
-                order.endpoint.in_flight -= 1
-                # Another worker follows an order whose number is kept; ``stop`` says if none does.
-                if not order.is_over and not (is_left and order.is_kept):
-                    self._client.call_off(order)
+            self._handover_ready.set()
+            request = self._request
+            if request is not None:
+                request.endpoint.in_flight -= 1
+                # Another worker follows a request whose number is kept; ``stop`` says if none does.
+                if not request.has_ended and not (is_abandoned and request.is_noted):
+                    self._client.cancel_remote(request)
         return failure
 
-    async def settled(self) -> None:
-        await self._settled.wait()
+    async def handover_ready(self) -> None:
+        await self._handover_ready.wait()
 
     def stop(self) -> None:
-        if self._order is not None and not self._order.is_over:
-            self._client.call_off(self._order)
+        if self._request is not None and not self._request.has_ended:
+            self._client.cancel_remote(self._request)
 
-    def so_far(self) -> tuple[Usage, dict[str, Any]]:
+    def partial_result(self) -> tuple[Usage, dict[str, Any]]:
         """Nothing: what is called off has delivered nothing."""
         return Usage(), {}
 
     async def _run(self, clock: PhaseClock) -> Completed | Failed:
-        placed = read_note(self._notes.found)
-        if placed is not None:
-            order, record = self._take_over(placed)
+        noted = read_note(self._notes.found)
+        if noted is not None:
+            request, record = self._take_over(noted)
         else:
-            ordered = await self._order_anew(clock)
+            ordered = await self._submit_new(clock)
             if isinstance(ordered, Failed):
                 return ordered
-            order, record = ordered
+            request, record = ordered
         with clock.phase("forward"):
-            record = await self._follow(order, record)
-        order.is_over = True
-        order.endpoint.succeeded()
-        if record.end != "success" or record.complaint:
-            return self._ended_badly(order, record)
+            record = await self._follow(request, record)
+        request.has_ended = True
+        request.endpoint.succeeded()
+        if record.end != "success" or record.error_message:
+            return self._failure(request, record)
         with clock.phase("postprocess"):
             collected = await collect(
                 self._job,
                 record.outcome or {},
                 self._client.transfers,
-                plain_allowed=order.endpoint.is_plain,
+                plain_allowed=request.endpoint.is_plain,
             )
         if isinstance(collected, Failed):
-            where = {"request_id": self._job.request_id, "order": order.request_id}
+            where = {"request_id": self._job.request_id, "order": request.request_id}
             log.error("a result that was paid for is lost", extra=where)
         if isinstance(collected, Completed) and len(self._client.endpoints.all) > 1:
-            collected.output["served_by"] = order.endpoint.model
+            collected.output["served_by"] = request.endpoint.model
         return collected
 
-    # --- Placing an order -------------------------------------------------------------------------
+    # --- Placing a request -------------------------------------------------------------------------
 
-    def _take_over(self, placed: Placed) -> tuple[UpstreamRequest, wire.Record]:
-        """Go on with the order of a worker that is gone; raise ``Refused`` if that cannot be."""
-        if not placed.number:
+    def _take_over(self, noted: UpstreamNote) -> tuple[UpstreamRequest, wire.Record]:
+        """Go on with the request of a worker that is gone; raise ``Refused`` if that cannot be."""
+        if not noted.number:
             where = {"request_id": self._job.request_id, "model": self._job.model}
-            log.error("an order may have been placed under an unknown number", extra=where)
-            raise Refused(Failed("upstream_error", _UNKNOWN))
+            log.error("a request may have been placed under an unknown number", extra=where)
+            raise Refused(Failed("upstream_error", _UNKNOWN_STATE))
         for endpoint in self._client.endpoints.all:
-            if (endpoint.url(""), endpoint.model) == (placed.endpoint, placed.model):
-                log.info("order taken over", extra={"request_id": self._job.request_id})
+            if (endpoint.url(""), endpoint.model) == (noted.endpoint, noted.model):
+                log.info("request taken over", extra={"request_id": self._job.request_id})
                 endpoint.in_flight += 1
-                self._order = order = UpstreamRequest(
-                    endpoint, request_id=placed.number, is_kept=True
+                self._request = request = UpstreamRequest(
+                    endpoint, request_id=noted.number, is_noted=True
                 )
-                return order, wire.Record(placed.number)
+                return request, wire.Record(noted.number)
         raise Refused(
             Failed(
                 "upstream_unavailable",
@@ -251,16 +251,16 @@ class MediaCall:
             )
         )
 
-    async def _order_anew(self, clock: PhaseClock) -> tuple[UpstreamRequest, wire.Record] | Failed:
+    async def _submit_new(self, clock: PhaseClock) -> tuple[UpstreamRequest, wire.Record] | Failed:
         with clock.phase("preprocess"):
             types = [ref.content_type for ref in self._job.attachments]
             prepared = await asyncio.to_thread(prepare_sources, self._files, types)
         if isinstance(prepared, Failed):
             return prepared
         with clock.phase("transfer"):
-            return await self._place(prepared)
+            return await self._submit(prepared)
 
-    async def _place(self, files: Sequence[File]) -> tuple[UpstreamRequest, wire.Record]:
+    async def _submit(self, files: Sequence[File]) -> tuple[UpstreamRequest, wire.Record]:
         """Have it taken by some endpoint; by another one only if the first did not take it."""
         endpoints, avoid = self._client.endpoints, set[Endpoint]()
 
@@ -273,10 +273,10 @@ class MediaCall:
                 raise NoEndpointError
             avoid.add(endpoint)
             try:
-                return await self._place_at(endpoint, files)
+                return await self._submit_to(endpoint, files)
             except (EndpointBusyError, httpx.ConnectError, httpx.ConnectTimeout):
-                self._settled.set()
-                await self._notes.keep("")  # it was not taken: whoever comes may order it
+                self._handover_ready.set()
+                await self._notes.keep("")  # it was not taken: whoever comes may request it
                 raise
 
         retrying = tenacity.AsyncRetrying(
@@ -289,67 +289,67 @@ class MediaCall:
         )
         return await retrying(attempt)
 
-    async def _place_at(
+    async def _submit_to(
         self, endpoint: Endpoint, files: Sequence[File]
     ) -> tuple[UpstreamRequest, wire.Record]:
-        if self._order is not None:
-            self._order.endpoint.in_flight -= 1
-        self._order = order = UpstreamRequest(endpoint, is_over=True)
+        if self._request is not None:
+            self._request.endpoint.in_flight -= 1
+        self._request = request = UpstreamRequest(endpoint, has_ended=True)
         endpoint.in_flight += 1
         if endpoint not in self._uploaded:
             self._uploaded[endpoint] = [await self._upload(endpoint, file) for file in files]
         sources = wire.sort_sources(self._job, self._uploaded[endpoint])
         body = wire.payload(self._job, self._client.options, sources)
-        note = Placed(endpoint.url(""), endpoint.model)
+        note = UpstreamNote(endpoint.url(""), endpoint.model)
         if not await self._notes.keep(write_note(note)):
             raise Refused(Failed("upstream_unavailable", "The job was given to another worker."))
-        order.is_over = False
-        self._settled.clear()
-        order.placing = asyncio.create_task(
+        request.has_ended = False
+        self._handover_ready.clear()
+        request.submission = asyncio.create_task(
             _send(endpoint, "POST", "requests", {"model": endpoint.model, "payload": body})
         )
         try:
             async with asyncio.timeout(self._client.options.submit_timeout_s):
                 # Whoever is cancelled meanwhile leaves it to be awaited, for its number.
-                reply = await asyncio.shield(order.placing)
+                reply = await asyncio.shield(request.submission)
         except (httpx.ConnectError, httpx.ConnectTimeout):
-            order.is_over = True
+            request.has_ended = True
             endpoint.failed()
             raise
         except (httpx.HTTPError, TooLong, TimeoutError) as error:
             endpoint.failed()
             timed_out = isinstance(error, TimeoutError)
             code: FailureCode = "upstream_timeout" if timed_out else "upstream_error"
-            raise Refused(Failed(code, _UNKNOWN)) from error
+            raise Refused(Failed(code, _UNKNOWN_STATE)) from error
         if reply.status not in (200, 201, 202):
-            order.is_over = True
-            self._refuse(endpoint, reply, what=_ORDER)
-        record = self._read_placed(order, reply)
+            request.has_ended = True
+            self._refuse(endpoint, reply, what=_REQUEST)
+        record = self._read_submitted(request, reply)
         if record.request_id and record.end is None:
-            self._client.in_background(self._keep(order, note))
-        return order, record
+            self._client.in_background(self._keep(request, note))
+        return request, record
 
-    async def _keep(self, order: UpstreamRequest, note: Placed) -> None:
-        """Keep the number of an order with its job, however long the queue takes."""
-        kept = msgspec.structs.replace(note, number=order.request_id)
-        order.is_kept = await self._notes.keep(write_note(kept))
-        self._settled.set()
+    async def _keep(self, request: UpstreamRequest, note: UpstreamNote) -> None:
+        """Keep the number of a request with its job, however long the queue takes."""
+        kept = msgspec.structs.replace(note, number=request.request_id)
+        request.is_noted = await self._notes.keep(write_note(kept))
+        self._handover_ready.set()
 
-    def _read_placed(self, order: UpstreamRequest, reply: Reply) -> wire.Record:
+    def _read_submitted(self, request: UpstreamRequest, reply: Reply) -> wire.Record:
         try:
             record = wire.decode_record(reply.body)
         except msgspec.DecodeError:
             record = wire.Record()
-        order.request_id = record.request_id
+        request.request_id = record.request_id
         if not record.request_id and record.end is None:
-            order.endpoint.failed()
-            raise Refused(Failed("upstream_error", _UNKNOWN))
+            request.endpoint.failed()
+            raise Refused(Failed("upstream_error", _UNKNOWN_STATE))
         return record
 
     async def _upload(self, endpoint: Endpoint, file: File) -> str:
         """Bring a source over; return the address under which the upstream's models read it."""
         try:
-            reply = await _ask(
+            reply = await _call(
                 endpoint, "POST", "upload-url", {"file_type": file.content_type.partition("/")[2]}
             )
         except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -362,7 +362,7 @@ class MediaCall:
             self._refuse(endpoint, reply, what="a source file")
         try:
             upload = wire.decode_upload(reply.body)
-            await self._client.transfers.bring(
+            await self._client.transfers.upload(
                 upload.upload_url, file, plain_allowed=endpoint.is_plain
             )
         except msgspec.DecodeError:
@@ -377,20 +377,20 @@ class MediaCall:
         if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
             asked_s = retry_after_s(reply.headers)
             if status == httpx.codes.TOO_MANY_REQUESTS:
-                endpoint.park(min(asked_s or PARK_S, RETRY_AFTER_MAX_S))
+                endpoint.pause(min(asked_s or BUSY_PAUSE_S, RETRY_AFTER_MAX_S))
             else:
                 endpoint.failed()
             raise EndpointBusyError(status, asked_s)
-        complaint = _discreet(endpoint, wire.read_complaint(reply.body))
+        error_message = _redact(endpoint, wire.read_error_message(reply.body))
         if status in (400, 413, 422):
             endpoint.succeeded()
-            said = complaint or "it gave no reason"
+            said = error_message or "it gave no reason"
             raise Refused(Failed("upstream_rejected", f"The upstream rejected {what}: {said}"))
         log.error(
             "upstream refused a call",
-            extra={"model": self._job.model, "status": status, "said": complaint},
+            extra={"model": self._job.model, "status": status, "said": error_message},
         )
-        if status == httpx.codes.NOT_FOUND and what == _ORDER:
+        if status == httpx.codes.NOT_FOUND and what == _REQUEST:
             endpoint.succeeded()
             message = "The upstream does not have this model, or not for this server's account."
             raise Refused(Failed("upstream_unavailable", message))
@@ -401,56 +401,56 @@ class MediaCall:
 
     # --- Waiting for its end ----------------------------------------------------------------------
 
-    async def _follow(self, order: UpstreamRequest, record: wire.Record) -> wire.Record:
-        """Ask after an order until it has ended, at growing intervals that differ by chance."""
+    async def _follow(self, request: UpstreamRequest, record: wire.Record) -> wire.Record:
+        """Ask after a request until it has ended, at growing intervals that differ by chance."""
         options = self._client.options
         now_s = asyncio.get_running_loop().time
-        pause_s, asked_s, heard_s, lost = options.poll_min_s, 0.0, now_s(), 0
+        pause_s, asked_s, answered_s, lost = options.poll_min_s, 0.0, now_s(), 0
         while record.end is None:
-            self._tell(record)
+            self._report_progress(record)
             pause_s = min(options.poll_max_s, random.uniform(options.poll_min_s, 3 * pause_s))
             await asyncio.sleep(max(pause_s, asked_s))
             asked_s, problem = 0.0, "it does not answer"
             try:
-                reply = await _ask(order.endpoint, "GET", f"requests/{order.request_id}")
+                reply = await _call(request.endpoint, "GET", f"requests/{request.request_id}")
             except (httpx.HTTPError, TooLong, TimeoutError):
-                order.endpoint.failed()
+                request.endpoint.failed()
             else:
                 if reply.status == httpx.codes.OK:
                     try:
                         record = wire.decode_record(reply.body)
-                        heard_s, lost = now_s(), 0
+                        answered_s, lost = now_s(), 0
                         continue
                     except msgspec.DecodeError:
                         problem = "its answers cannot be read"
                 elif reply.status in (401, 402, 403):
-                    self._refuse(order.endpoint, reply, what=_ORDER)
+                    self._refuse(request.endpoint, reply, what=_REQUEST)
                 else:
                     problem = f"it answers with status {reply.status}"
                     asked_s = min(retry_after_s(reply.headers) or 0.0, RETRY_AFTER_MAX_S)
                     lost = lost + 1 if reply.status == httpx.codes.NOT_FOUND else 0
-            if lost >= LOST_MAX or now_s() - heard_s > self._client.upstream.idle_timeout_s:
+            if lost >= NOT_FOUND_MAX or now_s() - answered_s > self._client.upstream.idle_timeout_s:
                 message = f"The upstream took the request, but cannot be asked after it: {problem}."
                 raise Refused(Failed("upstream_error", message))
         return record
 
-    def _tell(self, record: wire.Record) -> None:
+    def _report_progress(self, record: wire.Record) -> None:
         if record.stage is not None and record.stage != self._stage:
             self._stage = record.stage
-            self._say(Progress(*record.stage))
+            self._send_event(Progress(*record.stage))
 
-    def _ended_badly(self, order: UpstreamRequest, record: wire.Record) -> Failed:
+    def _failure(self, request: UpstreamRequest, record: wire.Record) -> Failed:
         if record.end == "cancelled":
             return Failed("upstream_error", "The upstream cancelled the request.")
-        said = _discreet(order.endpoint, record.complaint) or "it gave no reason"
+        said = _redact(request.endpoint, record.error_message) or "it gave no reason"
         return Failed("upstream_error", f"The upstream failed on the request: {said}")
 
 
-_UNKNOWN: Final = (
+_UNKNOWN_STATE: Final = (
     "The connection to the upstream broke while the request was handed over, or the worker ended, "
     "so it is not known whether it was taken. It was not sent again, and nothing is charged."
 )
-_ORDER: Final = "the request"
+_REQUEST: Final = "the request"
 _OPERATORS: Final[Mapping[int, str]] = {
     401: "The upstream does not accept this server's credential; its operator has to renew it.",
     402: "This server's account at the upstream is out of credit; its operator has to add some.",
@@ -464,15 +464,15 @@ def _no_upload(why: str) -> Failed:
     )
 
 
-def _discreet(endpoint: Endpoint, message: str) -> str:
+def _redact(endpoint: Endpoint, message: str) -> str:
     """An upstream's own words without our credential, if it quotes it."""
     if endpoint.credential:
         message = message.replace(endpoint.credential, "***")
     return message[: wire.MESSAGE_CHARS_MAX]
 
 
-async def _ask(endpoint: Endpoint, method: str, path: str, body: Any = None) -> Reply:
-    async with asyncio.timeout(ASK_S):
+async def _call(endpoint: Endpoint, method: str, path: str, body: Any = None) -> Reply:
+    async with asyncio.timeout(CALL_TIMEOUT_S):
         return await _send(endpoint, method, path, body)
 
 
@@ -483,17 +483,17 @@ async def _send(endpoint: Endpoint, method: str, path: str, body: Any = None) ->
         return Reply(response.status_code, response.headers, read)
 
 
-async def _call_off(order: UpstreamRequest) -> None:
-    """Once it is known under which number the order runs, if it was taken at all."""
-    placing = order.placing
+async def _cancel_remote(request: UpstreamRequest) -> None:
+    """Once it is known under which number the request runs, if it was taken at all."""
+    submission = request.submission
     try:
-        async with asyncio.timeout(GOODBYE_S):
-            if not order.request_id and placing is not None:
-                order.request_id = wire.decode_record((await placing).body).request_id
-            if order.request_id:
-                await _ask(order.endpoint, "DELETE", f"requests/{order.request_id}")
+        async with asyncio.timeout(CLOSING_S):
+            if not request.request_id and submission is not None:
+                request.request_id = wire.decode_record((await submission).body).request_id
+            if request.request_id:
+                await _call(request.endpoint, "DELETE", f"requests/{request.request_id}")
     except (httpx.HTTPError, TooLong, TimeoutError, msgspec.DecodeError) as error:
         log.info("request not called off", extra={"error": type(error).__name__})
     finally:
-        if placing is not None:
-            placing.cancel()
+        if submission is not None:
+            submission.cancel()

@@ -27,7 +27,7 @@ MESSAGE_CHARS_MAX: Final = 300
 SCALAR_CHARS_MAX: Final = 2000
 SCALARS_MAX: Final = 32
 
-MAKES: Final[Mapping[str, MediumKind]] = {
+OUTPUT_KINDS: Final[Mapping[str, MediumKind]] = {
     "text-to-image": "image",
     "image-to-image": "image",
     "image-edit": "image",
@@ -79,12 +79,14 @@ _FIELDS: Final[Mapping[str, str]] = {
     "seconds": "duration",
 }
 """Our names and, unless an entry says otherwise, theirs."""
-_OURS_ONLY: Final = frozenset(
+_NOT_FORWARDED: Final = frozenset(
     {"images", "mask", "video", "width", "height", "duration_ms", "format", "compression"}
     | {"previews", "parameters", "scale"}
 )
 """Of pictures and videos, what does not go over as it stands."""
-_FREE: Final = frozenset({"talking-head", "text-to-speech", "voice-clone", "text-to-music"})
+_FREE_FORM_TASKS: Final = frozenset(
+    {"talking-head", "text-to-speech", "voice-clone", "text-to-music"}
+)
 """Tasks whose inputs are the upstream's own, but for what is named above."""
 
 
@@ -117,8 +119,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_options(spec: ModelSpec) -> Options:
     """Raise ``ValueError`` with a sentence if they are wrong."""
-    if spec.task not in MAKES:
-        raise ValueError(f"the dialect 'gmi' does not do {spec.task!r}; it does {', '.join(MAKES)}")
+    if spec.task not in OUTPUT_KINDS:
+        raise ValueError(
+            f"the dialect 'gmi' does not do {spec.task!r}; it does {', '.join(OUTPUT_KINDS)}"
+        )
     try:
         options = msgspec.convert(spec.options, Options)
     except msgspec.ValidationError as error:
@@ -164,19 +168,21 @@ def sort_sources(job: Job, addresses: Sequence[str]) -> Sources:
 
 def payload(job: Job, options: Options, sources: Sources) -> dict[str, Any]:
     """Write what a model reads. What a client calls ``parameters`` wins over nothing of ours."""
-    given, makes = job.input, MAKES[job.task]
+    given, output_kind = job.input, OUTPUT_KINDS[job.task]
     body: dict[str, Any] = {**options.constants, **(given.get("parameters") or {})}
-    hidden = frozenset({"parameters", "duration_ms"}) if job.task in _FREE else _OURS_ONLY
+    hidden = (
+        frozenset({"parameters", "duration_ms"}) if job.task in _FREE_FORM_TASKS else _NOT_FORWARDED
+    )
     for name, value in _values(given, hidden).items():
         if name == "language" and options.language == "name":
             value = name_of(value) or value
         theirs = options.fields.get(name, _FIELDS.get(name, name))
         if theirs is not None:
             body[theirs] = value
-    body |= _size(given, options.size or _SIZES[makes])
+    body |= _size(given, options.size or _SIZES[output_kind])
     if given.get("scale") and job.task == "video-upscale":
         body[options.scale] = given["scale"]
-    as_list = options.list if options.list is not None else makes == "image"
+    as_list = options.list if options.list is not None else output_kind == "image"
     if sources.images:
         several = as_list or len(sources.images) > 1
         body[options.images] = sources.images if several else sources.images[0]
@@ -256,10 +262,14 @@ class Record(msgspec.Struct, frozen=True):
         return (_STAGES.index(status), len(_STAGES)) if status in _STAGES else None
 
     @property
-    def complaint(self) -> str:
+    def error_message(self) -> str:
         """Why it failed, in their words; empty if they gave none."""
         outcome = self.outcome or {}
-        return _say(outcome.get("error")) or _say(self.error) or _say(outcome.get("message"))
+        return (
+            _message_of(outcome.get("error"))
+            or _message_of(self.error)
+            or _message_of(outcome.get("message"))
+        )
 
 
 class Upload(msgspec.Struct, frozen=True):
@@ -268,7 +278,7 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MediaUrl:
     """An address of something made, and what it is likely to be."""
 
     url: str
@@ -290,29 +300,29 @@ def decode_upload(body: bytes) -> Upload:
     return _upload_decoder.decode(body)
 
 
-def read_complaint(body: bytes) -> str:
+def read_error_message(body: bytes) -> str:
     """What an error's body says, as well as it can be read."""
     try:
-        return _say(msgspec.json.decode(body))
+        return _message_of(msgspec.json.decode(body))
     except msgspec.DecodeError:
         return ""
 
 
-def find_media(outcome: Mapping[str, Any], makes: MediumKind) -> list[Found]:
+def find_media(outcome: Mapping[str, Any], output_kind: MediumKind) -> list[MediaUrl]:
     """Every address in an outcome, the outputs first and none twice."""
-    found: dict[str, Found] = {}
-    for one in _media(outcome, makes):
+    found: dict[str, MediaUrl] = {}
+    for one in _media(outcome, output_kind):
         found.setdefault(one.url, one)
     return sorted(found.values(), key=lambda one: one.is_thumbnail)
 
 
-def _media(outcome: Mapping[str, Any], makes: MediumKind) -> Iterator[Found]:
+def _media(outcome: Mapping[str, Any], output_kind: MediumKind) -> Iterator[MediaUrl]:
     listed = outcome.get("media_urls")
     listed = listed if isinstance(listed, list) else []
     for entry in listed:
         url = entry.get("url") if isinstance(entry, dict) else entry
         if isinstance(url, str) and url:
-            yield Found(url, makes)
+            yield MediaUrl(url, output_kind)
     kinds: tuple[tuple[str, MediumKind], ...] = (
         ("video_url", "video"),
         ("image_url", "image"),
@@ -320,9 +330,9 @@ def _media(outcome: Mapping[str, Any], makes: MediumKind) -> Iterator[Found]:
     )
     for key, kind in kinds if not listed else ():
         if isinstance(url := outcome.get(key), str) and url:
-            yield Found(url, kind, is_thumbnail=kind == "image" and makes == "video")
+            yield MediaUrl(url, kind, is_thumbnail=kind == "image" and output_kind == "video")
     if isinstance(url := outcome.get("thumbnail_image_url"), str) and url:
-        yield Found(url, "image", is_thumbnail=True)
+        yield MediaUrl(url, "image", is_thumbnail=True)
 
 
 def kind_of(content_type: str) -> MediumKind:
@@ -345,7 +355,7 @@ def scalars(outcome: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
     return said
 
 
-def _say(error: Any) -> str:
+def _message_of(error: Any) -> str:
     """A message, however deep it lies: ``{"error": "…"}``, ``{"error": {"message": "…"}}``."""
     for _ in range(4):
         if not isinstance(error, dict):

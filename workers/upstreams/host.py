@@ -44,18 +44,18 @@ async def _keep_nothing(request_id: RequestId, note: str) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    handed: JobHandoff
+    handoff: JobHandoff
     watch: Stopwatch
     call: Call | None = None
     task: asyncio.Task[None] | None = None
     cancelled: CancelReason | None = None
-    said: TokenTimes = field(default_factory=TokenTimes)
+    token_times: TokenTimes = field(default_factory=TokenTimes)
     tally: Tally = field(default_factory=Tally)
     """What was streamed of it."""
 
     @property
     def job(self) -> Job:
-        return self.handed.job
+        return self.handoff.job
 
 
 class UpstreamHost:
@@ -68,11 +68,11 @@ class UpstreamHost:
         worker: str,
         environ: Mapping[str, str],
         report: Report,
-        keep: Callable[[RequestId, str], Awaitable[bool]] = _keep_nothing,
+        keep_note: Callable[[RequestId, str], Awaitable[bool]] = _keep_nothing,
     ) -> None:
         self._worker = worker
         self._report = report
-        self._keep = keep
+        self._keep_note = keep_note
         self._dialects: dict[str, Dialect] = {spec.name: connect(spec, environ) for spec in specs}
         self._tasks = asyncio.TaskGroup()
         self._runs: dict[RequestId, _Run] = {}
@@ -91,11 +91,11 @@ class UpstreamHost:
         return {model for model, dialect in self._dialects.items() if dialect.is_down}
 
     def submit(self, jobs: Sequence[JobHandoff]) -> None:
-        for handed in jobs:
-            run = _Run(handed, Stopwatch(_now_us))
+        for handoff in jobs:
+            run = _Run(handoff, Stopwatch(_now_us))
             run.watch.start()
             self._runs[run.job.request_id] = run
-            run.task = self._tasks.create_task(self._see_through(run))
+            run.task = self._tasks.create_task(self._run_job(run))
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         run = self._runs.get(request_id)
@@ -111,22 +111,22 @@ class UpstreamHost:
         if run is not None and run.task is not None:
             run.task.cancel()
 
-    async def settled(self, timeout_s: float) -> None:
+    async def handover_ready(self, timeout_s: float) -> None:
         """Wait until other workers can take over every job, but no longer than this."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for call in [run.call for run in self._runs.values()]:
                     if call is not None:
-                        await call.settled()
+                        await call.handover_ready()
 
-    async def _see_through(self, run: _Run) -> None:
+    async def _run_job(self, run: _Run) -> None:
         """Run a job to its outcome; failures of any kind are its own."""
         try:
             outcome = await self._answer(run)
         except asyncio.CancelledError:
             if run.cancelled is None:  # abandoned, or everything ends
                 raise
-            outcome = _stop(run, run.cancelled)
+            outcome = _cancelled(run, run.cancelled)
         except Exception as error:
             log.exception("upstream call failed", extra={"request_id": run.job.request_id})
             outcome = Failed(
@@ -142,21 +142,21 @@ class UpstreamHost:
             async with asyncio.timeout(left_s) as timer:
                 run.call = dialect.call(
                     run.job,
-                    lambda event: self._say(run, event),
-                    run.handed.files,
-                    Notes(run.handed.note, functools.partial(self._keep, run.job.request_id)),
+                    lambda event: self._send_event(run, event),
+                    run.handoff.files,
+                    Notes(run.handoff.note, functools.partial(self._keep_note, run.job.request_id)),
                 )
                 return await run.call.run(run.watch)
         except TimeoutError:
             if not timer.expired():
                 raise
-            return _stop(run, "deadline")
+            return _cancelled(run, "deadline")
 
-    def _say(self, run: _Run, event: Event) -> None:
+    def _send_event(self, run: _Run, event: Event) -> None:
         if isinstance(event, Tokens):
-            run.said.say(event.index, event.count, _now_us())
+            run.token_times.record_tokens(event.index, event.count, _now_us())
         if run.job.stream and self._runs.get(run.job.request_id) is run:
-            run.tally.note(event)
+            run.tally.record(event)
             self._report(((run.job.request_id, event),), ())
 
     def _end(self, run: _Run, outcome: Outcome) -> None:
@@ -164,19 +164,19 @@ class UpstreamHost:
             return
         del self._runs[run.job.request_id]
         preprocess_us, transfer_us, forward_us, postprocess_us = run.watch.stop(rest="postprocess")
-        said, handed = run.said, run.handed
-        first_us = handed.queue_us + said.first_us - handed.leased_us if said.tokens else 0
+        times, handoff = run.token_times, run.handoff
+        first_us = handoff.queue_us + times.first_us - handoff.leased_us if times.tokens else 0
         timings = Timings(
-            queue_us=handed.queue_us,
+            queue_us=handoff.queue_us,
             preprocess_us=preprocess_us,
             transfer_us=transfer_us,
             forward_us=forward_us,
             postprocess_us=postprocess_us,
             first_token_us=first_us,
-            per_token_us=said.per_token_us,
-            gap_us=said.gap_us,
+            per_token_us=times.per_token_us,
+            gap_us=times.gap_us,
             # Events count chunks where an upstream does not say what is in them; its usage knows.
-            tokens=outcome.usage.output_tokens or said.tokens,
+            tokens=outcome.usage.output_tokens or times.tokens,
         )
         outcome = msgspec.structs.replace(
             _with_delivery(run, outcome), timings=timings, worker=self._worker
@@ -184,21 +184,21 @@ class UpstreamHost:
         self._report((), ((run.job.request_id, outcome),))
 
 
-def _stop(run: _Run, reason: CancelReason) -> Cancelled:
+def _cancelled(run: _Run, reason: CancelReason) -> Cancelled:
     if run.call is None:
         return Cancelled(reason=reason)
     run.call.stop()
-    usage, output = run.call.so_far()
+    usage, output = run.call.partial_result()
     return Cancelled(reason=reason, usage=usage, output=output)
 
 
 def _with_delivery(run: _Run, outcome: Outcome) -> Outcome:
     """Add to an outcome that is not a success what was streamed before it."""
-    if not isinstance(outcome, Cancelled | Failed) or not run.tally.begun:
+    if not isinstance(outcome, Cancelled | Failed) or not run.tally.has_delivered:
         return outcome
     usage, output = outcome.usage, outcome.output
     if isinstance(outcome, Failed) and run.call is not None:
-        usage, output = run.call.so_far()
+        usage, output = run.call.partial_result()
     usage = chargeable(usage, run.tally.usage())
     return msgspec.structs.replace(outcome, delivered=True, usage=usage, output=output)
 

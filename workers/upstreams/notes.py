@@ -31,7 +31,7 @@ class Notes:
 NO_NOTES: Final = Notes()
 
 
-class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
+class UpstreamNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """An order at an endpoint; without a number it was about to be sent."""
 
     endpoint: str
@@ -39,15 +39,15 @@ class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
     number: str = ""
 
 
-def write_note(placed: Placed) -> str:
-    return msgspec.json.encode(placed).decode()
+def write_note(noted: UpstreamNote) -> str:
+    return msgspec.json.encode(noted).decode()
 
 
-def read_note(note: str) -> Placed | None:
+def read_note(note: str) -> UpstreamNote | None:
     """Read what was kept; None if nothing was. A note that cannot be read is an intent."""
     if not note:
         return None
     try:
-        return msgspec.json.decode(note, type=Placed)
+        return msgspec.json.decode(note, type=UpstreamNote)
     except msgspec.DecodeError:
-        return Placed("", "")
+        return UpstreamNote("", "")

@@ -40,7 +40,7 @@ from workers.upstreams.endpoints import Endpoint, Endpoints
 from workers.upstreams.notes import NO_NOTES, Notes
 from workers.upstreams.retries import (
     ATTEMPTS,
-    PARK_S,
+    BUSY_PAUSE_S,
     RETRY_AFTER_MAX_S,
     EndpointBusyError,
     NoEndpointError,
@@ -59,7 +59,7 @@ MESSAGE_CHARS_MAX: Final = 300
 """Of an upstream's own words that are passed on."""
 BYTES_PER_TOKEN: Final = 4
 """Of English text, roughly; only for an input that the upstream did not count."""
-GOODBYE_S: Final = 1.0
+CLOSING_S: Final = 1.0
 """For an answer that is complete to end, so that its connection can be used again."""
 
 _BUSY: Final = frozenset({429, 502, 503})
@@ -115,12 +115,12 @@ class OpenAI:
     def call(
         self,
         job: Job,
-        say: Callable[[Event], None],
+        send_event: Callable[[Event], None],
         files: Sequence[bytes] = (),
         notes: Notes = NO_NOTES,
     ) -> ChatCall:
         """Raise ``msgspec.ValidationError`` if the job is no text generation."""
-        return ChatCall(self, job, say)
+        return ChatCall(self, job, send_event)
 
     async def close(self) -> None:
         await self.endpoints.close()
@@ -129,22 +129,22 @@ class OpenAI:
 class ChatCall:
     """One chat completion, or one completion of texts."""
 
-    _was_counted = False
+    _failure_recorded = False
     """Whether the endpoint knows already that it failed."""
 
-    def __init__(self, client: OpenAI, job: Job, say: Callable[[Event], None]) -> None:
+    def __init__(self, client: OpenAI, job: Job, send_event: Callable[[Event], None]) -> None:
         self._client = client
         self._job = job
         self._chat = msgspec.convert(job.input, ChatInput)
-        self._say = say
+        self._send_event = send_event
         self._endpoint: Endpoint | None = None
         self._texts = [""] * self._chat.choices
-        self._thoughts = [""] * self._chat.choices
+        self._reasoning = [""] * self._chat.choices
         self._calls: list[dict[int, ToolCall]] = [{} for _ in self._texts]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in self._texts]
         self._finished: list[FinishReason | None] = [None] * self._chat.choices
         self._chunks = 0
-        self._begun: set[int] = set()
+        self._started_choices: set[int] = set()
         """Choices of which something was passed on."""
         self._usage: wire.WireUsage | None = None
         self._complete = False
@@ -155,19 +155,19 @@ class ChatCall:
         failure = await self._exchange(body, clock)
         if failure is not None:
             return failure
-        usage = self._count(estimate=self._client.options.usage == "estimated")
+        usage = self._usage_of(estimate=self._client.options.usage == "estimated")
         if usage is None:
             return _failed("The upstream reported no usage.")
         return Completed(usage=usage, output=self._output())
 
-    async def settled(self) -> None:
+    async def handover_ready(self) -> None:
         """Nothing is ordered: an answer that breaks off begins anew."""
 
     def stop(self) -> None:
         """Nothing is to be called off: the upstream stops when the connection is closed."""
 
-    def so_far(self) -> tuple[Usage, dict[str, Any]]:
-        return self._count(estimate=True) or Usage(), self._output()
+    def partial_result(self) -> tuple[Usage, dict[str, Any]]:
+        return self._usage_of(estimate=True) or Usage(), self._output()
 
     async def _exchange(self, body: dict[str, Any], clock: PhaseClock) -> Failed | None:
         """Send the request and read the answer; translate whatever goes wrong, and tell it to the
@@ -181,7 +181,7 @@ class ChatCall:
         if endpoint is not None:
             if failure is None or failure.code in ("upstream_rejected", "context_length_exceeded"):
                 endpoint.succeeded()
-            elif not self._was_counted:
+            elif not self._failure_recorded:
                 endpoint.failed()
         return failure
 
@@ -276,7 +276,7 @@ class ChatCall:
     async def _send_once(self, endpoint: Endpoint, body: dict[str, Any]) -> httpx.Response:
         if self._endpoint is not None:
             self._endpoint.in_flight -= 1
-        self._endpoint, self._was_counted = endpoint, False
+        self._endpoint, self._failure_recorded = endpoint, False
         endpoint.in_flight += 1
         url = endpoint.url("completions" if self._chat.prompts else "chat/completions")
         sending = Sending()
@@ -287,16 +287,16 @@ class ChatCall:
             response = await endpoint.http.send(request, stream=True)
         except (*_NOT_CONNECTED, *_BROKEN) as error:
             endpoint.failed()
-            self._was_counted = True
+            self._failure_recorded = True
             if isinstance(error, _BROKEN) and not sending.is_sent:
                 raise NotSentError from error
             raise
         if response.status_code in _BUSY:
             await response.aclose()
             asked_s = retry_after_s(response.headers)
-            self._was_counted = True
+            self._failure_recorded = True
             if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
-                endpoint.park(min(asked_s or PARK_S, RETRY_AFTER_MAX_S))
+                endpoint.pause(min(asked_s or BUSY_PAUSE_S, RETRY_AFTER_MAX_S))
             else:
                 endpoint.failed()
             raise EndpointBusyError(response.status_code, asked_s)
@@ -307,37 +307,37 @@ class ChatCall:
     async def _read(self, response: httpx.Response, timer: asyncio.Timeout) -> Failed | None:
         if not self._client.options.stream:
             body = await read_whole(response.aiter_bytes(), RESPONSE_BYTES_MAX)
-            return self._take(wire.decode_answer(body))
+            return self._apply(wire.decode_answer(body))
         now_s = asyncio.get_running_loop().time
         async for data in read_events(response.aiter_bytes(), RESPONSE_BYTES_MAX):
             if data == b"[DONE]":
                 self._complete = True
-                timer.reschedule(now_s() + GOODBYE_S)
+                timer.reschedule(now_s() + CLOSING_S)
             elif not self._complete:
                 timer.reschedule(now_s() + self._client.upstream.idle_timeout_s)
-                if failure := self._take(wire.decode_answer(data)):
+                if failure := self._apply(wire.decode_answer(data)):
                     return failure
         if not self._complete and None in self._finished:
             return _failed("The upstream broke off its answer.")
         return None
 
-    def _take(self, answer: wire.WireAnswer) -> Failed | None:
+    def _apply(self, answer: wire.WireAnswer) -> Failed | None:
         if answer.error is not None:
             return self._explain(answer.error, "upstream_error")
         self._usage = answer.usage or self._usage
         for choice in answer.choices:
             if choice.index >= len(self._texts):
                 raise msgspec.ValidationError("a choice that was not asked for")
-            self._take_choice(choice)
+            self._apply_choice(choice)
         return None
 
-    def _take_choice(self, choice: wire.WireChoice) -> None:
+    def _apply_choice(self, choice: wire.WireChoice) -> None:
         index = choice.index
         part = choice.delta or choice.message
         text = choice.text or (part.content if part else None) or ""
-        thought = (part.reasoning_content or part.reasoning or "") if part else ""
+        reasoning = (part.reasoning_content or part.reasoning or "") if part else ""
         for call in (part.tool_calls if part else None) or ():
-            self._take_call(index, call)
+            self._merge_call(index, call)
         logprobs = _logprobs(choice.logprobs) if self._chat.logprobs else None
         finish_reason: FinishReason | None = None
         made: tuple[ToolCall, ...] = ()
@@ -345,29 +345,29 @@ class ChatCall:
             made = tuple(self._calls[index].values())
             finish_reason = _FINISH_REASONS.get(choice.finish_reason, "stop")
             finish_reason = "tool_calls" if made else finish_reason
-        if not (text or thought or logprobs) and finish_reason is None:
+        if not (text or reasoning or logprobs) and finish_reason is None:
             return
-        count = len(logprobs) if logprobs else int(bool(text or thought or made))
+        count = len(logprobs) if logprobs else int(bool(text or reasoning or made))
         self._chunks += count
         self._texts[index] += text
-        self._thoughts[index] += thought
+        self._reasoning[index] += reasoning
         self._logprobs[index] += logprobs or ()
         self._finished[index] = finish_reason or self._finished[index]
         read = None
-        if self._job.stream and index not in self._begun:
-            self._begun.add(index)
-            read = self._count(estimate=True)
-        self._say(Tokens(index, text, count, logprobs, finish_reason, made, thought, read))
+        if self._job.stream and index not in self._started_choices:
+            self._started_choices.add(index)
+            read = self._usage_of(estimate=True)
+        self._send_event(Tokens(index, text, count, logprobs, finish_reason, made, reasoning, read))
 
-    def _take_call(self, index: int, piece: wire.WireToolCall) -> None:
+    def _merge_call(self, index: int, piece: wire.WireToolCall) -> None:
         """Put a call together; its pieces share a number, whole ones may have none."""
         calls = self._calls[index]
         number = len(calls) if piece.index is None else piece.index
-        so_far = calls.get(number, ToolCall("", "", ""))
+        earlier = calls.get(number, ToolCall("", "", ""))
         calls[number] = ToolCall(
-            piece.id or so_far.id or f"call_{self._job.request_id[4:20]}{index}{number}",
-            so_far.name + (piece.function.name or ""),
-            so_far.arguments + (piece.function.arguments or ""),
+            piece.id or earlier.id or f"call_{self._job.request_id[4:20]}{index}{number}",
+            earlier.name + (piece.function.name or ""),
+            earlier.arguments + (piece.function.arguments or ""),
         )
 
     async def _refused(self, response: httpx.Response) -> Failed:
@@ -397,7 +397,7 @@ class ChatCall:
 
     # --- Accounts ---------------------------------------------------------------------------------
 
-    def _count(self, *, estimate: bool) -> Usage | None:
+    def _usage_of(self, *, estimate: bool) -> Usage | None:
         if self._usage is not None:
             return Usage(
                 requests=1,
@@ -427,7 +427,7 @@ class ChatCall:
                     self._finished[index] or "stop",
                     tuple(self._logprobs[index]) if self._chat.logprobs else None,
                     tuple(self._calls[index].values()),
-                    self._thoughts[index],
+                    self._reasoning[index],
                 )
                 for index, text in enumerate(self._texts)
             ]

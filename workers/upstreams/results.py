@@ -10,7 +10,7 @@ from workers.contract.jobs import Completed, Failed, Job, Usage
 from workers.contract.media import File, Medium, characters
 from workers.media.measure import Measured, measure
 from workers.upstreams import gmi_wire as wire
-from workers.upstreams.transfers import Budget, TransferError, Transfers
+from workers.upstreams.transfers import ByteBudget, TransferError, Transfers
 
 
 async def collect(
@@ -21,8 +21,8 @@ async def collect(
     An output that cannot be had is described with its error and not counted; if there is none at
     all, that is a failure. Of a voice the id alone will do.
     """
-    found = wire.find_media(outcome, wire.MAKES[job.task])
-    budget = Budget()
+    found = wire.find_media(outcome, wire.OUTPUT_KINDS[job.task])
+    budget = ByteBudget()
     async with asyncio.TaskGroup() as group:
         fetches = [
             group.create_task(_fetch(transfers, one, budget, plain_allowed=plain_allowed))
@@ -45,11 +45,11 @@ async def collect(
     if not outputs and (found or "voice_id" not in outcome):
         return Failed("upstream_error", f"The upstream's result could not be fetched: {why}.")
     output = {**wire.scalars(outcome), "media": media}
-    return Completed(_count(job, outputs), output=output, files=tuple(files))
+    return Completed(_usage_of(job, outputs), output=output, files=tuple(files))
 
 
 async def _fetch(
-    transfers: Transfers, one: wire.Found, budget: Budget, *, plain_allowed: bool
+    transfers: Transfers, one: wire.MediaUrl, budget: ByteBudget, *, plain_allowed: bool
 ) -> tuple[File, Measured] | str:
     """A file and what it says of itself, or why it could not be had."""
     try:
@@ -60,7 +60,7 @@ async def _fetch(
 
 
 def _describe(
-    one: wire.Found,
+    one: wire.MediaUrl,
     index: int,
     blob: int,
     file: File,
@@ -84,7 +84,7 @@ def _describe(
     )
 
 
-def _count(job: Job, outputs: Sequence[Medium]) -> Usage:
+def _usage_of(job: Job, outputs: Sequence[Medium]) -> Usage:
     """Count what was delivered in the units that a price may name, and no more than was asked for:
     a model that makes 5.04 seconds where it was to make 5 is not paid for more."""
     given, most = job.input, job.limits

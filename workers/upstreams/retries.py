@@ -11,7 +11,7 @@ import tenacity
 
 ATTEMPTS: Final = 3
 RETRY_AFTER_MAX_S: Final = 10.0
-PARK_S: Final = 1.0
+BUSY_PAUSE_S: Final = 1.0
 """For an endpoint that is busy and does not say how long."""
 
 

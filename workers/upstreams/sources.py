@@ -11,7 +11,7 @@ from workers.media.decode import read_image
 from workers.media.encode import image
 from workers.media.pixels import MediaError
 
-_TAKEN: Final[Mapping[str, str]] = {
+_UPLOAD_TYPES: Final[Mapping[str, str]] = {
     "image/png": "image/png",
     "image/jpeg": "image/jpg",
     "image/jpg": "image/jpg",
@@ -28,8 +28,8 @@ def prepare_sources(files: Sequence[bytes], types: Sequence[str]) -> list[File] 
     """Name every file as the upload does; a picture of another type becomes PNG."""
     prepared = []
     for place, (data, content_type) in enumerate(zip(files, types, strict=True)):
-        if content_type in _TAKEN:
-            prepared.append(File(_TAKEN[content_type], data))
+        if content_type in _UPLOAD_TYPES:
+            prepared.append(File(_UPLOAD_TYPES[content_type], data))
         elif content_type.startswith("image/"):
             try:
                 pixels = read_image(data, alpha=True)

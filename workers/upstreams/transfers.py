@@ -33,12 +33,12 @@ class TransferError(Exception):
     """A file did not come or go; the message says why, without its address."""
 
 
-class _Passing(TransferError):
+class _TransientError(TransferError):
     """It may succeed if tried again."""
 
 
 @dataclass(slots=True)
-class Budget:
+class ByteBudget:
     """Bytes that may still be fetched for a request."""
 
     left: int = BYTES_MAX
@@ -62,15 +62,15 @@ class Transfers:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def fetch(self, url: str, budget: Budget, *, plain_allowed: bool) -> File:
+    async def fetch(self, url: str, budget: ByteBudget, *, plain_allowed: bool) -> File:
         """Download a picture, a video or a sound. Raise ``TransferError``."""
-        return await _patiently(lambda: self._fetch(url, budget, plain_allowed=plain_allowed))
+        return await _with_retries(lambda: self._fetch(url, budget, plain_allowed=plain_allowed))
 
-    async def bring(self, url: str, file: File, *, plain_allowed: bool) -> None:
+    async def upload(self, url: str, file: File, *, plain_allowed: bool) -> None:
         """Upload a file to an address that was signed for its type. Raise ``TransferError``."""
-        await _patiently(lambda: self._bring(url, file, plain_allowed=plain_allowed))
+        await _with_retries(lambda: self._upload(url, file, plain_allowed=plain_allowed))
 
-    async def _fetch(self, url: str, budget: Budget, *, plain_allowed: bool) -> File:
+    async def _fetch(self, url: str, budget: ByteBudget, *, plain_allowed: bool) -> File:
         # Collected in a file: as a buffer that grows, it would be in memory twice at the end.
         with tempfile.SpooledTemporaryFile(MEMORY_BYTES_MAX) as data:
             content_type = await self._fetch_into(data, url, budget, plain_allowed=plain_allowed)
@@ -78,7 +78,7 @@ class Transfers:
             return File(content_type, await asyncio.to_thread(data.read))
 
     async def _fetch_into(
-        self, data: IO[bytes], url: str, budget: Budget, *, plain_allowed: bool
+        self, data: IO[bytes], url: str, budget: ByteBudget, *, plain_allowed: bool
     ) -> str:
         """Write what an address has; return its content type."""
         fetched = 0
@@ -101,12 +101,12 @@ class Transfers:
                     return _content_type(data.read(HEAD_BYTES), header)
         except httpx.HTTPError as error:
             budget.left += fetched
-            raise _Passing(f"the connection broke ({type(error).__name__})") from error
+            raise _TransientError(f"the connection broke ({type(error).__name__})") from error
         except ValueError as error:
             raise TransferError("it was redirected to what is no address") from error
         raise TransferError(f"it was redirected more than {REDIRECTS_MAX} times")
 
-    async def _bring(self, url: str, file: File, *, plain_allowed: bool) -> None:
+    async def _upload(self, url: str, file: File, *, plain_allowed: bool) -> None:
         to = await _checked(url, plain_allowed=plain_allowed)
         try:
             response = await self._http.put(
@@ -116,14 +116,14 @@ class Transfers:
                 extensions=to.extensions,
             )
         except httpx.HTTPError as error:
-            raise _Passing(f"the connection broke ({type(error).__name__})") from error
+            raise _TransientError(f"the connection broke ({type(error).__name__})") from error
         _check_status(response.status_code)
 
 
 _T = TypeVar("_T")
 
 
-async def _patiently(attempt: Callable[[], Awaitable[_T]]) -> _T:
+async def _with_retries(attempt: Callable[[], Awaitable[_T]]) -> _T:
     """Both ways a transfer can be repeated without harm; in all it has ``TRANSFER_S``."""
 
     async def once() -> _T:
@@ -132,7 +132,7 @@ async def _patiently(attempt: Callable[[], Awaitable[_T]]) -> _T:
     retrying = tenacity.AsyncRetrying(
         stop=tenacity.stop_after_attempt(ATTEMPTS),
         wait=tenacity.wait_random_exponential(multiplier=0.2, max=5),
-        retry=tenacity.retry_if_exception_type(_Passing),
+        retry=tenacity.retry_if_exception_type(_TransientError),
         reraise=True,
     )
     try:
@@ -155,12 +155,12 @@ async def _checked(url: str, *, plain_allowed: bool) -> Pinned:
     except PrivateAddress:
         raise TransferError("its address is not public") from None
     except OSError as error:
-        raise _Passing("the host of its address cannot be found") from error
+        raise _TransientError("the host of its address cannot be found") from error
 
 
 def _check_status(status: int) -> None:
     if status == httpx.codes.TOO_MANY_REQUESTS or status >= 500:
-        raise _Passing(f"it was answered with status {status}")
+        raise _TransientError(f"it was answered with status {status}")
     if not 200 <= status < 300:
         raise TransferError(f"it was answered with status {status}")
 
