@@ -36,7 +36,7 @@ async def main(url: str, namespace: str, name: str) -> None:
 
     async def keep() -> None:
         await queue.heartbeat(list(held.items()), lease_ms=LEASE_MS)
-        await queue.reap()
+        await queue.reclaim()
         await asyncio.sleep(LEASE_MS / 3000)
 
     async def for_ever(step: Callable[[], Awaitable[None]]) -> None:

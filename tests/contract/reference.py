@@ -173,7 +173,7 @@ class Reference:
         job = self.jobs.get(id)
         if job is None:
             if status in ("ok", "cancelled"):
-                ghost = Job(id, "", b"", 0, 1, 0, False, False, "", "", 0, token=token)
+                ghost = Job(id, "", b"", 0, 1, False, False, "", "", 0, token=token)
                 self.jobs[id] = ghost
                 ghost.state = status
                 self.done.append((id, status, 0, outcome, ""))

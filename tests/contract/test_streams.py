@@ -265,7 +265,7 @@ async def test_no_models_mean_no_outcomes(client: Redis, namespace: str) -> None
     assert await Outcomes(client, [], namespace=namespace).read("s") == []
 
 
-# --- Workers and notifications ---------------------------------------------------------------------
+# --- Workers and notifications --------------------------------------------------------------------
 
 
 async def test_living_workers_are_listed(client: Redis, namespace: str) -> None:

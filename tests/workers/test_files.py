@@ -195,7 +195,9 @@ class Desk:
         self.said: list[tuple[RequestId, Event]] = []
         self.ended: dict[RequestId, Outcome] = {}
         self.fetched: dict[RequestId, Fetched] = {}
-        self.files = Attachments(self.blobs, say=self._say, end=self._end, patience_s=patience_s)
+        self.files = Attachments(
+            self.blobs, send_event=self._say, end=self._end, patience_s=patience_s
+        )
 
     def held(self, name: str, *attachments: BlobRef, deadline_ms: int = 0) -> LeasedJob:
         job = Job(
@@ -343,7 +345,7 @@ async def test_a_lost_lease_ends_the_storing_and_deletes_what_was_stored(tmp_pat
         desk.files.end(held, made(*[os.urandom(1_000_000)] * 8))
         await asyncio.sleep(0)
 
-        assert desk.files.holds(held)
+        assert desk.files.is_pending(held)
         desk.files.drop(held)
         await desk.until_idle()
 
@@ -384,7 +386,7 @@ async def test_large_answer_keeps_its_text_if_it_cannot_be_stored(tmp_path: Path
         desk.block("req_1")
         logprobs = tuple(TokenLogprob("word", -1.0, (("other", -2.0),) * 20) for _ in range(4000))
         output = {"choices": [Choice(0, "word " * 4000, "stop", logprobs)]}
-        desk.files.keep_output(held, Completed(Usage(output_tokens=4000), output=output))
+        desk.files.store_output(held, Completed(Usage(output_tokens=4000), output=output))
         await desk.until_idle()
 
     outcome = desk.ended[RequestId("req_1")]

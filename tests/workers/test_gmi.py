@@ -418,7 +418,7 @@ async def test_an_order_that_is_not_answered_in_time_is_called_off_when_it_is() 
 
 
 async def test_questions_may_be_lost_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "PAUSE_MIN_S", 0.05)
+    monkeypatch.setattr(endpoints, "PROBE_MIN_S", 0.05)
     async with calling(idle_timeout_s=0.2) as (caller, service):
         service.faults += [
             Fault("GET", "/requests/", hangs_up=True),
@@ -456,7 +456,7 @@ async def test_another_endpoint_takes_what_the_first_did_not() -> None:
 async def test_an_endpoint_that_is_down_is_asked_for_its_models_until_it_is_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoints, "PAUSE_MIN_S", 0.02)
+    monkeypatch.setattr(endpoints, "PROBE_MIN_S", 0.02)
     async with calling() as (caller, service):
         service.faults += [Fault("POST", "/requests", status=500)] * 3
         service.faults.append(Fault("GET", "/models", status=503))
@@ -613,7 +613,7 @@ async def test_an_output_that_is_gone_does_not_take_the_others_along() -> None:
 
 
 async def test_no_more_is_fetched_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers.Budget, "__init__", _small_budget)
+    monkeypatch.setattr(transfers.ByteBudget, "__init__", _small_budget)
     async with calling() as (caller, _):
         caller.submit(prompt="x")
 
@@ -622,14 +622,14 @@ async def test_no_more_is_fetched_than_there_is_room_for(monkeypatch: pytest.Mon
     assert "larger than" in failed.message
 
 
-def _small_budget(budget: transfers.Budget) -> None:
+def _small_budget(budget: transfers.ByteBudget) -> None:
     budget.left = 10
 
 
 async def test_nothing_inside_our_network_is_called_on_an_upstreams_word() -> None:
     async with fake_gmi() as service:
         client = transfers.Transfers(connect_timeout_s=1.0)
-        budget = transfers.Budget()
+        budget = transfers.ByteBudget()
         inside = f"https://127.0.0.1:{service.port}/media/0"
         for address, words in (
             (inside, "not public"),

@@ -16,9 +16,9 @@ from workers.contract.streams import Workers
 LONG = {"slots": 2, "tokens_per_step": 1, "step_us": 50_000}
 
 
-def _served(slots: int, *, adapts: bool = True) -> ServedModel:
+def _served(slots: int, *, leases_ahead: bool = True) -> ServedModel:
     nothing = cast(Any, None)
-    return ServedModel("m", nothing, nothing, slots, adapts=adapts)
+    return ServedModel("m", nothing, nothing, slots, leases_ahead=leases_ahead)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_work_is_leased_ahead_for_two_seconds_at_most(job_s: float, capacity: in
 
 
 def test_what_an_operator_says_is_kept_to() -> None:
-    served = _served(5, adapts=False)
+    served = _served(5, leases_ahead=False)
     served.record_duration(0.01)
 
     assert served.capacity == 5

@@ -24,7 +24,7 @@ from workers.upstreams.host import UpstreamHost
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "PAUSE_MIN_S", 0.05)
+    monkeypatch.setattr(endpoints, "PROBE_MIN_S", 0.05)
 
 
 class Agent:
