@@ -1,1 +1,1 @@
-"""The workers: they compute; they never see a client's key, SQL, or a price."""
+"""The workers run models. They have no access to API keys, SQL or prices."""

@@ -1,6 +1,6 @@
-"""The ``tollgate-worker`` command: read the catalog, serve what it can, drain on SIGTERM.
+"""The ``tollgate-worker`` command: serves the models of a catalog; drains on SIGTERM.
 
-Exit status: 0 after a drain, 1 if something broke, 2 if the command or its settings were wrong.
+Exit status: 0 after a drain, 1 after an unexpected error, 2 for invalid options or settings.
 """
 
 from __future__ import annotations
@@ -36,32 +36,40 @@ Example:
 
 
 @click.command(epilog=EXAMPLE, context_settings={"max_content_width": 100})
-@click.option("--catalog", type=click.Path(path_type=Path), help="Catalog file. [catalog.yaml]")
-@click.option("--redis-url", metavar="URL", help="Queue server. [REDIS_URL]")
+@click.option(
+    "--catalog", type=click.Path(path_type=Path), help="Catalog file.  [default: catalog.yaml]"
+)
+@click.option("--redis-url", metavar="URL", help="URL of the queue server.  [default: REDIS_URL]")
 @click.option(
     "--model",
     "models",
     multiple=True,
     metavar="NAME",
-    help="Serve this model; may be repeated. [all that this worker can serve]",
+    help="Model to serve; repeatable.  [default: all that this worker can serve]",
 )
-@click.option("--device", metavar="NAME", help="Device of the engines, such as cuda:0. [cpu]")
-@click.option("--threads", type=int, help="CPU threads of the engine process.")
-@click.option("--name", "worker_name", help="Name of this worker. [the host's name]")
-@click.option("--preload/--no-preload", default=None, help="Load weights at the start. [yes]")
-@click.option("--drain-s", type=float, help="Patience with running jobs after SIGTERM. [30]")
-@click.option("--log-level", help="DEBUG, INFO, WARNING or ERROR. [INFO]")
+@click.option(
+    "--device", metavar="NAME", help="Device of the engines, such as cuda:0.  [default: cpu]"
+)
+@click.option("--threads", type=int, help="Number of CPU threads of the engine process.")
+@click.option("--name", "worker_name", help="Name of this worker.  [default: host name]")
+@click.option(
+    "--preload/--no-preload", default=None, help="Load weights at startup.  [default: yes]"
+)
+@click.option(
+    "--drain-s", type=float, help="Time for running jobs to end after SIGTERM.  [default: 30]"
+)
+@click.option("--log-level", help="DEBUG, INFO, WARNING or ERROR.  [default: INFO]")
 def main(models: Sequence[str], **options: Any) -> None:
-    """Run models for a Tollgate gateway: lease jobs from its queue and compute them.
+    """Run models for a Tollgate gateway: lease jobs from its queue and execute them.
 
-    Every option can also be given in the environment, as TOLLGATE_ and its name.
+    Every option can also be set in the environment, as TOLLGATE_ and its name.
     """
     given = {name: value for name, value in options.items() if value is not None}
     try:
         settings = WorkerSettings(**given)
         specs = _choose(read_specs(settings.catalog), models)
         serve, unavailable = sort_specs(specs, settings, os.environ)
-        # One connection per model waits for work; the rest is shared.
+        # One connection per model blocks waiting for work; the others are shared.
         redis = connect(settings.queue_url, max_connections=len(serve) + 8)
         blobs = Blobs(settings.blob_url) if settings.blob_url else None
     except (OSError, ValueError) as error:
@@ -75,7 +83,7 @@ def main(models: Sequence[str], **options: Any) -> None:
 def sort_specs(
     specs: Sequence[ModelSpec], settings: WorkerSettings, environ: Mapping[str, str]
 ) -> tuple[list[ModelSpec], dict[str, str]]:
-    """Part a catalog into what this worker serves and, by model, why it cannot serve the rest."""
+    """Split a catalog into the models to serve and, for each other model, why it is not served."""
     serve, unavailable = [], {}
     for spec in specs:
         obstacle = (
@@ -129,7 +137,7 @@ def _choose(specs: Sequence[ModelSpec], names: Sequence[str]) -> Sequence[ModelS
 
 
 def _refuse(error: Exception) -> NoReturn:
-    """One line, whatever was wrong."""
+    """Print the error on one line and exit."""
     message = str(error)
     if isinstance(error, ValidationError):
         first = error.errors()[0]

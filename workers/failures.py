@@ -1,4 +1,4 @@
-"""What an engine's exceptions mean. Torch's are known by name, as nothing here imports it."""
+"""Classifies the exceptions of engines. Torch's are matched by name: torch is not imported here."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from workers.contract.jobs import Failed
 
 
 class DeviceLostError(Exception):
-    """The device answers no more; only a new process can have it back."""
+    """The device no longer responds; only a new process can recover it."""
 
 
 def describe(error: Exception) -> Failed:
-    """What a client may know of an engine's exception."""
+    """Convert an engine's exception to a failure that can be shown to the client."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return Failed(code="out_of_memory", message="The device ran out of memory.")
     return Failed(code="engine_error", message="The engine failed on this request.")
 
 
 def raise_if_device_is_lost(error: Exception) -> None:
-    """Torch's AcceleratorError is sticky: every later call on the device fails as well."""
+    """Raise ``DeviceLostError`` for torch's ``AcceleratorError``, which is sticky: every later call
+    on the device fails too."""
     if type(error).__name__ == "AcceleratorError":
         raise DeviceLostError(str(error)) from error

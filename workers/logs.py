@@ -1,7 +1,7 @@
-"""Structured logs: one JSON object a line on stderr, with ids and never with what a client said.
+"""Structured logs: one JSON object per line on stderr, with ids but never with client content.
 
-A traceback is reduced to its places and the type of the error, because the message of an exception
-may quote the input that caused it. A message meant for the operator is logged as such.
+A traceback is reduced to its locations and the type of the error, because the message of an
+exception can quote the input that caused it. A message meant for the operator is logged explicitly.
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ def configure_logging(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # httpx logs every URL at INFO, and an upstream's address is nobody's business here.
+    # httpx logs every URL at INFO; upstream URLs must not appear in the logs.
     logging.getLogger("httpx").setLevel(logging.WARNING)

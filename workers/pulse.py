@@ -1,8 +1,8 @@
-"""Signs of life within a step: an engine process in a long one still shows that it gets on.
+"""Keep-alives within a step: an engine process reports progress while a long step runs.
 
-``beat`` may be called from any thread, as often as it is convenient; most calls only read a clock.
-What is called must really follow from progress: a beat between the layers of a network, or between
-the frames of a file, none from a timer.
+``beat`` can be called from any thread and as often as convenient; most calls only read a clock.
+Call it only after real progress, such as between the layers of a network or between the frames of a
+file, and never from a timer.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Callable
 from typing import Final
 
 EVERY_S: Final = 0.25
-"""A beat is passed on at most so often."""
+"""Minimum interval between two keep-alives."""
 
 
 class Pulse:
-    """``tell`` passes a beat on; it is called by whichever thread happened to beat."""
+    """``send`` sends a keep-alive; it is called in the thread that called ``beat``."""
 
     def __init__(self) -> None:
-        self.tell: Callable[[], None] | None = None
+        self.send: Callable[[], None] | None = None
         self._lock = threading.Lock()
-        self._told_s = 0.0
+        self._sent_s = 0.0
 
     def beat(self) -> None:
-        if self.tell is None or time.monotonic() - self._told_s < EVERY_S:
+        if self.send is None or time.monotonic() - self._sent_s < EVERY_S:
             return
         if self._lock.acquire(blocking=False):
             try:
-                self._told_s = time.monotonic()
-                self.tell()
+                self._sent_s = time.monotonic()
+                self.send()
             finally:
                 self._lock.release()
 
 
 PULSE: Final = Pulse()
-"""That of this process; only an engine process passes it on."""
+"""The pulse of this process; only an engine process sends keep-alives."""

@@ -38,7 +38,7 @@ def test_help_shows_an_example() -> None:
     [
         (["--catalog", "nowhere.yaml"], "No such file"),
         (["--model", "no-such-model"], "the catalog has no model called no-such-model"),
-        ([], "no queue server is named: give --redis-url or set REDIS_URL"),
+        ([], "no queue server configured; use --redis-url or set REDIS_URL"),
         (["--redis-url", "http://localhost"], "Redis URL must specify one of"),
         (["--threads", "0"], "threads: Input should be greater than or equal to 1"),
         (["--log-level", "LOUD"], "log_level: Input should be 'DEBUG', 'INFO'"),

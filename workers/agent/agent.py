@@ -1,9 +1,9 @@
-"""The worker's agent: is_pending leases, renews them, hands jobs to their hosts, accounts for crashes.
+"""The worker's agent: leases jobs, renews the leases, passes jobs to hosts and handles crashes.
 
-One per device, or one on the CPU. Everything here is asyncio and short: heartbeats share neither a
-thread nor an interpreter with a forward pass. It owns no tensor and knows no price. The invariant:
-a job that was leased is completed, given back or, if the agent itself dies, left to its lease; and
-what is still produced under a lost lease is never heard of.
+One agent per device, or one on the CPU. All of it is asyncio and short: heartbeats share neither a
+thread nor an interpreter with a forward pass. The agent knows neither tensors nor prices.
+Invariant: a leased job is completed, requeued or, if the agent itself is killed, reclaimed when its
+lease expires; whatever is still produced under a lost lease is discarded.
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ from workers.upstreams.host import UpstreamHost
 log = logging.getLogger(__name__)
 
 WAIT_S: Final = 2.0
-"""Between two looks at a queue that has not called."""
+"""Longest wait for a wake marker before the queue is polled."""
 RECLAIM_S: Final = 1.0
 ANNOUNCE_S: Final = 4.0
 HEARTBEAT_PAUSE_S: Final = 0.02
-"""After a heartbeat; what is asked for meanwhile is answered by the next one, together."""
+"""Pause after a heartbeat; the next one answers all notifications that arrive meanwhile."""
 RETRY_S: Final = 0.5
 SILENT_S: Final = 5 * WAIT_S
-"""A model is not served any more if no lease call has succeeded for so long, though it could."""
+"""Time without a successful lease call, though there is room, after which a model is
+unavailable."""
 HANDOVER_S: Final = 2.0
-"""For upstreams to say under which number an order runs that was just placed."""
+"""Time for upstreams to return the number of a request that was just submitted."""
 REQUEUE_S: Final = 3.0
-"""For Redis to take back what is left at the end; otherwise the leases lapse by themselves."""
+"""Time to requeue the remaining jobs at the end; if it is exceeded, their leases expire."""
 
 _UNAVAILABLE: Final = (RedisError, OSError, TimeoutError)
 
 
 class Agent:
-    """Serves ``specs`` until it is told to end."""
+    """Serves ``specs`` until ``end`` is called."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Agent:
         ready: Callable[[str], None],
     ) -> None:
         self.worker = f"{name}-{secrets.token_hex(3)}"
-        """Names this process for the time of its life, so that nobody inherits its leases."""
+        """Unique name of this process, so that no later process inherits its leases."""
         self._redis = redis
         self._namespace = namespace
         self._unavailable = dict(unavailable)
@@ -138,13 +139,14 @@ class Agent:
         }
 
     def end(self) -> None:
-        """Take nothing new, finish what runs, then end; asked again, give the rest back now."""
+        """Lease nothing more, finish running jobs, then stop. A second call requeues them
+        immediately."""
         if self._draining.is_set():
             self._stopping.set()
         self._draining.set()
 
     async def run(self) -> None:
-        """Serve until drained. Raises only what nobody expected."""
+        """Serve until drained. Raises only on unexpected errors."""
         async with asyncio.TaskGroup() as group:
             start = group.create_task
             others = [
@@ -168,7 +170,7 @@ class Agent:
     # --- Leasing ----------------------------------------------------------------------------------
 
     async def _serve(self, served: ServedModel) -> None:
-        """Lease jobs of one model as long as there is room, and wait for more."""
+        """Lease jobs of one model while there is room; wait for more."""
         while True:
             await served.open.wait()
             try:
@@ -179,11 +181,11 @@ class Agent:
                         self._redis, (served.model,), WAIT_S, namespace=self._namespace
                     )
             except _UNAVAILABLE as error:
-                log.warning("no lease", extra={"error": type(error).__name__})
+                log.warning("lease call failed", extra={"error": type(error).__name__})
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
     async def _lease(self, served: ServedModel) -> bool:
-        """Take what fits and hand it over; say whether there may be more at once."""
+        """Lease the jobs that fit and pass them on. Return whether more may be queued."""
         if not (wanted := served.wanted):
             self._update_leasing(served)
             return False
@@ -224,7 +226,7 @@ class Agent:
                 self._on_report((), ((leased.job.request_id, ended),))
 
     def _accept(self, served: ServedModel, lease: Lease) -> LeasedJob | None:
-        """Note a lease as leased; return it if its job has to be run for that."""
+        """Record a lease. Return its job if it must be run."""
         request_id = RequestId(lease.id)
         readable = True
         try:
@@ -242,14 +244,14 @@ class Agent:
         self._leased[request_id] = leased
         served.running += 1
         if not readable or job.model != served.model:
-            log.error("job cannot be read", extra={"request_id": request_id})
+            log.error("job could not be decoded", extra={"request_id": request_id})
             failure = Failed(code="invalid_input", message="The job could not be read.")
             self._on_report((), ((request_id, failure),))
             return None
         return leased
 
     def _update_leasing(self, served: ServedModel) -> None:
-        """Open or close a model for leasing, whatever has changed."""
+        """Open or close a model for leasing."""
         ready = served.host is self._upstreams or (
             self._engines.ready and served.model not in self._engines.problems
         )
@@ -294,7 +296,7 @@ class Agent:
             self._update_leasing(served)
 
     def _on_completed(self, leased: LeasedJob, result: CompletionResult) -> None:
-        """The queue has answered how a job ended."""
+        """Forget a job whose end the queue has answered."""
         if result == "fenced":
             self._attachments.drop(leased)
         if self._leased.get(leased.job.request_id) is leased:
@@ -303,7 +305,7 @@ class Agent:
             self._idle.set()
 
     def _drop(self, leased: LeasedJob) -> None:
-        """Somebody else has the job now: stop, and say nothing more about it."""
+        """Stop a job whose lease was lost or given up, and discard what it still produces."""
         del self._leased[leased.job.request_id]
         leased.lost = True
         self._attachments.drop(leased)
@@ -311,10 +313,10 @@ class Agent:
             self._served[leased.model].host.abandon(leased.job.request_id)
             self._free_slot(leased)
 
-    # --- Leases, cancels and the queue's upkeep ---------------------------------------------------
+    # --- Leases, cancellations and maintenance of the queue ---------------------------------------
 
     async def _send_heartbeats(self) -> None:
-        """Renew all leases every third of their length, and whenever a hint asks for news."""
+        """Renew all leases every third of their duration and after each notification."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LEASE_MS / 3000):
@@ -324,7 +326,7 @@ class Agent:
                 await self._heartbeat()
                 await asyncio.sleep(HEARTBEAT_PAUSE_S)
             except _UNAVAILABLE as error:
-                log.warning("no heartbeat", extra={"error": type(error).__name__})
+                log.warning("heartbeat failed", extra={"error": type(error).__name__})
                 self._notified.set()
                 await asyncio.sleep(RETRY_S)
 
@@ -351,7 +353,7 @@ class Agent:
                     self._served[model].host.cancel(leased.job.request_id, reason)
 
     def _still_leased(self, ids: Iterable[str], tokens: Mapping[str, str]) -> list[LeasedJob]:
-        """Of these jobs, those that still run under the lease that the heartbeat asked about."""
+        """Return those of the jobs that still run under the lease that the heartbeat renewed."""
         found = [self._leased.get(RequestId(request_id)) for request_id in ids]
         return [
             leased
@@ -376,12 +378,12 @@ class Agent:
                 try:
                     await served.queue.reclaim()
                 except _UNAVAILABLE as error:
-                    log.warning("not reaped", extra={"error": type(error).__name__})
+                    log.warning("could not reclaim leases", extra={"error": type(error).__name__})
                     break
             await asyncio.sleep(RECLAIM_S)
 
     async def _announce(self) -> None:
-        """Say what is served here and what is not, again and again, and at once after a change."""
+        """Announce periodically, and after each change, which models are served here."""
         said = False
         while True:
             self._changed.clear()
@@ -401,13 +403,13 @@ class Agent:
         if not self._engines.available:
             unavailable |= dict.fromkeys(self._engine_models, self._engines.state)
         for model in self._engines.problems:
-            unavailable[model] = "its engine could not be loaded; the worker's log says why"
+            unavailable[model] = "its engine could not be loaded; see the worker's log"
         for model in self._upstreams.down:
-            unavailable[model] = "its upstream does not answer; the worker asks it again and again"
+            unavailable[model] = "its upstream does not respond; the worker keeps probing it"
         silent_s = time.monotonic() - SILENT_S
         for model, served in self._served.items():
             if served.open.is_set() and served.asked_s < silent_s:
-                unavailable[model] = "its queue refuses to lease; the worker's log says why"
+                unavailable[model] = "lease calls to its queue fail; see the worker's log"
         return Announcement(
             worker=self.worker,
             models=tuple(model for model in self._served if model not in unavailable),
@@ -425,9 +427,11 @@ class Agent:
         return [model for model, served in self._served.items() if served.host is self._engines]
 
     async def _requeue_crashed(self, unharmed: Collection[RequestId]) -> None:
-        """Give back the jobs of a dead engine; those it had not been given yet are not blamed."""
-        for _ in range(2):  # flushing may find an outcome whose output is to be stored first
-            await self._attachments.stored()  # for their leases are taken back with the others
+        """Requeue the jobs of a crashed engine process; a crash is not counted for ``unharmed``."""
+        # Twice: the flush can find an outcome whose output must be stored first. Jobs that have
+        # ended must complete before the leases of this worker are released.
+        for _ in range(2):
+            await self._attachments.stored()
             await self._outbox.flushed()
         for model in self._engine_models:
             served = self._served[model]
@@ -445,14 +449,14 @@ class Agent:
                         self._attachments.drop(leased)
                 served.running = 0
                 complete = functools.partial(served.queue.complete, returned)
-                await retry_until_answered("giving back", complete)
+                await retry_until_answered("requeueing", complete)
                 release = functools.partial(served.queue.release_worker, self.worker, crashed=True)
-                await retry_until_answered("giving back", release)
+                await retry_until_answered("releasing leases", release)
         if not self._leased:
             self._idle.set()
 
     async def _drain(self, serving: Mapping[str, asyncio.Task[None]]) -> None:
-        """Lease no more, let what runs come to its end for a while, then give back the rest."""
+        """Lease nothing more, give running jobs some time to end, then requeue the rest."""
         log.info("draining", extra={"running": len(self._leased)})
         self._update_all()
         await self._stop_leasing(serving)
@@ -471,10 +475,10 @@ class Agent:
             async with asyncio.timeout(REQUEUE_S):
                 await self._requeue_rest()
         except _UNAVAILABLE as error:
-            log.warning("not given back", extra={"error": type(error).__name__})
+            log.warning("could not requeue jobs", extra={"error": type(error).__name__})
 
     async def _requeue_withdrawn(self) -> None:
-        """Put what has not begun back to its place in the queue, where others can lease it."""
+        """Return jobs that have not started to their place in the queue, for other workers."""
         while True:
             for request_id in await self._withdrawn.get():
                 leased = self._leased.get(request_id)
@@ -485,13 +489,16 @@ class Agent:
                     served.running -= 1
                     back = [Completion(request_id, leased.token, "retry")]
                     await retry_until_answered(
-                        "handing back", functools.partial(served.queue.complete, back)
+                        "requeueing", functools.partial(served.queue.complete, back)
                     )
             if not self._leased:
                 self._idle.set()
 
     async def _stop_leasing(self, serving: Mapping[str, asyncio.Task[None]]) -> None:
-        """Not in the midst of a call, or nobody would know what it has leased; if Redis answers."""
+        """Stop the lease loops, between two calls if Redis responds in time.
+
+        A call that is cancelled midway can leave leases that no worker knows of.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REQUEUE_S):
                 for model, task in serving.items():

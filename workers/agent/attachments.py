@@ -1,9 +1,9 @@
-"""Files of jobs: attachments are read before a job is handed over, outputs stored before its end.
+"""Files of jobs: reads attachments before a job is submitted and stores outputs before it ends.
 
-Between a lease and its host, and between a host and the queue, a job with files passes through
-here; any other is let through at once. Each job has a task of its own, so a slow store keeps nobody
-waiting but those whose files it holds, and what is said of one job stays in order. What an attempt
-has stored is deleted again unless the attempt is what counts in the end. Knows no queue.
+Jobs with files pass through this module between their lease and their host, and again between host
+and queue; other jobs are passed on immediately. Each job has a separate task, so a slow blob store
+delays only jobs with files, and the events of one job stay in order. Blobs of an attempt are
+deleted unless that attempt ends the job. Knows no queue.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from workers.contract.media import File
 log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 30.0
-"""With a store that does not answer, for what a job cannot do without."""
+"""Time to keep retrying an unresponsive blob store for files that a job requires."""
 PREVIEW_S: Final = 5.0
-"""The same for a preview, which is better left out than late."""
+"""The same for previews: a late preview is dropped."""
 TRANSFERS_MAX: Final = 16
-"""Reads and writes of the store at a time."""
+"""Maximum number of concurrent reads and writes of the blob store."""
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class AttachmentSet:
-    """A job, whole, and the attachments that it came with."""
+    """A job with its complete input, and the contents of its attachments."""
 
     job: Job
     files: tuple[bytes, ...]
@@ -71,9 +71,9 @@ Fetched: TypeAlias = AttachmentSet | Failed | Cancelled
 
 
 class Attachments:
-    """For all jobs of a worker; ``say`` and ``end`` are the outbox's.
+    """The files of all jobs of a worker; ``send_event`` and ``end`` are methods of the outbox.
 
-    Without a store (``blobs`` is None) a job with files fails.
+    Without a blob store (``blobs`` is None) a job with files fails.
     """
 
     def __init__(
@@ -96,18 +96,18 @@ class Attachments:
         self._deleting: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Own the tasks of all jobs, for ever; when cancelled, end them."""
+        """Own the tasks of all jobs until cancelled."""
         async with self._tasks:
             await asyncio.Event().wait()
 
     def is_pending(self, leased: LeasedJob) -> bool:
-        """Whether something of this job is still under way here."""
+        """Whether files, events or the outcome of this job are still being processed here."""
         return leased in self._fetching or leased in self._unsent
 
     # --- In ---------------------------------------------------------------------------------------
 
     def fetch(self, leased: LeasedJob, on_fetched: Callable[[Fetched], None]) -> None:
-        """Read a job's attachments and pass them on, or the outcome that they lead to.
+        """Read a job's attachments and pass them to ``on_fetched``, or the outcome if that fails.
 
         ``then`` is not called if the job is dropped meanwhile.
         """
@@ -126,8 +126,8 @@ class Attachments:
         except TimeoutError:
             fetched = Cancelled("deadline")
         except Exception as error:
-            log.exception("attachments not read", extra={"request_id": leased.job.request_id})
-            fetched = Failed("engine_error", f"The files cannot be read ({type(error).__name__}).")
+            log.exception("could not read attachments", extra={"request_id": leased.job.request_id})
+            fetched = Failed("engine_error", f"Could not read the files ({type(error).__name__}).")
         finally:
             self._fetching.pop(leased, None)
         on_fetched(fetched)
@@ -153,7 +153,7 @@ class Attachments:
         try:
             given = unpack_value(files[-1])
         except msgspec.DecodeError:
-            return Failed("invalid_input", "The stored input of the request cannot be read.")
+            return Failed("invalid_input", "The stored input of the request could not be decoded.")
         whole = msgspec.structs.replace(job, input=given, stored_input=None)
         return AttachmentSet(whole, files[:-1])
 
@@ -165,15 +165,15 @@ class Attachments:
                     async with self._transfers:
                         return await blobs.get(ref)
             except BlobMissing:
-                failure = Failed("invalid_input", f"Input file {place} is not there.")
+                failure = Failed("invalid_input", f"Input file {place} does not exist.")
                 raise _Unusable(failure) from None
             except BlobDamaged:
-                message = f"Input file {place} is damaged: it is not what was uploaded."
+                message = f"Input file {place} is damaged: it differs from what was uploaded."
                 raise _Unusable(Failed("invalid_input", message)) from None
             except (BlobUnavailable, TimeoutError) as error:
-                log.warning("attachment not read", extra={"error": str(error)})
+                log.warning("could not read an attachment", extra={"error": str(error)})
                 if time.monotonic() + delay_s > give_up_s:
-                    message = "The files of the request cannot be read at present."
+                    message = "The files of the request are currently unavailable."
                     raise _Unusable(Failed("engine_error", message)) from None
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, RETRY_MAX_S)
@@ -181,14 +181,14 @@ class Attachments:
     # --- Out --------------------------------------------------------------------------------------
 
     def send_event(self, leased: LeasedJob, event: Event) -> None:
-        """Pass an event on, a sketch as the preview that it becomes."""
+        """Send an event; a sketch is stored and sent as a preview."""
         if leased in self._unsent or isinstance(event, Sketch):
             self._queue(leased, event)
         else:
             self._send_event(leased, event)
 
     def end(self, leased: LeasedJob, outcome: Outcome) -> None:
-        """Pass an outcome on once everything that was said and made is stored."""
+        """Complete a job once all its events are sent and its files stored."""
         made = isinstance(outcome, Completed) and outcome.files
         if leased in self._unsent or made or leased.stored:
             self._queue(leased, outcome)
@@ -196,11 +196,11 @@ class Attachments:
             self._end(leased, outcome)
 
     def store_output(self, leased: LeasedJob, outcome: Outcome) -> None:
-        """Store the output of an outcome that is too large for the queue, then end the job."""
+        """Store an output that is too large for the queue, then complete the job."""
         self._queue(leased, _Large(outcome))
 
     def drop(self, leased: LeasedJob) -> None:
-        """Forget a job whose lease is lost, and delete what was stored for it."""
+        """Forget a job whose lease was lost, and delete its blobs."""
         tasks = [
             task
             for task in (self._fetching.pop(leased, None), self._storing.pop(leased, None))
@@ -212,12 +212,12 @@ class Attachments:
         self._discard(leased, tasks)
 
     async def stored(self) -> None:
-        """Wait until what is being stored now has been passed on."""
+        """Wait until all files being stored now have been passed on."""
         if self._storing:
             await asyncio.wait(self._storing.values())
 
     async def deleted(self) -> None:
-        """Wait until what is being deleted now is gone."""
+        """Wait until the current deletions have ended."""
         if self._deleting:
             await asyncio.wait(self._deleting)
 
@@ -261,7 +261,7 @@ class Attachments:
                 self._blobs, leased, sketch.file, min(PREVIEW_S, self._patience_s)
             )
         except Exception as error:
-            log.warning("preview not stored", extra={"error": type(error).__name__})
+            log.warning("could not store a preview", extra={"error": type(error).__name__})
             return
         if sketch.full:
             leased.previews[sketch.output] = ref
@@ -284,22 +284,22 @@ class Attachments:
                 failure = Failed("output_too_large", f"An output is too large: {first}.")
             else:
                 extra = {"request_id": leased.job.request_id}
-                log.error("output not stored", extra=extra, exc_info=first)
-                failure = Failed("engine_error", "The output was made but could not be stored.")
+                log.error("could not store an output", extra=extra, exc_info=first)
+                failure = Failed("engine_error", "The output was produced but could not be stored.")
             return replace_by_failure(leased, completed, failure)
         blobs = (*completed.blobs, *(put.result() for put in puts))
         return msgspec.structs.replace(completed, blobs=blobs, files=())
 
     async def _with_stored_output(self, leased: LeasedJob, outcome: Outcome) -> Outcome:
-        """An answer is never lost for its size: if it cannot be stored, it does without its log
-        probabilities, and only what is still too large then fails."""
+        """Store a large output. If that fails, drop its log probabilities; only an output that is
+        still too large makes the request fail."""
         if self._blobs is not None:
             packed = File(VALUE_TYPE, pack_value(outcome.output))
             try:
                 ref = await self._put(self._blobs, leased, packed, self._patience_s)
                 return msgspec.structs.replace(outcome, output={}, stored=ref)
             except (BlobError, TimeoutError) as error:
-                log.error("large output not stored", extra={"error": type(error).__name__})
+                log.error("could not store a large output", extra={"error": type(error).__name__})
         choices = msgspec.to_builtins(outcome.output.get("choices", ()))
         if not choices or len(pack_value(outcome.output)) <= OUTCOME_BYTES_MAX:
             return outcome
@@ -307,12 +307,12 @@ class Attachments:
         return msgspec.structs.replace(outcome, output={**outcome.output, "choices": plain})
 
     async def _put(self, blobs: Blobs, leased: LeasedJob, file: File, patience_s: float) -> BlobRef:
-        """Raise ``BlobError`` or ``TimeoutError`` if it was in vain."""
+        """Store a file, with retries. Raise ``BlobError`` or ``TimeoutError`` if they all fail."""
         job = leased.job
         key = blob_key(
             job.account_id, job.stored_under or job.request_id, leased.token, len(leased.stored)
         )
-        # Noted first: what is broken off may have been written all the same.
+        # Recorded first: an interrupted write may have succeeded.
         leased.stored.append(key)
         delay_s = RETRY_MIN_S
         give_up_s = time.monotonic() + patience_s
@@ -322,14 +322,14 @@ class Attachments:
                     async with self._transfers:
                         return await blobs.put(key, file.data, content_type=file.content_type)
             except (BlobUnavailable, TimeoutError) as error:
-                log.warning("blob not stored", extra={"error": str(error)})
+                log.warning("could not store a blob", extra={"error": str(error)})
                 if time.monotonic() + delay_s > give_up_s:
                     raise
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, RETRY_MAX_S)
 
     def _discard(self, leased: LeasedJob, after: Sequence[asyncio.Task[None]] = ()) -> None:
-        """Delete what an attempt has stored once these tasks have ended."""
+        """Delete the blobs of an attempt once these tasks have ended."""
         if self._blobs is not None and leased.stored:
             keys, leased.stored = leased.stored, []
             task = self._tasks.create_task(self._delete(self._blobs, keys, after))
@@ -339,25 +339,25 @@ class Attachments:
     async def _delete(
         self, blobs: Blobs, keys: Sequence[str], after: Sequence[asyncio.Task[None]]
     ) -> None:
-        """As well as can be: what stays behind goes when all of the request does."""
+        """Delete blobs, best effort: those that remain are deleted with the request."""
         if after:
             await asyncio.wait(after)
         try:
             async with asyncio.timeout(self._patience_s), self._transfers:
                 await blobs.delete(keys)
         except (BlobError, TimeoutError) as error:
-            log.warning("blobs not deleted", extra={"error": type(error).__name__})
+            log.warning("could not delete blobs", extra={"error": type(error).__name__})
 
 
 @dataclass(frozen=True, slots=True)
 class _Large:
-    """An outcome whose output is to be stored."""
+    """An outcome whose output must be stored."""
 
     outcome: Outcome
 
 
 class _Unusable(Exception):
-    """An attachment that a job cannot be run without."""
+    """A required attachment could not be read; ``failure`` is the outcome of the job."""
 
     def __init__(self, failure: Failed) -> None:
         super().__init__(failure.message)
@@ -365,7 +365,7 @@ class _Unusable(Exception):
 
 
 def _blob_refs(job: Job) -> tuple[BlobRef, ...]:
-    """What a job needs from the store: its attachments, and last its input if that lies there."""
+    """Return the blobs that a job needs: its attachments and, last, its input if that is stored."""
     if job.stored_input is None:
         return job.attachments
     return (*job.attachments, job.stored_input)
@@ -380,8 +380,8 @@ _OutcomeT = TypeVar("_OutcomeT", bound=Failed | Cancelled)
 
 
 def _with_previews(leased: LeasedJob, outcome: _OutcomeT) -> _OutcomeT:
-    """Add to an outcome that is not a success the pictures that were shown before it: they are
-    charged for, and kept as its output."""
+    """Add the delivered previews to the outcome of a request that did not succeed: they are charged
+    and kept as its output."""
     if not leased.previews:
         return outcome
     media, blobs = preview_media(leased.previews)
@@ -395,4 +395,4 @@ def _with_previews(leased: LeasedJob, outcome: _OutcomeT) -> _OutcomeT:
 
 
 def _no_blob_store() -> Failed:
-    return Failed("engine_error", "This worker has no store for files; its operator has to set it.")
+    return Failed("engine_error", "This worker has no blob store; its operator must configure one.")

@@ -1,12 +1,12 @@
-"""The agent's side of the engine process: starts it, feeds it, watches it, starts it again.
+"""The agent's side of the engine process: starts it, submits jobs, watches it, restarts it.
 
-Knows no queue. When the process dies, for whatever reason, everything in it is lost, and the owner
-is told so before the next one starts. A process that has work but shows no progress is killed: only
-that is sure to give its device back.
+Knows no queue. If the process ends for any reason, all its jobs are lost, and ``crashed`` is called
+before the next process starts. A process that has jobs but reports no progress is killed, because
+nothing else reliably frees its device.
 
-A job on its last attempt is suspected of having killed the others, and of such the process has one
-at a time: whatever is in a process when it dies loses an attempt, so that one bad job would
-otherwise take all down that run beside it three times.
+A job on its last attempt is a suspect: it may have caused the previous crashes. The process runs at
+most one suspect at a time. Every job in a process that crashes loses an attempt, so without this
+rule one poison job would dead-letter the jobs that run beside it three times.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ log = logging.getLogger(__name__)
 BACKOFF_MIN_S: Final = 0.2
 BACKOFF_MAX_S: Final = 30.0
 STABLE_S: Final = 60.0
-"""A process that lived so long was well: the next backoff starts small again."""
+"""Lifetime after which a process counts as stable and the backoff is reset."""
 FAILURES_MAX: Final = 5
-"""Short lives in a row after which its models count as unavailable."""
+"""Consecutive unstable processes after which the models count as unavailable."""
 _WATCH_S: Final = 1.0
 _EXIT_S: Final = 2.0
 
 
 class EngineSupervisor:
-    """One engine process for all models that run here, alive for as long as ``run`` is."""
+    """Runs one engine process for all local models while ``run`` is running."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class EngineSupervisor:
     ) -> None:
         self.ready = False
         self.problems: dict[str, str] = {}
-        """Models that could not be loaded, and why."""
+        """Reason by model, for models that could not be loaded."""
         self.loaded: set[str] = set()
         self.busy_us = 0
         self.pid: int | None = None
@@ -90,25 +90,25 @@ class EngineSupervisor:
         self._submitted: dict[RequestId, str] = {}
         self._abandoned: set[RequestId] = set()
         self._waiting: dict[RequestId, JobHandoff] = {}
-        """Not in the process yet: it still has what they were abandoned as, or another suspect, or
-        there is none."""
+        """Jobs not sent yet: the process still has an abandoned attempt of the job, or another
+        suspect, or is not running."""
         self._suspect: RequestId | None = None
         self._loading: str | None = None
         self._reported_s = 0.0
         self._failures = 0
-        """Processes in a row that did not live long."""
+        """Consecutive processes that were not stable."""
 
     @property
     def available(self) -> bool:
-        """Whether jobs are worth accepting: it runs, or is just being replaced after a crash."""
+        """Whether jobs should be accepted: the process runs or is being restarted after a crash."""
         return self.ready or 0 < self._failures < FAILURES_MAX
 
     @property
     def state(self) -> str:
-        """Why it is not available, in a sentence."""
+        """Reason for not being available, for the operator."""
         if self._failures:
             return f"its engine process has ended {self._failures} times in a row"
-        return "it is still being loaded"
+        return "it is still loading"
 
     # --- Host -------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class EngineSupervisor:
             self._send(Cancel(request_id, "operator"))
 
     def withdraw(self) -> None:
-        """Have ``withdrawn`` be called with the jobs that have not begun, which leave."""
+        """Remove the jobs that have not started; they are passed to ``withdrawn``."""
         waiting, self._waiting = self._waiting, {}
         if waiting:
             self._withdrawn(tuple(waiting))
@@ -153,10 +153,10 @@ class EngineSupervisor:
         if self._transport is not None:
             self._transport.write(pack(command))
 
-    # --- The life of the process ------------------------------------------------------------------
+    # --- Life cycle of the process ----------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep a process alive for ever; when cancelled, end it."""
+        """Keep a process running until cancelled, then stop it."""
         while True:
             started_s = time.monotonic()
             reason = await self._run_process()
@@ -169,7 +169,7 @@ class EngineSupervisor:
             await asyncio.sleep(min(BACKOFF_MIN_S * 2 ** (self._failures - 1), BACKOFF_MAX_S))
 
     async def _run_process(self) -> str:
-        """Start a process; return why it ended."""
+        """Run a process until it ends. Return the reason."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -198,7 +198,7 @@ class EngineSupervisor:
             self._reset()
             transport.close()
             with contextlib.suppress(ProcessLookupError, TimeoutError):
-                # It ends by itself when it finds that nobody is there any more.
+                # The process exits when it detects the closed socket.
                 async with asyncio.timeout(_EXIT_S):
                     await process.wait()
             if process.returncode is None:
@@ -216,7 +216,7 @@ class EngineSupervisor:
         self._changed()
 
     async def _watch(self, process: asyncio.subprocess.Process) -> str:
-        """Kill the process when it has been silent for too long; return the reason."""
+        """Kill the process after too long without a report. Return the reason."""
         while True:
             limit_s = self._silence_limit_s()
             silent_s = time.monotonic() - self._reported_s
@@ -233,7 +233,7 @@ class EngineSupervisor:
             return max(self._step_limits_s[model] for model in models)
         return None
 
-    # --- What the process says --------------------------------------------------------------------
+    # --- Reports of the process -------------------------------------------------------------------
 
     def on_report(self, message: Ready | Loading | Loaded | Moving | Stepped | Withdrawn) -> None:
         self._reported_s = time.monotonic()
@@ -251,7 +251,7 @@ class EngineSupervisor:
             case Loaded(model, problem):
                 self._loading = None if self.ready else self._loading
                 if problem is not None:
-                    log.error("model not loaded", extra={"model": model, "problem": problem})
+                    log.error("could not load a model", extra={"model": model, "problem": problem})
                     self.problems[model] = problem
                 else:
                     self.problems.pop(model, None)

@@ -1,7 +1,7 @@
-"""What an engine process needs from the environment: a list of what is allowed, not of secrets.
+"""The environment variables that an engine process inherits: an allow-list.
 
-Engine processes parse files that strangers sent, in C libraries. A fault in one of those must find
-no credential of the database, the queue, a payment service or an upstream.
+Engine processes parse untrusted files in C libraries. An exploit of one of these must not find any
+credential of the database, the queue, a payment provider or an upstream.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PREFIXES: Final = (
     *("TORCH", "PYTORCH_", "TRITON_", "HF_", "TRANSFORMERS_", "DIFFUSERS_", "TOKENIZERS_"),
 )
 _SECRET: Final = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
-"""Parts of names that are not handed on even with a prefix that is, such as HF_TOKEN: engines read
-local files only."""
+"""Words in names that are excluded despite an allowed prefix, such as HF_TOKEN: engines read local
+files only."""
 
 
 def engine_environment(environ: Mapping[str, str], *, threads: int | None) -> dict[str, str]:
-    """The environment of an engine process; torch reads the number of its threads from there."""
+    """Return the environment of an engine process, with torch's number of threads."""
     allowed = {name: value for name, value in environ.items() if _is_allowed(name)}
     if threads is not None:
         allowed["OMP_NUM_THREADS"] = allowed["MKL_NUM_THREADS"] = str(threads)

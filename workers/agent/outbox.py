@@ -1,9 +1,9 @@
-"""Everything that a worker sends back: events to whoever reads along, and how jobs ended.
+"""Sends what a worker returns: events to the gateways that stream them, and outcomes.
 
-What gathers while one round trip is under way goes out in the next, so one frame per gateway and
-one completion call per model carry whatever a step has produced, however many jobs it concerned.
-Events of a job are sent before its end. Knows no engine. While Redis is away everything waits here
-and is sent when it is back: events may be lost with the server, ends may not.
+Messages that arrive during one round trip are sent in the next. So one frame per gateway and one
+completion call per model carry everything that a step has produced, however many jobs it concerns.
+The events of a job are sent before its outcome. Knows no engine. While Redis is unreachable,
+messages are kept and then sent; events can be lost with the server, outcomes cannot.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from workers.contract.streams import LogEntry, publish
 log = logging.getLogger(__name__)
 
 LOG_EVENTS: Final = 10
-"""Events of a job that make one entry of its log, if they come faster than ``LOG_S``."""
+"""Number of events of a job after which a log entry is written before ``LOG_S`` has passed."""
 LOG_S: Final = 0.25
 INLINE_BYTES_MAX: Final = 64 * 1024
-"""Size of an outcome that travels through the queue; the output of a larger one is stored."""
+"""Maximum size of an outcome in the queue; the output of a larger one becomes a blob."""
 OUTCOME_BYTES_MAX: Final = 1024 * 1024
-"""The same if the output cannot be stored."""
+"""The same limit if the output cannot be stored."""
 
 NOTE_RETRY_S: Final = 1.0
-"""Between two tries to keep a note of a job that the server does not know."""
+"""Interval of attempts to keep a note for a job that the server does not know."""
 RETRY_MIN_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
 
@@ -63,35 +63,35 @@ _STATUS: Final[dict[type[Outcome], Literal["ok", "failed", "cancelled"]]] = {
 
 @dataclass(slots=True, eq=False)
 class LeasedJob:
-    """A job on which this worker holds a lease, until the queue knows how it ended."""
+    """A job leased by this worker, until the queue has accepted its outcome."""
 
     job: Job
     model: str
     token: str
     attempt: int
     reply: str
-    """Mailbox of the gateway that waits."""
+    """Mailbox of the waiting gateway."""
     seq: int = 0
     unlogged: list[SentEvent] = field(default_factory=list)
     ended: bool = False
-    """Its host has done with it."""
+    """Whether its host has reported the outcome."""
     lost: bool = False
-    """Its lease was lost or given back."""
+    """Whether its lease was lost or released."""
     stored: list[str] = field(default_factory=list)
-    """Keys of the blobs that this attempt has written, or begun to."""
+    """Keys of blobs that this attempt has written or started to write."""
     leased_s: float = field(default_factory=time.monotonic)
     previews: dict[int, BlobRef] = field(default_factory=dict)
-    """Last preview at full size that was sent of each output."""
+    """Last full-size preview sent, by output."""
     tally: Tally = field(default_factory=Tally)
-    """Delivery of this attempt."""
+    """What this attempt has delivered."""
     stores_output: bool = False
-    """Whether its output was found to be too large for the queue."""
+    """Whether its output is too large for the queue."""
 
     def can_continue(self, attempt: int) -> bool:
-        """Whether a job that was leased to us again, while we run it, need not begin again.
+        """Whether a job that is leased again to the worker running it can continue.
 
-        That is so after the queue was wiped and filled again. Readers of a stream expect each
-        attempt to say everything from its beginning.
+        This happens after the queue was wiped and refilled. A streamed job must restart, because
+        each attempt has to send its events from the beginning.
         """
         return self.ended or not self.job.stream or self.attempt == attempt
 
@@ -103,13 +103,13 @@ async def retry_until_answered(what: str, call: Callable[[], Awaitable[_T]]) -> 
         try:
             return await call()
         except (RedisError, OSError, TimeoutError) as error:
-            log.warning("%s failed, trying again", what, extra={"error": type(error).__name__})
+            log.warning("%s failed, retrying", what, extra={"error": type(error).__name__})
         await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
         delay_s = min(delay_s * 2, RETRY_MAX_S)
 
 
 class Outbox:
-    """One for all models of a worker; ``done`` hears what the queue says to each end."""
+    """The outbox of all models of a worker; ``done`` is called with the queue's answer."""
 
     def __init__(
         self,
@@ -121,7 +121,8 @@ class Outbox:
         done: Callable[[LeasedJob, CompletionResult], None],
     ) -> None:
         self.on_too_large: Callable[[LeasedJob, Outcome], None] | None = None
-        """Takes an outcome that is too large for the queue, and ends the job with a smaller one."""
+        """Called with an outcome too large for the queue; it must end the job with a smaller
+        one."""
         self._redis = redis
         self._queues = queues
         self._namespace = namespace
@@ -135,7 +136,7 @@ class Outbox:
         self._wake = asyncio.Event()
 
     def send_event(self, leased: LeasedJob, event: Event) -> None:
-        """Send an event of a job to whoever reads along."""
+        """Send an event to the mailbox and the event log of a job."""
         if leased.seq == 0 and not isinstance(event, Started):
             self.send_event(leased, Started(self._worker, leased.attempt))
         leased.seq += 1
@@ -152,7 +153,7 @@ class Outbox:
         self._wake.set()
 
     def end(self, leased: LeasedJob, outcome: Outcome) -> None:
-        """Tell the queue how a job ended, after what was said of it."""
+        """Send an outcome, after all events of the job."""
         leased.ended = True
         if leased.unlogged:
             self._due[leased.job.request_id] = leased
@@ -160,7 +161,8 @@ class Outbox:
         self._wake.set()
 
     async def keep_note(self, leased: LeasedJob, note: str) -> bool:
-        """Keep a note for the next holder of a job; False if another one holds it already."""
+        """Store a note for the job's next holder. Return False if another worker holds the job
+        now."""
         queue = self._queues[leased.model]
         while not (leased.ended or leased.lost):
             token = leased.token
@@ -168,19 +170,19 @@ class Outbox:
             answer = await retry_until_answered("keeping a note", keep)
             if answer == "kept" or (answer == "fenced" and leased.token == token):
                 return answer == "kept"
-            # The server was wiped: the gateway has the note by now, and queues the job again.
+            # The server was wiped; a gateway has the note and will enqueue the job again.
             await asyncio.sleep(NOTE_RETRY_S)
         return False
 
     async def flushed(self) -> None:
-        """Wait until Redis has everything that was said so far."""
+        """Wait until everything so far has been sent to Redis."""
         flush = asyncio.get_running_loop().create_future()
         self._flushes.append(flush)
         self._wake.set()
         await flush
 
     async def run(self) -> None:
-        """Send what there is, for ever."""
+        """Send messages until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -214,8 +216,8 @@ class Outbox:
         try:
             await publish(self._redis, frames, entries, namespace=self._namespace)
         except ResponseError as error:
-            # Not a question of time, and ends must not wait for it.
-            log.error("events refused", extra={"error": type(error).__name__})
+            # Retrying would not help, and outcomes must not wait.
+            log.error("Redis refused events", extra={"error": type(error).__name__})
 
     async def _complete(self, queue: Queue, batch: list[tuple[LeasedJob, Outcome]]) -> None:
         ended, done = [], []
@@ -234,7 +236,7 @@ class Outbox:
         for leased, result in zip(ended, results, strict=True):
             if result in ("fenced", "unknown"):
                 log.warning(
-                    "the queue had no lease for an outcome",
+                    "outcome refused: not leased",
                     extra={"request_id": leased.job.request_id, "answer": result},
                 )
             self._on_completed(leased, result)
@@ -242,15 +244,15 @@ class Outbox:
 
 def _completion(leased: LeasedJob, outcome: Outcome, data: bytes) -> Completion:
     if len(data) > OUTCOME_BYTES_MAX:
-        log.warning("outcome too large", extra={"request_id": leased.job.request_id})
-        message = f"The output is {len(data)} bytes long, and could not be stored."
+        log.warning("outcome is too large", extra={"request_id": leased.job.request_id})
+        message = f"The output of {len(data)} bytes could not be stored."
         outcome = replace_by_failure(leased, outcome, Failed("output_too_large", message))
         data = encode(outcome)
     return Completion(leased.job.request_id, leased.token, _STATUS[type(outcome)], data)
 
 
 def replace_by_failure(leased: LeasedJob, outcome: Outcome, failed: Failed) -> Failed:
-    """Replace an outcome that could not be passed on. What was streamed before stays delivered."""
+    """Return the failure to report instead of an outcome. What was streamed stays delivered."""
     usage, delivered = outcome.usage, leased.tally.has_delivered
     return msgspec.structs.replace(
         failed,

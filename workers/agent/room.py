@@ -1,7 +1,7 @@
-"""How many jobs of a model a worker leases: those that run, and those that start within seconds.
+"""Decides how many jobs of a model a worker leases: those that run, and those that start soon.
 
-What a worker holds, no other worker can have, and no order by fairness or priority reaches it any
-more. So work ahead is bounded by time, not by count: by how fast jobs have ended of late.
+A leased job is out of reach of other workers and of the fair order of accounts. So leasing ahead is
+limited by time rather than count, based on how fast recent jobs have ended.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from workers.engines import registry
 from workers.protocol.host import Host
 
 AHEAD_S: Final = 2.0
-"""Of work that is leased before there is room for it: as long as a worker waits for a queue."""
+"""Duration of the work leased ahead of free slots: as long as a worker waits for a queue."""
 _RECENT: Final = 0.2
-"""Weight of the last job in the mean."""
+"""Weight of the latest job in the moving average."""
 
 
 @dataclass(slots=True, eq=False)
 class ServedModel:
-    """A model that this worker serves: its queue, its host, and the room that it has."""
+    """A model that this worker serves, with its queue, its host and its capacity."""
 
     model: str
     queue: Queue
     host: Host
     slots: int
-    """Jobs that run at a time."""
+    """Maximum number of running jobs."""
     leases_ahead: bool = False
-    """Whether more are leased, as many as will start soon."""
+    """Whether jobs that will start soon are leased beyond ``slots``."""
     running: int = 0
-    """Jobs that are leased and have not ended."""
+    """Number of leased jobs that have not ended."""
     job_s: float = 0.0
-    """Mean time from lease to end of late; 0 while none has ended."""
+    """Moving average of the time from lease to end; 0 until a job has ended."""
     asked_s: float = 0.0
-    """When the queue last answered a lease call, or the first could be made."""
+    """Time of the last answered lease call, or since when one is possible."""
     nonce: str | None = None
-    """Of a lease call whose answer has not arrived."""
+    """Nonce of a lease call without an answer yet."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while jobs may be leased."""
     leasing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -48,27 +48,27 @@ class ServedModel:
 
     @property
     def capacity(self) -> int:
-        """The most jobs to hold: at least the slots, at most as many again."""
+        """Maximum number of leased jobs: between one and two times ``slots``."""
         if not self.leases_ahead or not self.job_s:
             return self.slots
-        # So many end in a second, by Little's law, if as many are leased as there are slots.
+        # Jobs that end per second, by Little's law, if all slots are in use.
         ending = max(self.slots, self.running) / self.job_s
         return self.slots + min(self.slots, math.floor(AHEAD_S * ending))
 
     @property
     def wanted(self) -> int:
-        """How many jobs to ask for; also without room, if an answer was lost that may hold some."""
+        """Number of jobs to lease. At least 1 after a lost answer, which may contain leases."""
         least = 1 if self.nonce else 0
         return max(least, min(self.capacity - self.running, LEASE_COUNT_MAX))
 
     def record_duration(self, job_s: float) -> None:
-        """Note how long a job took that has ended."""
+        """Add the duration of a job that has ended."""
         if not self.job_s:
             self.job_s = job_s
         self.job_s += _RECENT * (job_s - self.job_s)
 
 
 def serve_local(spec: ModelSpec, queue: Queue, host: Host) -> ServedModel:
-    """The room of a model that an engine here runs."""
+    """Return the served model of an engine of this worker."""
     leases_ahead = registry.serving(spec).concurrency is None
     return ServedModel(spec.name, queue, host, registry.slots(spec), leases_ahead=leases_ahead)

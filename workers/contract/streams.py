@@ -1,9 +1,10 @@
-"""What flows back from the workers: mailbox frames, event logs, outcomes, notifications and announcements.
+"""What flows back from the workers: mailbox frames, event logs, outcomes, notifications and
+announcements.
 
 Streams, because each of these is read in order by readers of its own; dispatch is in ``queue.py``.
 Frames and outcomes are opaque bytes. What is here may be lost with the queue server: events can be
-asked for again, announcements and notifications repeat themselves, and a job whose outcome is lost runs
-again. Every key has a time to live.
+asked for again, announcements and notifications repeat themselves, and a job whose outcome is lost
+runs again. Every key has a time to live.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What both sides of an engine process agree on: the engine's verbs, its host, the frames."""
+"""Interfaces between agent and engine process: engine protocol, host protocol, messages."""

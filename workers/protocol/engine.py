@@ -1,9 +1,8 @@
-"""What the step loop asks of an engine: estimate, admit, step, cancel, release; load and unload.
+"""The engine protocol of the step loop: estimate, admit, step, cancel, release; load and unload.
 
-All calls come from one thread, so an engine needs no lock; only ``prepare`` and what a report puts
-off run beside it. The loop times the phases and shares a
-step's time out among the requests in it; an engine only says, by weights, how much of the step was
-whose. Nothing here imports torch.
+All calls come from one thread, so an engine needs no lock; only ``prepare`` and deferred work run
+on other threads. The loop times the phases and divides the time of a step among its requests; the
+engine only reports their weights. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ CancelReason: TypeAlias = Literal["client", "deadline", "operator"]
 
 
 class PhaseClock(Protocol):
-    """Times the phases of the call in which it was handed over; phases do not nest.
+    """Times the phases of the call it is passed to; phases do not nest.
 
-    Time outside any phase counts as ``preprocess`` in ``admit`` and as ``forward`` in ``step``. A
-    device that works asynchronously is waited for before its phase ends.
+    Time outside any phase counts as ``preprocess`` in ``admit`` and as ``forward`` in ``step``.
+    Synchronise an asynchronous device before its phase ends.
     """
 
     def phase(self, name: Phase) -> AbstractContextManager[None]: ...
@@ -31,7 +30,7 @@ class PhaseClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a job will take: device time, and bytes of device memory while it is admitted."""
+    """Estimated cost of a job: device time, and device memory while it is admitted."""
 
     device_us: int
     bytes: int
@@ -39,12 +38,12 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """There is no room now; ask again after something has ended."""
+    """There is no room now; try again after another request has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The job takes part in steps from now on."""
+    """The job is admitted and takes part in the following steps."""
 
 
 Admission: TypeAlias = Admitted | Wait | Failed
@@ -52,11 +51,11 @@ Admission: TypeAlias = Admitted | Wait | Failed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Later:
-    """An event or an outcome that is still to be made, which needs no device: a file, say.
+    """A deferred event or outcome whose creation needs no device, such as encoding a file.
 
-    ``make`` runs on another thread, after what was put off before for the same request, and may
-    return None for no event. It must touch nothing that a step touches. A request whose outcome is
-    put off has left the engine; if it is cancelled meanwhile, it ends with ``usage``.
+    ``make`` runs on another thread, after earlier deferred work of the same request; it returns
+    None for no event. It must not touch state that a step uses. A request whose outcome is deferred
+    has left the engine; if it is cancelled meanwhile, it ends with ``usage``.
     """
 
     make: Callable[[], Event | Outcome | None]
@@ -65,20 +64,20 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What an engine's ``prepare`` has made of a job and its files."""
+    """The result of an engine's ``prepare``."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did.
+    """Result of one step.
 
-    ``weights``: how the step's time is shared out among the requests that took part, any positive
-    scale. ``outcomes``: the requests that ended in this step, their usage in the units of the price
-    list but for ``gpu_us`` and timings, which the loop fills in. A report in which nothing happened
-    says that the engine waits for what it has put off. Token events are reported for
-    every request, read along or not: the loop counts and times by them and forwards what is wanted.
+    ``weights``: by which the step's time is divided among the requests that took part, on any
+    positive scale. ``outcomes``: requests that ended in this step, with usage in the units of the
+    price list; the loop fills in ``gpu_us`` and the timings. An empty report means that the engine
+    waits for deferred work. Token events are reported for every request, streamed or not: the loop
+    counts and times tokens by them, and forwards only those of streamed requests.
     """
 
     weights: Mapping[RequestId, float]
@@ -88,57 +87,56 @@ class StepReport:
 
 @runtime_checkable
 class Preparing(Protocol):
-    """An engine that reads files before it admits a job, which takes long enough to be put off."""
+    """An engine that reads files before admission, which is slow enough to be deferred."""
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> Any:
-        """Read a job's files, for ``admit``; called on another thread while the engine steps."""
+        """Read a job's files for ``admit``. Called on another thread while the engine steps."""
         ...
 
 
 class Engine(Protocol):
     """One loaded model.
 
-    Between ``admit`` and the outcome in a report a request belongs to the engine. An exception from
-    ``step`` is the engine's failure: the loop fails all its requests and goes on with the other
-    engines. Only running out of memory (``MemoryError``, or torch's error of that name) costs just
-    the youngest request; the others must survive being stepped again. After an exception from
-    ``admit`` nothing of the request may remain.
+    A request belongs to the engine from ``admit`` until a report contains its outcome. If ``step``
+    raises, the loop fails all requests of the engine and continues with the other engines. Only out
+    of memory (``MemoryError``, or torch's equivalent) fails just the youngest request; the engine
+    must be able to step the others again. If ``admit`` raises, no state of the request may remain.
     """
 
     def load(self) -> None:
-        """Read weights and warm up; raise with a sentence for the operator if that cannot be."""
+        """Read weights and warm up. Raise with a message for the operator if that fails."""
         ...
 
     def unload(self) -> None:
-        """Give the memory back. Called only when nothing is admitted."""
+        """Free the memory. Called only while no request is admitted."""
         ...
 
     def estimate(self, job: Job) -> Estimate:
-        """Say what the job will take, without taking anything."""
+        """Estimate the cost of a job. Reserves nothing."""
         ...
 
     def admit(self, job: Job, clock: PhaseClock, files: Any = ()) -> Admission:
-        """Check the input and make room. ``Failed`` is the client's fault and final.
+        """Check the input and reserve room. ``Failed`` is final and means invalid input.
 
-        ``files`` are what the job's attachments refer to, bytes read from the store; an engine that
-        prepares is given ``Prepared`` instead.
+        ``files`` are the contents of the job's attachments; a ``Preparing`` engine receives
+        ``Prepared`` instead.
         """
         ...
 
     def step(self, clock: PhaseClock) -> StepReport:
-        """Do one short piece of device work for the requests that are admitted."""
+        """Run one short step of device work for the admitted requests."""
         ...
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        """Let the next report end this request as ``Cancelled``, with what it used so far.
+        """End this request as ``Cancelled`` in the next report, with its usage so far.
 
-        The loop ends it itself if that report does not.
+        If that report does not contain the outcome, the loop ends the request itself.
         """
         ...
 
     def release(self, request_id: RequestId) -> None:
-        """Drop whatever is still kept of a request that was admitted and has ended.
+        """Drop the state of an admitted request that has ended.
 
-        Called once for each, also for one that the loop ended because the engine failed.
+        Called once per request, including those that the loop ended because the engine failed.
         """
         ...

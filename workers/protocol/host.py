@@ -1,7 +1,7 @@
-"""What runs a model for the agent: the engine process for its engines, a task for an upstream.
+"""The host protocol: how the agent runs jobs, in an engine process or as calls to an upstream.
 
-A host knows no queue and no lease. Every job that was submitted ends in one outcome, except those
-that are abandoned and those that are in a process when it dies.
+A host knows neither queue nor leases. Every submitted job ends in one outcome, except abandoned
+jobs and those in a process that crashes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from workers.protocol.ipc import JobHandoff
 Report: TypeAlias = Callable[
     [Sequence[tuple[RequestId, Event]], Sequence[tuple[RequestId, Outcome]]], None
 ]
-"""How a host tells its agent what happened. Events of a request come before its outcome."""
+"""Callback for events and outcomes. Events of a request come before its outcome."""
 
 
 class Host(Protocol):
     def submit(self, jobs: Sequence[JobHandoff]) -> None: ...
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        """End a job with what it used so far; it says so in its outcome."""
+        """End a job; its outcome contains the usage so far."""
         ...
 
     def abandon(self, request_id: RequestId) -> None:
-        """End a job and say nothing more about it; the same one may be submitted again."""
+        """End a job without further reports. The same job can be submitted again."""
         ...

@@ -1,7 +1,7 @@
-"""What an agent and its engine process say to each other: length-prefixed MessagePack on a socket.
+"""Messages between agent and engine process: length-prefixed MessagePack on a socket.
 
-Both ends are the same version on the same machine, so nothing here is kept compatible. Times are
-microseconds of the machine's monotonic clock, which both processes read.
+Both ends have the same version and run on the same machine, so compatibility does not matter. Times
+are in microseconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.protocol.engine import CancelReason
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
-    """The first message: whom to serve, and whether the weights are read before the first job."""
+    """The first message: the models, and whether weights are loaded before the first job."""
 
     worker: str
     models: tuple[ModelSpec, ...]
@@ -26,7 +26,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
 
 class JobHandoff(msgspec.Struct, frozen=True, array_like=True):
-    """A job, how long it was queued, when it was leased, for which time, and its attachments."""
+    """A job with its time in the queue, time of lease, attempt and attachments."""
 
     job: Job
     queue_us: int
@@ -34,7 +34,7 @@ class JobHandoff(msgspec.Struct, frozen=True, array_like=True):
     attempt: int = 1
     files: tuple[bytes, ...] = ()
     note: str = ""
-    """What an earlier holder of the job kept for this one."""
+    """Note stored by an earlier holder of the job."""
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
@@ -47,7 +47,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
-    """Give back the jobs that have not begun."""
+    """Return the jobs that have not started."""
 
 
 Command: TypeAlias = Configure | Admit | Cancel | Withdraw
@@ -57,36 +57,36 @@ Command: TypeAlias = Configure | Admit | Cancel | Withdraw
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Everything that was to be loaded is loaded, or known to be broken."""
+    """All models have been loaded, or have failed to load."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """Nothing else will be heard until the weights of this model are there."""
+    """No other report follows until the weights of this model are loaded."""
 
     model: str
 
 
 class Moving(msgspec.Struct, frozen=True, tag="moving"):
-    """A sign of progress within a step that takes long."""
+    """A keep-alive during a long step."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     model: str
     problem: str | None = None
-    """Why it could not be loaded, for the operator."""
+    """Reason why loading failed, for the operator."""
 
 
 class Withdrawn(msgspec.Struct, frozen=True, tag="withdrawn"):
-    """Jobs that are not in the process any more, and of which nothing was done."""
+    """Jobs that were removed from the process before they started."""
 
     request_ids: tuple[RequestId, ...]
 
 
 class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
-    """One turn of the loop; also the sign that it moves. At most one a step."""
+    """Result of one turn of the loop; also serves as keep-alive. At most one per step."""
 
     busy_us: int
-    """Since the process began."""
+    """Busy time since the process started."""
     events: tuple[tuple[RequestId, Event], ...] = ()
     outcomes: tuple[tuple[RequestId, Outcome], ...] = ()
 
@@ -102,7 +102,7 @@ MessageT = TypeVar("MessageT")
 
 
 def pack(message: Command | Report) -> bytes:
-    """One message with its length in front of it."""
+    """Encode a message with its length as prefix."""
     frame = bytearray(_PREFIX_BYTES)
     _encoder.encode_into(message, frame, _PREFIX_BYTES)
     frame[:_PREFIX_BYTES] = (len(frame) - _PREFIX_BYTES).to_bytes(_PREFIX_BYTES, "little")
@@ -110,7 +110,7 @@ def pack(message: Command | Report) -> bytes:
 
 
 class Unpacker(Generic[MessageT]):
-    """Cuts a stream of bytes into messages, however it arrives."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[MessageT]) -> None:
         self._decoder = decoder
@@ -118,7 +118,7 @@ class Unpacker(Generic[MessageT]):
 
     @property
     def is_midway(self) -> bool:
-        """Whether a message has begun and not ended."""
+        """Whether a message has been received in part."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[MessageT]:

@@ -1,1 +1,1 @@
-"""What runs inside an engine process: the step loop, its fairness, metering and background work."""
+"""Code of the engine process: step loop, fairness, metering and background work."""

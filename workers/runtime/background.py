@@ -1,8 +1,7 @@
-"""Work beside the step loop: what needs no device runs on other threads, in order for each owner.
+"""Runs work that needs no device on other threads, in order for each owner.
 
-Files are decoded and encoded here, while the loop goes on with other steps. Results come back in
-the thread of the loop, by ``take``; nothing else of an owner is touched by a thread. Knows neither
-engines nor jobs.
+Files are decoded and encoded here while the step loop continues. Results are returned to the loop's
+thread by ``take``; the threads touch no other state of an owner. Knows neither engines nor jobs.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 LIMIT_US: Final = 900 * 1_000_000
-"""What takes longer hangs, and a thread cannot be ended but with its process."""
+"""Maximum duration of a task. A thread that hangs can only be ended with its process."""
 
 
 class StuckError(Exception):
-    """A piece of work does not come to its end."""
+    """A task has not ended within ``LIMIT_US``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Done:
-    """A piece of work that has ended; ``error`` is what it raised instead of a result."""
+    """A task that has ended; ``error`` is its exception if it failed."""
 
     owner: Hashable
     name: str
@@ -40,9 +39,9 @@ class _Task:
 
 
 class Background:
-    """``start`` has a function run on some thread, and at once in this one if there is none.
+    """``start`` runs a function on some thread; by default it is called directly.
 
-    ``wake`` is called by that thread when there is something to take.
+    ``wake`` is called in that thread when a task has ended.
     """
 
     def __init__(
@@ -59,16 +58,17 @@ class Background:
         self._done: deque[Done] = deque()
 
     def put(self, owner: Hashable, name: str, work: Callable[[], Any]) -> None:
-        """Have some work done after what the same owner has put before."""
+        """Queue a task behind the earlier tasks of the same owner."""
         self._queues.setdefault(owner, deque()).append(_Task(owner, name, work))
         self._start_next(owner)
 
     def drop(self, owner: Hashable) -> None:
-        """Forget what has not begun; what runs ends, and its result is still to be taken."""
+        """Drop tasks that have not started. A running one continues, and ``take`` returns its
+        result."""
         self._queues.pop(owner, None)
 
     def pending(self, owner: Hashable) -> int:
-        """Pieces of an owner that were put and not taken back yet."""
+        """Return the number of an owner's tasks whose results have not been taken."""
         return len(self._queues.get(owner, ())) + (owner in self._running)
 
     @property
@@ -80,7 +80,7 @@ class Background:
         return bool(self._done)
 
     def take(self) -> list[Done]:
-        """What has ended since. Raise ``StuckError`` if something takes for ever."""
+        """Return the tasks that have ended since. Raise ``StuckError`` if one runs for too long."""
         taken: list[Done] = []
         while self._done:
             done = self._done.popleft()

@@ -1,7 +1,7 @@
-"""Whose turn it is: weighted deficit round robin over flows whose cost is known only afterwards.
+"""Weighted deficit round robin over flows whose cost is known only afterwards.
 
-Pure; it knows neither engines nor a clock. The invariant: flows that always have work receive time
-in proportion to their weights, to within a round and one turn each, however unequal their turns.
+Pure; knows neither engines nor a clock. Invariant: flows that always have work receive time in
+proportion to their weights, to within a round and one turn each, however unequal their turns are.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Collection
 
 
 class DeficitRoundRobin:
-    """Each round grants every ready flow ``quantum_us`` times its weight; a turn is paid later.
+    """Each round grants every ready flow ``quantum_us`` times its weight; turns are paid
+    afterwards.
 
-    A turn may overdraw the credit, since a step cannot be cut short: the debt is worked off in the
-    rounds that follow. A flow without work keeps its debt and forfeits its credit, so that a pause
-    can neither be saved up nor used to escape.
+    A turn can overdraw the credit, because a step cannot be interrupted; later rounds repay the
+    debt. A flow without work keeps its debt but loses its credit, so that a flow can neither save
+    up credit nor escape a debt by pausing.
     """
 
     def __init__(self, quantum_us: int) -> None:
@@ -33,7 +34,7 @@ class DeficitRoundRobin:
         self._ring.append(flow)
 
     def choose(self, ready: Collection[str]) -> str:
-        """Return the flow whose turn it is among those that have work; there must be one."""
+        """Return the next of the flows in ``ready``, which must not be empty."""
         credits = self._credits
         for flow in self._ring:
             if credits[flow] > 0.0 and flow not in ready:
@@ -55,7 +56,7 @@ class DeficitRoundRobin:
         self._credits[flow] -= us
 
     def _skip_rounds(self, ready: Collection[str]) -> None:
-        """Grant at once all rounds in which everybody would still be in debt."""
+        """Grant all rounds in which every ready flow would still be in debt, in one step."""
         rounds = min(math.floor(-self._credits[flow] / self._grants[flow]) for flow in ready)
         for flow in ready:
             self._credits[flow] += rounds * self._grants[flow]

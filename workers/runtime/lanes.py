@@ -1,4 +1,4 @@
-"""What the step loop knows of the jobs in it, by model: who waits, steps, or has files made."""
+"""State of the step loop's jobs, by model: waiting, admitted, or finishing in the background."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from workers.runtime.metering import PHASES, TokenTimes
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One job on its way through the loop; times in microseconds."""
+    """State of one job in the loop; times in microseconds."""
 
     job: Job
     lane: Lane
     queue_us: int
     leased_us: int
     files: Sequence[bytes] | Prepared
-    """Until it is admitted."""
+    """Attachments; dropped on admission."""
     preparing: bool = False
     background_pre_us: int = 0
-    """Time on other threads before it was admitted."""
+    """Time on other threads before admission."""
     background_post_us: int = 0
-    """And after that."""
+    """Time on other threads after admission."""
     cancelled_usage: Usage | None = None
-    """What it used, once the device has done its part."""
+    """Usage if it is cancelled while its outcome is made in the background."""
     load_us: int = 0
     token_times: TokenTimes = field(default_factory=TokenTimes)
     tally: Tally = field(default_factory=Tally)
-    """What was streamed of it."""
+    """What has been streamed."""
     spent: list[int] = field(default_factory=lambda: [0] * len(PHASES))
     cancelled: CancelReason | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One engine, those it has admitted, and the line of those that wait for room or weights."""
+    """One engine, its admitted jobs, and those waiting for room or for its weights."""
 
     model: str
     engine: Engine
@@ -52,6 +52,6 @@ class Lane:
     waiting: deque[Run] = field(default_factory=deque)
     at_capacity: bool = False
     finishing: dict[RequestId, Run] = field(default_factory=dict)
-    """Those that have left the engine, and whose files are being made."""
+    """Jobs that have left the engine and whose outcome is made in the background."""
     awaits_background: bool = False
-    """Whether the engine waits for what it has put off."""
+    """Whether the engine has nothing to do until deferred work ends."""

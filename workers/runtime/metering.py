@@ -1,7 +1,7 @@
-"""Measures where a step's time goes and shares it out, to the microsecond.
+"""Measures the time of a step and apportions it, to the microsecond.
 
-Pure arithmetic over an injected clock; it knows neither engines nor requests. The invariant: what
-is shared out sums exactly to what was measured, so all shares together are the busy time.
+Pure arithmetic over an injected clock; knows neither engines nor requests. Invariant: the shares
+sum exactly to the measured time, so that all shares together are the busy time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stopwatch:
 
 
 class _Lap:
-    """One phase of a stopwatch; reused, because a step may be shorter than making an object."""
+    """One phase of a stopwatch; reused, because a step can be shorter than creating an object."""
 
     __slots__ = ("_began_us", "_index", "_watch")
 
@@ -79,24 +79,24 @@ class _Lap:
 
 
 class TokenTimes:
-    """When the tokens of one request came, of one of its answers: the one that spoke first.
+    """Times of the tokens of one request, measured on the choice that produced the first token.
 
-    The others are written beside it in the same steps. Times in microseconds of one clock.
+    The other choices are decoded in the same steps. Times in microseconds of one clock.
     """
 
-    __slots__ = ("_index", "_last_us", "_indexed_tokens", "first_us", "gap_us", "tokens")
+    __slots__ = ("_index", "_indexed_tokens", "_last_us", "first_us", "gap_us", "tokens")
 
     def __init__(self) -> None:
         self.first_us = 0
         self.gap_us = 0
         self.tokens = 0
-        """Of all answers."""
+        """Number of tokens of all choices."""
         self._index: int | None = None
         self._indexed_tokens = 0
         self._last_us = 0
 
     def record_tokens(self, index: int, count: int, now_us: int) -> None:
-        """Note that so many tokens of an answer came."""
+        """Record ``count`` new tokens of a choice."""
         if not count:
             return
         self.tokens += count
@@ -105,7 +105,7 @@ class TokenTimes:
             self._indexed_tokens += count
 
     def record_output(self, index: int, now_us: int) -> None:
-        """Note that a piece of an answer came that has no tokens, of a sound."""
+        """Record output that has no tokens, such as an audio chunk."""
         if self._index is None:
             self._index, self.first_us, self._last_us = index, now_us, now_us
         if index == self._index:
@@ -114,22 +114,22 @@ class TokenTimes:
 
     @property
     def started(self) -> bool:
-        """Whether anything came."""
+        """Whether anything was recorded."""
         return self._index is not None
 
     @property
     def per_token_us(self) -> int:
-        """Mean time from one token to the next; 0 if there are no two."""
+        """Mean time between two tokens; 0 with fewer than two."""
         if self._indexed_tokens < 2:
             return 0
         return round((self._last_us - self.first_us) / (self._indexed_tokens - 1))
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Share ``total`` out by weights in whole units, the largest remainders rounded up.
+    """Divide ``total`` by weights into whole units, rounding up the largest remainders.
 
-    The shares sum to ``total``. Weights that are negative, not finite or all zero count as equal:
-    the time was spent, so somebody has to carry it.
+    The shares sum to ``total``. Weights that are negative, not finite or all zero count as equal,
+    because the time was spent and must be accounted for.
     """
     count = len(weights)
     if count == 1:

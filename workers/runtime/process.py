@@ -1,9 +1,9 @@
-"""The process that computes: one step loop over the engines of one device, fed by its agent.
+"""The engine process: one step loop over the engines of one device.
 
-Started by the agent with one end of a socket, it ends with the agent: when that hangs up, and on
-Linux also by the kernel, so that an agent that was killed leaves nobody behind who holds the
-device. It knows no queue and no lease; if it dies, everything in it is the agent's to give back.
-Commands are read between steps, without blocking while there is work.
+The agent starts it with one end of a socket. The process ends with its agent: when the socket is
+closed and, on Linux, also by a signal of the kernel, so that a killed agent leaves no process
+behind that occupies the device. It knows neither queue nor leases; if it crashes, its agent
+requeues its jobs. Commands are read between steps, without blocking while there is work.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ EXIT_DEVICE_LOST: Final = 3
 EXIT_STUCK: Final = 4
 _READ_BYTES: Final = 1 << 18
 _PARTIAL_MS: Final = 5
-"""How long the next piece of a command may take before the step goes on without it."""
+"""Time to wait for the rest of a command before the next step."""
 _PR_SET_PDEATHSIG: Final = 1
 _THREADS: Final = 4
-"""Of those that read and write files beside the loop. They hold no device, and mostly no lock."""
+"""Threads that read and write files beside the loop; they use no device and rarely hold the GIL."""
 
 
 class Connection:
@@ -72,21 +72,21 @@ class Connection:
             self._readable.register(source, select.POLLIN)
 
     def wake(self) -> None:
-        """End a wait, from any thread."""
-        with contextlib.suppress(BlockingIOError):  # full of wakes already
+        """End ``wait``, from any thread."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wakes
             os.write(self._wake_end, b"!")
 
     def wait(self, seconds: float | None) -> None:
-        """Wait until something comes or somebody wakes, at most so long."""
+        """Wait for a command or ``wake``, at most ``seconds``."""
         for source, _ in self._readable.poll(None if seconds is None else seconds * 1000):
             if source == self._wait_end:
                 os.read(self._wait_end, _READ_BYTES)
 
     def receive(self, *, wait: bool = False) -> list[Command]:
-        """Return the commands that have come, with ``wait`` at least one; raise at the end.
+        """Return the commands received, with ``wait`` at least one. Raise ``EOFError`` at the end.
 
-        A command that has begun is read to its end if it keeps coming: a picture does not fit into
-        the socket, and would otherwise come in by one piece a step.
+        A partly received command is read to its end as long as data keeps arriving: an image does
+        not fit into the socket's buffer, and only one buffer would be read per step.
         """
         commands: list[Command] = []
         while True:
@@ -104,14 +104,14 @@ class Connection:
                 return commands
 
     def send(self, report: Report) -> None:
-        """Send a whole report, from any thread."""
+        """Send a report, from any thread."""
         packed = pack(report)
         with self._sending:
             self._socket.sendall(packed)
 
 
 def serve(connection: Connection) -> None:
-    """Run the loop until the agent hangs up. Raise ``DeviceLostError`` if the device is gone."""
+    """Run the loop until the socket is closed. Raise ``DeviceLostError`` if the device is lost."""
     configure, *rest = connection.receive(wait=True)
     assert isinstance(configure, Configure)
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="background")
@@ -125,12 +125,12 @@ def serve(connection: Connection) -> None:
         try:
             loop.add(spec.name, registry.create(spec), weight=registry.serving(spec).weight)
         except Exception as error:
-            log.exception("engine could not be made", extra={"model": spec.name})
+            log.exception("could not create an engine", extra={"model": spec.name})
             connection.send(Loaded(spec.name, f"{type(error).__name__}: {error}"))
             continue
         if configure.preload:
             _load(loop, spec.name, connection)
-    PULSE.tell = lambda: connection.send(Moving())
+    PULSE.send = lambda: connection.send(Moving())
     connection.send(Ready())
     _apply(loop, rest, connection)
     while True:
@@ -169,12 +169,12 @@ def _load(loop: StepLoop, model: str, connection: Connection) -> None:
     connection.send(Loading(model))
     problem = loop.load(model)
     gc.collect()
-    gc.freeze()  # weights live as long as the process; no collection need look at them again
+    gc.freeze()  # weights live as long as the process; exclude them from collections
     connection.send(Loaded(model, problem))
 
 
 def _die_with_agent(connected: socket.socket) -> None:
-    """End this process when its agent does, even in the middle of a long step."""
+    """End this process with its agent, even during a long step."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     hangup = select.poll()
@@ -188,7 +188,7 @@ def _die_with_agent(connected: socket.socket) -> None:
 
 
 def main() -> None:
-    # The agent decides when this process ends; a Ctrl-C goes to the whole process group.
+    # The agent decides when this process ends; Ctrl-C signals the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure_logging(os.environ.get("TOLLGATE_LOG_LEVEL", "INFO"))
@@ -199,11 +199,11 @@ def main() -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except StuckError as error:
-        log.critical("work does not end: %s", error)
-        os._exit(EXIT_STUCK)  # nor would its thread
+        log.critical("background task is stuck: %s", error)
+        os._exit(EXIT_STUCK)  # an ordinary exit would wait for its thread
     except DeviceLostError as error:
         log.critical("device lost: %s", error)
-        os._exit(EXIT_DEVICE_LOST)  # an ordinary exit would wait for a device that is gone
+        os._exit(EXIT_DEVICE_LOST)  # an ordinary exit would wait for the lost device
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The loop of short steps that runs all engines of a device: who is admitted, steps and leaves.
+"""The step loop: schedules all engines of one device, one short step at a time.
 
-Single-threaded and pure: the clocks are injected; it knows no queue, no process, no tensor and no
-price. Its caller feeds it jobs and cancels between turns, and each turn is at most one step of one
-engine. Three invariants hold whatever the engines do:
+Single-threaded and pure. Clocks are injected; the module knows no queue, process, tensor or price.
+The caller submits jobs and cancellations between turns, and each turn runs at most one step of one
+engine. Three invariants hold, whatever the engines do:
 
-- every job that was handed in ends in exactly one outcome;
-- a cancelled request, or one past its deadline, leaves within one step of its engine;
-- ``gpu_us`` of all outcomes sum to the time that was spent inside the engines (``busy_us``), what
-  they put off left out: it is part of ``preprocess_us`` and ``postprocess_us`` alone.
+- every submitted job ends in exactly one outcome;
+- a cancelled or overdue request leaves within one step of its engine;
+- the ``gpu_us`` of all outcomes sum to the time spent inside the engines (``busy_us``). Deferred
+  work is not included; it counts only towards ``preprocess_us`` and ``postprocess_us``.
 """
 
 from __future__ import annotations
@@ -56,31 +56,29 @@ from workers.runtime.metering import Stopwatch, apportion
 log = logging.getLogger(__name__)
 
 QUANTUM_US: Final = 10_000
-"""Of device time per round and unit of weight: about a decode step, so that turns stay short."""
-
-
+"""Device time per round and unit of weight. About one decode step, so that turns stay short."""
 PREPARED_MAX: Final = 4
-"""Of each model, jobs whose files are read before there is room for them: they are in memory."""
+"""Maximum jobs of a model whose files are read ahead of admission; they are held in memory."""
 FINISHING_MAX: Final = 8
-"""Of each model, answers that are made into files; while there are more, none is admitted."""
+"""Jobs of a model that finish in the background, from which on no further job is admitted."""
 DEADLINES_KEPT: Final = 100
-"""Deadlines of jobs that have ended, before they are swept out."""
+"""Deadlines of ended jobs that are kept before the heap is cleaned up."""
 PATIENCE_S: Final = 0.1
-"""Between two looks at deadlines while all that goes on is put off."""
+"""Interval of deadline checks while the engines wait for deferred work."""
 
 
 @dataclass(slots=True)
 class TurnReport:
-    """What happened since the last turn: events that somebody reads along, and outcomes."""
+    """Events and outcomes since the previous turn; events of streamed requests only."""
 
     events: list[tuple[RequestId, Event]] = field(default_factory=list)
     outcomes: list[tuple[RequestId, Outcome]] = field(default_factory=list)
 
 
 class StepLoop:
-    """``now_us`` is a monotonic clock, ``unix_ms`` the wall clock of deadlines.
+    """``now_us`` is a monotonic clock; ``unix_ms`` is the wall clock that deadlines refer to.
 
-    ``background`` does what needs no device; by default at once, in this thread.
+    ``background`` runs work that needs no device; by default immediately, in this thread.
     """
 
     def __init__(
@@ -106,22 +104,22 @@ class StepLoop:
         self._starved: Lane | None = None
         self._report = TurnReport()
 
-    # --- What the caller does between turns -------------------------------------------------------
+    # --- Calls between turns ----------------------------------------------------------------------
 
     def add(self, model: str, engine: Engine, *, weight: float = 1.0) -> None:
-        """Serve a model; its weights are loaded by ``load``."""
+        """Register an engine for a model. Weights are loaded by ``load``."""
         self._turns.add(model, weight)
         self._lanes[model] = Lane(model, engine, isinstance(engine, Preparing))
 
     def load(self, model: str) -> str | None:
-        """Load an engine; return why that could not be, after failing the jobs that wait for it."""
+        """Load an engine's weights. On failure, fail its waiting jobs and return the reason."""
         lane = self._lanes[model]
         lane.load_started_us = self._now_us()
         try:
             lane.engine.load()
         except Exception as error:
             raise_if_device_is_lost(error)
-            log.exception("model could not be loaded", extra={"model": model})
+            log.exception("could not load a model", extra={"model": model})
             lane.broken = f"{type(error).__name__}: {error}"
         lane.load_ended_us = self._now_us()
         lane.loaded = lane.broken is None
@@ -132,7 +130,7 @@ class StepLoop:
         return lane.broken
 
     def unload(self) -> None:
-        """Give all memory back; for a loop that is idle."""
+        """Free the memory of all engines. Call only while the loop is idle."""
         for lane in self._lanes.values():
             if lane.loaded:
                 lane.engine.unload()
@@ -141,9 +139,12 @@ class StepLoop:
     def admit(
         self, job: Job, *, queue_us: int, leased_us: int, files: Sequence[bytes] = ()
     ) -> None:
-        """Take a job that waited ``queue_us`` in the queue and was leased at ``leased_us``."""
+        """Submit a job that was queued for ``queue_us`` and leased at ``leased_us``.
+
+        Raise ``ValueError`` if the loop already has a job of this id.
+        """
         if job.request_id in self._runs:
-            raise ValueError(f"{job.request_id} is in the loop already")
+            raise ValueError(f"{job.request_id} is already in the loop")
         lane = self._lanes[job.model]
         run = Run(job, lane, queue_us, leased_us, files)
         self._runs[job.request_id] = run
@@ -158,7 +159,7 @@ class StepLoop:
             heapq.heappush(self._deadlines, (job.deadline_ms, job.request_id))
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        """End a request with what it used so far; one that has ended already stays as it is."""
+        """End a request with its usage so far. No effect if it has already ended."""
         run = self._runs.get(request_id)
         if run is None or run.cancelled is not None:
             return
@@ -177,7 +178,7 @@ class StepLoop:
             self._fail_all(run.lane, error)
 
     def withdraw(self) -> list[RequestId]:
-        """Forget the jobs that have not begun, and say which these are."""
+        """Remove the jobs that have not started, and return their ids."""
         waiting = [run for lane in self._lanes.values() for run in lane.waiting]
         for run in waiting:
             run.lane.waiting.clear()
@@ -188,7 +189,7 @@ class StepLoop:
 
     @property
     def missing_model(self) -> str | None:
-        """A model that somebody waits for and that is not loaded yet."""
+        """A model with waiting jobs whose weights are not loaded, or None."""
         for lane in self._lanes.values():
             if lane.waiting and not lane.loaded:
                 return lane.model
@@ -196,12 +197,12 @@ class StepLoop:
 
     @property
     def idle(self) -> bool:
-        """Whether a turn would do nothing: nobody is here, and there is nothing left to report."""
+        """Whether the loop has no jobs and no outcomes left to report."""
         return not self._runs and not self._report.outcomes
 
     @property
     def patience_s(self) -> float | None:
-        """How long a turn may wait for news; None for as long as none comes."""
+        """Time that the caller can wait before the next turn; None: until the next command."""
         if self.idle:
             return None
         if self._report.outcomes or self._background.has_done:
@@ -216,7 +217,7 @@ class StepLoop:
     # --- One turn ---------------------------------------------------------------------------------
 
     def turn(self) -> TurnReport:
-        """Apply deadlines, admit who fits, let one engine do one step; report what happened."""
+        """Enforce deadlines, admit jobs while there is room, run one step of one engine."""
         self._apply_deadlines()
         for done in self._background.take():
             self._apply_done(done)
@@ -246,7 +247,7 @@ class StepLoop:
                 self.cancel(request_id, "deadline")
 
     def _prepare_waiting(self, lane: Lane) -> None:
-        """Have the files read of those that come next."""
+        """Start reading the files of the next jobs."""
         engine = lane.engine
         if not isinstance(engine, Preparing):
             return
@@ -256,7 +257,7 @@ class StepLoop:
                 self._background.put(run, "prepare", partial(engine.prepare, run.job, run.files))
 
     def _next_admissible(self, lane: Lane) -> Run | None:
-        """Who is admitted next: those whose files are read overtake those whose are not."""
+        """Return the next job to admit. Jobs whose files have been read overtake the others."""
         if lane.at_capacity or not lane.loaded or len(lane.finishing) >= FINISHING_MAX:
             return None
         for run in lane.waiting:
@@ -265,7 +266,7 @@ class StepLoop:
         return None
 
     def _admit_waiting(self, lane: Lane) -> None:
-        """Admit from the head of the line, for at most a quantum while others wait to step."""
+        """Admit waiting jobs in order, for at most one quantum, so that running jobs can step."""
         spent_us = 0
         while spent_us < self._quantum_us and (run := self._next_admissible(lane)) is not None:
             if self._starved not in (None, lane):
@@ -300,10 +301,11 @@ class StepLoop:
             run.load_us = lane.load_ended_us - max(lane.load_started_us, run.leased_us)
 
     def _block_admission(self, lane: Lane, run: Run) -> None:
-        """Nobody more until somebody has left, or never if there is nobody who could leave.
+        """Stop admission to a lane that is out of room until some job has ended.
 
-        A lane that is empty and still has no room lacks what the others hold: nobody else is
-        admitted until it had its turn, or it would wait for ever.
+        If the lane is empty, other lanes hold the memory it needs. They may not admit jobs until
+        this lane has, or it would starve. If no job is running anywhere, the request can never fit,
+        and fails.
         """
         if lane.admitted:
             lane.at_capacity = True
@@ -313,7 +315,7 @@ class StepLoop:
         else:
             lane.waiting.remove(run)
             self._starved = None
-            self._fail(run, "out_of_memory", "The request needs more memory than there is.")
+            self._fail(run, "out_of_memory", "The request needs more memory than is available.")
 
     def _step(self, lane: Lane) -> None:
         runs = list(lane.admitted.values())
@@ -332,7 +334,7 @@ class StepLoop:
             self._apply(lane, report)
         for run in cancelled:
             if run.job.request_id in lane.admitted:
-                log.error("engine kept a cancelled request", extra={"model": lane.model})
+                log.error("engine did not end a cancelled request", extra={"model": lane.model})
                 self._end(run, Cancelled(reason=run.cancelled or "operator"))
 
     def _apply(self, lane: Lane, report: StepReport) -> None:
@@ -343,7 +345,7 @@ class StepLoop:
         for request_id, event in report.events:
             run = lane.admitted.get(request_id)
             if run is None:
-                log.error("event of a request not admitted", extra={"request_id": request_id})
+                log.error("event of an unknown request", extra={"request_id": request_id})
                 continue
             if isinstance(event, Later):
                 self._background.put(run, "event", event.make)
@@ -352,7 +354,7 @@ class StepLoop:
         for request_id, outcome in report.outcomes:
             run = lane.admitted.get(request_id)
             if run is None:
-                log.error("outcome of a request not admitted", extra={"request_id": request_id})
+                log.error("outcome of an unknown request", extra={"request_id": request_id})
                 continue
             if isinstance(outcome, Later):
                 self._finish_in_background(run, outcome)
@@ -371,7 +373,7 @@ class StepLoop:
             self._report.events.append((run.job.request_id, event))
 
     def _finish_in_background(self, run: Run, outcome: Later) -> None:
-        """Let a request leave its engine, and end it when its outcome is made."""
+        """Release a request from its engine; it ends when its outcome has been made."""
         lane, request_id = run.lane, run.job.request_id
         run.cancelled_usage = outcome.usage
         self._release(run)
@@ -381,7 +383,7 @@ class StepLoop:
         self._background.put(run, "outcome", outcome.make)
 
     def _apply_done(self, done: Done) -> None:
-        """Take back what was put off; of a request that has ended meanwhile nothing counts."""
+        """Apply the result of deferred work; ignore it if the request has ended meanwhile."""
         run = done.owner
         assert isinstance(run, Run)
         run.lane.awaits_background = False
@@ -393,7 +395,7 @@ class StepLoop:
             return
         if done.error is not None:
             extra = {"request_id": run.job.request_id, "what": done.name}
-            log.error("work that was put off failed", extra=extra, exc_info=done.error)
+            log.error("deferred work failed", extra=extra, exc_info=done.error)
             if done.name == "prepare":
                 run.lane.waiting.remove(run)
             self._end(run, describe(done.error))
@@ -405,7 +407,7 @@ class StepLoop:
             self._record_event(run, done.result)
 
     def _release(self, run: Run) -> None:
-        """Let the engine drop a request, if it still has it."""
+        """Release a request from its engine if it is still admitted."""
         lane, request_id = run.lane, run.job.request_id
         if lane.admitted.pop(request_id, None) is not None:
             try:
@@ -413,7 +415,7 @@ class StepLoop:
             except Exception:
                 log.exception("release failed", extra={"request_id": request_id})
 
-    # --- Metering and ends ------------------------------------------------------------------------
+    # --- Metering and outcomes --------------------------------------------------------------------
 
     def _charge(
         self, lane: Lane, busy_us: int, runs: list[Run], weights: list[float], spent: list[int]
@@ -426,7 +428,7 @@ class StepLoop:
                     run.spent[index] += share
 
     def _end(self, run: Run, outcome: Outcome) -> None:
-        """The only way out: completes the outcome with what was measured and makes room."""
+        """Complete an outcome with the measurements and free the job's room. The only exit."""
         request_id, lane = run.job.request_id, run.lane
         del self._runs[request_id]
         self._release(run)
@@ -440,7 +442,7 @@ class StepLoop:
         token_times = run.token_times
         first_us = run.queue_us + token_times.first_us - run.leased_us if token_times.started else 0
         timings = msgspec.structs.replace(
-            outcome.timings,  # with what only the engine knows
+            outcome.timings,  # keeps what only the engine measures
             queue_us=run.queue_us,
             load_us=run.load_us,
             preprocess_us=preprocess_us + run.background_pre_us,
@@ -465,9 +467,9 @@ class StepLoop:
         self._end(run, Failed(code=code, message=message))
 
     def _handle_step_failure(self, lane: Lane, error: Exception) -> None:
-        """After a failed step: out of memory costs the youngest its place, anything else them all.
+        """Handle a failed step: out of memory ends the youngest job, any other error ends all.
 
-        An engine that can do better on too little memory (split its batch, say) does so itself.
+        An engine that can recover from lack of memory (by splitting its batch, say) does so itself.
         """
         failure = describe(error)
         if failure.code == "out_of_memory":

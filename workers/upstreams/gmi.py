@@ -2,10 +2,10 @@
 
 A request is noted at most once. It is repeated only if the upstream answered that it did not take
 it, or was not reached at all; if the connection broke in between nobody knows, and the job fails
-without being charged. An intent is kept with the job before the request is sent, and its number after
-it, so a worker that takes the job over follows the request instead of submission another. The upstream
-has no idempotency key: a worker that dies between sending and learning the number leaves an intent
-alone, and the job fails. A request is called off when its job has ended without it.
+without being charged. An intent is kept with the job before the request is sent, and its number
+after it, so a worker that takes the job over follows the request instead of submission another. The
+upstream has no idempotency key: a worker that dies between sending and learning the number leaves
+an intent alone, and the job fails. A request is called off when its job has ended without it.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class MediaCall:
             collected.output["served_by"] = request.endpoint.model
         return collected
 
-    # --- Placing a request -------------------------------------------------------------------------
+    # --- Submitting a request -----------------------------------------------------------------------
 
     def _take_over(self, noted: UpstreamNote) -> tuple[UpstreamRequest, wire.Record]:
         """Go on with the request of a worker that is gone; raise ``Refused`` if that cannot be."""
