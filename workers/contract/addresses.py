@@ -1,7 +1,7 @@
-"""Addresses that somebody else names: which may be called, and how, so that none leads inside.
+"""SSRF guard: resolves untrusted URLs, and rejects hosts with private addresses.
 
-A name is resolved once, every address that it has must be public, and the connection goes to the
-very address that was checked. Redirects are the caller's to check, hop by hop.
+A name is resolved once, all of its addresses must be public, and the connection is pinned to an
+address that was checked. The caller must check redirects, hop by hop.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import httpx
 from workers.contract.names import Names
 
 _TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
-"""NAT64 (RFC 6052): the last four bytes are an address of the old kind."""
-
+"""NAT64 (RFC 6052): the last four bytes are an IPv4 address."""
 
 _CLOSED: Final = tuple(
     ipaddress.ip_network(network)
     for network in (
         # https://www.iana.org/assignments/iana-ipv4-special-registry, as of 2026-11; listed here
-        # because Python's own list is as old as its version.
+        # because Python's own list is as old as the interpreter.
         "0.0.0.0/8",
         "10.0.0.0/8",
         "100.64.0.0/10",
@@ -40,8 +39,8 @@ _CLOSED: Final = tuple(
         "198.51.100.0/24",
         "203.0.113.0/24",
         "224.0.0.0/3",
-        # https://www.iana.org/assignments/iana-ipv6-special-registry, and forms in which an
-        # address of version 4 can be written: compatible, translated (RFC 2765), local NAT64.
+        # https://www.iana.org/assignments/iana-ipv6-special-registry, and forms of IPv4 addresses:
+        # compatible, translated (RFC 2765), local NAT64.
         "::/96",
         "::ffff:0:0:0/96",
         "64:ff9b:1::/48",
@@ -58,21 +57,21 @@ _CLOSED: Final = tuple(
         "ff00::/8",
     )
 )
-"""Networks in which no client has business, beside those that Python knows."""
+"""Non-public networks, in addition to those that Python knows."""
 _names: Final = Names()
 
 
 class InvalidUrl(OSError):
-    """The URL cannot be read, or names no host."""
+    """The URL is malformed or has no host."""
 
 
 class PrivateAddress(Exception):
-    """The address lies in a network that nobody outside has business in."""
+    """The host has a non-public address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What to hand httpx so that it calls one address and still speaks to the host by its name."""
+    """Arguments for httpx that pin a request to one address and keep the host's name."""
 
     url: str
     headers: dict[str, str]
@@ -80,8 +79,11 @@ class Pinned:
 
 
 async def pin(url: str, *, private_allowed: bool, owner: str = "") -> Pinned:
-    """Resolve a URL's host for an account. Raise ``PrivateAddress``, or ``OSError`` if it has no
-    address or its owner has too many names looked up at the moment."""
+    """Resolve a URL's host for an account (``owner``).
+
+    Raise ``PrivateAddress``, or ``OSError`` if the host has no address or the account has too many
+    pending lookups.
+    """
     parsed = read_url(url)
     host = parsed.raw_host.decode("ascii")
     default = 443 if parsed.scheme == "https" else 80
@@ -102,12 +104,12 @@ def read_url(url: str) -> httpx.URL:
     except (httpx.InvalidURL, ValueError) as error:
         raise InvalidUrl("not a valid URL") from error
     if not parsed.raw_host:
-        raise InvalidUrl("the URL names no host")
+        raise InvalidUrl("the URL has no host")
     return parsed
 
 
 def is_public(address: str) -> bool:
-    """Say whether anybody may be sent there. Raise ``ValueError`` if it is no IP address."""
+    """Whether an IP address is public. Raise ``ValueError`` if it is malformed."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if not found.is_global or found.is_multicast:
         return False

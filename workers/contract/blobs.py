@@ -1,10 +1,10 @@
-"""Where large inputs and outputs lie: one store for all processes, a directory or S3.
+"""The blob store for large inputs and outputs, shared by all processes: a directory or S3.
 
-A blob is written once, before the message that refers to it is sent, under a key that nobody else
-writes: ``<account>/<request>/<nonce>/<n>``. A worker whose lease was lost therefore cannot
-overwrite what its successor wrote, and all that a request left behind goes with its prefix. A
-reference carries size and SHA-256, and a blob that does not match its reference is never returned.
-Knows neither queue nor SQL, nor what the bytes mean.
+A blob is written once, before the message that refers to it is sent, under a key that is used only
+once: ``<account>/<request>/<nonce>/<n>``. Therefore a worker that lost its lease cannot overwrite
+the blobs of its successor, and all blobs of a request can be deleted by prefix. A reference carries
+size and SHA-256, and a blob that does not match its reference is never returned. Knows neither
+queue nor SQL, nor the meaning of the bytes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from workers.contract.jobs import BlobRef
 
 BYTES_MAX: Final = 256 * 1024 * 1024
 CHUNK_BYTES: Final = 1024 * 1024
-"""Of a streamed read; hashing so much takes about a millisecond."""
+"""Chunk size of a streamed read; hashing one takes about a millisecond."""
 PARTS_AT_ONCE: Final = 2
-"""Of a streamed write; each is 5 MiB in memory."""
+"""Concurrent parts of a streamed write; each takes 5 MiB of memory."""
 
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
 
 class BlobError(Exception):
-    """A blob cannot be written or read.
+    """A blob could not be written or read.
 
-    ├── BlobTooLarge     over the store's bound; nothing was written
-    ├── BlobMissing      there is nothing under this key (any more)
-    ├── BlobDamaged      what is there is not what the reference says
-    └── BlobUnavailable  the store itself failed: try again
+    ├── BlobTooLarge     exceeds the store's limit; nothing was written
+    ├── BlobMissing      the key does not exist, or no longer
+    ├── BlobDamaged      the content does not match the reference
+    └── BlobUnavailable  the store itself failed; can be retried
     """
 
 
@@ -61,10 +61,10 @@ class BlobUnavailable(BlobError):
 
 
 def blob_key(account: str, request_id: str, nonce: str, n: int) -> str:
-    """Name blob number ``n`` of one attempt at a request.
+    """Return the key of blob number ``n`` of one attempt.
 
-    The nonce is a lease's token for an output, and fresh for an input. Raise ``ValueError`` if a
-    part could lead elsewhere.
+    The nonce is the lease's token for an output and random for an input. Raise ``ValueError`` if a
+    part is not a valid path segment.
     """
     parts = (account, request_id, nonce.replace(":", "-"), str(n))
     for part in parts:
@@ -73,11 +73,11 @@ def blob_key(account: str, request_id: str, nonce: str, n: int) -> str:
 
 
 class Blobs:
-    """The store at ``url``: ``file:///directory``, ``s3://bucket/prefix`` or, in one process only,
+    """The store at ``url``: ``file:///directory``, ``s3://bucket/prefix`` or, for a single process,
     ``memory:///``.
 
-    S3 is configured by the usual ``AWS_…`` variables of the environment (``AWS_ENDPOINT_URL`` for
-    another vendor's). Raise ``ValueError`` if the address is of another kind.
+    S3 is configured by the usual ``AWS_…`` environment variables (``AWS_ENDPOINT_URL`` for other
+    vendors). Raise ``ValueError`` if the scheme is not supported.
     """
 
     def __init__(self, url: str, *, bytes_max: int = BYTES_MAX) -> None:
@@ -93,16 +93,18 @@ class Blobs:
             self._store = MemoryStore()
         else:
             scheme = url.partition(":")[0]
-            raise ValueError(f"blobs in {scheme!r}: give file:///directory or s3://bucket/prefix")
+            raise ValueError(
+                f"unsupported blob store {scheme!r}; use file:///directory or s3://bucket/prefix"
+            )
 
     async def put(
         self, key: str, data: bytes, *, content_type: str = "application/octet-stream"
     ) -> BlobRef:
-        """Write a blob; when this returns, every process can read it."""
+        """Write a blob. When this returns, every process can read it."""
         if len(data) > self._bytes_max:
-            raise BlobTooLarge(f"{len(data)} bytes, and at most {self._bytes_max} are stored")
+            raise BlobTooLarge(f"{len(data)} bytes; the limit is {self._bytes_max}")
         digest = await asyncio.to_thread(hashlib.sha256, data)
-        # A directory has no place for a content type; the reference carries it in any case.
+        # A directory cannot store a content type; the reference carries it in any case.
         plain = isinstance(self._store, LocalStore)
         attributes = None if plain else {"Content-Type": content_type}
         with _translated(key):
@@ -116,7 +118,7 @@ class Blobs:
         *,
         content_type: str = "application/octet-stream",
     ) -> BlobRef:
-        """Write a blob piece by piece, none larger than about a megabyte; the same as ``put``."""
+        """Like ``put``, for a stream of chunks of up to about a megabyte."""
         digest = hashlib.sha256()
         size = 0
 
@@ -125,7 +127,7 @@ class Blobs:
             async for chunk in chunks:
                 size += len(chunk)
                 if size > self._bytes_max:
-                    raise BlobTooLarge(f"more than the {self._bytes_max} bytes that are stored")
+                    raise BlobTooLarge(f"more than the limit of {self._bytes_max} bytes")
                 digest.update(chunk)
                 yield chunk
 
@@ -142,13 +144,13 @@ class Blobs:
         return BlobRef(key, size, digest.hexdigest(), content_type)
 
     async def get(self, ref: BlobRef) -> bytes:
-        """Read a blob whole, and check it."""
+        """Read and verify a blob."""
         return b"".join([chunk async for chunk in self.stream(ref)])
 
     async def stream(self, ref: BlobRef) -> AsyncIterator[bytes]:
-        """Read a blob in pieces of about a megabyte; what is wrong with it shows at the end.
+        """Read a blob in chunks of about a megabyte.
 
-        The size is checked before anything is yielded.
+        The size is checked before the first chunk, the SHA-256 after the last.
         """
         digest = hashlib.sha256()
         with _translated(ref.key):
@@ -165,22 +167,22 @@ class Blobs:
             digest.update(data)
             yield data
         if digest.hexdigest() != ref.sha256:
-            raise BlobDamaged(f"{ref.key} is not what was written: its SHA-256 differs")
+            raise BlobDamaged(f"the SHA-256 of {ref.key} does not match its reference")
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete blobs, of which some may not be there."""
+        """Delete blobs; missing ones are ignored."""
         for key in keys:
             with _translated(key), suppress(FileNotFoundError):
                 await obstore.delete_async(self._store, key)
 
     async def size(self, key: str) -> int:
-        """Bytes of a blob of which nothing but its key is known. Raise ``BlobMissing``."""
+        """Return the size of a blob by its key. Raise ``BlobMissing``."""
         with _translated(key):
             found = await obstore.head_async(self._store, key)
         return int(found["size"])
 
     async def stream_part(self, key: str, *, start: int, end: int) -> AsyncIterator[bytes]:
-        """Read the bytes from ``start`` up to ``end`` (excluded), which cannot be checked."""
+        """Read the bytes from ``start`` to ``end`` (exclusive). They are not verified."""
         with _translated(key):
             found = await obstore.get_async(self._store, key, options={"range": (start, end)})
             chunks = found.stream(min_chunk_size=CHUNK_BYTES)
@@ -194,8 +196,8 @@ class Blobs:
     async def delete_request(
         self, account: str, request_id: str, *, spare: Collection[str] = ()
     ) -> int:
-        """Delete all that a request left in the store, but for nonces that begin with what is to be
-        spared; return how many blobs that were."""
+        """Delete all blobs of a request except those whose nonce starts with a prefix in ``spare``.
+        Return their number."""
         prefix = f"{_check(account)}/{_check(request_id)}/"
         count = 0
         with _translated(prefix):
@@ -215,7 +217,7 @@ class Blobs:
         return count
 
     async def sign(self, ref: BlobRef, *, valid_s: int) -> str | None:
-        """Make an address under which anybody can read a blob; None if the store has no such."""
+        """Return a presigned URL of a blob; None if the store does not support them."""
         if not isinstance(self._store, S3Store):
             return None
         with _translated(ref.key):
@@ -226,12 +228,12 @@ class Blobs:
 
 def _check(part: str) -> str:
     if not _SEGMENT.fullmatch(part):
-        raise ValueError(f"{part!r} cannot be part of a blob's key")
+        raise ValueError(f"{part!r} is not a valid part of a blob key")
     return part
 
 
 def _remove_unfinished(folder: Path, spare: Collection[str]) -> None:
-    """Remove what processes that died had begun to write: the store does not list such files."""
+    """Remove unfinished files of killed processes, which the store does not list."""
     for nonce in folder.glob("*"):
         if any(nonce.name.startswith(each) for each in spare):
             continue
@@ -245,10 +247,11 @@ def _remove_unfinished(folder: Path, spare: Collection[str]) -> None:
 
 @contextmanager
 def _translated(key: str) -> Iterator[None]:
-    """Turn the errors of the store into ours. Its messages can name hosts, so they stay inside."""
+    """Translate the store's errors. Its messages are dropped because they can contain host
+    names."""
     try:
         yield
     except FileNotFoundError as error:
-        raise BlobMissing(f"there is no blob {key}") from error
+        raise BlobMissing(f"blob {key} does not exist") from error
     except (BaseError, OSError) as error:
         raise BlobUnavailable(f"{key}: {type(error).__name__}") from error

@@ -1,8 +1,8 @@
-"""What events have delivered: the measure by which a request that did not complete is charged.
+"""Tallies what events have delivered, which is the basis for charging incomplete requests.
 
-A client that received tokens, sound or a picture at full size received something, whatever ended
-the request afterwards. The hosts of engines and upstreams tally the events that they forward; the
-settler tallies an event log, where nothing else is left of an attempt. Pure.
+Tokens, audio and full-size images count as delivered, however the request ended afterwards. Hosts
+tally the events that they forward; the settler tallies the event log if nothing else is left of an
+attempt. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOTHING: Final = Usage()
 
 
 class Tally:
-    """Delivery of one attempt: tokens, sound, and previews at full size."""
+    """Delivery of one attempt: tokens, audio, and full-size previews."""
 
     __slots__ = ("_audio_ms", "_characters", "_input", "_previews", "_tokens", "_unemitted")
 
@@ -35,7 +35,7 @@ class Tally:
         if isinstance(event, Tokens):
             self._unemitted += event.count
             if event.text or event.reasoning or event.tool_calls or event.logprobs:
-                # Tokens may be held back, such as those of a call that is not whole yet.
+                # Tokens can be held back, such as those of an incomplete tool call.
                 self._tokens, self._unemitted = self._tokens + self._unemitted, 0
             if event.usage is not None:
                 self._input = event.usage
@@ -52,7 +52,7 @@ class Tally:
         return bool(self._tokens or self._audio_ms or self._previews)
 
     def usage(self) -> Usage:
-        """Quantities delivered; ``NOTHING`` if there was no delivery."""
+        """Return the quantities delivered; ``NOTHING`` without any delivery."""
         if not self.has_delivered:
             return NOTHING
         return Usage(
@@ -67,7 +67,7 @@ class Tally:
 
 
 def preview_media(previews: Mapping[int, BlobRef]) -> tuple[list[Any], tuple[BlobRef, ...]]:
-    """Describe the last preview of each output as the media of a request that ended early."""
+    """Return the last preview of each output as the media of a request that ended early."""
     media = [
         Medium("image", index, place, "preview", previews[index].content_type)
         for place, index in enumerate(sorted(previews))
@@ -76,8 +76,8 @@ def preview_media(previews: Mapping[int, BlobRef]) -> tuple[list[Any], tuple[Blo
 
 
 def combine_attempts(deliveries: Iterable[Usage]) -> Usage:
-    """What several attempts delivered together. Every attempt repeats the first from its beginning,
-    so that is the most of each quantity."""
+    """Return what several attempts delivered together: the maximum of each quantity, because every
+    attempt repeats the first from its beginning."""
     found = NOTHING
     for one in deliveries:
         if one.requests:
@@ -87,12 +87,12 @@ def combine_attempts(deliveries: Iterable[Usage]) -> Usage:
 
 
 def chargeable(measured: Usage, delivered: Usage) -> Usage:
-    """The usage to charge of a request that did not complete but delivered something.
+    """Return the usage to charge for a request that delivered something but did not complete.
 
-    ``measured`` may count more than was delivered, such as finished pictures that were not sent, or
+    ``measured`` can be more than was delivered, such as finished images that were not sent, or
     less, if the attempt that delivered was lost.
     """
-    # A prompt is read once. Which part of it was cached may differ between two attempts, so their
+    # A prompt is charged once. The cached part of it can differ between two attempts, so their
     # counts must not be mixed.
     known = measured.input_tokens + measured.cached_input_tokens
     read = measured if known else delivered

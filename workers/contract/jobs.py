@@ -1,8 +1,8 @@
-"""What crosses the wire: a job, the events of its run, its outcome; and what was measured.
+"""The messages between gateway and workers: jobs, events and outcomes, with usage and timings.
 
-Everything is an immutable msgspec struct in MessagePack. Unknown fields are tolerated, a new field
-has a default, a type never changes: bytes recorded in ``tests/contract`` must decode for ever.
-This module knows no queue, no engine and no money.
+All are immutable msgspec structs in MessagePack. Unknown fields are ignored, a new field has a
+default, a type never changes: the bytes recorded in ``tests/contract`` must always decode. Knows
+neither queue nor engines nor money.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import msgspec
 from workers.contract.media import File
 
 RequestId = NewType("RequestId", str)
-"""``req_`` and 32 hexadecimal digits of a UUID of version 7, made by the gateway."""
+"""``req_`` and the 32 hexadecimal digits of a UUID version 7, assigned by the gateway."""
 
 VERSION: Final = 1
-"""Of the wire format; it rises only when an old reader could not make sense of a new message."""
+"""Version of the wire format; raised only if an old reader could not read a new message."""
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Measured quantities, in the units of the price list; also the limits of a request.
 
     The token counts are disjoint: an input token is either cached or not, never counted twice.
-    ``characters`` are counted by ``media.characters``; ``audio_ms`` is the sound delivered.
+    ``characters`` are counted by ``media.characters``; ``audio_ms`` is the audio delivered.
     ``attributes`` select among conditional prices (``size``, ``quality``, ``resolution``).
     """
 
@@ -42,19 +42,19 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def tokens(self) -> int:
-        """All of them: cached or not, read or written."""
+        """All tokens: input, cached input and output."""
         return self.input_tokens + self.cached_input_tokens + self.output_tokens
 
 
 class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the time of one request went, in microseconds of a monotonic clock.
+    """Timings of one request, in microseconds of a monotonic clock.
 
-    ``queue_us`` runs from enqueue to lease, ``load_us`` is waiting for weights to be loaded; the
-    four phases are this request's own share of a batch. ``first_token_us`` runs from enqueue to the
-    first token, or the first sound; from there on ``per_token_us`` is the mean time between two
-    tokens of one answer, and ``gap_us`` the longest that nothing came. ``total_us`` is the
-    gateway's, from acceptance to settlement. Of the tokens that were guessed ahead (``drafted``)
-    the model accepted some.
+    ``queue_us`` is the time from enqueueing to lease, ``load_us`` the time spent waiting for
+    weights to load. The four phases are this request's share of its batches. ``first_token_us`` is
+    the time from enqueueing to the first token (TTFT) or the first audio (TTFA). After that,
+    ``per_token_us`` is the mean time between two tokens of one choice, and ``gap_us`` the longest
+    interval without output. ``total_us`` is measured by the gateway, from acceptance to settlement.
+    ``drafted`` counts draft tokens, ``accepted`` those that the model accepted.
     """
 
     queue_us: int = 0
@@ -73,7 +73,7 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BlobRef(msgspec.Struct, frozen=True):
-    """An input or output in the blob store: where, how long, and its SHA-256 in hexadecimal."""
+    """Reference to an input or output in the blob store; ``sha256`` is hexadecimal."""
 
     key: str
     bytes: int
@@ -82,7 +82,7 @@ class BlobRef(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is queued: one request, checked and held for, in terms that a worker understands."""
+    """A request as the queue carries it, validated and with a hold."""
 
     request_id: RequestId
     account_id: str
@@ -91,32 +91,31 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     input: dict[str, Any]
     """The task's input as checked by the gateway; for ``text-generation`` see ``ChatInput``."""
     limits: Usage = Usage()
-    """The most that may be used; the hold covers exactly this."""
+    """Maximum usage; the hold covers exactly this."""
     stream: bool = False
-    """Whether somebody reads along: events are sent, and a cut stream counts as delivered."""
+    """Whether events are sent; what was streamed counts as delivered if the request ends early."""
     deadline_ms: int = 0
-    """Unix time in milliseconds; 0 is none."""
+    """Unix time in milliseconds; 0 means none."""
     attachments: tuple[BlobRef, ...] = ()
     gateway_note: str = ""
-    """The gateway's own, to be found again when the request ends."""
+    """Private note of the gateway, which it reads when the request ends."""
     priority: int = 0
-    """Of those in one engine the higher goes first; batches are below 0."""
+    """Priority within an engine: higher runs first; batches are below 0."""
     stored_under: RequestId | None = None
-    """The request whose outputs this job's are, where it is one step of several: they lie among
-    that request's in the blob store."""
+    """For a step of a workflow: the request under whose id the outputs are stored."""
     workflow: bool = False
-    """Of the gateway alone, never queued: the input is a plan of steps, each a job of its own."""
+    """Used by the gateway only, never queued: ``input`` is a plan of steps, each a separate job."""
     version: int = VERSION
     note: str = ""
-    """What an earlier holder of the job kept for the next one, as far as the gateway knows it; that
-    of the lease is newer. See ``Queue.keep``."""
+    """Note of an earlier holder of the job, as far as the gateway knows it; the lease's note is
+    newer. See ``Queue.keep_note``."""
     stored_input: BlobRef | None = None
     """Location of ``input`` if it is too large for the queue, as ``pack_value`` wrote it; ``input``
     is then empty. Deleted when the request ends."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A function that the model wants called; ``arguments`` is JSON as the model wrote it."""
+    """A function call requested by the model; ``arguments`` is JSON as the model generated it."""
 
     id: str
     name: str
@@ -124,7 +123,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function that the model may ask for; ``parameters`` is a JSON schema."""
+    """A function that the model may call; ``parameters`` is a JSON schema."""
 
     name: str
     description: str = ""
@@ -132,7 +131,7 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One turn. Content parts of the client's message are joined into plain text by the gateway."""
+    """One message. The gateway joins the content parts of the client's message to plain text."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
@@ -149,23 +148,23 @@ ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 class ChatInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Input of a ``text-generation`` job. The gateway always sets ``seed``.
 
-    With a seed, a second attempt after a crash repeats the first, so a stream can go on where it
-    broke off. Either a conversation (``messages``) is answered, or each of ``prompts`` is continued
-    as it stands; choice ``i`` of prompt ``p`` is then number ``p * n + i``.
+    With a seed, a second attempt after a crash repeats the first, so a stream can resume where it
+    stopped. Either a conversation (``messages``) is answered, or each of ``prompts`` is continued
+    verbatim; choice ``i`` of prompt ``p`` then has index ``p * n + i``.
     """
 
     messages: tuple[ChatMessage, ...]
     max_tokens: int
-    """Of each choice."""
+    """Maximum number of tokens of each choice."""
     prompts: tuple[Prompt, ...] = ()
     echo: bool = False
-    """Whether the text of a choice begins with its prompt; only of ``prompts``."""
+    """Whether the text of a choice starts with its prompt; only for ``prompts``."""
     seed: int = 0
     n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0 considers all tokens."""
+    """0 means all tokens."""
     min_p: float = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -179,12 +178,12 @@ class ChatInput(msgspec.Struct, frozen=True, omit_defaults=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = "auto"
     tool_name: str | None = None
-    """The one function that must be called."""
+    """Name of the function that must be called."""
     parallel_tool_calls: bool = True
 
     @property
     def choices(self) -> int:
-        """Answers in all."""
+        """Total number of choices."""
         return self.n * max(1, len(self.prompts))
 
 
@@ -193,11 +192,11 @@ class EmbeddingInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
     inputs: tuple[Prompt, ...]
     dimensions: int | None = None
-    """Of each vector, the first so many, made unit length again."""
+    """Length to which each vector is cut before it is normalised to unit length."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """One emitted token; ``top`` lists the likeliest at its place as (text, logprob)."""
+    """One emitted token; ``top`` lists the most likely alternatives as (text, logprob)."""
 
     text: str
     logprob: float
@@ -208,7 +207,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filte
 
 
 class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finished answer of a ``text-generation`` job."""
+    """One completed choice of a ``text-generation`` job."""
 
     index: int
     text: str
@@ -216,24 +215,24 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
-    """What an upstream's model wrote before its answer, where it keeps that apart."""
+    """Reasoning that an upstream returns separately from the text."""
 
 
-# --- Events: what a worker says while a job runs -------------------------------------------------
+# --- Events: reported while a job runs -----------------------------------------------------------
 
 AUDIO_CHUNK_BYTES_MAX: Final = 16 * 1024
-"""Of a ``AudioChunk``, so that no frame of events grows large."""
+"""Maximum size of the data of an ``AudioChunk``, which keeps event frames small."""
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The worker has taken the job up; everything said by an earlier attempt is void."""
+    """The worker has started the job; events of earlier attempts are void."""
 
     worker: str
     attempt: int
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
-    """New text of one choice, coalesced over any number of tokens; tool calls are whole."""
+    """New text of one choice, of any number of tokens; tool calls are complete."""
 
     index: int
     text: str
@@ -244,12 +243,12 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
     reasoning: str = ""
     """New text of the choice's reasoning, beside ``text``."""
     usage: Usage | None = None
-    """Usage of the request so far, with the first tokens of each choice. For the ledger: if the
-    worker is lost, the event log still shows how much input the delivered text took."""
+    """Usage of the request so far, in the first event of each choice. If the worker is lost, the
+    ledger takes the input usage of the delivered text from it."""
 
 
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far one step of a workflow is: its name, its model, and its own steps done of all."""
+    """Progress of one workflow step: its name, its model, and its completed and total steps."""
 
     name: str
     model: str
@@ -260,29 +259,29 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress", omit_defaults=True):
-    """Steps done of all steps, with the estimated time left in milliseconds if known."""
+    """Completed and total steps; ``eta_ms`` is the estimated remaining time, if known."""
 
     step: int
     steps: int
     eta_ms: int | None = None
     stage: Stage | None = None
-    """Of a workflow, said by the gateway: the step that this is about."""
+    """The workflow step concerned; set by the gateway."""
 
 
 class Preview(msgspec.Struct, frozen=True, tag="preview"):
-    """A first look at an unfinished output, in the blob store."""
+    """A preview of an unfinished output, in the blob store."""
 
     output: int
     blob: BlobRef
     index: int = 0
-    """Which of this output's previews it is."""
+    """Number of the preview, counted per output."""
     full: bool = False
-    """Whether it is a picture at full size, and so a delivery: the output is charged if the request
-    ends early. Thumbnails are free."""
+    """Whether it is a full-size image, which counts as delivered: the output is charged even if the
+    request ends early. Thumbnails are free."""
 
 
 class Sketch(msgspec.Struct, frozen=True, tag="sketch"):
-    """What an engine says to its agent, which stores the bytes and sends a ``Preview`` instead."""
+    """A preview on its way from engine to agent, which stores it and sends a ``Preview``."""
 
     output: int
     index: int
@@ -292,27 +291,28 @@ class Sketch(msgspec.Struct, frozen=True, tag="sketch"):
 
 
 class AudioChunk(msgspec.Struct, frozen=True, tag="sound"):
-    """A piece of an output's sound while it is made, in the format that was asked for.
+    """A chunk of an output's audio in the requested format.
 
-    The pieces of an attempt, one behind the other, are a whole file. A second attempt with the same
-    seed repeats the first, so who has heard ``n`` bytes of an output goes on with what of a piece
-    lies beyond them: ``data[max(0, n - start):]``.
+    The chunks of one attempt, concatenated, form a complete file. A second attempt with the same
+    seed repeats the first, so a client that has received ``n`` bytes of an output continues with
+    ``data[max(0, n - start):]``.
     """
 
     index: int
-    """Of the output."""
+    """Index of the output."""
     start: int
-    """Bytes of this output that this attempt has said before."""
+    """Byte offset of ``data`` in the output file."""
     data: bytes
-    """At most ``AUDIO_CHUNK_BYTES_MAX``; none where nobody reads along."""
+    """Encoded audio, at most ``AUDIO_CHUNK_BYTES_MAX`` bytes; empty if the request is not
+    streamed."""
     duration_ms: int
-    """Of this output, up to the end of this piece."""
+    """Duration of this output up to the end of this chunk."""
     characters: int = 0
-    """Characters of the sentences begun up to the end of this piece, of speech."""
+    """For speech: characters of the sentences started before the end of this chunk."""
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled"):
-    """The request is closed and its charge committed: said by the gateway that settled it."""
+    """The request is closed and its charge committed; sent by the gateway that settled it."""
 
 
 Event: TypeAlias = Started | Tokens | Progress | Preview | Sketch | AudioChunk | Settled
@@ -330,13 +330,13 @@ class SentEvent(msgspec.Struct, frozen=True, array_like=True):
 # --- Outcomes: how a job ended -------------------------------------------------------------------
 
 FailureCode: TypeAlias = Literal[
-    "invalid_input",  # the engine found what the gateway could not: free, the client's to mend
+    "invalid_input",  # found by the engine, not by the gateway: not charged
     "context_length_exceeded",
     "unsupported_parameter",
     "model_load_failed",
     "out_of_memory",
     "engine_error",
-    "worker_lost",  # three crashes: the job is poison
+    "worker_lost",  # poison job: three crashes
     "upstream_error",
     "upstream_rejected",
     "upstream_timeout",
@@ -346,12 +346,12 @@ FailureCode: TypeAlias = Literal[
 
 
 class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True):
-    """The job ran to its end. ``output`` is small and JSON-like; anything large is a blob.
+    """The job has completed. ``output`` is small and JSON-like; anything large is a blob.
 
     For ``text-generation`` it is ``{"choices": [Choice, ...]}``, for ``text-embedding``
-    ``{"vectors": [bytes, ...]}``, little-endian float32; for pictures, videos and sound
-    ``{"media": [Medium, ...]}``. An engine hands over ``files``; its agent stores them and puts
-    ``blobs`` in their place, so none ever travels through the queue.
+    ``{"vectors": [bytes, ...]}``, little-endian float32; for images, video and audio ``{"media":
+    [Medium, ...]}``. An engine returns ``files``; its agent stores them and replaces them by
+    ``blobs``, so that no file passes through the queue.
     """
 
     usage: Usage
@@ -366,16 +366,16 @@ class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
-    """The job could not be done. ``message`` is for the client: no path, secret or traceback.
+    """The job has failed. ``message`` is for the client: no path, secret or traceback.
 
-    With ``delivered`` a part had been streamed before; ``usage`` is then what that part is charged
-    for, and ``output`` and ``blobs`` are the part itself as far as it is known here.
+    With ``delivered``, a part had been streamed before; ``usage`` is then the usage charged for it,
+    and ``output`` and ``blobs`` contain the part as far as it is known here.
     """
 
     code: FailureCode
     message: str
     param: str | None = None
-    """The input field at fault, where there is one."""
+    """The invalid input field, if any."""
     usage: Usage = Usage()
     timings: Timings = Timings()
     worker: str = ""
@@ -387,7 +387,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", omit_defaults=True):
-    """The job was stopped. What was produced counts only if it was delivered (a stream).
+    """The job was cancelled. Its output is charged only if it was delivered (streamed).
 
     ``usage``, ``output`` and ``blobs`` as in ``Failed``.
     """
@@ -408,14 +408,12 @@ Outcome: TypeAlias = Completed | Failed | Cancelled
 _encoder = msgspec.msgpack.Encoder()
 _job_decoder = msgspec.msgpack.Decoder(Job)
 _outcome_decoder = msgspec.msgpack.Decoder(Outcome)
-
-
 _value_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 VALUE_TYPE: Final = "application/msgpack"
 
 
 class _Sent(msgspec.Struct, frozen=True, array_like=True):
-    """A sent event whose kind may be one that this version does not know."""
+    """A sent event of a kind that this version may not know."""
 
     request_id: RequestId
     attempt: int
@@ -432,30 +430,30 @@ def encode(message: Job | Outcome | tuple[SentEvent, ...]) -> bytes:
 
 
 def pack_value(value: dict[str, Any]) -> bytes:
-    """Encode an input or an output that goes by the blob store."""
+    """Encode an input or output for the blob store."""
     return _encoder.encode(value)
 
 
 def unpack_value(data: bytes) -> dict[str, Any]:
-    """Raise ``msgspec.DecodeError`` if the bytes are not what ``pack_value`` makes."""
+    """Decode a value of ``pack_value``. Raise ``msgspec.DecodeError``."""
     return _value_decoder.decode(data)
 
 
 def decode_job(data: bytes) -> Job:
-    """Raise ``msgspec.ValidationError`` if the bytes are no job."""
+    """Decode a job. Raise ``msgspec.DecodeError``."""
     return _job_decoder.decode(data)
 
 
 def decode_outcome(data: bytes) -> Outcome:
-    """Raise ``msgspec.ValidationError`` if the bytes are no outcome."""
+    """Decode an outcome. Raise ``msgspec.DecodeError``."""
     outcome: Outcome = _outcome_decoder.decode(data)
     return outcome
 
 
 def decode_frame(data: bytes) -> tuple[SentEvent, ...]:
-    """Read a frame of events, leaving out kinds that a newer sender knows and we do not.
+    """Decode a frame of events, skipping kinds that this version does not know.
 
-    Raise ``msgspec.DecodeError`` if the bytes are no frame.
+    Raise ``msgspec.DecodeError`` if the frame is malformed.
     """
     events = []
     for sent in _frame_decoder.decode(data):

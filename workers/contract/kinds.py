@@ -1,7 +1,7 @@
-"""What a file is, told by its first bytes and by nothing else. Pure.
+"""Detects the type of a file by its first bytes alone. Pure.
 
-A closed list: whatever is not on it is neither taken in nor handed out as something that a browser
-would run.
+A closed list: other types are neither accepted nor served as something that a browser would
+execute.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from workers.contract.media import MediumKind
 
 HEAD_BYTES: Final = 64
-"""So many are enough to tell."""
+"""Number of bytes needed to detect a type."""
 
 EXTENSIONS: Final[Mapping[str, str]] = {
     "image/png": "png",
@@ -33,10 +33,10 @@ EXTENSIONS: Final[Mapping[str, str]] = {
     "audio/pcma": "alaw",
     "audio/midi": "mid",
 }
-"""Every type that is taken in or handed out, and how its files' names end."""
+"""File name extension of each type that is accepted or served."""
 UNMARKED: Final = frozenset({"audio/pcm", "audio/basic", "audio/pcma", "audio/midi"})
-"""Types that are only handed out: of samples no byte tells what they are, and notes have no
-sound."""
+"""Types that are served but not accepted: raw samples cannot be detected, and MIDI contains no
+audio."""
 _ALSO_SOUND: Final = frozenset({"video/mp4", "video/webm"})
 _BY_EXTENSION: Final = {extension: kind for kind, extension in EXTENSIONS.items()}
 
@@ -53,7 +53,7 @@ _RIFF: Final = {b"WEBP": "image/webp", b"WAVE": "audio/wav"}
 
 
 def sniff(head: bytes) -> str | None:
-    """Name the type of a file by its first bytes; None if it is not on the list."""
+    """Return the type of a file by its first bytes; None if it is not on the list."""
     for prefix, content_type in _PREFIXES:
         if head.startswith(prefix):
             return content_type
@@ -62,7 +62,7 @@ def sniff(head: bytes) -> str | None:
     if head[4:8] == b"ftyp":
         return _iso(head[8:12])
     if head[:4] == b"\x1a\x45\xdf\xa3":
-        # EBML, of which only WebM is taken; its document type stands near the front.
+        # EBML, of which only WebM is accepted; its document type is near the start.
         return "video/webm" if b"webm" in head else None
     return _mpeg_audio(head[:2])
 
@@ -72,8 +72,8 @@ def kind_of(content_type: str) -> str:
 
 
 def may_be(content_type: str, kind: MediumKind) -> bool:
-    """Whether a file of a type can be what is wanted; containers of videos are also made of sound
-    alone, by phones and browsers."""
+    """Whether a file of this type can contain this kind. Phones and browsers use video containers
+    for audio alone, too."""
     return kind_of(content_type) == kind or (kind == "audio" and content_type in _ALSO_SOUND)
 
 
@@ -82,7 +82,7 @@ def of_extension(extension: str) -> str:
 
 
 def accepted(kind: MediumKind) -> str:
-    """The types of a kind, to be told to a client."""
+    """Return the accepted types of a kind, for a message to a client."""
     names = (name for name in EXTENSIONS if may_be(name, kind) and name not in UNMARKED)
     return ", ".join(dict.fromkeys(name.partition("/")[2] for name in names))
 
@@ -98,7 +98,7 @@ def _iso(brand: bytes) -> str | None:
 
 
 def _mpeg_audio(start: bytes) -> str | None:
-    """An MPEG frame has no name, only eleven set bits; its layer tells MP3 from AAC."""
+    """Detect MP3 or AAC. An MPEG frame starts with eleven set bits; the layer tells them apart."""
     if len(start) < 2 or start[0] != 0xFF or start[1] & 0xE0 != 0xE0:
         return None
     layer = start[1] >> 1 & 3

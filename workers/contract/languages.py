@@ -1,4 +1,4 @@
-"""Languages by their names, where an interface has them instead of tags. Pure."""
+"""Names of languages, for APIs that use names instead of tags. Pure."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ NAMES: Final[Mapping[str, str]] = {
     "yue": "Chinese,Yue",
     "zh": "Chinese",
 }
-"""What MiniMax's ``language_boost`` calls a language, by its tag."""
+"""Name of each language in MiniMax's ``language_boost``, by tag."""
 _TAGS: Final = {name.lower(): tag for tag, name in NAMES.items()}
 
 
 def tag_of(name: str) -> str:
-    """The tag of a language; what is no name is taken for one already."""
+    """Return the tag of a language name; an unknown name is returned as it is."""
     return _TAGS.get(name.lower(), name)
 
 
 def name_of(tag: str) -> str | None:
-    """The name of a tag's language, in whichever region."""
+    """Return the name of a tag's language, ignoring the region."""
     return NAMES.get(tag.replace("_", "-").partition("-")[0].lower())

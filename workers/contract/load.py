@@ -1,4 +1,4 @@
-"""How busy the queue of one model is: the answer of its script's ``load``."""
+"""Load of one model's queue, as returned by the script's ``load``."""
 
 from __future__ import annotations
 
@@ -9,38 +9,36 @@ import msgspec
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy one model is."""
-
     depth: int
-    """Jobs queued."""
+    """Number of queued jobs."""
     cost: float
     """Their estimated device time in seconds."""
     running: int
     delayed: int
     live: int
-    """All that have not ended: the demand that autoscaling goes by."""
+    """Number of jobs that have not ended: the demand signal for autoscaling."""
     oldest_ms: int
-    """Age of the oldest of those."""
+    """Age of the oldest live job."""
     pace: float
-    """Seconds from lease to end per estimated second, averaged over recent jobs; 0 if unknown."""
+    """Actual seconds from lease to end per estimated second, over recent jobs; 0 if unknown."""
     service_s: float
     """Seconds from lease to end, averaged over recent jobs; 0 if unknown."""
     accounts: int = 0
-    """Accounts with queued jobs."""
+    """Number of accounts with queued jobs."""
     backlogs: Mapping[str, float] = {}
     """Account → estimated device time of its queued jobs in seconds; empty beyond 4,096 accounts,
     because the server does nothing else while it reads them."""
 
     def seconds(self, cost: float) -> float:
-        """Estimate of how long an amount of queued work takes.
+        """Estimate the time to process queued work of ``cost`` seconds.
 
-        With work queued, the number of running jobs is what the workers can take at once.
+        While work is queued, the number of running jobs is the capacity of the workers.
         """
         return cost * (self.pace or 1.0) / max(self.running, 1)
 
 
 def read_load(answer: Any) -> Load:
-    """Read the answer of the script."""
+    """Decode the answer of the script."""
     depth, cost_us, running, delayed, live, oldest_ms, pace, service_us, accounts, flat = answer
     return Load(
         depth=depth,

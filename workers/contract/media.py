@@ -1,9 +1,8 @@
-"""Inputs and outputs of the tasks that make pictures, videos and sound.
+"""Inputs and outputs of the tasks that produce images, video and audio.
 
-What a client sends along (a source picture, a mask, a clip) is attached to the job as blobs, in the
-order in which the input names them: first ``images`` sources, then the mask, then the video; of
-speech the recording; of a talking head the portrait and then what it says. What comes out lies in
-``Completed.blobs``, described place by place by ``Completed.output["media"]``.
+Attachments are blobs of the job, in this order: first ``images`` source images, then the mask, then
+the video; for speech the recording; for a talking head the portrait, then the audio. Outputs are in
+``Completed.blobs``, and ``Completed.output["media"]`` describes each of them.
 """
 
 from __future__ import annotations
@@ -16,57 +15,57 @@ import msgspec
 ImageFormat: TypeAlias = Literal["png", "jpeg", "webp"]
 VideoFormat: TypeAlias = Literal["mp4", "webp"]
 AudioFormat: TypeAlias = Literal["wav", "mp3", "opus", "flac", "aac", "pcm", "ulaw", "alaw"]
-"""Opus comes in Ogg, AAC in ADTS; ``pcm`` is bare samples, 16 bits signed and little-endian, of two
-channels by turns; ``ulaw`` and ``alaw`` are those of telephones (G.711), 8 bits at 8 kHz."""
+"""Opus is in Ogg, AAC in ADTS. ``pcm`` is raw samples: 16-bit signed little-endian, channels
+interleaved. ``ulaw`` and ``alaw`` are G.711: 8 bits at 8 kHz."""
 RATE_MIN: Final = 8_000
 RATE_MAX: Final = 48_000
-"""Of sound that can be asked for, in Hz."""
+"""Range of sample rates that can be requested, in Hz."""
 SPEED_MIN: Final = 0.25
 SPEED_MAX: Final = 4.0
 MediumKind: TypeAlias = Literal["image", "video", "audio"]
 
 
 class ImageInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Input of every task that makes pictures. None leaves a choice to the model's entry.
+    """Input of every task that produces images. None selects the default of the catalog entry.
 
-    The gateway always sets ``seed``; picture number ``i`` of ``n`` is drawn with ``seed + i``.
+    The gateway always sets ``seed``; image ``i`` of ``n`` is generated with ``seed + i``.
     """
 
     prompt: str = ""
     negative_prompt: str = ""
     images: int = 0
-    """Source pictures among the attachments."""
+    """Number of source images among the attachments."""
     mask: bool = False
-    """Whether a mask follows them: only where it is white, or transparent, may anything change."""
+    """Whether a mask follows them; only its white or transparent area may change."""
     n: int = 1
     width: int | None = None
     height: int | None = None
     steps: int | None = None
     guidance: float | None = None
     strength: float | None = None
-    """Of an image-to-image: 0 keeps the source, 1 forgets it."""
+    """For image-to-image: 0 keeps the source, 1 ignores it."""
     scheduler: str | None = None
     seed: int = 0
     quality: str = ""
-    """A name from the entry, such as ``low`` or ``high``; its price may depend on it."""
+    """A name from the entry, such as ``low`` or ``high``; the price can depend on it."""
     scale: int = 1
-    """How many times larger than drawn the picture is delivered."""
+    """Upscaling factor of the delivered image."""
     format: ImageFormat = "png"
     compression: int = 90
     """Quality of JPEG and WebP, 1 to 100."""
     previews: int = 0
-    """Unfinished pictures to be shown on the way, of each output."""
+    """Number of previews of each output."""
     parameters: dict[str, Any] = {}
-    """Whatever else an upstream's model understands; never read here."""
+    """Further parameters for an upstream's model; never interpreted here."""
 
 
 class VideoInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Input of every task that makes a video: from text, from a first picture, from a video."""
+    """Input of every task that produces video: from text, from a first frame, from a video."""
 
     prompt: str = ""
     negative_prompt: str = ""
     images: int = 0
-    """Source pictures among the attachments; the first is the first frame."""
+    """Number of source images among the attachments; the first is the first frame."""
     video: bool = False
     """Whether a video follows them."""
     width: int | None = None
@@ -78,51 +77,53 @@ class VideoInput(msgspec.Struct, frozen=True, omit_defaults=True):
     scheduler: str | None = None
     seed: int = 0
     scale: int | None = None
-    """Of ``video-upscale``: how many times wider and higher."""
+    """For ``video-upscale``: upscaling factor of width and height."""
     format: VideoFormat = "mp4"
     parameters: dict[str, Any] = {}
     previews: int = 0
-    """Frames of what it will be to be shown on the way."""
+    """Number of preview frames."""
 
 
 class SpeechInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Input of every task that speaks. None, or an empty text, leaves a choice to the entry.
+    """Input of every speech task. None, or an empty string, selects the default of the entry.
 
-    The gateway always sets ``seed``: with it a second attempt repeats the first (see ``Sound``).
+    The gateway always sets ``seed``: with it a second attempt repeats the first (see
+    ``AudioChunk``).
     """
 
     text: str
     voice: str = ""
     """A name from the entry."""
     language: str = ""
-    """A tag such as ``en`` or ``pt-BR``: how numbers and dates are read, and by some models all."""
+    """A tag such as ``en`` or ``pt-BR``: selects how numbers and dates are pronounced and, for some
+    models, the whole pronunciation."""
     speed: float = 1.0
-    """How many times as fast as the model would speak by itself."""
+    """Speed relative to the model's own."""
     instructions: str = ""
-    """How it is to be spoken, of models that understand that."""
+    """Speaking instructions, for models that support them."""
     recording: bool = False
-    """Whether a recording of the voice to be spoken in is attached."""
+    """Whether a recording of the voice is attached."""
     transcript: str = ""
-    """What is said in that recording."""
+    """Transcript of the recording."""
     format: AudioFormat = "mp3"
     sample_rate: int | None = None
-    """In Hz; by default the model's own, or the nearest above it that the format knows."""
+    """In Hz. Default: the model's, or the next higher one that the format supports."""
     seed: int = 0
     parameters: dict[str, Any] = {}
-    """Whatever else an upstream's model understands; never read here."""
+    """Further parameters for an upstream's model; never interpreted here."""
     bitrate: int | None = None
-    """In bits a second, of a format that loses some; the nearest that it has."""
+    """In bits per second, for lossy formats; the nearest supported one is used."""
 
 
 class MusicInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Input of ``text-to-music``; what was said of ``SpeechInput`` holds here too."""
+    """Input of ``text-to-music``; defaults and ``seed`` as in ``SpeechInput``."""
 
     prompt: str = ""
     lyrics: str = ""
     key: str = ""
     """Such as ``C major`` or ``F# minor``."""
     tempo: float | None = None
-    """In beats a minute."""
+    """In beats per minute."""
     mood: str = ""
     duration_ms: int | None = None
     format: AudioFormat = "mp3"
@@ -133,43 +134,43 @@ class MusicInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TalkingInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Input of ``talking-head`` of a model that runs here: portrait and recording are attached."""
+    """Input of ``talking-head`` for local models; portrait and recording are attachments."""
 
     fps: int | None = None
 
 
 def characters(text: str) -> int:
-    """How many characters of a text are counted and charged for: the Unicode code points of what
-    the client sent, after normalisation to NFC, whether they are spoken or not."""
+    """Return the number of characters charged for a text: its Unicode code points after
+    normalisation to NFC, whether they are spoken or not."""
     return len(unicodedata.normalize("NFC", text))
 
 
 class Medium(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One output. Where it failed there is an ``error`` and no blob; it is not billed."""
+    """One output. A failed one has an ``error`` and no blob, and is not charged."""
 
     kind: MediumKind
     index: int = 0
-    """Which of ``n`` it is."""
+    """Number of the output, from 0 to ``n - 1``."""
     blob: int | None = None
-    """Its place in ``Completed.blobs``."""
+    """Index in ``Completed.blobs``."""
     role: Literal["output", "thumbnail", "spritesheet", "score", "preview"] = "output"
-    """``score``: the notes of a piece of music. ``preview``: the last preview that was delivered of
-    a picture whose request ended early."""
+    """``score``: the notes of generated music. ``preview``: the last delivered preview of an image
+    whose request ended early."""
     content_type: str = ""
     width: int = 0
     height: int = 0
     duration_ms: int = 0
     fps: int = 0
     sample_rate: int = 0
-    """Of sound, in Hz."""
+    """For audio, in Hz."""
     seed: int = 0
     error: str | None = None
     cut: bool = False
-    """Of speech: whether it ends at the request's limit instead of the end of its text."""
+    """For speech: whether it was truncated at the request's limit."""
 
 
 class File(msgspec.Struct, frozen=True):
-    """Bytes on their way between an engine and its agent; only blobs travel further."""
+    """File content exchanged between an engine and its agent; elsewhere, files are blobs."""
 
     content_type: str
     data: bytes

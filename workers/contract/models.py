@@ -1,8 +1,8 @@
-"""What a worker must know of a catalog entry: which engine runs it, from where, with what options.
+"""The part of a catalog entry that a worker needs: engine, checkpoint and options, or upstream.
 
-Read from the same ``catalog.yaml`` that the gateway validates and prices; whatever else stands
-there (prices above all) is skipped unread. The gateway's checks are stricter and come first
-(``gateway/catalog``), so an error here means that a worker was given another file.
+Read from the same ``catalog.yaml`` that the gateway validates and prices; other fields, such as
+prices, are ignored. The checks of the gateway (``gateway/catalog``) are stricter and come first, so
+an error here means that the worker reads another file.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import yaml
 
 
 class EndpointSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of several places where a model is served."""
+    """One of several endpoints that serve a model."""
 
     url: str
     model: str | None = None
     credential: str | None = None
     tier: int = 0
-    """Those of a higher number are asked only when none of the lower takes work: a fallback, which
-    may be another model."""
+    """Fallback level: an endpoint is used only if none of a lower tier accepts work. It may serve
+    another model."""
     concurrency: int | None = None
 
 
 class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model that somebody else serves over HTTP, at one ``url`` or at several ``endpoints``."""
+    """A model served over HTTP by another service, at one ``url`` or several ``endpoints``."""
 
     url: str = ""
-    """Base address, such as ``https://api.example.com/v1``."""
+    """Base URL, such as ``https://api.example.com/v1``."""
     endpoints: tuple[EndpointSpec, ...] = ()
     dialect: str = "openai"
     model: str | None = None
-    """Its name over there, where that differs from ours."""
+    """Name of the model at the upstream, if it differs."""
     credential: str | None = None
-    """Name of the environment variable with the key; never the key itself."""
+    """Name of the environment variable that contains the key; never the key itself."""
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 60.0
     idle_timeout_s: float = 60.0
     concurrency: int = 64
-    """Requests in flight from one worker."""
+    """Maximum number of concurrent requests of one worker."""
 
     @property
     def places(self) -> tuple[EndpointSpec, ...]:
-        """Every endpoint, with what it does not say itself."""
+        """All endpoints, with defaults filled in."""
         return tuple(
             EndpointSpec(
                 one.url,
@@ -59,24 +59,24 @@ class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The part of a catalog entry that concerns a worker; exactly one of engine and upstream."""
+    """The worker's part of a catalog entry; exactly one of ``engine`` and ``upstream`` is set."""
 
     name: str
     task: str
     engine: str | None = None
     checkpoint: str | None = None
-    """Directory of the weights; a relative one starts at the catalog's own directory."""
+    """Directory of the weights, relative to the catalog's directory."""
     options: dict[str, Any] = {}
     limits: dict[str, Any] = {}
     upstream: UpstreamSpec | None = None
     also: tuple[str, ...] = ()
-    """Further tasks of the same model."""
+    """Additional tasks of the model."""
     workflow: Any = None
-    """A chain of other entries: nothing that a worker runs."""
+    """Set for workflows, which no worker runs."""
 
     @property
     def route(self) -> str:
-        """The engine that runs it: its name in the registry, or ``upstream``."""
+        """Name of the engine in the registry, or ``upstream``."""
         return self.engine or "upstream"
 
 
@@ -85,11 +85,11 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
-    """Read every entry of a catalog file but workflows, all paths made absolute: the checkpoint's
-    own, those of adapters, and those of the models which guess ahead for it or enlarge what it
-    draws, named by their entry or by their directory.
+    """Read all entries of a catalog file except workflows, and make their paths absolute.
 
-    Raise ``OSError`` if it cannot be read and ``ValueError`` if it is no catalog.
+    That includes the paths of adapters, draft models and upscalers; the latter two can also be
+    named by their catalog entry. Raise ``OSError`` if the file cannot be read, ``ValueError`` if it
+    is not a valid catalog.
     """
     try:
         document = yaml.safe_load(catalog.read_text())
@@ -117,5 +117,5 @@ def read_specs(catalog: Path) -> tuple[ModelSpec, ...]:
 
 def _absolute(lora: Any, root: Path) -> Any:
     if not isinstance(lora, dict) or not isinstance(path := lora.get("checkpoint"), str):
-        return lora  # the engine says what is wrong with it
+        return lora  # the engine reports the error
     return {**lora, "checkpoint": str(root / path)}

@@ -1,9 +1,9 @@
-"""Resolution of host names that clients give, apart from every other thread of the process.
+"""Resolves untrusted host names without blocking other threads of the process.
 
-The system's resolver blocks a thread until it gives up, which a silent name server can make last
-half a minute. So each lookup has a daemon thread of its own, lookups are bounded in total and for
-each owner, equal ones share a thread, and no caller waits longer than ``TIMEOUT_S``. A thread that
-nobody waits for any longer still counts until it ends.
+The system's resolver blocks a thread until it gives up, which takes half a minute if a name server
+does not respond. Therefore each lookup has a separate daemon thread, lookups are limited in total
+and per owner, equal lookups share a thread, and no caller waits longer than ``TIMEOUT_S``. A thread
+counts until it ends, even if all its callers have given up.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Final
 
 TOTAL_MAX: Final = 64
 OWNER_MAX: Final = 8
-"""Lookups of one account at a time."""
+"""Maximum number of concurrent lookups of one account."""
 TIMEOUT_S: Final = 5.0
 
 
 class Names:
-    """Looks up addresses of hosts. Thread-safe, and bound to no event loop."""
+    """Resolves host names. Thread-safe, and not bound to an event loop."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Names:
         self._owners: Counter[str] = Counter()
 
     async def resolve(self, host: str, port: int, *, owner: str = "") -> list[str]:
-        """Return the addresses of a host. Raise ``OSError`` if there are none, or not in time."""
+        """Return the addresses of a host. Raise ``OSError`` if there are none or on timeout."""
         found = self._begin(host, port, owner)
         try:
             async with asyncio.timeout(self._timeout_s):
-                # The lookup goes on for others that wait for it.
+                # The lookup continues for other callers.
                 return await asyncio.shield(asyncio.wrap_future(found))
         except TimeoutError:
-            raise OSError(f"no name server answered within {self._timeout_s:g} s") from None
+            raise OSError(f"no answer from a name server within {self._timeout_s:g} s") from None
 
     def _begin(self, host: str, port: int, owner: str) -> Future[list[str]]:
         name = (owner, host, port)
@@ -55,7 +55,7 @@ class Names:
             if known is not None:
                 return known
             if len(self._running) >= self._total_max or self._owners[owner] >= self._owner_max:
-                raise OSError("too many names are being looked up")
+                raise OSError("too many concurrent name lookups")
             future: Future[list[str]] = Future()
             self._running[name] = future
             self._owners[owner] += 1

@@ -1,13 +1,13 @@
-"""The Redis client of every process: one place that turns off what redis-py 8 does by default.
+"""Creates the Redis client of every process, without some defaults of redis-py 8.
 
-Its defaults were measured to break a queue in three ways. It repeats a command that timed out, so
-a write may happen twice: here nothing is repeated; callers repeat what they know to be idempotent.
-Its read timeout cuts off blocking reads: here the timeout is longer than the longest of them
-(``BLOCK_MAX_S``) and short enough to notice a dead server. Its pool refuses the 101st caller: here
-callers queue for a connection, with a bound. The protocol is pinned to RESP2, which every server
-from Redis 6.2 on speaks and which needs no handshake.
+Three of its defaults were measured to break a queue. It repeats a command that timed out, so that a
+write can happen twice; here nothing is repeated, and callers retry idempotent operations. Its read
+timeout interrupts blocking reads; here the timeout is longer than the longest of them
+(``BLOCK_MAX_S``) and short enough to detect a dead server. Its pool refuses the 101st caller; here
+callers wait for a connection, with a timeout. The protocol is pinned to RESP2, which every server
+from Redis 6.2 on supports and which needs no handshake.
 
-And one thing that it does on Python 3.11: see ``_CancellableWrites``.
+A fourth problem exists on Python 3.11: see ``_CancellableWrites``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, TimeoutError
 
 BLOCK_MAX_S: Final = 2.0
-"""No blocking command may wait longer: a longer wait cannot be told from a dead server."""
+"""Maximum wait of a blocking command; a longer one looks like a dead server."""
 
 _READ_TIMEOUT_S: Final = 6.0
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -30,9 +30,9 @@ _POOL_TIMEOUT_S: Final = 5.0
 
 
 def connect(url: str, *, max_connections: int = 32) -> Redis:
-    """Make a client for ``redis://``, ``rediss://`` or ``unix://``; it connects when first used.
+    """Create a client for ``redis://``, ``rediss://`` or ``unix://``; it connects on first use.
 
-    A blocking read holds a connection while it waits, so allow for one per waiting task. Close with
+    A blocking read occupies a connection, so allow for one per waiting task. Close with
     ``aclose()``.
     """
     options: dict[str, Any] = {
@@ -57,10 +57,10 @@ def connect(url: str, *, max_connections: int = 32) -> Redis:
 class _CancellableWrites(AbstractConnection):
     """Times a write without ``asyncio.wait_for``, which redis-py uses for it.
 
-    Before Python 3.12 that swallows a cancellation which arrives as the write completes, and the
-    cancelled task goes on for ever: measured for a third of 300 tasks that were cancelled while
-    they sent one command after another. It also makes a task for every command, which is a quarter
-    of a command's CPU time.
+    Before Python 3.12, ``wait_for`` swallows a cancellation that arrives as the write completes, so
+    the cancelled task never ends. This was measured for a third of 300 tasks that were cancelled
+    while sending commands continuously. ``wait_for`` also creates a task for every command, which
+    takes a quarter of a command's CPU time.
     """
 
     async def send_packed_command(
@@ -86,7 +86,7 @@ class _CancellableWrites(AbstractConnection):
 
 
 def _keepalive() -> dict[int, int]:
-    """Notice a peer that vanished without a word after 30 s, where the platform can."""
+    """Socket options that detect a vanished peer after 30 s, as far as the platform has them."""
     wanted = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
     if hasattr(socket, "TCP_KEEPIDLE"):
         del wanted["TCP_KEEPALIVE"]

@@ -227,7 +227,8 @@ class MediaCall:
             collected.output["served_by"] = request.endpoint.model
         return collected
 
-    # --- Submitting a request -----------------------------------------------------------------------
+    # --- Submitting a request
+    -----------------------------------------------------------------------
 
     def _take_over(self, noted: UpstreamNote) -> tuple[UpstreamRequest, wire.Record]:
         """Go on with the request of a worker that is gone; raise ``Refused`` if that cannot be."""
