@@ -184,7 +184,7 @@ def test_the_store_is_away_while_a_picture_is_stored(stack: Stack) -> None:
     obstacle = stack.directory / "blobs" / str(caller.account_id) / request_id
     obstacle.write_bytes(b"in the way")
     wait_for(
-        lambda: "blob not stored" in (stack.directory / "worker.log").read_text(),
+        lambda: "could not store a blob" in (stack.directory / "worker.log").read_text(),
         "the worker to fail",
     )
     assert caller.http.get(f"/v1/requests/{request_id}").json()["status"] == "running"

@@ -148,6 +148,6 @@ def test_a_voice_is_deleted_before_an_order_in_it_has_begun(cloning: Stack) -> N
     found = ended(caller, made.json()["id"], patience_s=100)
     assert (found["status"], found["cost"]) == ("failed", "0")
     assert found["error"]["code"] == "invalid_input"
-    assert "is not there" in found["error"]["message"]
+    assert "does not exist" in found["error"]["message"]
     assert cloning.held(caller) == 0
     assert cloning.findings() == []

@@ -153,11 +153,11 @@ async def test_a_worker_announces_what_it_serves_and_why_not_the_rest(gateway: G
     assert said.models == ("echo",)
     assert said.loaded == ("echo",)
     assert said.unavailable == {
-        "wrong": "its options are wrong: Expected `int | null`, got `str` - at `$.concurrency`",
+        "wrong": "invalid options: Expected `int | null`, got `str` - at `$.concurrency`",
         "broken": "its engine could not be loaded; see the worker's log",
         "strange": f"this worker has no engine called 'abacus'; it has {', '.join(ENGINES)}",
         "keyless": "NO_SUCH_KEY is not set",
-        "foreign": "this worker has no adapter for the dialect 'smoke-signals'; it has openai, gmi",
+        "foreign": "unknown dialect 'smoke-signals'; this worker supports openai, gmi",
     }
 
 

@@ -108,8 +108,8 @@ async def test_an_attachment_that_is_gone_or_damaged_is_the_requests_fault(
         "invalid_input",
     ]
     assert [outcome.message for outcome in outcomes if isinstance(outcome, Failed)] == [
-        "Input file 0 is not there.",
-        "Input file 0 is damaged: it is not what was uploaded.",
+        "Input file 0 does not exist.",
+        "Input file 0 is damaged: it differs from what was uploaded.",
     ]
 
 
@@ -310,7 +310,7 @@ async def test_a_store_that_stays_away_fails_the_job_and_leaves_out_previews(
     outcome = desk.ended[RequestId("req_1")]
     assert isinstance(outcome, Failed)
     assert outcome.code == "engine_error"
-    assert outcome.message == "The output was made but could not be stored."
+    assert outcome.message == "The output was produced but could not be stored."
 
 
 async def test_an_output_over_the_stores_bound_is_too_large(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ async def test_a_source_that_cannot_be_brought_over_ends_the_job_before_it_is_or
         failed = await caller.fails()
 
     assert failed.code == "upstream_unavailable"
-    assert "brought to the upstream" in failed.message
+    assert "could not be uploaded to the upstream" in failed.message
     assert service.orders == {}
 
 
@@ -398,7 +398,7 @@ async def test_an_order_of_which_nobody_knows_is_never_placed_twice(is_taken: bo
         failed = await caller.fails()
 
     assert failed.code == "upstream_error"
-    assert "not known whether it was taken" in failed.message
+    assert "unknown whether it was accepted" in failed.message
     assert "nothing is charged" in failed.message
     assert service.count("POST /requests") == 1
 
@@ -436,7 +436,7 @@ async def test_questions_may_be_lost_but_not_for_ever(monkeypatch: pytest.Monkey
         await service.until(lambda: service.deleted == ["r-1"])
 
     assert failed.code == "upstream_error"
-    assert "cannot be asked after it: it answers with status 500" in failed.message
+    assert "cannot be polled: status 500" in failed.message
 
 
 async def test_another_endpoint_takes_what_the_first_did_not() -> None:
@@ -466,7 +466,7 @@ async def test_an_endpoint_that_is_down_is_asked_for_its_models_until_it_is_well
             caller.outcomes.clear()
         assert caller.host.down == {"ours"}
         caller.submit(prompt="x")
-        assert (await caller.fails()).message == "No upstream endpoint takes work at present."
+        assert (await caller.fails()).message == "No upstream endpoint is available."
 
         await service.until(lambda: service.count("GET /models") == 2)
         async with asyncio.timeout(PATIENCE_S):
@@ -568,9 +568,9 @@ async def test_redirects_are_followed_and_a_broken_connection_is_tried_again() -
     [
         ("text/html", None, "it is text/html"),
         ("image/svg+xml", None, "it is image/svg+xml"),
-        (None, "ftp://127.0.0.1/x", "begins with 'ftp'"),
-        (None, "http://[", "its address is none"),
-        (None, "http://no-such-host.invalid/x", "cannot be found"),
+        (None, "ftp://127.0.0.1/x", "has the scheme 'ftp'"),
+        (None, "http://[", "its URL is invalid"),
+        (None, "http://no-such-host.invalid/x", "cannot be resolved"),
     ],
 )
 async def test_what_is_no_picture_is_not_taken(
@@ -619,7 +619,7 @@ async def test_no_more_is_fetched_than_there_is_room_for(monkeypatch: pytest.Mon
 
         failed = await caller.fails()
 
-    assert "larger than" in failed.message
+    assert "exceeds the limit" in failed.message
 
 
 def _small_budget(budget: transfers.ByteBudget) -> None:
@@ -635,7 +635,7 @@ async def test_nothing_inside_our_network_is_called_on_an_upstreams_word() -> No
             (inside, "not public"),
             ("https://169.254.169.254/latest/meta-data", "not public"),
             ("https://[::ffff:10.0.0.1]/x", "not public"),
-            (f"{service.url}/media/0", "not with https"),
+            (f"{service.url}/media/0", "not https"),
         ):
             with pytest.raises(transfers.TransferError, match=words):
                 await client.fetch(address, budget, plain_allowed=False)
@@ -650,11 +650,15 @@ async def test_nothing_inside_our_network_is_called_on_an_upstreams_word() -> No
 @pytest.mark.parametrize(
     ("task", "options", "words"),
     [
-        ("text-generation", {}, "does not do 'text-generation'; it does text-to-image, "),
+        ("text-generation", {}, "does not support 'text-generation'; it supports text-to-image, "),
         ("text-to-image", {"image": "x"}, "unknown field `image`"),
         ("text-to-image", {"size": "small"}, "Invalid enum value 'small'"),
-        ("text-to-image", {"fields": {"colour": "color"}}, "fields has 'colour'; it can have"),
-        ("text-to-image", {"poll_min_s": 0}, "poll_min_s is over 0"),
+        (
+            "text-to-image",
+            {"fields": {"colour": "color"}},
+            "unknown field 'colour'; known fields are",
+        ),
+        ("text-to-image", {"poll_min_s": 0}, "poll_min_s must be above 0"),
         ("text-to-image", {"poll_min_s": 20}, "at most poll_max_s"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Models that somebody else serves over HTTP.
+"""Models served over HTTP by other services.
 
-They have no device, so there is no step: their jobs run as tasks of the agent, under the same
-lease, cancel, deadline and outcome as every other job (``docs/decisions.md``, 1). No torch needed.
+They use no device and no step loop: their jobs run as tasks of the agent, with the same leases,
+cancellations, deadlines and outcomes as all jobs (``docs/decisions.md``, 1). Torch is not needed.
 """

@@ -1,6 +1,6 @@
-"""How to talk to an upstream: one module per dialect, all with the same two questions.
+"""The dialects of upstreams: one module each, behind a common interface.
 
-A dialect knows the wire format of somebody else's service; it knows no queue, lease or price.
+A dialect knows the wire format of a service, but neither queue nor leases nor prices.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ SendEvent: TypeAlias = Callable[[Event], None]
 
 
 class Call(Protocol):
-    """One job at an upstream. Cancelling ``run`` hangs up."""
+    """One job at an upstream. Cancelling ``run`` closes the connection."""
 
     async def run(self, clock: PhaseClock) -> Completed | Failed:
-        """Have the job done. Phases: ``transfer`` until the answer begins, then ``forward``."""
+        """Execute the job. Phases: ``transfer`` until the response starts, then ``forward``."""
         ...
 
     async def handover_ready(self) -> None:
-        """Wait until another worker could take the job over without ordering anything twice."""
+        """Wait until another worker can take over the job without submitting it twice."""
         ...
 
     def stop(self) -> None:
-        """Call off what was ordered: the job has been cancelled, or its deadline has passed.
+        """Cancel the job at the upstream, because it was cancelled or its deadline has passed.
 
-        A job whose ``run`` is cancelled without this is followed by another worker.
+        If ``run`` is cancelled without this call, another worker continues the job.
         """
         ...
 
     def partial_result(self) -> tuple[Usage, dict[str, Any]]:
-        """What has been used and said up to now, for a job that is cancelled."""
+        """Return usage and output so far, for a cancelled job."""
         ...
 
 
@@ -46,20 +46,20 @@ class Dialect(Protocol):
     def call(
         self, job: Job, send_event: SendEvent, files: Sequence[bytes] = (), notes: Notes = NO_NOTES
     ) -> Call:
-        """Prepare a job; ``say`` takes the events of its answer, ``files`` are its attachments,
-        ``notes`` is what is kept of its order."""
+        """Prepare a job. ``send_event`` receives its events, ``files`` are its attachments, and
+        ``notes`` stores the state of its upstream request."""
         ...
 
     @property
     def is_down(self) -> bool:
-        """Whether nobody there takes work at present."""
+        """Whether no endpoint accepts work now."""
         ...
 
     def close(self) -> Awaitable[None]: ...
 
 
 class _Kind(Protocol):
-    """What makes the client of an entry."""
+    """Factory of the client of a catalog entry."""
 
     def __call__(self, spec: ModelSpec, environ: Mapping[str, str]) -> Dialect: ...
 
@@ -70,12 +70,11 @@ DIALECTS: Final[Mapping[str, _Kind]] = {"openai": OpenAI, "gmi": Gmi}
 
 
 def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:
-    """Say in a sentence why this worker cannot reach the upstream of an entry, if so."""
+    """Return the reason why this worker cannot serve an entry, or None."""
     assert spec.upstream is not None
     if spec.upstream.dialect not in DIALECTS:
         return (
-            f"this worker has no adapter for the dialect {spec.upstream.dialect!r}; "
-            f"it has {', '.join(DIALECTS)}"
+            f"unknown dialect {spec.upstream.dialect!r}; this worker supports {', '.join(DIALECTS)}"
         )
     if not usable(spec.upstream, environ):
         missing = dict.fromkeys(place.credential for place in spec.upstream.places)
@@ -88,6 +87,6 @@ def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:
 
 
 def connect(spec: ModelSpec, environ: Mapping[str, str]) -> Dialect:
-    """Make the client of an entry that has no obstacle."""
+    """Create the client of an entry without an obstacle."""
     assert spec.upstream is not None
     return DIALECTS[spec.upstream.dialect](spec, environ)

@@ -1,9 +1,9 @@
-"""Which of several endpoints takes a call: the least busy of those that are well.
+"""Selects the endpoint of a call: the least busy of those that are up.
 
-An endpoint that fails several times in a row gets no more work until it answers again to a small
-question of ours, asked after ever longer pauses: no client's request is spent on finding out. One
-that is busy is left alone for as long as it says. Those of a higher tier, which may be another
-model, are asked only when no other takes work.
+After several consecutive failures, an endpoint receives no calls until a probe succeeds. Probes are
+sent at growing intervals, so that no client's request is used for probing. A busy endpoint is
+paused for its ``Retry-After``. Endpoints of a higher tier, which may serve another model, are used
+only if no other endpoint accepts work.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from workers.contract.models import EndpointSpec, UpstreamSpec
 log = logging.getLogger(__name__)
 
 FAILURES_MAX: Final = 3
-"""In a row, after which an endpoint counts as down."""
+"""Consecutive failures after which an endpoint counts as down."""
 PROBE_MIN_S: Final = 1.0
 PROBE_MAX_S: Final = 60.0
 PROBE_TIMEOUT_S: Final = 5.0
 
 
 class Endpoint:
-    """One place where a model is served: its connections, its load, and whether it is well."""
+    """One endpoint of a model: its connections, its load and its health."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Endpoint:
             headers=headers,
             follow_redirects=False,
             limits=httpx.Limits(max_connections=self.concurrency),
-            # A call times its reading itself, for it knows what it waits for.
+            # Calls set their own read timeouts.
             timeout=httpx.Timeout(None, connect=connect_timeout_s),
         )
 
@@ -67,7 +67,7 @@ class Endpoint:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is reached without TLS, as one in our own network may be."""
+        """Whether it is called without TLS, as is possible in the operator's own network."""
         return self._url.startswith("http://")
 
     @property
@@ -83,14 +83,14 @@ class Endpoint:
         return time.monotonic() < self._paused_until
 
     def pause(self, seconds: float) -> None:
-        """Leave it alone for a while; it is well, but busy."""
+        """Send no calls for a while, because the endpoint is busy."""
         self._paused_until = time.monotonic() + seconds
 
     def succeeded(self) -> None:
         self._failures = 0
 
     def failed(self) -> None:
-        """Note a failure that is the endpoint's own."""
+        """Record a failure caused by the endpoint."""
         self._failures += 1
         if self._failures >= FAILURES_MAX and not self.is_down:
             self.is_down = True
@@ -117,13 +117,13 @@ class Endpoint:
                 break
         self.is_down = False
         self._failures = 0
-        log.warning("upstream endpoint is back", extra={"endpoint": self.host})
+        log.warning("upstream endpoint is up again", extra={"endpoint": self.host})
 
 
 class Endpoints:
-    """All endpoints of one catalog entry that have their credential.
+    """All endpoints of a catalog entry whose credentials are set.
 
-    ``prefix`` is what a dialect puts behind every base address.
+    ``prefix`` is the path that a dialect appends to every base URL.
     """
 
     def __init__(
@@ -142,17 +142,15 @@ class Endpoints:
 
     @property
     def down(self) -> bool:
-        """Whether there is none that takes work."""
+        """Whether all endpoints are down."""
         return all(endpoint.is_down for endpoint in self.all)
 
     def choose(self, avoid: Collection[Endpoint] = ()) -> Endpoint | None:
-        """The least busy of the lowest tier that takes work; rather one that is not to be avoided.
-
-        None if all are down.
-        """
+        """Return the least busy endpoint of the lowest tier that accepts work, if possible not one
+        of ``avoid``. Return None if all are down."""
         well = [endpoint for endpoint in self.all if not endpoint.is_down]
         ready = [one for one in well if not one.is_paused and one.load < 1.0]
-        # Rather somebody of a higher tier than one that has just failed, or is full.
+        # Prefer a higher tier to an endpoint that has just failed or is at capacity.
         for group in ([one for one in ready if one not in avoid], ready, well):
             if group:
                 return min(group, key=lambda one: (one.tier, one.load))
@@ -168,7 +166,7 @@ class Endpoints:
 
 
 def usable(upstream: UpstreamSpec, environ: Mapping[str, str]) -> Sequence[EndpointSpec]:
-    """The endpoints whose credential, if they need one, is there."""
+    """Return the endpoints that need no credential or whose credential is set."""
     return [
         place
         for place in upstream.places

@@ -1,11 +1,12 @@
-"""GMI Cloud's request queue: a request is noted, asked after until it ends, and its media fetched.
+"""GMI Cloud's request queue: submits a request, polls it until it ends, and fetches its media.
 
-A request is noted at most once. It is repeated only if the upstream answered that it did not take
-it, or was not reached at all; if the connection broke in between nobody knows, and the job fails
-without being charged. An intent is kept with the job before the request is sent, and its number
-after it, so a worker that takes the job over follows the request instead of submission another. The
-upstream has no idempotency key: a worker that dies between sending and learning the number leaves
-an intent alone, and the job fails. A request is called off when its job has ended without it.
+A request is submitted at most once. It is repeated only if the upstream refused it or was not
+reached at all. If the connection was lost in between, the state is unknown, and the job fails
+without a charge. An intent is stored with the job before the request is sent, and its number
+afterwards, so a worker that takes over the job polls the request instead of submitting another. The
+upstream has no idempotency key: if a worker is killed before it has stored the number, only the
+intent remains, and the job fails. If a job ends otherwise, its request is cancelled at the
+upstream.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ from workers.upstreams.transfers import TransferError, Transfers
 log = logging.getLogger(__name__)
 
 RUN_MAX_S: Final = 3600.0
-"""For a request without a deadline."""
+"""Time limit of a request without a deadline."""
 CALL_TIMEOUT_S: Final = 30.0
-"""For the answer to a small question."""
+"""Timeout of calls other than submissions and file transfers."""
 CLOSING_S: Final = 30.0
-"""For a request that was just being taken, to be called off."""
+"""Time to cancel a request, including the wait for its number."""
 CLOSE_S: Final = 3.0
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 NOT_FOUND_MAX: Final = 3
-"""Answers of 404 to somebody who asks after a request, which may be known late."""
+"""Consecutive 404 responses to a poll before it fails: a new request can be visible late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Reply:
 
 
 class Refused(Exception):
-    """The call ends here, with this failure."""
+    """Ends the call with ``failure``."""
 
     def __init__(self, failure: Failed) -> None:
         super().__init__(failure.message)
@@ -72,7 +73,7 @@ class Refused(Exception):
 
 
 class Gmi:
-    """The client of one catalog entry; its connections are shared by all of its jobs."""
+    """The client of one catalog entry; its connections are shared by all jobs."""
 
     def __init__(self, spec: ModelSpec, environ: Mapping[str, str]) -> None:
         assert spec.upstream is not None
@@ -84,7 +85,7 @@ class Gmi:
 
     @staticmethod
     def read_options(spec: ModelSpec) -> wire.Options:
-        """Raise ``ValueError`` if they are wrong."""
+        """Raise ``ValueError`` if an option is invalid."""
         return wire.read_options(spec)
 
     @property
@@ -101,13 +102,13 @@ class Gmi:
         return MediaCall(self, job, send_event, files, notes)
 
     def cancel_remote(self, request: UpstreamRequest) -> None:
-        """Tell the upstream, as well as can be, that nobody waits for a request any more."""
+        """Cancel a request at the upstream, best effort."""
         if not request.is_cancelled:
             request.is_cancelled = True
             self.in_background(_cancel_remote(request))
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that outlives its job, at most until this client is closed."""
+        """Run work that can outlive its job, at most until this client is closed."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -123,14 +124,14 @@ class Gmi:
 
 @dataclass(slots=True)
 class UpstreamRequest:
-    """What was sent to an endpoint, and what is known of it."""
+    """A request at an endpoint and its state."""
 
     endpoint: Endpoint
     submission: asyncio.Task[Reply] | None = None
     request_id: str = ""
     has_ended: bool = False
     is_noted: bool = False
-    """Whether its number is kept with the job."""
+    """Whether its number is stored with the job."""
     is_cancelled: bool = False
 
 
@@ -168,9 +169,9 @@ class MediaCall:
         except Refused as refused:
             failure = refused.failure
         except NoEndpointError:
-            failure = Failed("upstream_unavailable", "No upstream endpoint takes work at present.")
+            failure = Failed("upstream_unavailable", "No upstream endpoint is available.")
         except (httpx.ConnectError, httpx.ConnectTimeout):
-            failure = Failed("upstream_unavailable", "The upstream cannot be reached.")
+            failure = Failed("upstream_unavailable", "The upstream is unreachable.")
         except EndpointBusyError as busy:
             failure = Failed("upstream_unavailable", f"The upstream is busy ({busy}).")
         except TimeoutError:
@@ -182,7 +183,7 @@ class MediaCall:
             request = self._request
             if request is not None:
                 request.endpoint.in_flight -= 1
-                # Another worker follows a request whose number is kept; ``stop`` says if none does.
+                # Another worker takes over a request whose number is stored, but not after ``stop``.
                 if not request.has_ended and not (is_abandoned and request.is_noted):
                     self._client.cancel_remote(request)
         return failure
@@ -195,7 +196,7 @@ class MediaCall:
             self._client.cancel_remote(self._request)
 
     def partial_result(self) -> tuple[Usage, dict[str, Any]]:
-        """Nothing: what is called off has delivered nothing."""
+        """Return nothing: a cancelled request has delivered nothing."""
         return Usage(), {}
 
     async def _run(self, clock: PhaseClock) -> Completed | Failed:
@@ -203,10 +204,10 @@ class MediaCall:
         if noted is not None:
             request, record = self._take_over(noted)
         else:
-            ordered = await self._submit_new(clock)
-            if isinstance(ordered, Failed):
-                return ordered
-            request, record = ordered
+            submitted = await self._submit_new(clock)
+            if isinstance(submitted, Failed):
+                return submitted
+            request, record = submitted
         with clock.phase("forward"):
             record = await self._follow(request, record)
         request.has_ended = True
@@ -221,20 +222,19 @@ class MediaCall:
                 plain_allowed=request.endpoint.is_plain,
             )
         if isinstance(collected, Failed):
-            where = {"request_id": self._job.request_id, "order": request.request_id}
-            log.error("a result that was paid for is lost", extra=where)
+            where = {"request_id": self._job.request_id, "upstream_id": request.request_id}
+            log.error("lost a result that the upstream charges", extra=where)
         if isinstance(collected, Completed) and len(self._client.endpoints.all) > 1:
             collected.output["served_by"] = request.endpoint.model
         return collected
 
-    # --- Submitting a request
-    -----------------------------------------------------------------------
+    # --- Submitting a request ---------------------------------------------------------------------
 
     def _take_over(self, noted: UpstreamNote) -> tuple[UpstreamRequest, wire.Record]:
-        """Go on with the request of a worker that is gone; raise ``Refused`` if that cannot be."""
+        """Take over the request of another worker. Raise ``Refused`` if that is not possible."""
         if not noted.number:
             where = {"request_id": self._job.request_id, "model": self._job.model}
-            log.error("a request may have been placed under an unknown number", extra=where)
+            log.error("a request may have been submitted under an unknown number", extra=where)
             raise Refused(Failed("upstream_error", _UNKNOWN_STATE))
         for endpoint in self._client.endpoints.all:
             if (endpoint.url(""), endpoint.model) == (noted.endpoint, noted.model):
@@ -247,8 +247,8 @@ class MediaCall:
         raise Refused(
             Failed(
                 "upstream_unavailable",
-                "The request was ordered at an endpoint that the catalog no longer names. It was "
-                "not ordered again, and nothing is charged.",
+                "The request was submitted to an endpoint that is no longer in the catalog. It was "
+                "not submitted again, and nothing is charged.",
             )
         )
 
@@ -262,7 +262,7 @@ class MediaCall:
             return await self._submit(prepared)
 
     async def _submit(self, files: Sequence[File]) -> tuple[UpstreamRequest, wire.Record]:
-        """Have it taken by some endpoint; by another one only if the first did not take it."""
+        """Submit to one endpoint; to another one only if the first did not accept it."""
         endpoints, avoid = self._client.endpoints, set[Endpoint]()
 
         def pause_s(state: tenacity.RetryCallState) -> float:
@@ -277,7 +277,7 @@ class MediaCall:
                 return await self._submit_to(endpoint, files)
             except (EndpointBusyError, httpx.ConnectError, httpx.ConnectTimeout):
                 self._handover_ready.set()
-                await self._notes.keep("")  # it was not taken: whoever comes may request it
+                await self._notes.keep("")  # not accepted: another worker may submit it
                 raise
 
         retrying = tenacity.AsyncRetrying(
@@ -303,7 +303,7 @@ class MediaCall:
         body = wire.payload(self._job, self._client.options, sources)
         note = UpstreamNote(endpoint.url(""), endpoint.model)
         if not await self._notes.keep(write_note(note)):
-            raise Refused(Failed("upstream_unavailable", "The job was given to another worker."))
+            raise Refused(Failed("upstream_unavailable", "The job was passed to another worker."))
         request.has_ended = False
         self._handover_ready.clear()
         request.submission = asyncio.create_task(
@@ -311,7 +311,7 @@ class MediaCall:
         )
         try:
             async with asyncio.timeout(self._client.options.submit_timeout_s):
-                # Whoever is cancelled meanwhile leaves it to be awaited, for its number.
+                # Shielded: after a cancellation it is still awaited for its number.
                 reply = await asyncio.shield(request.submission)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             request.has_ended = True
@@ -327,11 +327,11 @@ class MediaCall:
             self._refuse(endpoint, reply, what=_REQUEST)
         record = self._read_submitted(request, reply)
         if record.request_id and record.end is None:
-            self._client.in_background(self._keep(request, note))
+            self._client.in_background(self._store_number(request, note))
         return request, record
 
-    async def _keep(self, request: UpstreamRequest, note: UpstreamNote) -> None:
-        """Keep the number of a request with its job, however long the queue takes."""
+    async def _store_number(self, request: UpstreamRequest, note: UpstreamNote) -> None:
+        """Store the number of a request with its job, retrying until the queue answers."""
         kept = msgspec.structs.replace(note, number=request.request_id)
         request.is_noted = await self._notes.keep(write_note(kept))
         self._handover_ready.set()
@@ -348,7 +348,7 @@ class MediaCall:
         return record
 
     async def _upload(self, endpoint: Endpoint, file: File) -> str:
-        """Bring a source over; return the address under which the upstream's models read it."""
+        """Upload a source file. Return the URL from which the upstream's models read it."""
         try:
             reply = await _call(
                 endpoint, "POST", "upload-url", {"file_type": file.content_type.partition("/")[2]}
@@ -358,7 +358,7 @@ class MediaCall:
             raise
         except (httpx.HTTPError, TooLong, TimeoutError) as error:
             endpoint.failed()
-            raise Refused(_no_upload("the connection broke")) from error
+            raise Refused(_no_upload("the connection was lost")) from error
         if reply.status not in (200, 201):
             self._refuse(endpoint, reply, what="a source file")
         try:
@@ -367,13 +367,13 @@ class MediaCall:
                 upload.upload_url, file, plain_allowed=endpoint.is_plain
             )
         except msgspec.DecodeError:
-            raise Refused(_no_upload("it named no address")) from None
+            raise Refused(_no_upload("the response contains no URL")) from None
         except TransferError as error:
             raise Refused(_no_upload(str(error))) from error
         return upload.public_url
 
     def _refuse(self, endpoint: Endpoint, reply: Reply, *, what: str) -> None:
-        """Raise ``EndpointBusyError`` if the call can be retried, else ``Refused``."""
+        """Raise ``EndpointBusyError`` if the call can be retried, otherwise ``Refused``."""
         status = reply.status
         if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
             asked_s = retry_after_s(reply.headers)
@@ -385,11 +385,11 @@ class MediaCall:
         error_message = _redact(endpoint, wire.read_error_message(reply.body))
         if status in (400, 413, 422):
             endpoint.succeeded()
-            said = error_message or "it gave no reason"
-            raise Refused(Failed("upstream_rejected", f"The upstream rejected {what}: {said}"))
+            reason = error_message or "no reason given"
+            raise Refused(Failed("upstream_rejected", f"The upstream rejected {what}: {reason}"))
         log.error(
             "upstream refused a call",
-            extra={"model": self._job.model, "status": status, "said": error_message},
+            extra={"model": self._job.model, "status": status, "reason": error_message},
         )
         if status == httpx.codes.NOT_FOUND and what == _REQUEST:
             endpoint.succeeded()
@@ -400,10 +400,10 @@ class MediaCall:
             raise Refused(Failed("upstream_unavailable", _OPERATORS[status]))
         raise Refused(Failed("upstream_error", f"The upstream answered with status {status}."))
 
-    # --- Waiting for its end ----------------------------------------------------------------------
+    # --- Polling ----------------------------------------------------------------------------------
 
     async def _follow(self, request: UpstreamRequest, record: wire.Record) -> wire.Record:
-        """Ask after a request until it has ended, at growing intervals that differ by chance."""
+        """Poll a request until it has ended, at growing randomised intervals."""
         options = self._client.options
         now_s = asyncio.get_running_loop().time
         pause_s, asked_s, answered_s, lost = options.poll_min_s, 0.0, now_s(), 0
@@ -411,7 +411,7 @@ class MediaCall:
             self._report_progress(record)
             pause_s = min(options.poll_max_s, random.uniform(options.poll_min_s, 3 * pause_s))
             await asyncio.sleep(max(pause_s, asked_s))
-            asked_s, problem = 0.0, "it does not answer"
+            asked_s, problem = 0.0, "no response"
             try:
                 reply = await _call(request.endpoint, "GET", f"requests/{request.request_id}")
             except (httpx.HTTPError, TooLong, TimeoutError):
@@ -423,15 +423,15 @@ class MediaCall:
                         answered_s, lost = now_s(), 0
                         continue
                     except msgspec.DecodeError:
-                        problem = "its answers cannot be read"
+                        problem = "invalid response"
                 elif reply.status in (401, 402, 403):
                     self._refuse(request.endpoint, reply, what=_REQUEST)
                 else:
-                    problem = f"it answers with status {reply.status}"
+                    problem = f"status {reply.status}"
                     asked_s = min(retry_after_s(reply.headers) or 0.0, RETRY_AFTER_MAX_S)
                     lost = lost + 1 if reply.status == httpx.codes.NOT_FOUND else 0
             if lost >= NOT_FOUND_MAX or now_s() - answered_s > self._client.upstream.idle_timeout_s:
-                message = f"The upstream took the request, but cannot be asked after it: {problem}."
+                message = f"The upstream accepted the request, but cannot be polled: {problem}."
                 raise Refused(Failed("upstream_error", message))
         return record
 
@@ -443,30 +443,30 @@ class MediaCall:
     def _failure(self, request: UpstreamRequest, record: wire.Record) -> Failed:
         if record.end == "cancelled":
             return Failed("upstream_error", "The upstream cancelled the request.")
-        said = _redact(request.endpoint, record.error_message) or "it gave no reason"
-        return Failed("upstream_error", f"The upstream failed on the request: {said}")
+        reason = _redact(request.endpoint, record.error_message) or "no reason given"
+        return Failed("upstream_error", f"The upstream failed on the request: {reason}")
 
 
 _UNKNOWN_STATE: Final = (
-    "The connection to the upstream broke while the request was handed over, or the worker ended, "
-    "so it is not known whether it was taken. It was not sent again, and nothing is charged."
+    "The connection to the upstream was lost while the request was submitted, or the worker ended, "
+    "so it is unknown whether it was accepted. It was not sent again, and nothing is charged."
 )
 _REQUEST: Final = "the request"
 _OPERATORS: Final[Mapping[int, str]] = {
-    401: "The upstream does not accept this server's credential; its operator has to renew it.",
-    402: "This server's account at the upstream is out of credit; its operator has to add some.",
-    403: "The upstream does not let this server's account in; its operator has to see to that.",
+    401: "The upstream does not accept this server's credential; its operator must renew it.",
+    402: "This server's account at the upstream is out of credit; its operator must add some.",
+    403: "The upstream denies access to this server's account; its operator must resolve this.",
 }
 
 
 def _no_upload(why: str) -> Failed:
     return Failed(
-        "upstream_unavailable", f"A source file could not be brought to the upstream: {why}."
+        "upstream_unavailable", f"A source file could not be uploaded to the upstream: {why}."
     )
 
 
 def _redact(endpoint: Endpoint, message: str) -> str:
-    """An upstream's own words without our credential, if it quotes it."""
+    """Return an upstream's message with our credential removed."""
     if endpoint.credential:
         message = message.replace(endpoint.credential, "***")
     return message[: wire.MESSAGE_CHARS_MAX]
@@ -485,7 +485,7 @@ async def _send(endpoint: Endpoint, method: str, path: str, body: Any = None) ->
 
 
 async def _cancel_remote(request: UpstreamRequest) -> None:
-    """Once it is known under which number the request runs, if it was taken at all."""
+    """Cancel a request once its number is known, if it was accepted at all."""
     submission = request.submission
     try:
         async with asyncio.timeout(CLOSING_S):
@@ -494,7 +494,7 @@ async def _cancel_remote(request: UpstreamRequest) -> None:
             if request.request_id:
                 await _call(request.endpoint, "DELETE", f"requests/{request.request_id}")
     except (httpx.HTTPError, TooLong, TimeoutError, msgspec.DecodeError) as error:
-        log.info("request not called off", extra={"error": type(error).__name__})
+        log.info("could not cancel an upstream request", extra={"error": type(error).__name__})
     finally:
         if submission is not None:
             submission.cancel()

@@ -1,8 +1,7 @@
-"""GMI Cloud's request queue as it is written and read: payloads, records, outcomes. Pure.
+"""The wire format of GMI Cloud's request queue: payloads, records, outcomes. Pure.
 
-A payload has no common schema over there: every model names its fields itself. So a catalog entry
-says in its options what its model calls things, and what is not said has the name that most models
-of the task use.
+Payloads have no common schema: every model names its own fields. The options of a catalog entry
+state the names that its model uses; the defaults are the names that most models of the task use.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from workers.contract.models import ModelSpec
 
 PREFIX: Final = "/api/v1/ie/requestqueue/apikey"
 SEED_MAX: Final = 2**31
-"""Exclusive: what the models over there take for a seed."""
+"""Exclusive upper limit of seeds that the upstream's models accept."""
 MESSAGE_CHARS_MAX: Final = 300
-"""Of an upstream's own words that are passed on."""
+"""Maximum length of an upstream's message that is passed on."""
 SCALAR_CHARS_MAX: Final = 2000
 SCALARS_MAX: Final = 32
 
@@ -42,7 +41,7 @@ OUTPUT_KINDS: Final[Mapping[str, MediumKind]] = {
     "voice-clone": "audio",
     "text-to-music": "audio",
 }
-"""The tasks that are done here, and what comes of them."""
+"""Kind of output by supported task."""
 
 SizeStyle: TypeAlias = Literal["size", "aspect_ratio", "width_height", "none"]
 _SIZES: Final[Mapping[MediumKind, SizeStyle]] = {
@@ -78,71 +77,74 @@ _FIELDS: Final[Mapping[str, str]] = {
     "fps": "fps",
     "seconds": "duration",
 }
-"""Our names and, unless an entry says otherwise, theirs."""
+"""Default field name of the upstream, by our name."""
 _NOT_FORWARDED: Final = frozenset(
     {"images", "mask", "video", "width", "height", "duration_ms", "format", "compression"}
     | {"previews", "parameters", "scale"}
 )
-"""Of pictures and videos, what does not go over as it stands."""
+"""Fields of images and videos that are not sent under their own name."""
 _FREE_FORM_TASKS: Final = frozenset(
     {"talking-head", "text-to-speech", "voice-clone", "text-to-music"}
 )
-"""Tasks whose inputs are the upstream's own, but for what is named above."""
+"""Tasks whose inputs are passed on unchanged, except for the fields above."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry: what its model calls things."""
+    """Options of the catalog entry: the field names of its model."""
 
     images: str = "image"
-    """Key of the source pictures, such as ``image``, ``images`` or ``image_url``."""
+    """Key of the source images, such as ``image``, ``images`` or ``image_url``."""
     list: bool | None = None
-    """Whether they are a list even if there is one; so it is where pictures are made."""
+    """Whether a single source image is sent as a list, too. Default: true if the output is an
+    image."""
     mask: str = "mask"
     video: str = "video"
     audio: str = ""
-    """Key of a recording; ``source_audio`` for a voice, else ``audio``."""
+    """Key of a recording. Default: ``source_audio`` for voice cloning, otherwise ``audio``."""
     size: SizeStyle | None = None
-    """How a size is said: pictures by ``size``, videos by ``aspect_ratio``."""
+    """Format of a size. Default: ``size`` for images, ``aspect_ratio`` for videos."""
     language: Literal["tag", "name"] = "tag"
-    """Whether a language is said by its tag or, as MiniMax has it, by its name."""
+    """Whether a language is sent as a tag or, for MiniMax, as a name."""
     scale: str = "scale"
-    """Key of how many times larger a video is made."""
+    """Key of the upscaling factor of a video."""
     fields: dict[str, str | None] = {}
-    """Other names for ours, such as ``{seconds: length}``; null leaves one out."""
+    """Field names by our names, such as ``{seconds: length}``; null omits a field."""
     constants: dict[str, Any] = {}
-    """Sent with every request that does not set them."""
+    """Default fields of every payload."""
     submit_timeout_s: float = 300.0
-    """For an order to be taken; some models answer it only when they are done."""
+    """Timeout of a submission; some models respond only when they have finished."""
     poll_min_s: float = 0.5
     poll_max_s: float = 10.0
 
 
 def read_options(spec: ModelSpec) -> Options:
-    """Raise ``ValueError`` with a sentence if they are wrong."""
+    """Raise ``ValueError`` if an option is invalid."""
     if spec.task not in OUTPUT_KINDS:
         raise ValueError(
-            f"the dialect 'gmi' does not do {spec.task!r}; it does {', '.join(OUTPUT_KINDS)}"
+            f"the dialect 'gmi' does not support {spec.task!r}; "
+            f"it supports {', '.join(OUTPUT_KINDS)}"
         )
     try:
         options = msgspec.convert(spec.options, Options)
     except msgspec.ValidationError as error:
-        raise ValueError(f"its options are wrong: {error}") from error
+        raise ValueError(f"invalid options: {error}") from error
     unknown = options.fields.keys() - _FIELDS.keys()
     if unknown:
         raise ValueError(
-            f"its options are wrong: fields has {min(unknown)!r}; it can have {', '.join(_FIELDS)}"
+            f"invalid options: unknown field {min(unknown)!r}; "
+            f"known fields are {', '.join(_FIELDS)}"
         )
     if not 0 < options.poll_min_s <= options.poll_max_s:
-        raise ValueError("its options are wrong: poll_min_s is over 0 and at most poll_max_s")
+        raise ValueError("invalid options: poll_min_s must be above 0 and at most poll_max_s")
     return options
 
 
-# --- What is asked for ---------------------------------------------------------------------------
+# --- Payload -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Sources:
-    """Addresses of what was sent along."""
+    """URLs of the attachments."""
 
     images: list[str] = field(default_factory=list)
     mask: str | None = None
@@ -151,7 +153,7 @@ class Sources:
 
 
 def sort_sources(job: Job, addresses: Sequence[str]) -> Sources:
-    """Tell by type and place what the attachments of a job are."""
+    """Assign the attachments of a job to their roles, by type and order."""
     sources = Sources()
     for ref, address in zip(job.attachments, addresses, strict=True):
         kind = ref.content_type.partition("/")[0]
@@ -167,7 +169,7 @@ def sort_sources(job: Job, addresses: Sequence[str]) -> Sources:
 
 
 def payload(job: Job, options: Options, sources: Sources) -> dict[str, Any]:
-    """Write what a model reads. What a client calls ``parameters`` wins over nothing of ours."""
+    """Return the payload of a job. The client's ``parameters`` override only ``constants``."""
     given, output_kind = job.input, OUTPUT_KINDS[job.task]
     body: dict[str, Any] = {**options.constants, **(given.get("parameters") or {})}
     hidden = (
@@ -198,14 +200,14 @@ def payload(job: Job, options: Options, sources: Sources) -> dict[str, Any]:
 
 
 def _values(given: Mapping[str, Any], hidden: frozenset[str]) -> dict[str, Any]:
-    """The fields that were said, under our names; those that we do not know go over unchanged."""
+    """Return the given fields under our names. Unknown ones are passed on unchanged."""
     values = {
         name: value
         for name, value in given.items()
         if name not in hidden
         and value is not None
         and value != ""
-        # Told by its attachment; whatever else a model calls so goes over.
+        # Implied by the attachment; any other value of this name is passed on.
         and not (name == "recording" and value is True)
     }
     if given.get("duration_ms"):
@@ -231,7 +233,7 @@ def _size(given: Mapping[str, Any], style: SizeStyle) -> dict[str, Any]:
     return {"aspect_ratio": f"{wide}:{high}"}
 
 
-# --- What comes back -----------------------------------------------------------------------------
+# --- Result --------------------------------------------------------------------------------------
 
 _STAGES: Final = ("created", "queued", "dispatched", "processing")
 _ENDS: Final[Mapping[str, Literal["success", "failed", "cancelled"]]] = {
@@ -243,7 +245,7 @@ _ENDS: Final[Mapping[str, Literal["success", "failed", "cancelled"]]] = {
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A request over there."""
+    """A request at the upstream."""
 
     request_id: str = ""
     status: str = ""
@@ -252,18 +254,18 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> Literal["success", "failed", "cancelled"] | None:
-        """How it ended; None while it goes on."""
+        """Final status; None while it is running."""
         return _ENDS.get(self.status.lower())
 
     @property
     def stage(self) -> tuple[int, int] | None:
-        """How far it is, of how many stages, where its state is one that we know."""
+        """Number of the stage and of all stages; None for an unknown status."""
         status = self.status.lower()
         return (_STAGES.index(status), len(_STAGES)) if status in _STAGES else None
 
     @property
     def error_message(self) -> str:
-        """Why it failed, in their words; empty if they gave none."""
+        """The upstream's error message, or an empty string."""
         outcome = self.outcome or {}
         return (
             _message_of(outcome.get("error"))
@@ -279,7 +281,7 @@ class Upload(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MediaUrl:
-    """An address of something made, and what it is likely to be."""
+    """URL of an output, and its probable kind."""
 
     url: str
     kind: MediumKind
@@ -291,17 +293,17 @@ _upload_decoder = msgspec.json.Decoder(Upload)
 
 
 def decode_record(body: bytes) -> Record:
-    """Raise ``msgspec.DecodeError`` if it is none."""
+    """Raise ``msgspec.DecodeError``."""
     return _record_decoder.decode(body)
 
 
 def decode_upload(body: bytes) -> Upload:
-    """Raise ``msgspec.DecodeError`` if it is none."""
+    """Raise ``msgspec.DecodeError``."""
     return _upload_decoder.decode(body)
 
 
 def read_error_message(body: bytes) -> str:
-    """What an error's body says, as well as it can be read."""
+    """Return the message in an error's body, or an empty string."""
     try:
         return _message_of(msgspec.json.decode(body))
     except msgspec.DecodeError:
@@ -309,7 +311,7 @@ def read_error_message(body: bytes) -> str:
 
 
 def find_media(outcome: Mapping[str, Any], output_kind: MediumKind) -> list[MediaUrl]:
-    """Every address in an outcome, the outputs first and none twice."""
+    """Return the distinct URLs in an outcome, thumbnails last."""
     found: dict[str, MediaUrl] = {}
     for one in _media(outcome, output_kind):
         found.setdefault(one.url, one)
@@ -336,27 +338,27 @@ def _media(outcome: Mapping[str, Any], output_kind: MediumKind) -> Iterator[Medi
 
 
 def kind_of(content_type: str) -> MediumKind:
-    """Which of the three kinds a type is."""
+    """Return the kind of a content type."""
     kinds: tuple[MediumKind, ...] = ("image", "audio")
     kind = content_type.partition("/")[0]
     return next((one for one in kinds if one == kind), "video")
 
 
 def scalars(outcome: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """What an outcome says beside its media, such as ``voice_id``; never an address of theirs."""
-    said: dict[str, str | int | float | bool] = {}
+    """Return scalar fields of an outcome, such as ``voice_id``, without URLs of the upstream."""
+    found: dict[str, str | int | float | bool] = {}
     for name, value in outcome.items():
         if name in ("media", "error") or not isinstance(value, str | int | float | bool):
             continue
         if isinstance(value, str) and ("://" in value or len(value) > SCALAR_CHARS_MAX):
             continue
-        if len(said) < SCALARS_MAX:
-            said[name] = value
-    return said
+        if len(found) < SCALARS_MAX:
+            found[name] = value
+    return found
 
 
 def _message_of(error: Any) -> str:
-    """A message, however deep it lies: ``{"error": "…"}``, ``{"error": {"message": "…"}}``."""
+    """Find a message in a nested error: ``{"error": "…"}``, ``{"error": {"message": "…"}}``."""
     for _ in range(4):
         if not isinstance(error, dict):
             break

@@ -1,6 +1,6 @@
-"""Runs the jobs of upstream models as tasks of the agent: limits, cancels, deadlines, timings.
+"""Runs jobs of upstream models as tasks of the agent: cancellations, deadlines, timings.
 
-Knows no queue and no wire format. Every job ends in one outcome, unless it is abandoned.
+Knows neither queue nor wire formats. Every job ends in one outcome, unless it is abandoned.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 async def _keep_nothing(request_id: RequestId, note: str) -> bool:
-    """For a host whose jobs nobody takes over."""
+    """For a host whose jobs are not taken over by other workers."""
     return True
 
 
@@ -51,7 +51,7 @@ class _Run:
     cancelled: CancelReason | None = None
     token_times: TokenTimes = field(default_factory=TokenTimes)
     tally: Tally = field(default_factory=Tally)
-    """What was streamed of it."""
+    """What has been streamed."""
 
     @property
     def job(self) -> Job:
@@ -59,7 +59,7 @@ class _Run:
 
 
 class UpstreamHost:
-    """One for all upstream models of a worker."""
+    """The host of all upstream models of a worker."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class UpstreamHost:
         self._runs: dict[RequestId, _Run] = {}
 
     async def run(self) -> None:
-        """Own the tasks of all jobs, for ever; when cancelled, end them."""
+        """Own the tasks of all jobs until cancelled."""
         try:
             async with self._tasks:
                 await asyncio.Event().wait()
@@ -87,7 +87,7 @@ class UpstreamHost:
 
     @property
     def down(self) -> set[str]:
-        """Models that nobody serves at present."""
+        """Models whose endpoints are all down."""
         return {model for model, dialect in self._dialects.items() if dialect.is_down}
 
     def submit(self, jobs: Sequence[JobHandoff]) -> None:
@@ -103,7 +103,7 @@ class UpstreamHost:
             return
         run.cancelled = reason
         run.task.cancel()
-        if run.call is None:  # a task that has not begun will not even notice that it is cancelled
+        if run.call is None:  # a task that has not started does not see its cancellation
             self._end(run, Cancelled(reason=reason))
 
     def abandon(self, request_id: RequestId) -> None:
@@ -112,7 +112,7 @@ class UpstreamHost:
             run.task.cancel()
 
     async def handover_ready(self, timeout_s: float) -> None:
-        """Wait until other workers can take over every job, but no longer than this."""
+        """Wait until other workers can take over every job, at most ``timeout_s``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for call in [run.call for run in self._runs.values()]:
@@ -120,11 +120,11 @@ class UpstreamHost:
                         await call.handover_ready()
 
     async def _run_job(self, run: _Run) -> None:
-        """Run a job to its outcome; failures of any kind are its own."""
+        """Run a job to its outcome. Any exception becomes its failure."""
         try:
             outcome = await self._answer(run)
         except asyncio.CancelledError:
-            if run.cancelled is None:  # abandoned, or everything ends
+            if run.cancelled is None:  # abandoned, or the host ends
                 raise
             outcome = _cancelled(run, run.cancelled)
         except Exception as error:
@@ -175,7 +175,7 @@ class UpstreamHost:
             first_token_us=first_us,
             per_token_us=times.per_token_us,
             gap_us=times.gap_us,
-            # Events count chunks where an upstream does not say what is in them; its usage knows.
+            # Events count chunks if an upstream does not report tokens; its usage is exact.
             tokens=outcome.usage.output_tokens or times.tokens,
         )
         outcome = msgspec.structs.replace(
@@ -193,7 +193,7 @@ def _cancelled(run: _Run, reason: CancelReason) -> Cancelled:
 
 
 def _with_delivery(run: _Run, outcome: Outcome) -> Outcome:
-    """Add to an outcome that is not a success what was streamed before it."""
+    """Add what was streamed to an outcome that is not a success."""
     if not isinstance(outcome, Cancelled | Failed) or not run.tally.has_delivered:
         return outcome
     usage, output = outcome.usage, outcome.output

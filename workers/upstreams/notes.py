@@ -1,8 +1,8 @@
-"""What is kept with a job about its order at an upstream, so that another worker can follow it.
+"""Notes about a job's request at an upstream, so that another worker can take it over.
 
-An intent is kept before an order is sent, and its number as soon as it is known. Who takes the job
-over follows the number. An intent without one means that nobody knows whether the order was taken:
-it is not sent again.
+An intent is stored before the request is sent, and its number as soon as it is known. A worker that
+takes over the job polls that number. With an intent but no number it is unknown whether the
+upstream accepted the request, so it is not sent again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Notes:
     """The notes of one job."""
 
     found: str = ""
-    """Kept by an earlier holder of the job."""
+    """Note of an earlier holder of the job."""
     keep: Callable[[str], Awaitable[bool]] = _keep_nothing
-    """Replace the note; False if another worker holds the job by now."""
+    """Replace the note; returns False if another worker holds the job now."""
 
 
 NO_NOTES: Final = Notes()
 
 
 class UpstreamNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An order at an endpoint; without a number it was about to be sent."""
+    """A request at an endpoint; without a number it is only an intent."""
 
     endpoint: str
     model: str
@@ -44,7 +44,7 @@ def write_note(noted: UpstreamNote) -> str:
 
 
 def read_note(note: str) -> UpstreamNote | None:
-    """Read what was kept; None if nothing was. A note that cannot be read is an intent."""
+    """Decode a note; None if it is empty. A malformed note counts as an intent."""
     if not note:
         return None
     try:

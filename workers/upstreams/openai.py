@@ -1,9 +1,9 @@
 """Chat completions of an OpenAI-compatible service (vLLM, SGLang, llama-server, OpenAI itself).
 
-The answer is always streamed from there, with usage, unless the entry says ``stream: false``: so a
-job can be cancelled by hanging up, and a silent upstream is noticed. A call is repeated only if it
-was refused as busy or not sent at all: what was sent may have been paid for. Usage is what the
-upstream reports; the credential goes into one header and nowhere else.
+The response is always streamed, with usage, unless the entry has ``stream: false``. So a job is
+cancelled by closing the connection, and an unresponsive upstream is detected. A call is retried
+only if it was refused as busy or not sent at all, because a request that was sent may be charged.
+Usage is taken from the upstream. The credential is used in one header and nowhere else.
 """
 
 from __future__ import annotations
@@ -56,43 +56,43 @@ log = logging.getLogger(__name__)
 RESPONSE_BYTES_MAX: Final = 16 * 1024 * 1024
 ERROR_BYTES_MAX: Final = 64 * 1024
 MESSAGE_CHARS_MAX: Final = 300
-"""Of an upstream's own words that are passed on."""
+"""Maximum length of an upstream's error message that is passed on."""
 BYTES_PER_TOKEN: Final = 4
-"""Of English text, roughly; only for an input that the upstream did not count."""
+"""Approximation for English, for an input that the upstream did not count."""
 CLOSING_S: Final = 1.0
-"""For an answer that is complete to end, so that its connection can be used again."""
+"""Time for a complete response to end, so that its connection can be reused."""
 
 _BUSY: Final = frozenset({429, 502, 503})
-"""Refused without having produced anything."""
+"""Statuses of calls that were refused without producing anything."""
 _NOT_CONNECTED: Final = (httpx.ConnectError, httpx.ConnectTimeout)
 _BROKEN: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "length": "length",
     "content_filter": "content_filter",
 }
-"""Those that are passed on; a call is told by its content, everything else is a stop."""
+"""Reasons that are passed on. Tool calls are detected by content; any other reason means stop."""
 _PLAIN_FIELDS: Final = (
     *("n", "temperature", "top_p", "top_k", "min_p", "stop", "response_format"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
 )
-"""Sent under their own name where they differ from the default."""
+"""Fields sent under the same name if they differ from the default."""
 _DEFAULTS: Final = ChatInput(messages=(), max_tokens=0)
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Of the catalog entry."""
+    """Options of the catalog entry."""
 
     stream: bool = True
     omit: tuple[str, ...] = ()
-    """Fields of the request body that this upstream does not accept, such as ``seed``."""
+    """Fields of the request body that the upstream does not accept, such as ``seed``."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     usage: Literal["required", "estimated"] = "required"
-    """What to do about an answer without usage: fail, or count each chunk of text as one output
-    token and every four bytes of the messages as one input token."""
+    """Handling of a response without usage: fail, or count each chunk of text as one output token
+    and every four bytes of the messages as one input token."""
 
 
 class OpenAI:
-    """The client of one catalog entry; its connections are shared by all of its jobs."""
+    """The client of one catalog entry; its connections are shared by all jobs."""
 
     def __init__(self, spec: ModelSpec, environ: Mapping[str, str]) -> None:
         assert spec.upstream is not None
@@ -102,11 +102,11 @@ class OpenAI:
 
     @staticmethod
     def read_options(spec: ModelSpec) -> Options:
-        """Raise ``ValueError`` if they are wrong."""
+        """Raise ``ValueError`` if an option is invalid."""
         try:
             return msgspec.convert(spec.options, Options)
         except msgspec.ValidationError as error:
-            raise ValueError(f"its options are wrong: {error}") from error
+            raise ValueError(f"invalid options: {error}") from error
 
     @property
     def is_down(self) -> bool:
@@ -119,7 +119,7 @@ class OpenAI:
         files: Sequence[bytes] = (),
         notes: Notes = NO_NOTES,
     ) -> ChatCall:
-        """Raise ``msgspec.ValidationError`` if the job is no text generation."""
+        """Raise ``msgspec.ValidationError`` if the job is not a text generation."""
         return ChatCall(self, job, send_event)
 
     async def close(self) -> None:
@@ -127,10 +127,10 @@ class OpenAI:
 
 
 class ChatCall:
-    """One chat completion, or one completion of texts."""
+    """One chat completion or text completion."""
 
     _failure_recorded = False
-    """Whether the endpoint knows already that it failed."""
+    """Whether the failure has already been recorded at the endpoint."""
 
     def __init__(self, client: OpenAI, job: Job, send_event: Callable[[Event], None]) -> None:
         self._client = client
@@ -145,7 +145,7 @@ class ChatCall:
         self._finished: list[FinishReason | None] = [None] * self._chat.choices
         self._chunks = 0
         self._started_choices: set[int] = set()
-        """Choices of which something was passed on."""
+        """Choices with at least one event."""
         self._usage: wire.WireUsage | None = None
         self._complete = False
 
@@ -161,17 +161,17 @@ class ChatCall:
         return Completed(usage=usage, output=self._output())
 
     async def handover_ready(self) -> None:
-        """Nothing is ordered: an answer that breaks off begins anew."""
+        """Return immediately: an interrupted call is made again from the beginning."""
 
     def stop(self) -> None:
-        """Nothing is to be called off: the upstream stops when the connection is closed."""
+        """Do nothing: the upstream stops when the connection is closed."""
 
     def partial_result(self) -> tuple[Usage, dict[str, Any]]:
         return self._usage_of(estimate=True) or Usage(), self._output()
 
     async def _exchange(self, body: dict[str, Any], clock: PhaseClock) -> Failed | None:
-        """Send the request and read the answer; translate whatever goes wrong, and tell it to the
-        endpoint that it went wrong at."""
+        """Send the request and read the response. Translate errors, and record them at the
+        endpoint."""
         try:
             failure = await self._try_exchange(body, clock)
         finally:
@@ -197,11 +197,11 @@ class ChatCall:
                     with clock.phase("forward"):
                         return await self._read(response, timer)
         except NotSentError:
-            return Failed("upstream_unavailable", "The upstream's connections break.")
+            return Failed("upstream_unavailable", "The connections to the upstream were lost.")
         except NoEndpointError:
-            return Failed("upstream_unavailable", "No upstream endpoint takes work at present.")
+            return Failed("upstream_unavailable", "No upstream endpoint is available.")
         except (httpx.ConnectError, httpx.ConnectTimeout):
-            return Failed("upstream_unavailable", "The upstream cannot be reached.")
+            return Failed("upstream_unavailable", "The upstream is unreachable.")
         except EndpointBusyError as busy:
             return Failed("upstream_unavailable", f"The upstream is busy ({busy}).")
         except TimeoutError:
@@ -209,7 +209,7 @@ class ChatCall:
                 return None
             return Failed(
                 "upstream_timeout",
-                f"The upstream did not begin to answer within {upstream.first_byte_timeout_s:g} s, "
+                f"The upstream did not respond within {upstream.first_byte_timeout_s:g} s, "
                 f"or paused for more than {upstream.idle_timeout_s:g} s.",
             )
         except TooLong:
@@ -217,14 +217,14 @@ class ChatCall:
                 "output_too_large", f"The upstream sent more than {RESPONSE_BYTES_MAX} bytes."
             )
         except msgspec.DecodeError:
-            return _failed("The upstream sent what is no chat completion.")
+            return _failed("The upstream sent an invalid chat completion.")
         except httpx.HTTPError:
-            return _failed("The upstream broke off its answer.")
+            return _failed("The upstream closed the connection before the end of its response.")
 
-    # --- Asking -----------------------------------------------------------------------------------
+    # --- Request ----------------------------------------------------------------------------------
 
     def _body(self) -> dict[str, Any]:
-        """What is asked for, but for the model, whose name is each endpoint's own."""
+        """Return the request body without ``model``, which depends on the endpoint."""
         chat, options = self._chat, self._client.options
         body: dict[str, Any] = {options.max_tokens_field: chat.max_tokens, "seed": chat.seed}
         if chat.prompts:
@@ -249,8 +249,7 @@ class ChatCall:
         return body
 
     async def _send(self, body: dict[str, Any]) -> httpx.Response:
-        """Return the beginning of an answer; try again, rather somewhere else, while nothing has
-        been produced."""
+        """Return a response that has started. Until then retry, preferably at another endpoint."""
         endpoints, avoid = self._client.endpoints, set[Endpoint]()
 
         def pause_s(state: tenacity.RetryCallState) -> float:
@@ -302,7 +301,7 @@ class ChatCall:
             raise EndpointBusyError(response.status_code, asked_s)
         return response
 
-    # --- Reading ----------------------------------------------------------------------------------
+    # --- Response ---------------------------------------------------------------------------------
 
     async def _read(self, response: httpx.Response, timer: asyncio.Timeout) -> Failed | None:
         if not self._client.options.stream:
@@ -318,7 +317,7 @@ class ChatCall:
                 if failure := self._apply(wire.decode_answer(data)):
                     return failure
         if not self._complete and None in self._finished:
-            return _failed("The upstream broke off its answer.")
+            return _failed("The upstream closed the connection before the end of its response.")
         return None
 
     def _apply(self, answer: wire.WireAnswer) -> Failed | None:
@@ -327,7 +326,7 @@ class ChatCall:
         self._usage = answer.usage or self._usage
         for choice in answer.choices:
             if choice.index >= len(self._texts):
-                raise msgspec.ValidationError("a choice that was not asked for")
+                raise msgspec.ValidationError("unexpected choice")
             self._apply_choice(choice)
         return None
 
@@ -360,7 +359,7 @@ class ChatCall:
         self._send_event(Tokens(index, text, count, logprobs, finish_reason, made, reasoning, read))
 
     def _merge_call(self, index: int, piece: wire.WireToolCall) -> None:
-        """Put a call together; its pieces share a number, whole ones may have none."""
+        """Assemble a tool call. Its parts share an index; a complete call may have none."""
         calls = self._calls[index]
         number = len(calls) if piece.index is None else piece.index
         earlier = calls.get(number, ToolCall("", "", ""))
@@ -385,7 +384,7 @@ class ChatCall:
     def _explain(
         self, error: wire.Error, code: Literal["upstream_error", "upstream_rejected"]
     ) -> Failed:
-        """Pass on what an upstream says about an error, without our credential, if it quotes it."""
+        """Return an upstream's error as a failure, with our credential removed."""
         message = error.message
         credential = self._endpoint.credential if self._endpoint else None
         if credential:
@@ -395,7 +394,7 @@ class ChatCall:
             return Failed("context_length_exceeded", message, "messages")
         return Failed(code, f"The upstream refused the request: {message}", error.param)
 
-    # --- Accounts ---------------------------------------------------------------------------------
+    # --- Usage and output -------------------------------------------------------------------------
 
     def _usage_of(self, *, estimate: bool) -> Usage | None:
         if self._usage is not None:
@@ -411,10 +410,10 @@ class ChatCall:
         texts = [*(message.content for message in chat.messages)]
         texts += [prompt for prompt in chat.prompts if isinstance(prompt, str)]
         ids = sum(len(prompt) for prompt in chat.prompts if not isinstance(prompt, str))
-        said_bytes = sum(len(text.encode()) for text in texts)
+        text_bytes = sum(len(text.encode()) for text in texts)
         return Usage(
             requests=1,
-            input_tokens=math.ceil(said_bytes / BYTES_PER_TOKEN) + ids,
+            input_tokens=math.ceil(text_bytes / BYTES_PER_TOKEN) + ids,
             output_tokens=self._chunks,
         )
 
@@ -438,13 +437,13 @@ class ChatCall:
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": message.role, "content": message.content}
+    wire_message: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name:
-        said["name"] = message.name
+        wire_message["name"] = message.name
     if message.tool_call_id:
-        said["tool_call_id"] = message.tool_call_id
+        wire_message["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        said["tool_calls"] = [
+        wire_message["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -452,7 +451,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
             }
             for call in message.tool_calls
         ]
-    return said
+    return wire_message
 
 
 def _tools(chat: ChatInput) -> dict[str, Any]:

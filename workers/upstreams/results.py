@@ -1,4 +1,4 @@
-"""Fetches what an order came to, and says what it is. Knows no endpoint and no credential."""
+"""Fetches and describes the media of an upstream request. Knows no endpoint and no credential."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from workers.upstreams.transfers import ByteBudget, TransferError, Transfers
 async def collect(
     job: Job, outcome: Mapping[str, Any], transfers: Transfers, *, plain_allowed: bool
 ) -> Completed | Failed:
-    """Make an outcome of theirs one of ours.
+    """Convert an upstream's result to an outcome.
 
-    An output that cannot be had is described with its error and not counted; if there is none at
-    all, that is a failure. Of a voice the id alone will do.
+    An output that cannot be fetched is described by its error and not charged. Without any output
+    the job fails, except that the id of a voice is sufficient.
     """
     found = wire.find_media(outcome, wire.OUTPUT_KINDS[job.task])
     budget = ByteBudget()
@@ -30,7 +30,7 @@ async def collect(
         ]
     media: list[Medium] = []
     files: list[File] = []
-    why, index = "it named no result", 0
+    why, index = "it contains no media", 0
     for one, fetch in zip(found, fetches, strict=True):
         got = fetch.result()
         if not isinstance(got, str):
@@ -51,7 +51,7 @@ async def collect(
 async def _fetch(
     transfers: Transfers, one: wire.MediaUrl, budget: ByteBudget, *, plain_allowed: bool
 ) -> tuple[File, Measured] | str:
-    """A file and what it says of itself, or why it could not be had."""
+    """Return a file and its measured properties, or the reason why it could not be fetched."""
     try:
         file = await transfers.fetch(one.url, budget, plain_allowed=plain_allowed)
     except TransferError as error:
@@ -85,8 +85,8 @@ def _describe(
 
 
 def _usage_of(job: Job, outputs: Sequence[Medium]) -> Usage:
-    """Count what was delivered in the units that a price may name, and no more than was asked for:
-    a model that makes 5.04 seconds where it was to make 5 is not paid for more."""
+    """Count the delivered units, at most as many as requested: 5.04 seconds of video are charged as
+    5 if 5 were requested."""
     given, most = job.input, job.limits
     lengths = {"image": 0, "video": 0, "audio": 0}
     for one in outputs:

@@ -1,4 +1,4 @@
-"""When a call to an upstream is repeated, and after how long. Knows no wire format."""
+"""Decides when a call to an upstream is retried, and after how long. Knows no wire format."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import tenacity
 ATTEMPTS: Final = 3
 RETRY_AFTER_MAX_S: Final = 10.0
 BUSY_PAUSE_S: Final = 1.0
-"""For an endpoint that is busy and does not say how long."""
-
-
+"""Pause of a busy endpoint that sends no ``Retry-After``."""
 CLOSED_S: Final = 0.5
-"""Time after sending within which a break of a reused connection means that it was closed idle."""
+"""Time after sending within which the loss of a reused connection means that it was closed while
+idle."""
 
 
 class EndpointBusyError(Exception):
-    """The upstream takes nothing more at present."""
+    """The upstream accepts no more requests now."""
 
     def __init__(self, status: int, retry_after_s: float | None) -> None:
         super().__init__(f"status {status}")
@@ -33,14 +32,14 @@ class NoEndpointError(Exception):
 
 
 class NotSentError(Exception):
-    """The connection broke before the request was sent, so nothing was produced for it."""
+    """The connection was lost before the request was sent, so it produced nothing."""
 
 
 class Sending:
-    """Observes one exchange (httpcore's ``trace`` extension): was the request sent as a whole?
+    """Observes one exchange by httpcore's ``trace`` extension: whether the request was fully sent.
 
-    A connection that was used before can be closed by the upstream in the instant in which it is
-    used again. Such a request was not read, so it counts as not sent if the break comes at once.
+    The upstream can close an idle connection just as it is reused. Such a request was not read, so
+    it counts as not sent if the connection is lost immediately.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,7 @@ _backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5)
 
 
 def wait_s(state: tenacity.RetryCallState) -> float:
-    """As long as the upstream asks for, or ever longer."""
+    """Return the upstream's ``Retry-After``, or an exponential backoff."""
     error = state.outcome.exception() if state.outcome is not None else None
     if isinstance(error, EndpointBusyError) and error.retry_after_s is not None:
         return min(error.retry_after_s, RETRY_AFTER_MAX_S)
@@ -72,6 +71,6 @@ def wait_s(state: tenacity.RetryCallState) -> float:
 
 
 def retry_after_s(headers: httpx.Headers) -> float | None:
-    """Only in seconds; a date would need the upstream's clock."""
+    """Parse ``Retry-After`` in seconds; dates are ignored because clocks can differ."""
     value = headers.get("Retry-After", "")
     return float(value) if value.isdecimal() else None

@@ -1,4 +1,4 @@
-"""Makes of a job's attachments what an upstream's upload takes: a few types and no others."""
+"""Converts a job's attachments to the types that an upstream's upload accepts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _UPLOAD_TYPES: Final[Mapping[str, str]] = {
     "audio/wav": "audio/wav",
     "audio/x-wav": "audio/wav",
 }
-"""Our types, and the names that their signatures over there are made for."""
+"""Content type in the signature of the upload URL, by our content type."""
 
 
 def prepare_sources(files: Sequence[bytes], types: Sequence[str]) -> list[File] | Failed:
-    """Name every file as the upload does; a picture of another type becomes PNG."""
+    """Return the files with their upload types; images of other types are converted to PNG."""
     prepared = []
     for place, (data, content_type) in enumerate(zip(files, types, strict=True)):
         if content_type in _UPLOAD_TYPES:
@@ -39,7 +39,7 @@ def prepare_sources(files: Sequence[bytes], types: Sequence[str]) -> list[File] 
         else:
             return Failed(
                 "invalid_input",
-                f"Input file {place} is {content_type}, but this model's upstream reads pictures, "
-                "MP4 video, and MP3 or WAV sound.",
+                f"Input file {place} is {content_type}; this model's upstream accepts images, "
+                "MP4 video, and MP3 or WAV audio.",
             )
     return prepared

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 
 
 class TooLong(Exception):
-    """More bytes came than were allowed."""
+    """The body exceeds the limit."""
 
 
 async def read_events(chunks: AsyncIterator[bytes], bytes_max: int) -> AsyncIterator[bytes]:
-    """Yield the data of every event. Lines end in LF or CRLF; whatever is no data is skipped.
+    """Yield the data of every event; other fields are skipped. Lines end in LF or CRLF.
 
-    The last event counts even without the blank line behind it. Raise ``TooLong`` beyond
-    ``bytes_max`` in all.
+    The last event counts even without a blank line after it. Raise ``TooLong`` beyond ``bytes_max``
+    in total.
     """
     received = 0
     rest = b""
@@ -40,7 +40,7 @@ async def read_events(chunks: AsyncIterator[bytes], bytes_max: int) -> AsyncIter
 
 
 async def read_whole(chunks: AsyncIterator[bytes], bytes_max: int) -> bytes:
-    """Read a body to its end. Raise ``TooLong`` beyond ``bytes_max``."""
+    """Read a whole body. Raise ``TooLong`` beyond ``bytes_max``."""
     body = bytearray()
     async for chunk in chunks:
         body += chunk

@@ -1,7 +1,7 @@
-"""Fetches what an upstream has made, and brings what it is to work on, under bounds.
+"""Downloads outputs from an upstream and uploads source files to it, within limits.
 
-The addresses are the upstream's own, so they are called without our credential, over TLS, and never
-inside our network, unless the upstream itself is reached without TLS, as one of our own may be.
+The URLs come from the upstream. They are called without our credential, over TLS and never inside
+our network, unless the upstream itself is called without TLS, as is possible within our network.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from workers.contract.kinds import HEAD_BYTES, sniff
 from workers.contract.media import File
 
 BYTES_MAX: Final = 256 * 1024 * 1024
-"""Of all that one request made."""
+"""Maximum size of all outputs of one request."""
 TRANSFER_S: Final = 300.0
 MEMORY_BYTES_MAX: Final = 1024 * 1024
-"""Part of a download that is collected in memory before it goes to a temporary file."""
+"""Size of a download from which on it is collected in a temporary file."""
 REDIRECTS_MAX: Final = 3
 ATTEMPTS: Final = 4
 
 
 class TransferError(Exception):
-    """A file did not come or go; the message says why, without its address."""
+    """A transfer failed; the message contains the reason, but not the URL."""
 
 
 class _TransientError(TransferError):
-    """It may succeed if tried again."""
+    """A failure that can be retried."""
 
 
 @dataclass(slots=True)
 class ByteBudget:
-    """Bytes that may still be fetched for a request."""
+    """Number of bytes that can still be downloaded for a request."""
 
     left: int = BYTES_MAX
 
     def take(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
-            raise TransferError(f"it is larger than the {BYTES_MAX} bytes that are taken")
+            raise TransferError(f"it exceeds the limit of {BYTES_MAX} bytes")
 
 
 class Transfers:
-    """The connections to wherever files lie; shared by all jobs of an entry."""
+    """Connections to file hosts, shared by all jobs of an entry."""
 
     def __init__(self, *, connect_timeout_s: float) -> None:
         self._http = httpx.AsyncClient(
@@ -63,15 +63,15 @@ class Transfers:
         await self._http.aclose()
 
     async def fetch(self, url: str, budget: ByteBudget, *, plain_allowed: bool) -> File:
-        """Download a picture, a video or a sound. Raise ``TransferError``."""
+        """Download an image, a video or audio. Raise ``TransferError``."""
         return await _with_retries(lambda: self._fetch(url, budget, plain_allowed=plain_allowed))
 
     async def upload(self, url: str, file: File, *, plain_allowed: bool) -> None:
-        """Upload a file to an address that was signed for its type. Raise ``TransferError``."""
+        """Upload a file to a URL that was signed for its type. Raise ``TransferError``."""
         await _with_retries(lambda: self._upload(url, file, plain_allowed=plain_allowed))
 
     async def _fetch(self, url: str, budget: ByteBudget, *, plain_allowed: bool) -> File:
-        # Collected in a file: as a buffer that grows, it would be in memory twice at the end.
+        # Collected in a file: a growing buffer would need twice the memory at the end.
         with tempfile.SpooledTemporaryFile(MEMORY_BYTES_MAX) as data:
             content_type = await self._fetch_into(data, url, budget, plain_allowed=plain_allowed)
             data.seek(0)
@@ -80,7 +80,7 @@ class Transfers:
     async def _fetch_into(
         self, data: IO[bytes], url: str, budget: ByteBudget, *, plain_allowed: bool
     ) -> str:
-        """Write what an address has; return its content type."""
+        """Download a URL into ``data``. Return its content type."""
         fetched = 0
         try:
             for _ in range(REDIRECTS_MAX + 1):
@@ -101,10 +101,10 @@ class Transfers:
                     return _content_type(data.read(HEAD_BYTES), header)
         except httpx.HTTPError as error:
             budget.left += fetched
-            raise _TransientError(f"the connection broke ({type(error).__name__})") from error
+            raise _TransientError(f"the connection was lost ({type(error).__name__})") from error
         except ValueError as error:
-            raise TransferError("it was redirected to what is no address") from error
-        raise TransferError(f"it was redirected more than {REDIRECTS_MAX} times")
+            raise TransferError("it was redirected to an invalid URL") from error
+        raise TransferError(f"more than {REDIRECTS_MAX} redirects")
 
     async def _upload(self, url: str, file: File, *, plain_allowed: bool) -> None:
         to = await _checked(url, plain_allowed=plain_allowed)
@@ -116,7 +116,7 @@ class Transfers:
                 extensions=to.extensions,
             )
         except httpx.HTTPError as error:
-            raise _TransientError(f"the connection broke ({type(error).__name__})") from error
+            raise _TransientError(f"the connection was lost ({type(error).__name__})") from error
         _check_status(response.status_code)
 
 
@@ -124,7 +124,7 @@ _T = TypeVar("_T")
 
 
 async def _with_retries(attempt: Callable[[], Awaitable[_T]]) -> _T:
-    """Both ways a transfer can be repeated without harm; in all it has ``TRANSFER_S``."""
+    """Retry a transfer, for at most ``TRANSFER_S``. Uploads and downloads are idempotent."""
 
     async def once() -> _T:
         return await attempt()
@@ -143,32 +143,32 @@ async def _with_retries(attempt: Callable[[], Awaitable[_T]]) -> _T:
 
 
 async def _checked(url: str, *, plain_allowed: bool) -> Pinned:
-    """Resolve an address that may be called."""
+    """Check and resolve a URL."""
     try:
         scheme = urlsplit(url).scheme
     except ValueError:
-        raise TransferError("its address is none") from None
+        raise TransferError("its URL is invalid") from None
     if scheme != "https" and not (plain_allowed and scheme == "http"):
-        raise TransferError(f"its address begins with {scheme[:20]!r}, not with https")
+        raise TransferError(f"its URL has the scheme {scheme[:20]!r}, not https")
     try:
         return await pin(url, private_allowed=plain_allowed)
     except PrivateAddress:
-        raise TransferError("its address is not public") from None
+        raise TransferError("its host is not public") from None
     except OSError as error:
-        raise _TransientError("the host of its address cannot be found") from error
+        raise _TransientError("its host cannot be resolved") from error
 
 
 def _check_status(status: int) -> None:
     if status == httpx.codes.TOO_MANY_REQUESTS or status >= 500:
-        raise _TransientError(f"it was answered with status {status}")
+        raise _TransientError(f"the response has status {status}")
     if not 200 <= status < 300:
-        raise TransferError(f"it was answered with status {status}")
+        raise TransferError(f"the response has status {status}")
 
 
 def _content_type(head: bytes, header: str) -> str:
-    """What came, by its first bytes: stores call many a thing ``application/octet-stream``."""
+    """Detect the type by the first bytes: many hosts send ``application/octet-stream``."""
     content_type = sniff(head)
     if content_type is None:
-        said = header.partition(";")[0].strip().lower()[:60]
-        raise TransferError(f"it is {said or 'of no known type'}, no picture, video or sound")
+        stated = header.partition(";")[0].strip().lower()[:60]
+        raise TransferError(f"it is {stated or 'of unknown type'}, not an image, video or audio")
     return content_type

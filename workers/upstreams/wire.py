@@ -1,4 +1,4 @@
-"""The part of OpenAI's chat completion format that is read back; all else is ignored."""
+"""The fields of OpenAI's chat completions that are read; all others are ignored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PromptDetails(msgspec.Struct, frozen=True):
 
 
 class WireUsage(msgspec.Struct, frozen=True):
-    """``prompt_tokens`` includes those that were cached."""
+    """``prompt_tokens`` includes cached tokens."""
 
     prompt_tokens: Count
     completion_tokens: Count = 0
@@ -38,7 +38,7 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True):
-    """Of chats in ``content``; of completions in lists, one for each kind of thing."""
+    """For chats in ``content``; for completions in parallel lists."""
 
     content: tuple[Logprob, ...] | None = None
     tokens: tuple[str, ...] | None = None
@@ -52,7 +52,7 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class WireToolCall(msgspec.Struct, frozen=True):
-    """A call, or a piece of the one with the same ``index``."""
+    """A tool call, or a part of the one with the same ``index``."""
 
     index: Count | None = None
     id: str | None = None
@@ -63,14 +63,14 @@ class Text(msgspec.Struct, frozen=True):
     content: str | None = None
     tool_calls: tuple[WireToolCall, ...] | None = None
     reasoning_content: str | None = None
-    """Reasoning as DeepSeek, vLLM and SGLang name it."""
+    """Reasoning, as named by DeepSeek, vLLM and SGLang."""
     reasoning: str | None = None
-    """The same as OpenRouter and newer servers name it."""
+    """Reasoning, as named by OpenRouter and newer servers."""
 
 
 class WireChoice(msgspec.Struct, frozen=True):
-    """Of a chunk, with a ``delta``, of a whole answer, with a ``message``, or with ``text``, of a
-    completion."""
+    """A choice of a chunk (``delta``), of a complete answer (``message``) or of a completion
+    (``text``)."""
 
     index: Count = 0
     text: str | None = None
@@ -87,7 +87,7 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class WireAnswer(msgspec.Struct, frozen=True):
-    """A chunk, a whole answer, or an error, which some services send in the midst of a stream."""
+    """A chunk, a complete answer, or an error, which some services send within a stream."""
 
     choices: tuple[WireChoice, ...] = ()
     usage: WireUsage | None = None
@@ -98,12 +98,12 @@ _decoder: Final[msgspec.json.Decoder[WireAnswer]] = msgspec.json.Decoder(WireAns
 
 
 def decode_answer(data: bytes) -> WireAnswer:
-    """Raise ``msgspec.DecodeError`` if it is none."""
+    """Decode an answer. Raise ``msgspec.DecodeError``."""
     return _decoder.decode(data)
 
 
 def decode_error(body: bytes) -> Error:
-    """Read an error's body as well as it can be read."""
+    """Decode an error's body; a malformed one gives an empty error."""
     try:
         return decode_answer(body).error or Error()
     except msgspec.DecodeError:
