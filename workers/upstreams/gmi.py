@@ -183,7 +183,7 @@ class MediaCall:
             request = self._request
             if request is not None:
                 request.endpoint.in_flight -= 1
-                # Another worker takes over a request whose number is stored, but not after ``stop``.
+                # Another worker takes over a request with a stored number, except after ``stop``.
                 if not request.has_ended and not (is_abandoned and request.is_noted):
                     self._client.cancel_remote(request)
         return failure
