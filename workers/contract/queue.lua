@@ -1,34 +1,35 @@
 --[[
-Every atomic move of one model's queue. KEYS[1] is the model's prefix '<namespace>:{<model>}', whose
-braces keep all keys of a model in one slot of a cluster; ARGV[1] names the operation. Commands of
-Redis 6.2 only. The only clock is the server's. Every key has a time to live.
+The atomic operations on one model's queue. KEYS[1] is the model's prefix '<namespace>:{<model>}',
+whose braces keep all keys of a model in one cluster slot; ARGV[1] is the name of the operation. Uses
+commands of Redis 6.2 only, and only the server's clock. Every key has a time to live.
 
-  job:<id>         HASH    one job; once it has ended a short note of how, for latecomers
+  job:<id>         HASH    one job; after its end only its final state, for late calls
   queue:<account>  ZSET    queued ids of an account by arrival
   accounts         ZSET    accounts with queued jobs, by virtual start tag
   backlog          HASH    account -> estimated cost (us) of its queued jobs
   finish           ZSET    virtual finish tag of each account
-  running          HASH    account -> jobs that run
-  leases           ZSET    running ids by the time (ms) at which their lease lapses
-  worker:<name>    SET     ids that a worker holds
+  running          HASH    account -> number of running jobs
+  leases           ZSET    running ids by expiry of the lease (ms)
+  worker:<name>    SET     ids leased by a worker
   answer:<name>    STRING  nonce and ids of a worker's last lease
-  delayed          ZSET    ids that wait for another try, by when it is due (ms)
+  delayed          ZSET    ids that wait for a retry, by due time (ms)
   deadlines        ZSET    ids by deadline (ms)
-  live             ZSET    ids that have not ended, by arrival (ms): its size is the demand
-  wake             ZSET    one marker, there when a worker should look
+  live             ZSET    ids that have not ended, by arrival (ms); its size is the demand
+  wake             ZSET    one marker, present if a worker should try to lease
   counters         HASH    queued, cost_us, sequence, virtual, pace, service_us
-  done             STREAM  how jobs ended, and what their holders keep for the next (status 'note')
+  done             STREAM  how jobs ended, and notes for the next holders (status 'note')
 
-An account is in 'accounts' and in 'backlog' while it has queued jobs, and only then.
+An account is in 'accounts' and 'backlog' exactly while it has queued jobs.
 A job is in exactly one of its account's queue, 'leases' and 'delayed', or it has ended.
 
-Fairness is start-time fair queueing: an account is served in the order of its start tag; serving a
-job moves the tag on by cost / weight, and a newcomer starts at the tag that was served last, so
-nobody saves up by being idle. Costs are whole microseconds, because sums of fractions drift.
+Fairness is start-time fair queueing: accounts are served in the order of their start tags. Serving a
+job advances the tag by cost / weight, and an account that becomes active starts at the tag served
+last, so that idle accounts do not accumulate credit. Costs are whole microseconds, because sums of
+fractions drift.
 
-An account that runs its share of the model's jobs is passed over while another one waits, so that
-estimates that are wrong, or jobs that are long, give nobody every place of a model. Whatever then
-is still free goes by the order of the tags again: places never stay empty while jobs are queued.
+An account that runs its share of the model's jobs is skipped while another one waits, so that wrong
+estimates or long jobs do not give one account all slots of a model. Slots that are still free are
+then assigned in the order of the tags: no slot stays free while jobs are queued.
 ]]
 
 local LIVE_S = 7 * 24 * 3600
@@ -37,7 +38,7 @@ local ANSWER_S = 120
 local SCAN = 64
 local SMOOTHING = 0.1
 local BACKLOGS = 4096
--- Offset of arrival numbers: the one of jobs that an older version queued, so that both stay in order.
+-- Offset of arrival numbers. Jobs queued by older versions have it, so the order is kept.
 local FIRST = 1e13
 
 local call = redis.call
@@ -53,7 +54,7 @@ local clock = call('TIME')
 local now_us = clock[1] * 1000000 + clock[2]
 local now = math.floor(now_us / 1000)
 
--- What a script changes is gathered here and written once, by commit().
+-- Changes of a script are collected here and written once, by commit().
 local queued, cost_us, sequence, virtual, pace, service_us
 local depths, finishes, starts, backlogs, emptied = {}, {}, {}, {}, {}
 local leased, expired, ended, touched = {}, {}, {}, {}
@@ -86,7 +87,7 @@ local function commit()
     touched[FINISH] = true
   end
   for account, cost in pairs(backlogs) do
-    -- What was enqueued by an older version was not counted, and must not count against others.
+    -- Jobs enqueued by an older version were not counted; never let a backlog become negative.
     if emptied[account] or call('HINCRBY', BACKLOG, account, cost) <= 0 then
       call('HDEL', BACKLOG, account)
     end
@@ -131,12 +132,12 @@ local function enter(account)          -- make an account with queued jobs eligi
   wake = true
 end
 
-local function leave(account)          -- its queue is empty
+local function leave(account)          -- remove an account whose queue is empty
   call('ZREM', ACCOUNTS, account)
   emptied[account] = true
 end
 
-local function waits(account, count, cost) -- more or less of its work is queued
+local function add_queued(account, count, cost) -- change the amount of queued work
   backlogs[account] = (backlogs[account] or 0) + cost
   queued, cost_us, counted = queued + count, cost_us + cost, true
 end
@@ -147,7 +148,7 @@ local function push(id, account, score, cost)
   depths[account] = n + 1
   touched[QUEUE .. account] = true
   emptied[account] = nil
-  waits(account, 1, cost)
+  add_queued(account, 1, cost)
   if n == 0 then enter(account) end
   wake = true
 end
@@ -156,12 +157,12 @@ local function pull(id, account, cost) -- take a job out of its account's queue
   local n = depth(account)
   if call('ZREM', QUEUE .. account, id) == 0 then return end
   depths[account] = n - 1
-  waits(account, -1, -cost)
+  add_queued(account, -1, -cost)
   if n == 1 then leave(account) end
 end
 
 local function settle(id, job, status, outcome, reason)
-  -- Without its payload an ended job is a few hundred bytes; kept whole they would fill the server.
+  -- Without its payload an ended job takes some hundred bytes; with it, jobs would fill the server.
   call('DEL', JOB .. id)
   call('HSET', JOB .. id, 'state', status, 'account', job.account, 'attempt', job.attempt,
     'token', job.token, 'worker', job.worker, 'enqueued_us', job.enqueued_us,
@@ -177,7 +178,7 @@ local function stop(id, job)           -- settle a job that was cancelled or is 
   settle(id, job, job.cancel == 'deadline' and 'expired' or 'cancelled', '', job.cancel)
 end
 
-local function notify(worker)            -- ask a worker to beat now; losing it costs only time
+local function notify(worker)            -- request a heartbeat now; may be lost
   call('PUBLISH', string.match(prefix, '^(.-):{') .. ':control:' .. worker, '1')
 end
 
@@ -187,7 +188,7 @@ local function release(id, job)        -- end a lease
   starts[job.account] = (starts[job.account] or 0) - 1
 end
 
-local function requeue(id, job)        -- to its old place
+local function requeue(id, job)        -- return a job to its place in the queue
   call('HSET', JOB .. id, 'state', 'queued', 'crashes', job.crashes, 'token', job.token)
   push(id, job.account, job.score, job.cost_us)
 end
@@ -200,7 +201,7 @@ local function reclaim_job(id, job, crashed, crashes_max, reason)
   elseif job.crashes >= crashes_max then
     settle(id, job, 'dead', '', reason)
   else
-    job.token = ''                     -- fences whoever still runs it
+    job.token = ''                     -- fences a worker that still runs it
     requeue(id, job)
   end
 end
@@ -249,7 +250,7 @@ function operations.enqueue()
   return answers
 end
 
-local function waited(enqueued_us, started_us)  -- never negative, should the clock be set back
+local function waited(enqueued_us, started_us)  -- never negative, even if the clock was set back
   return math.max(started_us - tonumber(enqueued_us), 0)
 end
 
@@ -260,7 +261,7 @@ local function describe(id)
 end
 
 local function lease_again(worker, nonce, lease_ms)
-  -- The same request once more, after the client lost the answer: the same answer.
+  -- A repeated call, because the worker lost the answer: return the same jobs.
   local answer = call('GET', ANSWER .. worker)
   if not answer or string.sub(answer, 1, #nonce + 1) ~= nonce .. ' ' then return nil end
   local taken = {}
@@ -274,7 +275,7 @@ local function lease_again(worker, nonce, lease_ms)
   return taken
 end
 
--- The first of an account's next jobs that fits the batch, and whether the account has more.
+-- Find an account's first job that fits the batch, and whether the account has more jobs.
 local function candidate(account, batch_key, look)
   local waiting = call('ZRANGE', QUEUE .. account, 0, batch_key and math.max(look - 1, 1) or 1)
   for i, id in ipairs(waiting) do
@@ -294,9 +295,9 @@ function operations.lease()
   if taken then return taken end
   begin()
   local ids, running, batch_key, skipped, rounds = {}, {}, nil, 0, 0
-  -- What runs and what is asked for are all the places that are known of.
-  local places = call('ZCARD', LEASES) + count
-  local most, passed = math.max(math.floor(tonumber(ARGV[5]) * places), 1), 0
+  -- The known slots: running jobs plus requested jobs.
+  local slots = call('ZCARD', LEASES) + count
+  local most, passed = math.max(math.floor(tonumber(ARGV[5]) * slots), 1), 0
   local sharing, rest = true, false
   taken = {}
   while #taken < count and rounds < count + SCAN do
@@ -304,7 +305,7 @@ function operations.lease()
     local head = call('ZRANGE', ACCOUNTS, skipped, skipped, 'WITHSCORES')
     if not head[1] then
       if not (sharing and rest) then break end
-      -- Nobody else waits: the rest goes by the order of the tags, whatever runs already.
+      -- No other account waits: assign the rest in the order of the tags, ignoring the share.
       sharing, skipped, rounds = false, 0, 0
     else
       local account, tag = head[1], tonumber(head[2])
@@ -313,7 +314,7 @@ function operations.lease()
       local id, key, more = candidate(account, batch_key, look)
       if not id then
         skipped = skipped + 1
-      elseif not key then              -- the job itself is gone: only its place was left
+      elseif not key then              -- the job's hash is gone: remove its queue entry
         pull(id, account, 0)
         ended[#ended + 1] = id
       else
@@ -324,7 +325,7 @@ function operations.lease()
           pull(id, account, cost)
           settle(id, read(id), 'expired', '', 'deadline')
         elseif sharing and (runs >= most or weight < passed) then
-          -- A flow of less weight does not overtake one that has its share: it waits its turn.
+          -- A flow of lower weight must not overtake one that has reached its share.
           if runs >= most then passed = math.max(passed, weight) end
           skipped, rest = skipped + 1, true
         else
@@ -333,7 +334,7 @@ function operations.lease()
           batch_key = key
           call('ZREM', QUEUE .. account, id)
           if depths[account] then depths[account] = depths[account] - 1 end
-          waits(account, -1, -cost)
+          add_queued(account, -1, -cost)
           virtual = math.max(virtual, tag)
           finishes[account] = tag_next
           if more then call('ZADD', ACCOUNTS, tag_next, account)
@@ -356,7 +357,7 @@ function operations.lease()
     touched[WORKER .. worker] = true
     call('SET', ANSWER .. worker, nonce .. ' ' .. table.concat(ids, ' '), 'EX', ANSWER_S)
   end
-  wake = true                          -- where work is left, the next worker is woken: a chain
+  wake = true                          -- if work is left, wake the next worker
   commit()
   return taken
 end
@@ -378,7 +379,7 @@ function operations.heartbeat()
         replies[#replies + 1] = id
         replies[#replies + 1] = f[5]
       end
-    elseif f[1] then                   -- a job that the server forgot is not lost: see complete
+    elseif f[1] then                   -- a job unknown to the server is not lost: see complete
       lost[#lost + 1] = id
     end
   end
@@ -390,8 +391,8 @@ local function complete(retries_max, id, token, status, outcome, retry_ms)
   local job = read(id)
   if not job then
     if status == 'ok' or status == 'cancelled' then
-      -- The server lost the job. Finished work is not thrown away, and the note that is left keeps
-      -- the job from being queued again.
+      -- The server lost the job. Finished work is kept, and the remaining hash prevents that the
+      -- job is enqueued again.
       job = {account = '', attempt = 0, token = token, worker = '', enqueued_us = 0, started_us = 0}
       settle(id, job, status, outcome, '')
     end
@@ -448,14 +449,14 @@ function operations.keep_note()
   local f = call('HMGET', JOB .. id, 'state', 'token', 'account', 'attempt')
   if f[1] and (f[1] ~= 'running' or f[2] ~= ARGV[3]) then return 'fenced' end
   if f[1] then call('HSET', JOB .. id, 'note', note) end
-  -- For the gateways too, which queue the job again should this server be wiped.
+  -- Sent to the gateways too, which enqueue the job again if this server is wiped.
   call('XADD', DONE, '*', 'id', id, 'attempt', f[4] or 0, 'status', 'note', 'account', f[3] or '',
     'reply', '', 'outcome', note, 'reason', '')
   call('EXPIRE', DONE, LIVE_S)
   return f[1] and 'kept' or 'unknown'
 end
 
--- worker, crashed, crashes_max, limit -> number of jobs taken back, at most the limit
+-- worker, crashed, crashes_max, limit -> number of reclaimed jobs, at most the limit
 function operations.release_worker()
   local worker, crashed, crashes_max = ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
   local limit, count = tonumber(ARGV[5]), 0
@@ -474,12 +475,12 @@ function operations.release_worker()
   return count
 end
 
--- id, reason -> what became of it
+-- id, reason -> cancelled, cancelling, ended or unknown
 function operations.cancel()
   local id = ARGV[2]
   local job = read(id)
   if not job then
-    -- Its hold is being given up: whoever queues it now, a sweeper or an order on its way, is late.
+    -- Its hold is being released: bar the job, in case a sweeper or a gateway enqueues it later.
     call('HSET', JOB .. id, 'state', 'barred')
     call('EXPIRE', JOB .. id, ENDED_S)
     return 'unknown'
@@ -499,7 +500,7 @@ function operations.cancel()
   return 'cancelled'
 end
 
--- limit, crashes_max -> {leases that expired, retries that came due, deadlines that passed}
+-- limit, crashes_max -> {expired leases, due retries, missed deadlines}
 function operations.reclaim()
   local limit, crashes_max, counts = tonumber(ARGV[2]), tonumber(ARGV[3]), {0, 0, 0}
   begin()
@@ -541,20 +542,19 @@ function operations.reclaim()
   call('ZREMRANGEBYSCORE', FINISH, '-inf', string.format('%.17g', virtual))
   call('ZREMRANGEBYSCORE', LIVE, '-inf', now - LIVE_S * 1000)
   if call('EXISTS', LEASES) == 0 and #leased == 0 then
-    -- Nothing runs. Should a job have been forgotten while it ran, its account is freed here.
+    -- Nothing runs. Reset the counts, in case a running job was forgotten.
     call('DEL', RUNNING)
   end
-  wake = true                          -- a worker may have died between the marker and its lease
+  wake = true                          -- a worker may have crashed between marker and lease
   commit()
   return counts
 end
 
--- idle_ms -> names of settlers that are long gone are taken out of the group, unless outcomes are
--- still pending under them, and their number is returned
+-- idle_ms -> number of settlers removed from the group: idle for longer, without pending outcomes
 function operations.remove_settlers()
   local idle_ms, count = tonumber(ARGV[2]), 0
   local found = redis.pcall('XINFO', 'CONSUMERS', DONE, 'ledger')
-  if found.err then return 0 end       -- there is no group (yet)
+  if found.err then return 0 end       -- no group exists yet
   for _, pairs_of in ipairs(found) do
     local about = {}
     for i = 1, #pairs_of, 2 do about[pairs_of[i]] = pairs_of[i + 1] end
@@ -566,7 +566,7 @@ function operations.remove_settlers()
   return count
 end
 
--- id, mailbox -> 1 if the job has not ended
+-- id, mailbox -> 1, or 0 if the job has ended
 function operations.set_reply()
   local id = ARGV[2]
   local f = call('HMGET', JOB .. id, 'state', 'worker')
@@ -584,7 +584,7 @@ function operations.state()
   if not f[1] or f[1] == 'barred' then return false end
   local position = 0
   if f[1] == 'queued' then
-    -- Accounts take turns, so about as many of each other account come first as of its own.
+    -- Accounts take turns, so each account has about as many jobs ahead of this one.
     local rank = call('ZRANK', QUEUE .. f[3], id) or 0
     local total = tonumber(call('HGET', COUNTERS, 'queued') or 1)
     position = math.min((rank + 1) * math.max(call('ZCARD', ACCOUNTS), 1), total)
@@ -595,7 +595,7 @@ function operations.state()
 end
 
 -- -> {queued, cost_us, running, delayed, live, oldest_ms, pace, service_us, accounts,
---     {account, cost_us}*}, the last only of so many accounts as are read in an instant
+--     {account, cost_us}*}; the last is empty beyond BACKLOGS accounts, to keep the call short
 function operations.load()
   begin()
   local oldest = call('ZRANGE', LIVE, 0, 0, 'WITHSCORES')

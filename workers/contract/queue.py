@@ -1,10 +1,10 @@
-"""The queue of one model: enqueue, lease, heartbeat, complete, cancel, reap; each is atomic.
+"""The queue of one model: enqueue, lease, heartbeat, complete, cancel, reclaim; each is atomic.
 
-The moves themselves are in ``queue.lua``, next to this file, with the keys they use. Redis only
-dispatches: it may be wiped at any moment, and whoever accepted a job enqueues it again. Payloads
-and outcomes are opaque bytes. Nothing here repeats a command by itself; every operation may be
-repeated by its caller after a lost answer and then changes nothing twice: a job is enqueued once
-per id, a lease is answered again for the same nonce, a completion is accepted once per token.
+The operations and their keys are in ``queue.lua``, next to this file. Redis only dispatches: it can
+be wiped at any moment, and the gateway that accepted a job enqueues it again. Payloads and outcomes
+are opaque bytes. No command is retried here. Callers can repeat every operation after a lost
+answer, and nothing changes twice: a job is enqueued once per id, a lease call returns the same
+answer for the same nonce, a completion is accepted once per token.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from workers.contract.redis import BLOCK_MAX_S
 NAMESPACE: Final = "gq"
 """Default prefix of all keys."""
 LIVE_S: Final = 7 * 24 * 3600
-"""Time to live of a key after it was last of use; no job may be queued for longer."""
+"""Time to live of a key after its last use, and therefore the longest time in the queue."""
 LEASE_MS: Final = 15_000
-"""A lease lapses after this; renew it at a third, so that two beats may be lost."""
+"""Duration of a lease; renewed after a third of it, so that two heartbeats can be lost."""
 LEASE_COUNT_MAX: Final = 256
 CRASHES_MAX: Final = 3
-"""The crash that makes a job poison."""
+"""Number of crashes after which a job is dead-lettered."""
 RETRIES_MAX: Final = 8
-"""Retries that workers may ask for; the next failure is final."""
+"""Maximum number of retries that workers can request; the next failure is final."""
 
 _COST_MIN_S: Final = 0.001
-"""A free job would not move its account's turn on, and a flood of them would starve the others."""
+"""Minimum cost: free jobs would not advance their account's tag, and could starve others."""
 _SCRIPT_ENTRIES: Final = 64
-"""Entries handled by one script call: the server does nothing else meanwhile (about 2 ms)."""
+"""Maximum entries of one script call, which blocks the server for about 2 ms."""
 _EXISTS: Final = 250
-"""Jobs asked for by one command."""
+"""Jobs checked by one command."""
 _RELEASE_LIMIT: Final = 1000
 
 Terminal: TypeAlias = Literal["ok", "failed", "cancelled", "expired", "dead"]
-"""How a job ended. ``expired`` and ``dead`` come from the queue itself and carry no outcome, as may
-``cancelled``."""
+"""How a job ended. ``expired`` and ``dead`` are set by the queue itself, without an outcome;
+``cancelled`` can be."""
 
 
 class QueueEntry(msgspec.Struct, frozen=True):
-    """A job to be queued. ``cost`` is its estimated device time in seconds: fairness goes by it."""
+    """A job to enqueue. ``cost`` is its estimated device time in seconds, the basis of fairness."""
 
     id: str
     account: str
     payload: bytes
     cost: float
     weight: float = 1.0
-    """Share of this account; one of weight 3 is served three times the cost of one of weight 1."""
+    """Share of the account: weight 3 receives three times the device time of weight 1."""
     deadline_ms: int = 0
-    """Unix time; 0 is none. A job past it is never started and no longer wanted."""
+    """Unix time in milliseconds; 0 means none. A job past its deadline is not started."""
     batch_key: str = ""
-    """Only jobs with the same key are leased together."""
+    """Only jobs with equal keys are leased together."""
     reply: str = ""
     """Mailbox of the gateway that waits."""
 
 
 class Enqueued(msgspec.Struct, frozen=True):
-    """``depth`` and ``cost`` (seconds) are the model's queue after this entry."""
+    """``depth`` and ``cost`` (seconds) are totals of the model's queue after this entry."""
 
     status: Literal["ok", "duplicate", "queue_full", "account_full"]
     depth: int
@@ -75,7 +75,7 @@ class Enqueued(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A job to run. ``token`` proves the lease; once another holder has it, it proves nothing."""
+    """A leased job. ``token`` is the fencing token of the lease."""
 
     id: str
     token: str
@@ -84,27 +84,27 @@ class Lease(msgspec.Struct, frozen=True):
     reply: str
     payload: bytes
     queued_us: int
-    """From enqueue to this lease, by the server's clock."""
+    """Time from enqueueing to this lease, by the server's clock."""
     note: str = ""
-    """What an earlier holder kept for this one."""
+    """Note stored by an earlier holder."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """What a worker must know about the jobs that it holds."""
+    """Changes to the jobs that a worker has leased."""
 
     lost: tuple[str, ...]
-    """Somebody else's by now: stop, and say nothing more about them."""
+    """Jobs whose leases were lost: stop them without further reports."""
     cancelled: Mapping[str, str]
-    """id → reason (``client``, ``deadline`` or ``operator``): stop, and complete them."""
+    """id → reason (``client``, ``deadline`` or ``operator``): stop and complete these jobs."""
     replies: Mapping[str, str]
-    """id → mailbox, where that changed after the lease."""
+    """id → mailbox, for jobs whose mailbox changed after the lease."""
 
 
 class Completion(msgspec.Struct, frozen=True):
     """The end of an attempt.
 
-    ``retry`` asks for another one after ``retry_ms``; if none is left before the deadline the job
-    has failed, with this outcome.
+    ``retry`` requests another attempt after ``retry_ms``. If none is left, or the deadline comes
+    first, the job fails with this outcome.
     """
 
     id: str
@@ -116,39 +116,40 @@ class Completion(msgspec.Struct, frozen=True):
 
 CompletionResult: TypeAlias = Literal["done", "retrying", "already", "fenced", "unknown"]
 """``fenced``: the lease was lost and nothing was changed. ``unknown``: the server had lost the job;
-if it was finished or cancelled its outcome was saved all the same."""
-
+the outcome of a completed or cancelled job was saved nevertheless."""
 
 KeepResult: TypeAlias = Literal["kept", "fenced", "unknown"]
-"""``fenced``: the lease was lost. ``unknown``: the server lost the job; gateways have the note."""
+"""``fenced``: the lease was lost. ``unknown``: the server lost the job; the gateways get the
+note."""
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """Where a job is, for an hour beyond its end. Times are Unix milliseconds, 0 if not yet."""
+    """State of a job, until an hour after its end. Times are Unix milliseconds, 0 if not
+    reached."""
 
     state: Literal["queued", "running", "delayed"] | Terminal
     attempt: int
     position: int
-    """Estimate of how many jobs are served up to and including this one; 0 if it is not queued."""
+    """Estimated position in the queue, from 1; 0 if the job is not queued."""
     enqueued_ms: int
     started_ms: int
     ended_ms: int
     worker: str
     cancel: str
-    """The reason for which a running job was asked to stop."""
+    """Reason of a requested cancellation."""
 
 
 class Reclaimed(msgspec.Struct, frozen=True):
     expired: int
-    """Leases whose holder fell silent."""
+    """Number of expired leases."""
     due: int
-    """Delayed retries put back into the queue."""
+    """Number of delayed retries put back into the queue."""
     overdue: int
-    """Jobs whose deadline passed."""
+    """Number of jobs past their deadline."""
 
 
 class Queue:
-    """The queue of one model; holds no state but its name."""
+    """The queue of one model; stateless."""
 
     def __init__(self, redis: Redis, model: str, *, namespace: str = NAMESPACE) -> None:
         self.model = model
@@ -158,7 +159,7 @@ class Queue:
     async def enqueue(
         self, entries: Sequence[QueueEntry], *, queue_max: int, account_max: int
     ) -> list[Enqueued]:
-        """Queue what is not known yet, within the bounds; one round trip for all of them."""
+        """Enqueue new jobs within the limits, in one round trip."""
         calls = [
             (
                 "enqueue",
@@ -184,13 +185,13 @@ class Queue:
         look_ahead: int = 16,
         nonce: str | None = None,
     ) -> list[Lease]:
-        """Take up to ``count`` jobs in fair order that may run together (same batch key).
+        """Lease up to ``count`` jobs with the same batch key, in fair order.
 
-        ``worker`` names one process for the time of its life; it asks once at a time per model.
-        Repeat a call whose answer was lost with the same ``nonce``. An account that runs
-        ``account_share`` of the model's jobs (what runs and what is asked for) is passed over while
-        another account waits, and only then; ``look_ahead`` bounds how far into an account's queue
-        a fitting job is searched.
+        ``worker`` is the unique name of a process, which makes one call at a time per model. If an
+        answer is lost, repeat the call with the same ``nonce``. An account that runs
+        ``account_share`` of the model's jobs (running plus requested) is skipped while another
+        account waits. ``look_ahead`` is the number of jobs of an account that are searched for a
+        matching batch key.
         """
         jobs = await self._call(
             "lease",
@@ -218,7 +219,7 @@ class Queue:
     async def heartbeat(
         self, held: Sequence[tuple[str, str]], *, lease_ms: int = LEASE_MS
     ) -> Heartbeat:
-        """Renew leases on ``(id, token)`` and learn what changed; every 5 s, and when hinted."""
+        """Renew the leases ``(id, token)`` and return changes. Call every 5 s and when notified."""
         lost: list[str] = []
         cancelled: dict[str, str] = {}
         replies: dict[str, str] = {}
@@ -233,7 +234,7 @@ class Queue:
         return Heartbeat(lost=tuple(lost), cancelled=cancelled, replies=replies)
 
     async def complete(self, done: Sequence[Completion]) -> list[CompletionResult]:
-        """End attempts, in one round trip. Their outputs must be in the blob store before."""
+        """End attempts, in one round trip. Store their outputs in the blob store first."""
         calls = [
             (
                 "complete",
@@ -253,19 +254,19 @@ class Queue:
         ]
 
     async def keep_note(self, id: str, token: str, note: str) -> KeepResult:
-        """Keep something small for whoever holds the job next: it comes with the next lease.
+        """Store a small note for the next holder of the job, which receives it with its lease.
 
-        It survives everything but a wipe; the gateways get it too, for the job that they queue
-        again then. After ``unknown`` ask again until they have.
+        Only a wipe of the server loses the note. Therefore the gateways receive it too, and add it
+        to the job when they enqueue it again. After ``unknown``, retry until they have.
         """
         answer = await self._call("keep_note", id, token, note)
         return cast(KeepResult, answer.decode())
 
     async def release_worker(self, worker: str, *, crashed: bool) -> int:
-        """Put all that a worker holds back in its old place; return how many jobs that were.
+        """Return all jobs of a worker to their place in the queue. Return their number.
 
-        ``crashed`` counts against the jobs: the third crash makes one poison (``dead``). Without it
-        the worker merely gives back what it will not do, as on a drain.
+        ``crashed`` counts as a crash of each job; the third crash dead-letters it. Without it, the
+        worker only returns jobs that it will not run, as during a drain.
         """
         total = 0
         while True:
@@ -279,38 +280,42 @@ class Queue:
     async def cancel(
         self, id: str, reason: Literal["client", "deadline", "operator"] = "client"
     ) -> Literal["cancelled", "cancelling", "ended", "unknown"]:
-        """Stop a job: at once if it waits, through its worker (``cancelling``) if it runs. One that
-        is ``unknown`` is not queued any more, should somebody be about to."""
+        """Cancel a job: immediately if it is queued, through its worker (``cancelling``) if it
+        runs.
+
+        An ``unknown`` job is barred, so that it cannot be enqueued later.
+        """
         answer = await self._call("cancel", id, reason)
         return cast(Literal["cancelled", "cancelling", "ended", "unknown"], answer.decode())
 
     async def reclaim(self, *, limit: int = 100) -> Reclaimed:
-        """Take back expired leases, requeue due retries, end what is past its deadline.
+        """Reclaim expired leases, requeue due retries and end jobs past their deadline.
 
-        Every worker calls it once a second; it costs some ten microseconds when there is nothing to
-        do. It also puts the wake marker back in case the worker that took it died.
+        Every worker calls this once per second; without work it takes about ten microseconds. It
+        also restores the wake marker, in case the worker that popped it crashed.
         """
         expired, due, overdue = await self._call("reclaim", limit, CRASHES_MAX)
         return Reclaimed(expired=expired, due=due, overdue=overdue)
 
     async def remove_settlers(self, idle_ms: int) -> int:
-        """Drop the names of settlers that are long gone and have nothing pending."""
+        """Remove settlers without pending outcomes that have been idle for ``idle_ms``."""
         count: int = await self._call("remove_settlers", idle_ms)
         return count
 
     async def set_reply(self, id: str, mailbox: str) -> bool:
-        """Send the events of a job to another mailbox from now on; False if it has ended."""
+        """Redirect the events of a job to another mailbox. Return False if the job has ended."""
         return bool(await self._call("set_reply", id, mailbox))
 
     async def state(self, id: str) -> JobState | None:
-        """Where a job is; None if the server does not know it (any more)."""
+        """Return the state of a job; None if the server does not know it."""
         return _state(await self._call("state", id))
 
     async def missing(self, ids: Sequence[str]) -> list[str]:
-        """Which of these jobs the server does not know (any more); two round trips at most."""
+        """Return the jobs that the server does not know, in at most two round trips."""
         if not ids:
             return []
-        # Mostly none is missing: counting many with one command costs a tenth of asking for each.
+        # Usually none is missing. Counting many with one command takes a tenth of separate
+        # commands.
         chunks = [ids[start : start + _EXISTS] for start in range(0, len(ids), _EXISTS)]
         counts = await self._exist([[*chunk] for chunk in chunks])
         doubtful = [
@@ -325,14 +330,14 @@ class Queue:
         return [id for id, found in zip(doubtful, known, strict=True) if not found]
 
     async def _exist(self, groups: Sequence[Sequence[str]]) -> list[int]:
-        """Count how many jobs of each group the server knows; one round trip."""
+        """Return the number of known jobs of each group, in one round trip."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             for group in groups:
                 pipeline.exists(*(f"{self._prefix}:job:{id}" for id in group))
             return await pipeline.execute()
 
     async def load(self) -> Load:
-        """How busy the model is now."""
+        """Return the model's load."""
         return read_load(await self._call("load"))
 
     async def _call(self, *arguments: Any) -> Any:
@@ -345,7 +350,7 @@ class Queue:
 async def loads(
     redis: Redis, models: Sequence[str], *, namespace: str = NAMESPACE
 ) -> dict[str, Load]:
-    """How busy models are now, in one round trip."""
+    """Return the load of several models, in one round trip."""
     answers = await _evaluate(redis, [(prefix(namespace, model), "load") for model in models])
     return {model: read_load(answer) for model, answer in zip(models, answers, strict=True)}
 
@@ -353,7 +358,7 @@ async def loads(
 async def states(
     redis: Redis, jobs: Sequence[tuple[str, str]], *, namespace: str = NAMESPACE
 ) -> list[JobState | None]:
-    """Where jobs are, each given as its model and its id, in one round trip."""
+    """Return the states of jobs, given as (model, id), in one round trip."""
     calls = [(prefix(namespace, model), "state", id) for model, id in jobs]
     return [_state(answer) for answer in await _evaluate(redis, calls)]
 
@@ -361,13 +366,14 @@ async def states(
 async def wait_for_work(
     redis: Redis, models: Sequence[str], timeout_s: float, *, namespace: str = NAMESPACE
 ) -> str | None:
-    """Wait until one of the models has work, and say which; None when the time is up.
+    """Wait until one of the models has work. Return its name, or None on timeout.
 
-    Only a marker is popped: should the caller die now, ``reap`` puts it back. Lease anyway after a
-    timeout. On a cluster the models of one call must share a slot: there, wait for each by itself.
+    Only a marker is popped; if the caller crashes now, ``reclaim`` restores it. After a timeout,
+    lease anyway. On a cluster the models of one call must share a slot, so wait for each
+    separately.
     """
     keys = {f"{prefix(namespace, model)}:wake": model for model in models}
-    # The server takes the first key that it can: without a shuffle a busy model hides the rest.
+    # The server pops the first key that exists: without shuffling, a busy model hides the others.
     order = random.SystemRandom().sample(list(keys), len(keys))
     found = await redis.bzpopmin(order, min(timeout_s, BLOCK_MAX_S))
     return keys[cast(bytes, found[0]).decode()] if found else None
@@ -378,7 +384,7 @@ def new_nonce() -> str:
 
 
 def prefix(namespace: str, model: str) -> str:
-    """The first part of every key of a model; the braces put them into one slot of a cluster."""
+    """Return the prefix of all keys of a model; the braces put them into one cluster slot."""
     return f"{namespace}:{{{model}}}"
 
 
@@ -387,17 +393,17 @@ async def _evaluate_one(redis: Redis, key: str, *arguments: Any) -> Any:
     try:
         return await redis.evalsha(sha, 1, key, *arguments)
     except NoScriptError:
-        # A server that was restarted, wiped or failed over. EVAL runs the script and keeps it.
+        # The server was restarted, wiped or failed over. EVAL runs and caches the script.
         return await redis.eval(script, 1, key, *arguments)
 
 
 async def _evaluate(redis: Redis, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Run operations, each given as its queue's prefix, its name and its arguments."""
+    """Run operations, given as queue prefix, name and arguments."""
     if not calls:
         return []
     if len(calls) == 1:
         return [await _evaluate_one(redis, *calls[0])]
-    # redis-py's own script objects would ask the server for each script before every pipeline.
+    # redis-py's script objects would check for each script before every pipeline.
     _, sha = _script()
     async with redis.pipeline(transaction=False) as pipeline:
         for key, *arguments in calls:
@@ -405,7 +411,7 @@ async def _evaluate(redis: Redis, calls: Sequence[tuple[Any, ...]]) -> list[Any]
         answers = await pipeline.execute(raise_on_error=False)
     unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
     if unknown:
-        # The first one brings the script, all others go together again.
+        # The first call loads the script; the others are sent together again.
         answers[unknown[0]] = await _evaluate_one(redis, *calls[unknown[0]])
         again = await _evaluate(redis, [calls[at] for at in unknown[1:]])
         for at, answer in zip(unknown[1:], again, strict=True):

@@ -1,10 +1,9 @@
-"""What flows back from the workers: mailbox frames, event logs, outcomes, notifications and
-announcements.
+"""Messages from workers: mailboxes, event logs, outcomes, notifications and announcements.
 
-Streams, because each of these is read in order by readers of its own; dispatch is in ``queue.py``.
-Frames and outcomes are opaque bytes. What is here may be lost with the queue server: events can be
-asked for again, announcements and notifications repeat themselves, and a job whose outcome is lost
-runs again. Every key has a time to live.
+Mailboxes, event logs and outcomes are Redis streams, because each has its own readers, which read
+in order; dispatch is in ``queue.py``. Frames and outcomes are opaque bytes. All of it can be lost
+with the queue server: events can be requested again, announcements and notifications are repeated,
+and a job whose outcome was lost runs again. Every key has a time to live.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from workers.contract.redis import BLOCK_MAX_S
 log = logging.getLogger(__name__)
 
 MAILBOX_S: Final = 60
-"""A gateway that has not read for this long is gone, and so is its mailbox."""
+"""Time without reads after which a gateway counts as dead, and its mailbox expires."""
 MAILBOX_REFRESH_S: Final = 1.0
-"""How often a reader makes sure that its mailbox exists, and drops what it has read."""
+"""Interval at which a reader keeps its mailbox alive and trims frames that it has read."""
 MAILBOX_FRAMES: Final = 2000
-"""Frames kept for a gateway that reads too slowly; it sees the gap in ``SentEvent.seq``."""
+"""Maximum frames in a mailbox. A slow reader detects lost ones by gaps in ``SentEvent.seq``."""
 EVENTS_S: Final = 900
-"""How long a job's events can be replayed after its last one."""
+"""Retention of a job's events after its last one."""
 EVENTS_MAX: Final = 4096
-"""Log entries kept per job."""
+"""Maximum log entries per job."""
 ANNOUNCEMENT_S: Final = 15
 CLAIM_MS: Final = 10_000
-"""Outcomes taken and not acknowledged for this long are given to somebody else."""
+"""Time without acknowledgement after which an outcome is delivered to another settler."""
 
 _CURSOR: Final = re.compile(r"[0-9]{1,15}-[0-9]{1,15}")
 _GROUP: Final = "ledger"
@@ -44,10 +43,10 @@ _IDLE_MS: Final = 3_600_000
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """Events of one job for its log, whole and in order, the last of them being number ``seq``.
+    """Consecutive events of one job; ``seq`` is the number of the last one.
 
-    Events must not be merged further than they were in the mailbox: a reader that has seen some of
-    them skips by their own numbers.
+    Events must not be merged further than in the mailbox, because a reader that has received some
+    of them skips them by their numbers.
     """
 
     id: str
@@ -57,7 +56,7 @@ class LogEntry(msgspec.Struct, frozen=True):
 
     @property
     def cursor(self) -> str:
-        """``<attempt>-<seq>``: the SSE event id, and what ``replay`` goes on after."""
+        """``<attempt>-<seq>``: the SSE event id, after which ``replay`` continues."""
         return f"{self.attempt}-{self.seq}"
 
 
@@ -70,8 +69,8 @@ async def publish(
 ) -> frozenset[str]:
     """Send one frame to each mailbox and append to event logs, in one round trip.
 
-    Return the mailboxes that are gone: nobody hears there any more. A log entry that is not newer
-    than the log's last one (a holder whose lease was lost, a repeated call) is dropped.
+    Return the mailboxes that no longer exist. A log entry that is not newer than the log's last one
+    is dropped: it comes from a worker that lost its lease, or from a repeated call.
     """
     if not frames and not log:
         return frozenset()
@@ -86,7 +85,8 @@ async def publish(
             )
         for entry in log:
             key = _events_key(namespace, entry.id)
-            # The cursor is the stream id, so the server keeps the order, and refuses what is stale.
+            # The cursor is the stream id, so the server enforces the order and refuses stale
+            # entries.
             pipeline.xadd(key, {b"f": entry.data}, id=entry.cursor, maxlen=EVENTS_MAX)
             pipeline.expire(key, EVENTS_S)
         answers = await pipeline.execute(raise_on_error=False)
@@ -99,10 +99,10 @@ async def publish(
 
 
 class Mailbox:
-    """Where one gateway process hears of its requests; a dead gateway's costs workers nothing.
+    """The stream on which one gateway process receives events and wake-ups.
 
-    One task reads it. It is made by ``open`` or the first ``read``, and made again if the server
-    lost it.
+    A single task reads it. ``open`` or the first ``read`` creates the mailbox; it is created again
+    if the server has lost it. Frames to a mailbox that does not exist are dropped.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Mailbox:
         self._refresh_at = 0.0
 
     async def open(self) -> None:
-        """Make the mailbox, so that frames sent from now on arrive."""
+        """Create the mailbox; frames sent from now on arrive."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.xadd(self._key, {b"f": b""}, maxlen=MAILBOX_FRAMES, approximate=True)
             pipeline.expire(self._key, MAILBOX_S)
@@ -144,13 +144,14 @@ class Mailbox:
         return frames
 
     async def close(self) -> None:
-        """Remove the mailbox; workers stop sending at once."""
+        """Delete the mailbox; later frames are dropped."""
         await self._redis.delete(self._key)
         self._last = ""
 
     @staticmethod
     async def post(redis: Redis, mailbox: str, frame: bytes, *, namespace: str = NAMESPACE) -> bool:
-        """Send one frame; False if the mailbox is gone. For several, ``publish``."""
+        """Send one frame; for several, use ``publish``. Return False if the mailbox does not
+        exist."""
         return not await publish(redis, {mailbox: frame}, namespace=namespace)
 
     async def _refresh(self) -> None:
@@ -165,7 +166,7 @@ class Mailbox:
 
 
 class EventLog:
-    """The recent events of every job, kept for whoever missed them."""
+    """The event logs of all jobs, for clients that reconnect."""
 
     def __init__(self, redis: Redis, *, namespace: str = NAMESPACE) -> None:
         self._redis = redis
@@ -177,24 +178,24 @@ class EventLog:
     async def replay(
         self, id: str, *, after: str | None = None, count: int = EVENTS_MAX
     ) -> list[LogEntry]:
-        """What was logged after a cursor, or all that is kept.
+        """Return the entries after a cursor, or all.
 
-        Raise ``ValueError`` if the cursor is none. The first entry may begin with events that the
-        reader has seen.
+        The first entry can start with events that the reader has already received. Raise
+        ``ValueError`` if the cursor is malformed.
         """
         start = f"({check_cursor(after)}" if after else "-"
         answer = await self._redis.xrange(_events_key(self._namespace, id), start, "+", count)
         return _log_entries(id, cast(list[Any], answer))
 
     async def latest(self, id: str, *, count: int) -> list[LogEntry]:
-        """The last entries of a job, newest first."""
+        """Return the last entries of a job, newest first."""
         answer = await self._redis.xrevrange(_events_key(self._namespace, id), "+", "-", count)
         return _log_entries(id, cast(list[Any], answer))
 
     async def follow(self, id: str, *, after: str | None = None, block_ms: int) -> list[LogEntry]:
-        """Like ``replay``, but wait up to ``block_ms`` if there is nothing yet.
+        """Like ``replay``, but wait up to ``block_ms`` for the first entry.
 
-        Each caller holds a connection while it waits: for the exception, not for every request.
+        Each waiting caller occupies a connection, so use it only in exceptional cases.
         """
         key = _events_key(self._namespace, id)
         start = check_cursor(after) if after else "0-0"
@@ -207,9 +208,9 @@ class EventLog:
 
 
 def check_cursor(cursor: str) -> str:
-    """Return a cursor as it is; raise ``ValueError`` if it is not ``<attempt>-<seq>``."""
+    """Return a cursor unchanged. Raise ``ValueError`` if it is not ``<attempt>-<seq>``."""
     if not _CURSOR.fullmatch(cursor):
-        raise ValueError(f"{cursor!r} is no event id; one looks like 1-42")
+        raise ValueError(f"{cursor!r} is not a valid event id; an example is 1-42")
     return cursor
 
 
@@ -217,9 +218,9 @@ DeliveryStatus: TypeAlias = Terminal | Literal["note"]
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """The end of one job, as it came from the queue; delivered at least once.
+    """How one job ended; delivered at least once.
 
-    With the status ``note`` it is no end, but what a job's holder keeps for the next one.
+    With the status ``note`` the job has not ended; ``outcome`` is a note for the job's next holder.
     """
 
     model: str
@@ -228,18 +229,18 @@ class Delivery(msgspec.Struct, frozen=True):
     status: DeliveryStatus
     attempt: int
     outcome: bytes
-    """Empty where the queue itself ended the job: never run, out of time, or poison."""
+    """Empty if the queue itself ended the job: cancelled, expired or dead-lettered."""
     reason: str
-    """Why, in that case: ``client``, ``deadline`` or ``operator``, or what killed it."""
+    """Reason in that case: ``client``, ``deadline``, ``operator``, or that of the last crash."""
     reply: str
-    """Mailbox of the gateway that waits."""
+    """Mailbox of the waiting gateway."""
 
 
 class Outcomes:
-    """The ``done`` streams of several models, shared among the settlers of all gateways.
+    """The ``done`` streams of several models, shared by the settlers of all gateways.
 
-    One outcome goes to one settler, and to another one if it is not acknowledged in time.
-    ``models`` may be replaced at any time.
+    An outcome is delivered to one settler, and to another one if it is not acknowledged in time.
+    ``models`` can be replaced at any time.
     """
 
     def __init__(
@@ -262,9 +263,9 @@ class Outcomes:
     async def read(
         self, consumer: str, *, count: int = 128, block_ms: int = 1000
     ) -> list[Delivery]:
-        """Take outcomes, waiting at most ``block_ms``; first those that others left behind.
+        """Take outcomes, waiting at most ``block_ms``; unacknowledged ones of others come first.
 
-        ``consumer`` names one process for the time of its life.
+        ``consumer`` is the unique name of a process.
         """
         if not self.models:
             return []
@@ -286,7 +287,7 @@ class Outcomes:
         except ResponseError as error:
             if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
                 raise
-            # The server was wiped: the streams are new, and so are their groups.
+            # The server was wiped: streams and groups must be created again.
             self._ready.clear()
             return []
         models = {_done_key(self._namespace, model).encode(): model for model in self.models}
@@ -296,7 +297,7 @@ class Outcomes:
         return found
 
     async def _read_entries(self, model: str, entries: Iterable[Any]) -> list[Delivery]:
-        """Read stream entries; one that is no outcome at all is removed."""
+        """Decode stream entries; malformed ones are removed."""
         found = []
         for entry_id, fields in entries:
             if fields is None:
@@ -304,14 +305,14 @@ class Outcomes:
             try:
                 found.append(_delivery(model, entry_id, fields))
             except (LookupError, ValueError) as error:
-                log.error("an entry of %s is no outcome and is removed: %s", model, error)
+                log.error("removed a malformed outcome of %s: %s", model, error)
                 key = _done_key(self._namespace, model)
                 await self._redis.xack(key, _GROUP, entry_id)
                 await self._redis.xdel(key, entry_id)
         return found
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        """Remove what has been settled and committed, in one round trip."""
+        """Remove settled and committed outcomes, in one round trip."""
         if not deliveries:
             return
         ids: dict[str, list[str]] = {}
@@ -336,7 +337,7 @@ class Outcomes:
             self._ready.add(model)
 
     async def _remove_settlers(self) -> None:
-        """Every process settles under its own name; one that was killed leaves that behind."""
+        """Remove the names of killed processes from the consumer groups."""
         if time.monotonic() >= self._remove_at:
             self._remove_at = time.monotonic() + _IDLE_MS / 1000
             for model in self.models:
@@ -364,18 +365,18 @@ class Outcomes:
 
 
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker says of itself, every few seconds."""
+    """Periodic announcement of a worker."""
 
     worker: str
     models: tuple[str, ...] = ()
-    """Models that it serves, loaded or able to load."""
+    """Models that it serves, loaded or not."""
     loaded: tuple[str, ...] = ()
-    """Those that are on the device now."""
+    """Models that are loaded now."""
     unavailable: dict[str, str] = {}
-    """Model → why this worker, which should serve it, does not: a sentence for the operator."""
+    """Model → reason why this worker does not serve it, for the operator."""
     device: str = "cpu"
     bytes_total: int = 0
-    """Memory of the device that models may use, and how much of that is taken."""
+    """Device memory available to models, and the part in use."""
     bytes_used: int = 0
     running: int = 0
     draining: bool = False
@@ -383,7 +384,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Workers:
-    """The workers that are alive, by what they say themselves."""
+    """The announcements of live workers."""
 
     def __init__(self, redis: Redis, *, namespace: str = NAMESPACE) -> None:
         self._redis = redis
@@ -392,7 +393,7 @@ class Workers:
         self._decoder = msgspec.json.Decoder(Announcement)
 
     async def announce(self, announcement: Announcement, *, ttl_s: int = ANNOUNCEMENT_S) -> None:
-        """Say that a worker lives; it is taken for dead ``ttl_s`` after it last said so."""
+        """Announce a live worker. It counts as dead ``ttl_s`` after its last announcement."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.set(
                 self._key(announcement.worker), self._encoder.encode(announcement), ex=ttl_s
@@ -402,25 +403,25 @@ class Workers:
             await pipeline.execute()
 
     async def list(self) -> tuple[Announcement, ...]:
-        """All living workers, by name."""
+        """Return the announcements of all live workers, by name."""
         names = sorted(name.decode() for name in await _members(self._redis, self._index))
         if not names:
             return ()
-        said = await self._redis.mget([self._key(name) for name in names])
-        dead = [name for name, data in zip(names, said, strict=True) if data is None]
+        values = await self._redis.mget([self._key(name) for name in names])
+        dead = [name for name, data in zip(names, values, strict=True) if data is None]
         if dead:
             await self._redis.srem(self._index, *dead)
         found = []
-        for name, data in zip(names, said, strict=True):
+        for name, data in zip(names, values, strict=True):
             try:
                 if data is not None:
                     found.append(self._decoder.decode(data))
             except msgspec.DecodeError:
-                log.warning("the announcement of worker %s cannot be read", name)
+                log.warning("malformed announcement of worker %s", name)
         return tuple(found)
 
     async def withdraw(self, worker: str) -> None:
-        """Say that a worker is gone."""
+        """Remove the announcement of a worker."""
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.delete(self._key(worker))
             pipeline.srem(self._index, worker)
@@ -433,9 +434,9 @@ class Workers:
 async def notifications(
     redis: Redis, worker: str, *, namespace: str = NAMESPACE
 ) -> AsyncIterator[None]:
-    """Yield when a worker should send its heartbeat now: a job of it was cancelled or moved.
+    """Yield when a worker should send a heartbeat now: one of its jobs was cancelled or redirected.
 
-    Only a hint: one that is lost costs the time until the next regular heartbeat.
+    A lost notification costs only the time until the next regular heartbeat.
     """
     async with redis.pubsub() as channel:
         await channel.subscribe(f"{namespace}:control:{worker}")
@@ -458,7 +459,7 @@ def _done_key(namespace: str, model: str) -> str:
 
 
 def _block(block_ms: int) -> int:
-    """Bound a wait. Zero would mean for ever, so it becomes the shortest there is."""
+    """Limit a wait. Zero would block indefinitely, so the minimum is 1 ms."""
     return max(1, min(block_ms, int(BLOCK_MAX_S * 1000)))
 
 
