@@ -1,1 +1,1 @@
-"""Measurements, printed as ratios beside a peer; never part of the tests."""
+"""Benchmarks, which print ratios to a peer; not part of the tests."""

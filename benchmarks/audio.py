@@ -1,11 +1,11 @@
-"""Our speech engine beside the same model called one by one: real-time factor, first sound.
+"""Compares the speech engine with the same model called one by one: real-time factor and TTFA.
 
     make bench-audio        or: python -m benchmarks.audio [--checkpoint DIRECTORY]
 
-So many requests are there at once, and all speak; then it is measured again with the next number.
-Both play in this process, by turns, on weights read from the same directory, speak the same
-sentences with the same seeds and end with the same file, so that what they say can be compared.
-Without a checkpoint it is a small VITS of random weights.
+For each number given by ``--together``, so many concurrent requests are measured. Both runners run
+in this process, alternately, on weights read from the same directory. They synthesise the same
+sentences with the same seeds to the same format, so that their audio can be compared. Default
+model: a small VITS with random weights.
 """
 
 from __future__ import annotations
@@ -31,38 +31,40 @@ TEXT: Final = (
     "When the doors closed it woke and looked after us for a long time."
 )
 SAME: Final = 1e-4
-"""By how much the sound may differ in float32, of a range from -1 to 1."""
+"""Maximum difference of samples in float32, with values from -1 to 1."""
 
 
 @dataclass(slots=True)
-class Played:
-    """Seconds; ``first_s`` and ``whole_s`` by the number of the request, from their beginning."""
+class RunResult:
+    """Results in seconds; ``first_s`` and ``total_s`` by request, relative to the start."""
 
     first_s: dict[int, float] = field(default_factory=dict)
-    whole_s: dict[int, float] = field(default_factory=dict)
+    total_s: dict[int, float] = field(default_factory=dict)
     files: dict[int, bytes] = field(default_factory=dict)
-    spoken_s: float = 0.0
-    """Of sound."""
+    audio_s: float = 0.0
+    """Total duration of the audio."""
     makespan_s: float = 0.0
 
 
-class Player(Protocol):
-    def play(self, requests: int) -> Played:
-        """Speak so many requests that are all there now; a request's number is its seed."""
+class Runner(Protocol):
+    def run(self, requests: int) -> RunResult:
+        """Synthesise ``requests`` concurrent requests; a request's number is its seed."""
         ...
 
 
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audio")
-    parser.add_argument("--checkpoint", type=Path, help="a directory that the engine can speak")
-    parser.add_argument("--voices", type=json.loads, default={}, help="of its entry, as JSON")
+    parser.add_argument("--checkpoint", type=Path, help="directory of a speech model")
+    parser.add_argument(
+        "--voices", type=json.loads, default={}, help="voices of the catalog entry, as JSON"
+    )
     parser.add_argument("--together", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--processor-time",
         action="store_true",
-        help="on one thread of a busy machine: time is what this process computes",
+        help="measure processor time instead of wall time; for one thread on a busy machine",
     )
     given = parser.parse_args(arguments)
     if given.processor_time and given.threads > 1:
@@ -84,7 +86,7 @@ def _compare(name: str, checkpoint: Path, given: argparse.Namespace) -> None:
         "voices": given.voices,
         "device": "cpu",
     }
-    playing: dict[str, Player] = {
+    runners: dict[str, Runner] = {
         OURS: Ours(checkpoint, options, now_s),
         ALONE: OneByOne(checkpoint, options, now_s),
     }
@@ -92,53 +94,53 @@ def _compare(name: str, checkpoint: Path, given: argparse.Namespace) -> None:
         f"\n{name}: float32, {given.threads} thread(s), load {os.getloadavg()[0]:.1f}"
         + (", in processor time" if given.processor_time else "")
     )
-    for player in playing.values():
-        player.play(1)
+    for runner in runners.values():
+        runner.run(1)
     for together in given.together:
-        played: dict[str, list[Played]] = {kind: [] for kind in playing}
+        result: dict[str, list[RunResult]] = {kind: [] for kind in runners}
         for _ in range(given.repeats):
-            for kind, player in playing.items():
-                played[kind].append(player.play(together))
-        _tell(together, played)
-        _check_agreement(played)
+            for kind, runner in runners.items():
+                result[kind].append(runner.run(together))
+        _print_results(together, result)
+        _check_agreement(result)
 
 
-def _tell(together: int, played: Mapping[str, Sequence[Played]]) -> None:
+def _print_results(together: int, result: Mapping[str, Sequence[RunResult]]) -> None:
     print(
-        f"  {together} together{'':<14}{'real-time factor':>24}{'first sound p50 / p95 ms':>28}"
-        f"{'whole p50 / p95 ms':>28}"
+        f"  {together} together{'':<14}{'real-time factor':>24}{'TTFA p50 / p95 ms':>28}"
+        f"{'total p50 / p95 ms':>28}"
     )
-    for kind, runs in played.items():
-        factors = [run.makespan_s / run.spoken_s for run in runs]
-        told = f"{statistics.median(factors):.4f}"
+    for kind, runs in result.items():
+        factors = [run.makespan_s / run.audio_s for run in runs]
+        cell = f"{statistics.median(factors):.4f}"
         if kind != OURS:
             ratios = [
                 run.makespan_s / ours.makespan_s
-                for run, ours in zip(runs, played[OURS], strict=True)
+                for run, ours in zip(runs, result[OURS], strict=True)
             ]
-            told += f" ({min(ratios):.2f}-{max(ratios):.2f} x)"
-        line = f"    {kind:<20}{told:>26}"
-        for times in ([run.first_s for run in runs], [run.whole_s for run in runs]):
+            cell += f" ({min(ratios):.2f}-{max(ratios):.2f} x)"
+        line = f"    {kind:<20}{cell:>26}"
+        for times in ([run.first_s for run in runs], [run.total_s for run in runs]):
             found = sorted(1000 * value for by_number in times for value in by_number.values())
             line += f"{f'{_p(found, 50):.0f} / {_p(found, 95):.0f}':>28}"
         print(line)
 
 
-def _check_agreement(played: Mapping[str, Sequence[Played]]) -> None:
+def _check_agreement(result: Mapping[str, Sequence[RunResult]]) -> None:
     worst = 0.0
-    for number, file in played[ALONE][0].files.items():
+    for number, file in result[ALONE][0].files.items():
         wanted = _samples(file)
-        for found in (_samples(run.files[number]) for runs in played.values() for run in runs):
+        for found in (_samples(run.files[number]) for runs in result.values() for run in runs):
             if found.shape != wanted.shape:
-                raise RuntimeError(f"request {number} was spoken at another length")
+                raise RuntimeError(f"the audio of request {number} has another length")
             worst = max(worst, float(abs(found - wanted).max()))
-    print(f"    largest difference of the sound: {worst:.1e}; at most {SAME} is asked")
+    print(f"    largest difference of the audio: {worst:.1e}; the limit is {SAME}")
     if worst > SAME:
-        raise RuntimeError("the players did not say the same")
+        raise RuntimeError("the audio of the runners differs")
 
 
 class Ours:
-    """The step loop and the engine, as a worker runs them, read along."""
+    """The step loop with the engine, as in a worker, streamed."""
 
     def __init__(
         self, checkpoint: Path, options: dict[str, Any], now_s: Callable[[], float]
@@ -158,31 +160,31 @@ class Ours:
         if broken := self._loop.load(MODEL):
             raise ValueError(broken)
 
-    def play(self, requests: int) -> Played:
+    def run(self, requests: int) -> RunResult:
         import msgspec
 
         from workers.contract.jobs import AudioChunk, Completed, Job, RequestId
         from workers.contract.media import SpeechInput
 
-        played, began_s = Played(), self._now_s()
+        result, started_s = RunResult(), self._now_s()
         for number in range(requests):
             asked = msgspec.to_builtins(SpeechInput(TEXT, seed=number, format="wav"))
             job = Job(RequestId(str(number)), "1", MODEL, "text-to-speech", asked, stream=True)
-            self._loop.admit(job, queue_us=0, leased_us=round(1e6 * began_s))
-        while len(played.whole_s) < requests:
+            self._loop.admit(job, queue_us=0, leased_us=round(1e6 * started_s))
+        while len(result.total_s) < requests:
             report = self._loop.turn()
-            after_s = self._now_s() - began_s
+            after_s = self._now_s() - started_s
             for id, event in report.events:
                 if isinstance(event, AudioChunk) and event.duration_ms:
-                    played.first_s.setdefault(int(id), after_s)
+                    result.first_s.setdefault(int(id), after_s)
             for id, outcome in report.outcomes:
                 if not isinstance(outcome, Completed):
                     raise RuntimeError(f"request {id} ended as {outcome}")
-                played.whole_s[int(id)] = after_s
-                played.files[int(id)] = outcome.files[0].data
-                played.spoken_s += outcome.usage.audio_ms / 1000
-        played.makespan_s = self._now_s() - began_s
-        return played
+                result.total_s[int(id)] = after_s
+                result.files[int(id)] = outcome.files[0].data
+                result.audio_s += outcome.usage.audio_ms / 1000
+        result.makespan_s = self._now_s() - started_s
+        return result
 
 
 class OneByOne:
@@ -201,25 +203,25 @@ class OneByOne:
         read = read_options(spec)
         family = family_of(spec)
         self._now_s = now_s
-        self._talker = family.load(checkpoint, read)
+        self._model = family.load(checkpoint, read)
         self._voice = Voice()
         for name, given in read.voices.items():
-            rate = self._talker.recording_rate
+            rate = self._model.recording_rate
             self._voice = read_voice(name, given, root=checkpoint, rate=rate, limits=read)
             break
-        most = read.sentence_characters or family.sentence_characters
-        self._sentences = Language(read.languages[0]).sentences(TEXT, most=most)
+        characters_max = read.sentence_characters or family.sentence_characters
+        self._sentences = Language(read.languages[0]).sentences(TEXT, most=characters_max)
         self._seconds, self._pause_ms = read.sentence_seconds, read.pause_ms
 
-    def play(self, requests: int) -> Played:
-        played, began_s = Played(), self._now_s()
+    def run(self, requests: int) -> RunResult:
+        result, started_s = RunResult(), self._now_s()
         for number in range(requests):
-            self._speak(number, played, began_s)
-            played.whole_s[number] = self._now_s() - began_s
-        played.makespan_s = self._now_s() - began_s
-        return played
+            self._synthesize(number, result, started_s)
+            result.total_s[number] = self._now_s() - started_s
+        result.makespan_s = self._now_s() - started_s
+        return result
 
-    def _speak(self, number: int, played: Played, began_s: float) -> None:
+    def _synthesize(self, number: int, result: RunResult, started_s: float) -> None:
         import numpy as np
         import torch
 
@@ -229,27 +231,27 @@ class OneByOne:
         from workers.media.encode import Origin
         from workers.media.pixels import Audio
 
-        joiner = Crossfader(self._talker.rate, pause_ms=self._pause_ms)
-        heard: list[Any] = []
-        for place, sentence in enumerate(self._sentences):
-            mixed = np.random.SeedSequence((number, place))
+        crossfader = Crossfader(self._model.rate, pause_ms=self._pause_ms)
+        audio_parts: list[Any] = []
+        for index, sentence in enumerate(self._sentences):
+            mixed = np.random.SeedSequence((number, index))
             torch.manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
-            said: list[Any] = []
+            parts: list[Any] = []
             with torch.no_grad():
-                self._talker.speak(Segment(sentence, self._voice, self._seconds), said.append)
-            for piece in said:
-                heard.append(joiner.add(piece.float().numpy().reshape(-1).clip(-1, 1)))
-                played.first_s.setdefault(number, self._now_s() - began_s)
-            heard.append(joiner.cut())
-        sound = np.concatenate([*heard, joiner.finish()])
+                self._model.speak(Segment(sentence, self._voice, self._seconds), parts.append)
+            for piece in parts:
+                audio_parts.append(crossfader.add(piece.float().numpy().reshape(-1).clip(-1, 1)))
+                result.first_s.setdefault(number, self._now_s() - started_s)
+            audio_parts.append(crossfader.cut())
+        samples = np.concatenate([*audio_parts, crossfader.finish()])
         origin = Origin(MODEL, str(number), number)
-        audio = Audio(sound[None], self._talker.rate)
-        played.files[number] = encode_audio(audio, "wav", origin=origin)
-        played.spoken_s += len(sound) / self._talker.rate
+        audio = Audio(samples[None], self._model.rate)
+        result.files[number] = encode_audio(audio, "wav", origin=origin)
+        result.audio_s += len(samples) / self._model.rate
 
 
 def make_checkpoint(path: Path) -> None:
-    """A VITS of 16 kHz with random weights, a tenth of the published ones' size."""
+    """Create a 16 kHz VITS with random weights, a tenth of the size of the published ones."""
     import torch
     import transformers as t
 
@@ -267,12 +269,12 @@ def make_checkpoint(path: Path) -> None:
         resblock_dilation_sizes=[[1, 3, 5], [1, 3, 5]],
         duration_predictor_filter_channels=96,
         sampling_rate=16_000,
-        speaking_rate=3.0,  # as long as if somebody spoke
+        speaking_rate=3.0,  # gives a realistic duration
     )
     torch.manual_seed(0)
     t.VitsModel(config).save_pretrained(path)
     vocabulary = path / "vocabulary.json"
-    vocabulary.write_text(json.dumps({letter: place for place, letter in enumerate(letters)}))
+    vocabulary.write_text(json.dumps({letter: index for index, letter in enumerate(letters)}))
     t.VitsTokenizer(
         str(vocabulary), pad_token="_", unk_token="-", phonemize=False, language="eng"
     ).save_pretrained(path)

@@ -1,4 +1,4 @@
-"""Batches: how fast their lines run, and what those who wait notice of them."""
+"""Batches: throughput of their lines, and their effect on interactive requests."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ def main() -> None:
         )
         with client:
             _throughput(client)
-            _beside(client, product)
+            _latency_beside_batch(client, product)
 
 
 def _throughput(client: httpx.Client) -> None:
     started = time.monotonic()
     batch_id = _submit(client, "echo", LINES)
-    begun = 0.0
-    while (batch := _now(client, batch_id))["status"] != "completed":
-        if batch["status"] == "in_progress" and not begun:
-            begun = time.monotonic()
+    running_since = 0.0
+    while (batch := _fetch(client, batch_id))["status"] != "completed":
+        if batch["status"] == "in_progress" and not running_since:
+            running_since = time.monotonic()
         time.sleep(0.1)
     ended = time.monotonic()
-    print(f"{LINES:,} lines: checked in {begun - started:.1f} s, {LINES / (ended - begun):,.0f}/s")
+    print(
+        f"{LINES:,} lines: validated in {running_since - started:.1f} s, "
+        f"{LINES / (ended - running_since):,.0f}/s"
+    )
 
 
-def _beside(client: httpx.Client, product: Product) -> None:
-    """Chats with an engine that runs eight at a time, alone and beside a batch for the same."""
+def _latency_beside_batch(client: httpx.Client, product: Product) -> None:
+    """Measure chats on an engine with eight slots, alone and beside a batch on the same engine."""
     print(
         f"{'beside':<10}{'concurrency':>12}{'req/s':>10}{'p50 ms':>10}{'p99 ms':>10}{'lines/s':>10}"
     )
@@ -50,7 +53,7 @@ def _beside(client: httpx.Client, product: Product) -> None:
         for concurrency in CONCURRENCY:
             batch_id = _submit(client, "paced", LINES) if beside == "a batch" else None
             if batch_id:
-                while _now(client, batch_id)["status"] == "validating":
+                while _fetch(client, batch_id)["status"] == "validating":
                     time.sleep(0.1)
             before = _done(client, batch_id)
             figures = chat_load(
@@ -68,7 +71,7 @@ def _beside(client: httpx.Client, product: Product) -> None:
             )
             if batch_id:
                 client.post(f"/v1/batches/{batch_id}/cancel").raise_for_status()
-                while _now(client, batch_id)["status"] != "cancelled":
+                while _fetch(client, batch_id)["status"] != "cancelled":
                     time.sleep(0.1)
 
 
@@ -92,7 +95,7 @@ def _submit(client: httpx.Client, model: str, count: int) -> str:
     return batch_id
 
 
-def _now(client: httpx.Client, batch_id: str) -> dict[str, object]:
+def _fetch(client: httpx.Client, batch_id: str) -> dict[str, object]:
     found: dict[str, object] = client.get(f"/v1/batches/{batch_id}").raise_for_status().json()
     return found
 
@@ -100,6 +103,6 @@ def _now(client: httpx.Client, batch_id: str) -> dict[str, object]:
 def _done(client: httpx.Client, batch_id: str | None) -> int:
     if batch_id is None:
         return 0
-    counts = _now(client, batch_id)["request_counts"]
+    counts = _fetch(client, batch_id)["request_counts"]
     assert isinstance(counts, dict)
     return int(counts["completed"])

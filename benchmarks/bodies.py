@@ -1,8 +1,8 @@
-"""Large bodies at once: memory of the gateway, and how long others wait meanwhile.
+"""Concurrent large bodies: memory of the gateway, and latency of other calls meanwhile.
 
 ``python -m benchmarks.bodies [--count 200] [--megabytes 40]`` starts a gateway with an empty home
-and no worker, sends that many orders with a picture of that size as a data URI, all at once from as
-many connections, and asks ``/health/live`` and a small authenticated call every 20 ms.
+and no worker. It sends that many concurrent requests, each with an image of that size as a data URI
+on a separate connection, and calls ``/health/live`` and a small authenticated endpoint every 20 ms.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ models:
     sizes: ["64x64"]
     price: [{unit: image, amount: "0.01"}]
 """
-PIECE: Final = 256 * 1024
+CHUNK_BYTES: Final = 256 * 1024
 
 
 def main() -> None:
@@ -74,27 +74,27 @@ def main() -> None:
 
 async def _measure(url: str, pid: int, secrets: list[str], chosen: argparse.Namespace) -> None:
     await _until_alive(url)
-    before, waits = _memory(pid, "VmRSS"), _Waits()
-    # The watch and the sender share a machine with the gateway, not a process.
-    watch = asyncio.create_task(waits.watch(url, secrets[0]))
+    before, latencies = _memory(pid, "VmRSS"), _Latencies()
+    # The probe and the sender share the machine with the gateway, but not its process.
+    watch = asyncio.create_task(latencies.watch(url, secrets[0]))
     await asyncio.sleep(5)
-    quiet, waits.live, waits.small = max(waits.live), [], []
-    began, used = time.monotonic(), _processor_s(pid)
+    quiet, latencies.live, latencies.small = max(latencies.live), [], []
+    started, used = time.monotonic(), _processor_s(pid)
     codes = await _send_all(url, secrets, chosen.count, chosen.megabytes * 1_000_000)
-    took, used = time.monotonic() - began, _processor_s(pid) - used
+    took, used = time.monotonic() - started, _processor_s(pid) - used
     watch.cancel()
     await asyncio.wait([watch])
     peak = _memory(pid, "VmHWM")
     print(f"{chosen.count} bodies of {chosen.megabytes} MB in {took:.1f} s: {dict(codes)}")
     print(f"memory before {before / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB")
-    print(f"/health/live at most {max(waits.live) * 1e3:.0f} ms (quiet: {quiet * 1e3:.0f} ms)")
-    print(f"  99 % within {_share(waits.live, 0.99) * 1e3:.0f} ms, of {len(waits.live)}")
-    print(f"GET /v1/balance at most {max(waits.small) * 1e3:.0f} ms")
+    print(f"/health/live at most {max(latencies.live) * 1e3:.0f} ms (quiet: {quiet * 1e3:.0f} ms)")
+    print(f"  99 % within {_quantile(latencies.live, 0.99) * 1e3:.0f} ms, of {len(latencies.live)}")
+    print(f"GET /v1/balance at most {max(latencies.small) * 1e3:.0f} ms")
     print(f"the gateway used {used:.1f} s of processor time")
 
 
-class _Waits:
-    """How long small calls take, one after the other."""
+class _Latencies:
+    """Latencies of small sequential calls, in seconds."""
 
     def __init__(self) -> None:
         self.live: list[float] = []
@@ -132,9 +132,9 @@ async def _send_all(url: str, secrets: list[str], count: int, size: int) -> Coun
     body = memoryview(head + data.encode() + b'"}}')
     codes: Counter[int] = Counter()
 
-    async def pieces() -> AsyncIterator[bytes]:
-        for start in range(0, len(body), PIECE):
-            yield bytes(body[start : start + PIECE])
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), CHUNK_BYTES):
+            yield bytes(body[start : start + CHUNK_BYTES])
 
     async def send(client: httpx.AsyncClient, secret: str) -> None:
         headers: dict[str, Any] = {
@@ -143,7 +143,7 @@ async def _send_all(url: str, secrets: list[str], count: int, size: int) -> Coun
             "Content-Length": str(len(body)),
         }
         try:
-            answer = await client.post(f"{url}/v1/requests", content=pieces(), headers=headers)
+            answer = await client.post(f"{url}/v1/requests", content=chunks(), headers=headers)
             codes[answer.status_code] += 1
         except httpx.HTTPError:
             codes[0] += 1
@@ -216,7 +216,7 @@ def _processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _share(values: list[float], share: float) -> float:
+def _quantile(values: list[float], share: float) -> float:
     return sorted(values)[int(len(values) * share)]
 
 

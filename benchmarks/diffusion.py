@@ -1,11 +1,12 @@
-"""Our diffusion engine beside its pipeline, one request at a time and whole requests together.
+"""Compares the diffusion engine with its pipeline, one request at a time and in batches of
+requests.
 
     make bench-diffusion        or: python -m benchmarks.diffusion [--gpu] [--checkpoint DIRECTORY]
 
-Requests of few and of many steps come mixed, by chance (Poisson), at a rate that keeps a machine
-that draws one at a time busy for ``SHARE`` of its time; then all at once. Every player gets the
-same requests at the same times, and draws each with the same seed, so that the pictures can be
-compared. Without a checkpoint it is a small model of random weights in Stable Diffusion's shape.
+Requests of few and of many steps arrive mixed, as a Poisson process, at a rate that keeps the
+one-by-one pipeline busy for ``SHARE`` of the time; then all at once. Every runner receives the same
+requests at the same times and generates each with the same seed, so that the images can be
+compared. Default model: a small one with random weights in Stable Diffusion's shape.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from benchmarks.diffusion_players import Ask, Played, Player, Setting
+    from benchmarks.diffusion_runners import Arrival, Runner, RunResult, Setting
 
 POCKET: Final = Path(__file__).parents[1] / "workers" / "pocket" / "image"
 SHORT_SHARE: Final = 0.6
-"""Of the requests, how many are of few steps."""
+"""Share of requests with few steps."""
 SHARE: Final = 0.85
-"""Of what the pipeline does one by one, how much arrives."""
+"""Arrival rate relative to the throughput of the one-by-one pipeline."""
 SAME: Final = 1e-3
-"""By how much pictures may differ in float32, of a range from 0 to 1."""
+"""Maximum difference of images in float32, with values from 0 to 1."""
 STEP_US: Final = 20_000
-"""The step against which the loop's own time is held."""
+"""Reference duration of a step for the loop's own time."""
 OURS, ALONE, WHOLE = "ours", "one by one", "whole requests"
 
 
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diffusion")
-    parser.add_argument("--checkpoint", type=Path, help="a directory in diffusers' format")
-    parser.add_argument("--gpu", action="store_true", help="on CUDA, in bfloat16")
+    parser.add_argument("--checkpoint", type=Path, help="directory in diffusers' format")
+    parser.add_argument("--gpu", action="store_true", help="run on CUDA, in bfloat16")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--together", type=int, default=8, help="pictures at a time, at most")
+    parser.add_argument("--together", type=int, default=8, help="maximum batch size")
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--short", type=int, default=4, help="steps of the short requests")
     parser.add_argument("--long", type=int, default=30, help="steps of the long requests")
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument(
         "--processor-time",
         action="store_true",
-        help="on one thread of a busy machine: time is what this process computes",
+        help="measure processor time instead of wall time; for one thread on a busy machine",
     )
     given = parser.parse_args(arguments)
     if given.processor_time and (given.gpu or given.threads > 1):
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     from benchmarks.diffusion_checkpoint import make_checkpoint
 
     if given.gpu and not _has_cuda():
-        print("\ndiffusion on a GPU: skipped, there is none")
+        print("\ndiffusion on a GPU: skipped, no GPU found")
         return
     if given.checkpoint is not None:
         _compare(str(given.checkpoint.name), given.checkpoint, given)
@@ -70,10 +71,10 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 def _compare(name: str, checkpoint: Path, given: argparse.Namespace) -> None:
-    from benchmarks import diffusion_players as players
+    from benchmarks.diffusion_runners import Arrival, Ours, Pipeline, Setting
     from workers.engines.diffusion import families
 
-    setting = players.Setting(
+    setting = Setting(
         checkpoint=checkpoint,
         together=given.together,
         device="cuda" if given.gpu else "cpu",
@@ -81,11 +82,11 @@ def _compare(name: str, checkpoint: Path, given: argparse.Namespace) -> None:
         threads=given.threads,
         processor_time=given.processor_time,
     )
-    alone = players.Pipeline(setting, together=1)
-    playing: dict[str, Player] = {OURS: players.Ours(setting), ALONE: alone}
+    alone = Pipeline(setting, together=1)
+    runners: dict[str, Runner] = {OURS: Ours(setting), ALONE: alone}
     own_kind = type(alone.pipeline).__module__.startswith("workers.")
     if not own_kind:
-        playing[WHOLE] = players.Pipeline(setting, together=given.together)
+        runners[WHOLE] = Pipeline(setting, together=given.together)
     weights = sum(
         weight.numel()
         for part in (*families.DENOISERS, *families.ENCODERS, "vae")
@@ -94,140 +95,141 @@ def _compare(name: str, checkpoint: Path, given: argparse.Namespace) -> None:
     )
     print(
         f"\n{name}: {weights / 1e6:.1f} M weights, {setting.device}, {setting.dtype}, "
-        f"{setting.threads} thread(s), at most {setting.together} together, "
+        f"{setting.threads} thread(s), batches of up to {setting.together}, "
         f"load {os.getloadavg()[0]:.1f}" + (", in processor time" if setting.processor_time else "")
     )
     if own_kind:
-        print(f"  {WHOLE}: skipped, this pipeline draws one prompt a call")
-    short_s, long_s = _calibrate(alone, playing, given.short, given.long)
+        print(f"  {WHOLE}: skipped, this pipeline takes one prompt per call")
+    short_s, long_s = _calibrate(alone, runners, given.short, given.long)
     rate = SHARE / (SHORT_SHARE * short_s + (1 - SHORT_SHARE) * long_s)
     print(
         f"  alone: {given.short} steps {1000 * short_s:.0f} ms, {given.long} steps "
         f"{1000 * long_s:.0f} ms"
     )
-    _tell_fusing(alone, setting)
-    _tell_overhead(alone, setting, given.long)
-    asks = _arrivals(given.requests, rate, short=given.short, long=given.long)
-    burst = [players.Ask(ask.number, ask.prompt, ask.steps, 0.0) for ask in asks]
-    print(f"  {len(asks)} arrivals by chance, {rate:.2f} a second, {given.repeats} time(s)")
-    arrived = _play(playing, asks, given.repeats)
-    print("  the same all at once")
-    heaped = _play(playing, burst, given.repeats)
-    _tell_agreement(arrived, heaped, setting)
+    _print_concatenation(alone, setting)
+    _print_overhead(alone, setting, given.long)
+    arrivals = _arrivals(given.requests, rate, short=given.short, long=given.long)
+    burst = [Arrival(each.number, each.prompt, each.steps, 0.0) for each in arrivals]
+    print(f"  {len(arrivals)} Poisson arrivals, {rate:.2f} per second, {given.repeats} time(s)")
+    arrived = _run_all(runners, arrivals, given.repeats)
+    print("  the same requests, all at once")
+    at_once = _run_all(runners, burst, given.repeats)
+    _check_agreement(arrived, at_once, setting)
 
 
 def _calibrate(
-    alone: Any, playing: Mapping[str, Player], short: int, long: int
+    alone: Any, runners: Mapping[str, Runner], short: int, long: int
 ) -> tuple[float, float]:
-    """Seconds of a short and of a long request alone, after everybody has drawn once."""
-    from benchmarks.diffusion_players import Ask
+    """Measure a short and a long request alone, in seconds, after a warm-up of all runners."""
+    from benchmarks.diffusion_runners import Arrival
 
-    for player in playing.values():
-        player.play([Ask(number, "a red circle", short, 0.0) for number in range(2)])
+    for runner in runners.values():
+        runner.run([Arrival(number, "a red circle", short, 0.0) for number in range(2)])
     took = [
-        [alone.play([Ask(0, "a red circle", steps, 0.0)]).makespan_s for steps in (short, long)]
+        [alone.run([Arrival(0, "a red circle", steps, 0.0)]).makespan_s for steps in (short, long)]
         for _ in range(3)
     ]
     short_s, long_s = (statistics.median(column) for column in zip(*took, strict=True))
     return short_s, long_s
 
 
-def _play(
-    playing: Mapping[str, Player], asks: Sequence[Ask], repeats: int
-) -> dict[str, list[Played]]:
-    """By turns, so that whatever else the machine does comes to all of them; and tell of it."""
-    played: dict[str, list[Played]] = {kind: [] for kind in playing}
+def _run_all(
+    runners: Mapping[str, Runner], arrivals: Sequence[Arrival], repeats: int
+) -> dict[str, list[RunResult]]:
+    """Run and print. The runners alternate, so that other load on the machine affects all of
+    them."""
+    result: dict[str, list[RunResult]] = {kind: [] for kind in runners}
     for _ in range(repeats):
-        for kind, player in playing.items():
-            played[kind].append(player.play(asks))
-    _tell(played, asks)
-    return played
+        for kind, runner in runners.items():
+            result[kind].append(runner.run(arrivals))
+    _print_results(result, arrivals)
+    return result
 
 
-def _arrivals(count: int, rate: float, *, short: int, long: int) -> list[Ask]:
+def _arrivals(count: int, rate: float, *, short: int, long: int) -> list[Arrival]:
     from benchmarks.diffusion_checkpoint import WORDS
-    from benchmarks.diffusion_players import Ask
+    from benchmarks.diffusion_runners import Arrival
 
     r = random.Random(1)
     few = round(SHORT_SHARE * count)
     steps = [short] * few + [long] * (count - few)
     r.shuffle(steps)
-    asks, now = [], 0.0
+    arrivals, now = [], 0.0
     for number, wanted in enumerate(steps):
-        asks.append(Ask(number, " ".join(r.sample(WORDS, 4)), wanted, now))
+        arrivals.append(Arrival(number, " ".join(r.sample(WORDS, 4)), wanted, now))
         now += r.expovariate(rate)
-    return asks
+    return arrivals
 
 
-def _tell(played: Mapping[str, Sequence[Played]], asks: Sequence[Ask]) -> None:
-    kinds = sorted({ask.steps for ask in asks})
+def _print_results(result: Mapping[str, Sequence[RunResult]], arrivals: Sequence[Arrival]) -> None:
+    kinds = sorted({arrival.steps for arrival in arrivals})
     heads = "".join(f"{f'{steps} steps p50 / p95 ms':>28}" for steps in kinds)
     print(
-        f"    {'':<16}{heads}{'pictures/s':>22}{'makespan':>10}{'busy':>7}{'batch':>7}"
+        f"    {'':<16}{heads}{'images/s':>22}{'makespan':>10}{'busy':>7}{'batch':>7}"
         f"{'processor':>24}"
     )
-    for name, runs in played.items():
+    for name, runs in result.items():
         line = f"    {name:<16}"
         for steps in kinds:
             mine = [
-                1000 * run.latency_s[ask.number]
+                1000 * run.latency_s[arrival.number]
                 for run in runs
-                for ask in asks
-                if ask.steps == steps
+                for arrival in arrivals
+                if arrival.steps == steps
             ]
             line += f"{f'{_p(mine, 50):.0f} / {_p(mine, 95):.0f}':>28}"
-        rates = [len(asks) / run.makespan_s for run in runs]
+        rates = [len(arrivals) / run.makespan_s for run in runs]
         ratios = [
-            run.makespan_s / ours.makespan_s for run, ours in zip(runs, played[OURS], strict=True)
+            run.makespan_s / ours.makespan_s for run, ours in zip(runs, result[OURS], strict=True)
         ]
-        told = f"{statistics.median(rates):.2f}"
+        cell = f"{statistics.median(rates):.2f}"
         if name != OURS:
-            told += f" ({min(ratios):.2f}-{max(ratios):.2f} x)"
+            cell += f" ({min(ratios):.2f}-{max(ratios):.2f} x)"
         makespan_s = statistics.median(run.makespan_s for run in runs)
         busy = sum(run.busy_s for run in runs) / sum(run.makespan_s for run in runs)
         batch = statistics.mean(size for run in runs for size in run.batches)
-        processor_ms = [1000 * run.processor_s / len(asks) for run in runs]
+        processor_ms = [1000 * run.processor_s / len(arrivals) for run in runs]
         used = f"{statistics.median(processor_ms):.0f} ms each"
         if name != OURS:
-            mine_s = sum(run.processor_s for run in played[OURS])
+            mine_s = sum(run.processor_s for run in result[OURS])
             used += f" ({sum(run.processor_s for run in runs) / mine_s:.2f} x)"
-        print(f"{line}{told:>22}{makespan_s:>8.1f} s{busy:>7.0%}{batch:>7.1f}{used:>24}")
+        print(f"{line}{cell:>22}{makespan_s:>8.1f} s{busy:>7.0%}{batch:>7.1f}{used:>24}")
 
 
-def _tell_agreement(
-    arrived: Mapping[str, Sequence[Played]],
-    heaped: Mapping[str, Sequence[Played]],
+def _check_agreement(
+    arrived: Mapping[str, Sequence[RunResult]],
+    at_once: Mapping[str, Sequence[RunResult]],
     setting: Setting,
 ) -> None:
-    reference = arrived[ALONE][0].pictures
+    reference = arrived[ALONE][0].images
     worst = max(
-        float(abs(picture - reference[number]).max())
-        for runs in (arrived, heaped)
+        float(abs(image - reference[number]).max())
+        for runs in (arrived, at_once)
         for every in runs.values()
         for run in every
-        for number, picture in run.pictures.items()
+        for number, image in run.images.items()
     )
-    aim = f"; at most {SAME} is asked" if setting.dtype == "float32" else ""
-    print(f"  largest difference between anybody's pictures of one seed: {worst:.1e}{aim}")
+    aim = f"; the limit is {SAME}" if setting.dtype == "float32" else ""
+    print(f"  largest difference between images of one seed: {worst:.1e}{aim}")
     if setting.dtype == "float32" and worst > SAME:
-        raise RuntimeError("the players did not draw the same pictures")
+        raise RuntimeError("the images of the runners differ")
 
 
-def _tell_fusing(alone: Any, setting: Setting, *, rounds: int = 12) -> None:
-    """One batch made of several calls, beside one forward of the same rows made beforehand."""
-    from benchmarks.diffusion_steps import fused_and_plain_s
+def _print_concatenation(alone: Any, setting: Setting, *, rounds: int = 12) -> None:
+    """Compare a batch concatenated from several calls with one call of the same rows."""
+    from benchmarks.diffusion_steps import concatenated_and_plain_s
 
-    fused, plain, rows = fused_and_plain_s(alone, setting, rounds=rounds)
-    ratio = statistics.median(b / a for a, b in zip(fused, plain, strict=True))
+    concatenated, plain, rows = concatenated_and_plain_s(alone, setting, rounds=rounds)
+    ratio = statistics.median(b / a for a, b in zip(concatenated, plain, strict=True))
     print(
-        f"  a forward of {rows} rows: fused {1000 * min(fused):.1f} ms, plain "
-        f"{1000 * min(plain):.1f} ms; fused reaches {min(plain) / min(fused):.1%} of it "
+        f"  a forward of {rows} rows: concatenated {1000 * min(concatenated):.1f} ms, plain "
+        f"{1000 * min(plain):.1f} ms; efficiency {min(plain) / min(concatenated):.1%} "
         f"(median of pairs {ratio:.1%})"
     )
 
 
-def _tell_overhead(alone: Any, setting: Setting, steps: int) -> None:
-    """What is left of a step without the forward and the pipelines' own code."""
+def _print_overhead(alone: Any, setting: Setting, steps: int) -> None:
+    """Print the time of a step that is neither the forward pass nor the pipelines' own code."""
     from benchmarks.diffusion_steps import step_parts
 
     for count in dict.fromkeys((1, setting.together)):
@@ -258,6 +260,6 @@ def _p(values: Sequence[float], percent: int) -> float:
 if __name__ == "__main__":
     import sys
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     main(sys.argv[1:])
-    print(f"\n{time.perf_counter() - began:.0f} s")
+    print(f"\n{time.perf_counter() - started:.0f} s")

@@ -1,4 +1,4 @@
-"""A model of Stable Diffusion's shape with random weights, small enough for one core."""
+"""Creates a model of Stable Diffusion's shape with random weights, small enough for one core."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS: Final = (
 
 
 def make_checkpoint(path: Path) -> Path:
-    """Save it: 17 million weights, 64x64 pixels, the same every time."""
+    """Save the model: 17 million weights, 64x64 pixels, deterministic."""
     import torch
     from diffusers import (
         AutoencoderKL,

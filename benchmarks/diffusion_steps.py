@@ -1,4 +1,4 @@
-"""Takes a step of the diffusion engine apart: forward, the pipelines' own code, and the loop."""
+"""Splits the time of a diffusion step into forward pass, pipeline code and loop."""
 
 from __future__ import annotations
 
@@ -9,61 +9,62 @@ from typing import Any
 
 import torch
 
-from benchmarks.diffusion_players import Ask, Ours, Pipeline, Setting, wait_for_device
+from benchmarks.diffusion_runners import Arrival, Ours, Pipeline, Setting, wait_for_device
 from workers.engines.batching import Call, concatenate, rows_of
 from workers.engines.cooperative_batching import CooperativeBatcher, Phase, PipelineRun
 from workers.engines.diffusion.families import DENOISERS
 
 
-def fused_and_plain_s(
+def concatenated_and_plain_s(
     alone: Pipeline, setting: Setting, *, rounds: int
 ) -> tuple[list[float], list[float], int]:
-    """Seconds of the same rows as several calls made one and as one call, and how many rows."""
+    """Measure the same rows as several concatenated calls and as one call, in seconds. Return the
+    number of rows too."""
     denoiser = _denoiser(alone)
     calls = _calls(alone, denoiser, setting.together)
     rows = [rows_of(*call) for call in calls]
-    rendezvous = CooperativeBatcher(rows_max=sum(rows))
-    site = rendezvous.batch_point("denoiser", denoiser.forward, "forward")
+    batcher = CooperativeBatcher(rows_max=sum(rows))
+    point = batcher.batch_point("denoiser", denoiser.forward, "forward")
     for args, kwargs in calls:
-        rendezvous.start(PipelineRun(functools.partial(_repeat, site, args, kwargs, rounds + 1)))
+        batcher.start(PipelineRun(functools.partial(_repeat, point, args, kwargs, rounds + 1)))
     args, kwargs = concatenate(calls, rows)
-    fused: list[float] = []
+    concatenated: list[float] = []
     plain: list[float] = []
     for _ in range(rounds + 1):
-        fused.append(_timed(setting, lambda: rendezvous.turn(_no_phase)))
+        concatenated.append(_timed(setting, lambda: batcher.turn(_no_phase)))
         with torch.no_grad():
             plain.append(_timed(setting, lambda: denoiser.forward(*args, **kwargs)))
-    return fused[1:], plain[1:], sum(rows)
+    return concatenated[1:], plain[1:], sum(rows)
 
 
 def step_parts(
     alone: Pipeline, setting: Setting, *, requests: int, steps: int
 ) -> list[tuple[float, float, float]]:
-    """Of each step that all share: its seconds, those of the forward and of the pipelines' code.
+    """Measure each step shared by all requests: total, forward pass and pipeline code, in seconds.
 
-    The code of a pipeline is what runs between two of its calls of the denoiser.
+    Pipeline code is what a pipeline runs between two of its calls of the denoiser.
     """
     watch = _Watch(setting.now_s)
     with _replaced(type(_denoiser(alone)), watch.inner):
-        player = Ours(setting)
-    denoiser = player.engine.denoiser
+        runner = Ours(setting)
+    denoiser = runner.engine.denoiser
     denoiser.forward = watch.outer(denoiser.forward)
     for number in range(requests):
-        player.admit(Ask(number, "a red circle", steps, 0.0))
-    batches = player.engine.played.batches
+        runner.admit(Arrival(number, "a red circle", steps, 0.0))
+    batches = runner.engine.result.batches
     parts: list[tuple[float, float, float]] = []
-    while not player.loop.idle:
+    while not runner.loop.idle:
         before, forward_s, own_s = len(batches), watch.forward_s, watch.own_s
-        took_s = _timed(setting, player.loop.turn)
+        took_s = _timed(setting, runner.loop.turn)
         if len(batches) > before and batches[-1] == requests:
             parts.append((took_s, watch.forward_s - forward_s, watch.own_s - own_s))
     return parts[1:-1] or parts
 
 
 class _Watch:
-    """Times the denoiser's forward from within the meeting, and the pipelines from without.
+    """Times the denoiser's forward pass inside the batcher, and the pipelines outside.
 
-    One run goes on at a time, so whoever comes next is who left last.
+    Only one pipeline runs at a time, so the next call comes from the one that was resumed last.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -75,10 +76,10 @@ class _Watch:
     def inner(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            began = self._now_s()
+            started = self._now_s()
             answer = function(*args, **kwargs)
             wait_for_device()
-            self.forward_s += self._now_s() - began
+            self.forward_s += self._now_s() - started
             return answer
 
         return forward
@@ -96,7 +97,7 @@ class _Watch:
 
 
 def _calls(alone: Pipeline, denoiser: Any, count: int) -> list[Call]:
-    """What the pipeline calls its denoiser with at the first step, for so many requests."""
+    """Record the arguments of the denoiser's first call for ``count`` requests."""
     calls: list[Call] = []
 
     def record(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +110,7 @@ def _calls(alone: Pipeline, denoiser: Any, count: int) -> list[Call]:
 
     with _replaced(type(denoiser), record):
         for number in range(count):
-            alone.draw([Ask(number, "a red circle", 1, 0.0)])
+            alone.generate([Arrival(number, "a red circle", 1, 0.0)])
     return calls
 
 
@@ -123,7 +124,7 @@ def _denoiser(alone: Pipeline) -> Any:
 def _replaced(
     kind: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Another forward for a class of models, for a while."""
+    """Temporarily wrap ``forward`` of a class of models."""
     own = kind.forward
     kind.forward = wrap(own)
     try:
@@ -132,9 +133,9 @@ def _replaced(
         kind.forward = own
 
 
-def _repeat(site: Callable[..., Any], args: Any, kwargs: Any, times: int) -> None:
+def _repeat(point: Callable[..., Any], args: Any, kwargs: Any, times: int) -> None:
     for _ in range(times):
-        site(*args, **kwargs)
+        point(*args, **kwargs)
 
 
 def _no_phase(_: Phase) -> AbstractContextManager[None]:
@@ -142,7 +143,7 @@ def _no_phase(_: Phase) -> AbstractContextManager[None]:
 
 
 def _timed(setting: Setting, call: Callable[[], Any]) -> float:
-    began_s = setting.now_s()
+    started_s = setting.now_s()
     call()
     wait_for_device()
-    return setting.now_s() - began_s
+    return setting.now_s() - started_s

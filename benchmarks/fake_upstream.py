@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that answers at once, for both sides of a comparison to stand before.
+"""An OpenAI-compatible server that responds immediately, as upstream of both sides of a comparison.
 
 python -m benchmarks.fake_upstream PORT
 """

@@ -1,4 +1,4 @@
-"""The whole path over HTTP with the echo engine: keys, hold, queue, worker, charge, answer."""
+"""The complete path over HTTP with the echo engine: key, hold, queue, worker, charge, response."""
 
 from __future__ import annotations
 

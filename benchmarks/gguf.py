@@ -1,6 +1,7 @@
 """Writes a checkpoint of Qwen3's shape as a GGUF file in float32, for llama.cpp.
 
-Only for comparing: nothing in the product reads GGUF. Needs the package ``gguf`` (extra ``peers``).
+Only for the comparison: Tollgate itself does not read GGUF. Needs the package ``gguf`` (extra
+``peers``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BLOCK: Final = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_WHOLE: Final = {
+_TOP_LEVEL: Final = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
@@ -30,13 +31,16 @@ _WHOLE: Final = {
 
 
 def convert(checkpoint: Path, out: Path) -> Path:
-    """Raise ``ImportError`` without the package, ``ValueError`` for another kind of model."""
+    """Convert a checkpoint. Raise ``ImportError`` without the package, ``ValueError`` for other
+    models."""
     import gguf
     from safetensors.torch import load_file
 
     config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text())
     if config["architectures"] != ["Qwen3ForCausalLM"]:
-        raise ValueError(f"{config['architectures']} is not written as GGUF here")
+        raise ValueError(
+            f"cannot convert {config['architectures']} to GGUF; only Qwen3ForCausalLM is supported"
+        )
     writer = gguf.GGUFWriter(out, "qwen3")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -61,8 +65,8 @@ def convert(checkpoint: Path, out: Path) -> Path:
 
 
 def _name(name: str) -> str:
-    if name in _WHOLE:
-        return _WHOLE[name]
+    if name in _TOP_LEVEL:
+        return _TOP_LEVEL[name]
     _, _, layer, rest = name.split(".", 3)
     return f"blk.{layer}.{_BLOCK[rest.removesuffix('.weight')]}.weight"
 

@@ -1,7 +1,7 @@
-"""Hold and settle pairs per second of the ledger alone, one thread, beside a bare insert.
+"""Pairs of hold and settle per second: the ledger alone, one thread, compared with a bare insert.
 
 The bare insert writes the same rows (hold, then receipt and output, and deletes the hold) without
-deciding anything: what is left of it is what the database lets anybody have.
+any logic, and so measures the limit of the database.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def measure(name: str, url: str) -> None:
     wide = [run(books, size, hot=False) for size in BATCHES]
     bare = [insert_only(books, size) for size in BATCHES]
     database.dispose()
-    show(f"{name}, one hot account", hot)
-    show(f"{name}, {ACCOUNTS:,} accounts", wide)
-    show(f"{name}, bare insert of the same rows", bare)
+    print_row(f"{name}, one hot account", hot)
+    print_row(f"{name}, {ACCOUNTS:,} accounts", wide)
+    print_row(f"{name}, bare insert of the same rows", bare)
     ratios = "".join(f"{a / b:>11.2f}" for a, b in zip(hot, bare, strict=True))
     print(f"{'ratio, hot account to bare insert':<34}{ratios}")
 
@@ -104,13 +104,13 @@ def run(books: Books, size: int, *, hot: bool) -> float:
     started = time.perf_counter()
     while time.perf_counter() - started < SECONDS:
         now = datetime.now(UTC)
-        orders = [order(books, *next(owners), now) for _ in range(size)]
+        requests = [hold_request(books, *next(owners), now) for _ in range(size)]
         with books.database.transaction() as connection:
-            hold(connection, orders)
+            hold(connection, requests)
         with books.database.transaction() as connection:
             settle(
                 connection,
-                [settlement(each.request_id) for each in orders],
+                [settlement(each.request_id) for each in requests],
                 now=booking_time(connection),
                 prices=cache,
                 retention=timedelta(hours=1),
@@ -120,7 +120,7 @@ def run(books: Books, size: int, *, hot: bool) -> float:
 
 
 def insert_only(books: Books, size: int) -> float:
-    """The rows of a pair, in the same two transactions."""
+    """Write the rows of each pair, in the same two transactions."""
     account_id, key_id = books.owners[0]
     body = msgspec.msgpack.encode(settlement(RequestId("req_")).output)
     with books.database.transaction() as connection:
@@ -129,14 +129,14 @@ def insert_only(books: Books, size: int) -> float:
     started = time.perf_counter()
     while time.perf_counter() - started < SECONDS:
         now = datetime.now(UTC)
-        orders = [order(books, account_id, key_id, now) for _ in range(size)]
+        requests = [hold_request(books, account_id, key_id, now) for _ in range(size)]
         with books.database.transaction() as connection:
-            connection.execute(insert(holds), [hold_row(each) for each in orders])
+            connection.execute(insert(holds), [hold_row(each) for each in requests])
         with books.database.transaction() as connection:
-            ids = [each.request_id for each in orders]
+            ids = [each.request_id for each in requests]
             connection.execute(delete(holds).where(holds.c.request_id.in_(ids)))
             connection.execute(
-                insert(receipts), [receipt_row(each, transfer_id, now) for each in orders]
+                insert(receipts), [receipt_row(each, transfer_id, now) for each in requests]
             )
             connection.execute(
                 insert(outputs),
@@ -146,7 +146,7 @@ def insert_only(books: Books, size: int) -> float:
     return pairs / (time.perf_counter() - started)
 
 
-def order(books: Books, account_id: int, key_id: int, now: datetime) -> HoldRequest:
+def hold_request(books: Books, account_id: int, key_id: int, now: datetime) -> HoldRequest:
     return HoldRequest(
         new_request_id(),
         account_id,
@@ -198,5 +198,5 @@ def settlement(request_id: RequestId) -> Settlement:
     )
 
 
-def show(name: str, figures: list[float]) -> None:
+def print_row(name: str, figures: list[float]) -> None:
     print(f"{name:<34}" + "".join(f"{figure:>11,.0f}" for figure in figures))

@@ -1,11 +1,11 @@
-"""Our language engine beside others: same weights, same prompts, same threads, in one run.
+"""Compares the LLM engine with others: same weights, same prompts, same threads, in one run.
 
     make bench-llm        or: python -m benchmarks llm
 
-Prompts of 20 to 200 tokens, 64 tokens of answer, greedy, float32. Every measurement is repeated
-with the others in between, and the median is told, with the range of the ratio: what else the
-machine does comes and goes. ``BENCH_CHECKPOINT`` measures another directory, ``BENCH_THREADS`` (1)
-and ``BENCH_REPEATS`` (2) change the rest.
+Prompts of 20 to 200 tokens, 64 output tokens, greedy, float32. The runners alternate, and the
+median is printed with the range of the ratios, because other load on the machine varies.
+``BENCH_CHECKPOINT`` selects another checkpoint; ``BENCH_THREADS`` (1) and ``BENCH_REPEATS`` (2) set
+threads and repetitions.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any, Final
 POCKET: Final = Path(__file__).parents[1] / "workers" / "pocket" / "chat"
 NEW: Final = 64
 LOADS: Final = {1: 3, 8: 24, 32: 64}
-"""Concurrency → requests."""
+"""Concurrency → number of requests."""
 SHARE: Final = 0.6
-"""Of what we do at eight at a time, how much arrives."""
+"""Arrival rate relative to our throughput at concurrency 8."""
 KINDS: Final = ("ours", "one by one", "static", "manager", "llama.cpp")
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     repeats = int(os.environ.get("BENCH_REPEATS", "2"))
     given = os.environ.get("BENCH_CHECKPOINT")
     with tempfile.TemporaryDirectory() as directory:
-        pocket = _without_end(Path(given or POCKET), Path(directory) / "first")
+        pocket = _copy_without_end(Path(given or POCKET), Path(directory) / "first")
         _compare("the checkpoint" if given else "pocket-chat", pocket, threads, repeats)
         if given is None:
             wide = _widen(pocket, Path(directory) / "wide")
@@ -56,21 +56,21 @@ def _compare(name: str, path: Path, threads: str, repeats: int) -> None:
     for _ in range(repeats):
         for kind in kinds:
             mine = tasks if kind != "one by one" else tasks[:2]
-            answers = _play(kind, path, threads, mine)
+            results = _run_process(kind, path, threads, mine)
             rates[kind].append(
                 [
                     NEW * len(task["prompts"]) / answer["seconds"]
-                    for task, answer in zip(mine, answers, strict=True)
+                    for task, answer in zip(mine, results, strict=True)
                 ]
             )
-            texts[kind] = [answer["texts"] for answer in answers]
+            texts[kind] = [answer["texts"] for answer in results]
     print("  tokens/s at concurrency" + "".join(f"{c:>22}" for c in LOADS))
     for kind in kinds:
         print(f"  {kind:<22}" + "".join(_column(rates, kind, place) for place in range(len(LOADS))))
     if not _has_llama():
         print("  llama.cpp: not installed (pip install -e '.[peers]')")
     same = sum(a == b for a, b in zip(texts["ours"][1], texts["one by one"][1], strict=True))
-    print(f"  answers equal to those of generate: {same} of {len(texts['ours'][1])}")
+    print(f"  texts equal to those of generate: {same} of {len(texts['ours'][1])}")
     _bandwidth(path, statistics.median(run[0] for run in rates["ours"]), threads)
     _arrivals(path, kinds, threads, statistics.median(run[1] for run in rates["ours"]))
 
@@ -79,29 +79,29 @@ def _column(rates: Mapping[str, list[list[float]]], kind: str, place: int) -> st
     mine = [run[place] for run in rates[kind] if len(run) > place]
     if not mine:
         return f"{'-':>22}"
-    told = f"{statistics.median(mine):.0f}"
+    cell = f"{statistics.median(mine):.0f}"
     if kind != "ours":
         ratios = [
             ours[place] / theirs[place]
             for ours, theirs in zip(rates["ours"], rates[kind], strict=True)
         ]
-        told += f" ({min(ratios):.2f}-{max(ratios):.2f} x)"
-    return f"{told:>22}"
+        cell += f" ({min(ratios):.2f}-{max(ratios):.2f} x)"
+    return f"{cell:>22}"
 
 
 def _arrivals(path: Path, kinds: Sequence[str], threads: str, capacity: float) -> None:
-    """Requests come by chance, at a rate that we can keep up with."""
+    """Measure Poisson arrivals at a rate below our capacity."""
     r = random.Random(2)
     times, now = [], 0.0
     for _ in range(40):
         now += r.expovariate(SHARE * capacity / NEW)
         times.append(now)
     task = {"prompts": _prompts(path, len(times)), "new": NEW, "times": times}
-    print(f"  arrivals by chance, {SHARE * capacity / NEW:.1f} requests/s, milliseconds p50 / p99")
+    print(f"  Poisson arrivals, {SHARE * capacity / NEW:.1f} requests/s, milliseconds p50 / p99")
     for kind in kinds:
         if kind == "static":
             continue
-        (found,) = _play(kind, path, threads, [task])
+        (found,) = _run_process(kind, path, threads, [task])
         ttft, tpot = ([1000 * one[place] for one in found] for place in (0, 1))
         print(
             f"  {kind:<22} TTFT {_p(ttft, 50):8.1f} / {_p(ttft, 99):8.1f}"
@@ -110,7 +110,7 @@ def _arrivals(path: Path, kinds: Sequence[str], threads: str, capacity: float) -
 
 
 def _bandwidth(path: Path, rate: float, threads: str) -> None:
-    """What share of the memory's speed one answer at a time comes to."""
+    """Print the share of the memory bandwidth used at concurrency 1."""
     code = (
         "import torch, time; torch.set_num_threads(int(THREADS)); a = torch.zeros(1 << 26);"
         "b = torch.empty_like(a); b.copy_(a); t = time.perf_counter();"
@@ -129,10 +129,12 @@ def _bandwidth(path: Path, rate: float, threads: str) -> None:
     )
 
 
-def _play(kind: str, path: Path, threads: str, tasks: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _run_process(
+    kind: str, path: Path, threads: str, tasks: Sequence[Mapping[str, Any]]
+) -> list[Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "TRANSFORMERS_VERBOSITY": "error"}
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.llm_players", kind, str(path), threads],
+        [sys.executable, "-m", "benchmarks.llm_runners", kind, str(path), threads],
         input=json.dumps(tasks).encode(),
         capture_output=True,
         env=environment,
@@ -140,19 +142,19 @@ def _play(kind: str, path: Path, threads: str, tasks: Sequence[Mapping[str, Any]
     )
     if done.returncode:
         raise RuntimeError(f"{kind}: {done.stderr.decode()[-2000:]}")
-    answers: list[Any] = json.loads(done.stdout)
-    return answers
+    results: list[Any] = json.loads(done.stdout)
+    return results
 
 
 def _prompts(path: Path, count: int) -> list[list[int]]:
-    """Tokens by chance; the special ones are the first few."""
+    """Return random prompts without special tokens, which are the first few."""
     r = random.Random(1)
     size = json.loads((path / "config.json").read_text())["vocab_size"]
     return [[r.randrange(8, size - 8) for _ in range(r.randint(20, 200))] for _ in range(count)]
 
 
-def _without_end(source: Path, path: Path) -> Path:
-    """A copy that never ends an answer by itself: its end is a token that it never says."""
+def _copy_without_end(source: Path, path: Path) -> Path:
+    """Copy a checkpoint with an end token that it never generates."""
     path.mkdir()
     for file in source.iterdir():
         if file.is_file():
@@ -171,7 +173,7 @@ def _without_end(source: Path, path: Path) -> Path:
 
 
 def _widen(source: Path, path: Path) -> Path:
-    """The same tokenizer with a larger model of random weights, so that not all is overhead."""
+    """Create a larger model with random weights and the same tokenizer, to reduce the overhead."""
     import torch
     import transformers
 
@@ -212,6 +214,6 @@ def _p(values: Sequence[float], percent: int) -> float:
 
 
 if __name__ == "__main__":
-    began = time.perf_counter()
+    started = time.perf_counter()
     main()
-    print(f"\n{time.perf_counter() - began:.0f} s")
+    print(f"\n{time.perf_counter() - started:.0f} s")

@@ -1,4 +1,4 @@
-"""A closed loop of chat requests over keep-alive connections, written for little CPU of its own."""
+"""A closed loop of chat requests over keep-alive connections, with low CPU overhead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Figures:
 def chat_load(
     *, port: int, key: str, model: str, concurrency: int, seconds: float, path: str
 ) -> Figures:
-    """Send the same chat from so many connections for a time."""
+    """Send the same chat on ``concurrency`` connections for ``seconds``."""
     body = json.dumps(
         {"model": model, "messages": [{"role": "user", "content": "hello big world"}]}
     ).encode()

@@ -1,7 +1,7 @@
-"""The same chat through Tollgate and through LiteLLM's proxy, before the same instant upstream.
+"""Compares Tollgate with LiteLLM's proxy: the same chat to the same instant upstream.
 
-LiteLLM is installed into an environment of its own under ``.bench/``. It runs without a database,
-so it neither holds nor books anything; Tollgate runs as always, ledger on.
+LiteLLM is installed into a separate environment under ``.bench/``. It runs without a database, so
+it neither holds nor books credit; Tollgate runs as usual, with its ledger.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ litellm_settings:
 
 
 def main() -> None:
-    print("\npeer: the same chat before the same instant upstream, non-streamed")
+    print("\npeer: the same chat to the same instant upstream, not streamed")
     port = free_port()
     upstream = subprocess.Popen([sys.executable, "-m", "benchmarks.fake_upstream", str(port)])
     try:

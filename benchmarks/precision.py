@@ -1,10 +1,10 @@
-"""What a precision costs and brings: bytes of the weights, tokens a second, perplexity.
+"""Compares precisions: size of the weights, tokens per second, perplexity.
 
 The checkpoint is ``pocket-chat``, or the directory in ``BENCH_CHECKPOINT``. Each precision is
-loaded as the engine loads it; one that the engine does not offer on this device is said to be so.
-The text is the assistant's part of dialogues of a seed that training never uses. Small models wait
-for Python and not for memory, so that speed is also measured with a decoder of random weights that
-is larger than caches are.
+loaded as in the engine; those that the engine does not support on this device are reported. The
+text is the assistant's part of dialogues with a seed that training never uses. Small models are
+limited by Python rather than memory, so speed is also measured with a decoder of random weights
+that is larger than the CPU caches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STEPS_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Ids ``(1, tokens)`` int64, and which of them are predicted and counted ``(tokens - 1,)``."""
+    """Ids ``(1, tokens)`` int64, and a mask of the predicted ones that count ``(tokens - 1,)``."""
 
     ids: torch.Tensor
     counted: torch.Tensor
@@ -75,9 +75,9 @@ def measure(name: str, path: Path, held_out: list[Text]) -> None:
         try:
             model = Checkpoint(spec, read_options(spec)).model
         except ValueError as error:
-            print(f"{name:<12}{precision:<10} not offered: {error}")
+            print(f"{name:<12}{precision:<10} not supported: {error}")
             continue
-        # The engine brings an attention of its own over its own cache; here all use the library's.
+        # The engine has its own attention and cache; here all use the library's.
         model.set_attn_implementation("sdpa")
         size = weight_bytes(model)
         rates = [decode_rate(model, batch) for batch in BATCHES]
@@ -108,9 +108,9 @@ def perplexity(model: Any, held_out: list[Text]) -> float:
 
 @torch.inference_mode()
 def decode_rate(model: Any, batch: int) -> float:
-    """Tokens a second of all sequences together, by the fastest tenth of the steps.
+    """Measure tokens per second of all sequences, by the fastest tenth of the steps.
 
-    What else a machine does makes steps slower, never faster.
+    Other load on the machine only makes steps slower.
     """
     prompt = torch.arange(3, 3 + PROMPT).expand(batch, PROMPT)
     past = model(prompt, use_cache=True).past_key_values
@@ -124,7 +124,7 @@ def decode_rate(model: Any, batch: int) -> float:
 
 
 def write_large(path: Path) -> None:
-    """Write a decoder of random weights, half a gigabyte in bfloat16."""
+    """Save a decoder with random weights, half a gigabyte in bfloat16."""
     tokenizer: Any = AutoTokenizer.from_pretrained(POCKET)
     config = Qwen3Config(
         vocab_size=len(tokenizer),

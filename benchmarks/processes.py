@@ -1,4 +1,4 @@
-"""Starts the product, or a peer, as its users would, and stops it again."""
+"""Starts and stops Tollgate as a user would."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Product:
 
 
 def start_product(home: Path, database_url: str | None, *, upstream_port: int = 0) -> Product:
-    """Run ``tollgate up`` on a home of its own, with credit enough."""
+    """Run ``tollgate up`` in ``home``, with an account that has sufficient credit."""
     catalog = home / "catalog.yaml"
     catalog.write_text(CATALOG + (UPSTREAM.format(port=upstream_port) if upstream_port else ""))
     port = free_port()
@@ -106,14 +106,16 @@ def wait_until_up(url: str, process: subprocess.Popen[bytes], *, seconds: float 
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"it ended with {process.returncode} instead of serving {url}")
+            raise RuntimeError(
+                f"the process exited with status {process.returncode} before {url} was up"
+            )
         try:
             if httpx.get(url, timeout=2).is_success:
                 return
         except httpx.HTTPError:
             pass
         time.sleep(0.1)
-    raise RuntimeError(f"{url} did not answer in {seconds:.0f} s")
+    raise RuntimeError(f"{url} was not up within {seconds:.0f} s")
 
 
 def free_port() -> int:

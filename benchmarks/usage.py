@@ -1,7 +1,7 @@
-"""Usage queries, pages and exports over many receipts, each beside the plain way to do it.
+"""Usage queries, pages and exports over many receipts, each compared with the simple method.
 
-``BENCH_RECEIPTS`` says how many (1,000,000); ``BENCH_POSTGRES`` an empty database to measure too.
-The receipts are of one month: a large account with 63 keys has six of every hundred.
+``BENCH_RECEIPTS`` is the number of receipts (1,000,000); ``BENCH_POSTGRES`` is an additional empty
+database to measure. The receipts are of one month; a large account with 63 keys has 6 % of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MONTH = timedelta(days=31)
 CHUNK = 20_000
 OTHERS = 40
 EXPORTED_MAX = 2_000_000
-"""Beyond that only queries are measured: the rate of an export does not depend on it."""
+"""Maximum receipts for measuring exports: their rate does not depend on the number."""
 
 
 def main() -> None:
@@ -99,12 +99,12 @@ def measure(name: str, url: str) -> None:
             .limit(100)
         ).all()
 
-    show(name, "a key's month, from receipts", before)
-    show(name, "a key's month, from sealed hours", timed(database, month_of_key))
-    show(name, "largest account by day and model, from receipts", timed(database, by_day_raw))
-    show(name, "largest account by day and model, sealed hours", timed(database, by_day))
-    show(name, "page of 100, deep, by cursor", timed(database, page))
-    show(name, "page of 100, deep, by OFFSET", timed(database, page_by_offset))
+    print_row(name, "a key's month, from receipts", before)
+    print_row(name, "a key's month, from sealed hours", timed(database, month_of_key))
+    print_row(name, "largest account by day and model, from receipts", timed(database, by_day_raw))
+    print_row(name, "largest account by day and model, sealed hours", timed(database, by_day))
+    print_row(name, "page of 100, deep, by cursor", timed(database, page))
+    print_row(name, "page of 100, deep, by OFFSET", timed(database, page_by_offset))
     print(f"{name:<11} {'building all hours':<50} {build_s:>9.1f} s")
     if RECEIPTS <= EXPORTED_MAX:
         exports(name, database, span)
@@ -148,7 +148,7 @@ def exports(name: str, database: Database, span: Span) -> None:
 
 
 def fill(database: Database) -> tuple[int, int]:
-    """Give the largest account and one of its keys."""
+    """Create accounts and receipts. Return the largest account and one of its keys."""
     r = random.Random(1)
     owners: list[tuple[int, list[int]]] = []
     with database.transaction() as connection:
@@ -199,16 +199,16 @@ def fill(database: Database) -> tuple[int, int]:
     return owners[0][0], owners[0][1][0]
 
 
-def timed(database: Database, question: Callable[[Connection], Any]) -> float:
-    """The median of seven answers, in milliseconds."""
+def timed(database: Database, query: Callable[[Connection], Any]) -> float:
+    """Return the median of seven runs, in milliseconds."""
     took = []
     for _ in range(7):
         with database.snapshot() as connection:
             started = time.perf_counter()
-            question(connection)
+            query(connection)
             took.append(time.perf_counter() - started)
     return sorted(took)[3] * 1000
 
 
-def show(name: str, what: str, milliseconds: float) -> None:
+def print_row(name: str, what: str, milliseconds: float) -> None:
     print(f"{name:<11} {what:<50} {milliseconds:>9.2f} ms", flush=True)

@@ -1,7 +1,7 @@
-"""Those who draw the same requests: our engine, the pipeline one by one, and whole-request batches.
+"""The compared runners: our engine, the pipeline one by one, and the pipeline in batches.
 
-All run in this process, one after the other, on weights read from the same directory, and all end
-with the same file: an encoded PNG. What the comparison needs besides is each picture in floats.
+All run in this process, alternately, on weights read from the same directory, and all produce an
+encoded PNG. For the comparison, each image is also kept as floats.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODEL = "bench"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all players have in common. ``together``: pictures drawn at a time, at most."""
+    """Settings of all runners. ``together`` is the maximum batch size."""
 
     checkpoint: Path
     together: int
@@ -38,8 +38,8 @@ class Setting:
     dtype: str
     threads: int
     processor_time: bool = False
-    """Time is what this process computes, and waiting takes none: for one thread on a machine that
-    does other things as well. Otherwise it is the wall's."""
+    """Whether processor time is measured instead of wall time. Waiting then takes no time. For one
+    thread on a busy machine."""
 
     def now_s(self) -> float:
         return time.process_time() if self.processor_time else time.perf_counter()
@@ -50,8 +50,8 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request; ``at_s`` counts from the beginning of the play. The number is the seed too."""
+class Arrival:
+    """One request; ``at_s`` is relative to the start of the run. The number is also the seed."""
 
     number: int
     prompt: str
@@ -60,53 +60,53 @@ class Ask:
 
 
 class Clock:
-    """Seconds from the beginning of a play."""
+    """Seconds since the start of a run."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._began_s = setting.now_s()
+        self._started_s = setting.now_s()
 
     def now_s(self) -> float:
-        return self._setting.now_s() - self._began_s
+        return self._setting.now_s() - self._started_s
 
     def wait(self, seconds: float) -> None:
         if self._setting.processor_time:
-            self._began_s -= max(0.0, seconds)
+            self._started_s -= max(0.0, seconds)
         else:
             time.sleep(max(0.0, seconds))
 
 
 @dataclass(slots=True)
-class Played:
-    """What came of a play, by the number of the request; ``batches`` is per denoiser's forward."""
+class RunResult:
+    """Results of a run, by number of the request; ``batches`` has the size of each forward pass."""
 
     latency_s: dict[int, float] = field(default_factory=dict)
-    pictures: dict[int, Any] = field(default_factory=dict)
+    images: dict[int, Any] = field(default_factory=dict)
     batches: list[int] = field(default_factory=list)
     makespan_s: float = 0.0
     busy_s: float = 0.0
     processor_s: float = 0.0
-    """Of this process, which other work on the machine does not change."""
+    """Processor time of this process, which is independent of other load on the machine."""
 
 
-class Player(Protocol):
-    def play(self, asks: Sequence[Ask]) -> Played:
-        """Draw all, each from its time on; they are sorted by it."""
+class Runner(Protocol):
+    def run(self, arrivals: Sequence[Arrival]) -> RunResult:
+        """Generate all, each from its time of arrival on; they are sorted by it."""
         ...
 
 
 def wait_for_device() -> None:
-    """CUDA works behind one's back; on the CPU there is nothing to wait for."""
+    """Synchronise CUDA, which is asynchronous; nothing to do on the CPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 class _Watched(DiffusionEngine):
-    """Keeps each picture as its pipeline returned it, and how many shared each forward."""
+    """Keeps each image as returned by its pipeline, and the batch size of each forward pass."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        self.played = Played()
+        self.result = RunResult()
 
     def load(self) -> None:
         super().load()
@@ -115,21 +115,21 @@ class _Watched(DiffusionEngine):
         pipeline = self._loaded.pipelines[self._loaded.families["text-to-image"].pipeline]
         kind = type(pipeline)
 
-        def draw(self_: Any, *args: Any, generator: torch.Generator, **kwargs: Any) -> Any:
+        def generate(self_: Any, *args: Any, generator: torch.Generator, **kwargs: Any) -> Any:
             result = kind.__call__(self_, *args, generator=generator, **kwargs)
-            self.played.pictures[generator.initial_seed()] = np.asarray(result.images[0])
+            self.result.images[generator.initial_seed()] = np.asarray(result.images[0])
             return result
 
-        pipeline.__class__ = type(kind.__name__, (kind,), {"__call__": draw})
+        pipeline.__class__ = type(kind.__name__, (kind,), {"__call__": generate})
 
     def _measure(self, turn: TurnResult, seconds: float) -> None:
         super()._measure(turn, seconds)
         if turn.point is not None and turn.point.phase == "forward":
-            self.played.batches.append(len(turn.rows))
+            self.result.batches.append(len(turn.rows))
 
 
 class Ours:
-    """The step loop and the engine, as a worker runs them."""
+    """The step loop with the engine, as in a worker."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -150,40 +150,40 @@ class Ours:
         if broken := self.loop.load(MODEL):
             raise ValueError(broken)
 
-    def play(self, asks: Sequence[Ask]) -> Played:
-        played = self.engine.played = Played()
+    def run(self, arrivals: Sequence[Arrival]) -> RunResult:
+        result = self.engine.result = RunResult()
         busy_us = self.loop.busy_us
         processor_s = time.process_time()
         clock = Clock(self._setting)
-        place = 0
-        while len(played.latency_s) < len(asks):
+        next_arrival = 0
+        while len(result.latency_s) < len(arrivals):
             now_s = clock.now_s()
-            while place < len(asks) and asks[place].at_s <= now_s:
-                self.admit(asks[place])
-                place += 1
+            while next_arrival < len(arrivals) and arrivals[next_arrival].at_s <= now_s:
+                self.admit(arrivals[next_arrival])
+                next_arrival += 1
             if self.loop.idle:
-                clock.wait(asks[place].at_s - now_s)
+                clock.wait(arrivals[next_arrival].at_s - now_s)
                 continue
             for id, outcome in self.loop.turn().outcomes:
                 if not isinstance(outcome, Completed):
                     raise RuntimeError(f"request {id} ended as {outcome}")
                 number = int(id)
-                played.latency_s[number] = clock.now_s() - asks[number].at_s
-        played.makespan_s = clock.now_s()
-        played.processor_s = time.process_time() - processor_s
-        played.busy_s = (self.loop.busy_us - busy_us) / 1e6
-        return played
+                result.latency_s[number] = clock.now_s() - arrivals[number].at_s
+        result.makespan_s = clock.now_s()
+        result.processor_s = time.process_time() - processor_s
+        result.busy_s = (self.loop.busy_us - busy_us) / 1e6
+        return result
 
-    def admit(self, ask: Ask) -> None:
-        asked = ImageInput(ask.prompt, steps=ask.steps, seed=ask.number)
+    def admit(self, arrival: Arrival) -> None:
+        asked = ImageInput(arrival.prompt, steps=arrival.steps, seed=arrival.number)
         job = Job(
-            RequestId(str(ask.number)), "1", MODEL, "text-to-image", msgspec.to_builtins(asked)
+            RequestId(str(arrival.number)), "1", MODEL, "text-to-image", msgspec.to_builtins(asked)
         )
         self.loop.admit(job, queue_us=0, leased_us=round(1e6 * self._setting.now_s()))
 
 
 class Pipeline:
-    """The library's pipeline: one request a call, or all that wait and ask for equal steps."""
+    """The library's pipeline: one request per call, or all waiting ones with equal steps."""
 
     def __init__(self, setting: Setting, *, together: int) -> None:
         self._setting = setting
@@ -204,48 +204,48 @@ class Pipeline:
             if isinstance(part, torch.nn.Module):
                 part.eval().requires_grad_(requires_grad=False)
 
-    def draw(self, asks: Sequence[Ask]) -> list[Any]:
-        """One call for requests of equal steps; pictures in floats, ``(H, W, 3)``."""
-        generators = [torch.Generator().manual_seed(ask.number) for ask in asks]
-        one = len(asks) == 1
+    def generate(self, arrivals: Sequence[Arrival]) -> list[Any]:
+        """Generate images for requests with equal steps in one call: floats, ``(H, W, 3)``."""
+        generators = [torch.Generator().manual_seed(arrival.number) for arrival in arrivals]
+        one = len(arrivals) == 1
         result = self.pipeline(
-            prompt=asks[0].prompt if one else [ask.prompt for ask in asks],
+            prompt=arrivals[0].prompt if one else [arrival.prompt for arrival in arrivals],
             generator=generators[0] if one else generators,
-            num_inference_steps=asks[0].steps,
+            num_inference_steps=arrivals[0].steps,
             output_type="np",
             **self._extra,
         )
         return list(np.asarray(result.images))
 
-    def play(self, asks: Sequence[Ask]) -> Played:
-        played = Played()
-        waiting: list[Ask] = []
-        place = 0
+    def run(self, arrivals: Sequence[Arrival]) -> RunResult:
+        result = RunResult()
+        waiting: list[Arrival] = []
+        next_arrival = 0
         processor_s = time.process_time()
         clock = Clock(self._setting)
-        while len(played.latency_s) < len(asks):
+        while len(result.latency_s) < len(arrivals):
             now_s = clock.now_s()
-            while place < len(asks) and asks[place].at_s <= now_s:
-                waiting.append(asks[place])
-                place += 1
+            while next_arrival < len(arrivals) and arrivals[next_arrival].at_s <= now_s:
+                waiting.append(arrivals[next_arrival])
+                next_arrival += 1
             if not waiting:
-                clock.wait(asks[place].at_s - now_s)
+                clock.wait(arrivals[next_arrival].at_s - now_s)
                 continue
-            equal = [ask for ask in waiting if ask.steps == waiting[0].steps]
+            equal = [arrival for arrival in waiting if arrival.steps == waiting[0].steps]
             group = equal[: self._together]
-            waiting = [ask for ask in waiting if ask not in group]
+            waiting = [arrival for arrival in waiting if arrival not in group]
             started = clock.now_s()
-            for ask, picture in zip(group, self.draw(group), strict=True):
-                _encode(picture, ask)
-                played.pictures[ask.number] = picture
-                played.latency_s[ask.number] = clock.now_s() - ask.at_s
-            played.busy_s += clock.now_s() - started
-            played.batches += [len(group)] * group[0].steps
-        played.makespan_s = clock.now_s()
-        played.processor_s = time.process_time() - processor_s
-        return played
+            for arrival, image in zip(group, self.generate(group), strict=True):
+                _encode(image, arrival)
+                result.images[arrival.number] = image
+                result.latency_s[arrival.number] = clock.now_s() - arrival.at_s
+            result.busy_s += clock.now_s() - started
+            result.batches += [len(group)] * group[0].steps
+        result.makespan_s = clock.now_s()
+        result.processor_s = time.process_time() - processor_s
+        return result
 
 
-def _encode(picture: Any, ask: Ask) -> None:
-    origin = encode.Origin(MODEL, str(ask.number), ask.number)
-    request.picture_file(request.to_pixels(picture), ImageInput(ask.prompt), origin)
+def _encode(image: Any, arrival: Arrival) -> None:
+    origin = encode.Origin(MODEL, str(arrival.number), arrival.number)
+    request.picture_file(request.to_pixels(image), ImageInput(arrival.prompt), origin)

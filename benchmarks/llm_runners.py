@@ -1,9 +1,9 @@
-"""Those who are compared: each runs in a process of its own, on the same weights and threads.
+"""The compared runners, each in a separate process, with the same weights and threads.
 
-    python -m benchmarks.llm_players KIND CHECKPOINT THREADS < tasks.json
+    python -m benchmarks.llm_runners KIND CHECKPOINT THREADS < tasks.json
 
-A task is a closed loop (``prompts``, ``concurrency``) or arrivals in time (``prompts``, ``times``);
-the answer is what each of them took, as JSON. All is greedy and writes exactly ``new`` tokens.
+A task is a closed loop (``prompts``, ``concurrency``) or a series of arrivals (``prompts``,
+``times``). The results are times, as JSON. Decoding is greedy, with exactly ``new`` tokens.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from typing import Any, Final, Protocol
 Tokens = list[int]
 
 
-class Player(Protocol):
+class Runner(Protocol):
     def closed(self, prompts: Sequence[Tokens], new: int, concurrency: int) -> dict[str, Any]:
-        """Answer all, so many at a time; say how long it took, and the tokens if known."""
+        """Run all with the given concurrency. Return the time in seconds and the texts."""
         ...
 
     def arrivals(self, prompts: Sequence[Tokens], new: int, times: Sequence[float]) -> list[Any]:
-        """Answer each from its time on, eight at a time; say of each (TTFT, TPOT) in seconds."""
+        """Run each from its time of arrival on, up to eight concurrently. Return (TTFT, TPOT) of
+        each in seconds."""
         ...
 
 
 class Ours:
-    """The step loop and the engine, as a worker runs them."""
+    """The step loop with the engine, as in a worker."""
 
     def __init__(self, checkpoint: str, threads: int) -> None:
         import torch
@@ -72,7 +73,7 @@ class Ours:
         loop = self._loop(concurrency)
         waiting = [self._job(number, prompt, new) for number, prompt in enumerate(prompts)]
         texts: dict[str, str] = {}
-        began = time.perf_counter()
+        started = time.perf_counter()
         running = 0
         while waiting or running:
             while waiting and running < concurrency:
@@ -81,19 +82,19 @@ class Ours:
             for id, outcome in loop.turn().outcomes:
                 texts[id] = outcome.output["choices"][0].text
                 running -= 1
-        took = time.perf_counter() - began
+        took = time.perf_counter() - started
         return {"seconds": took, "texts": [texts[str(n)] for n in range(len(prompts))]}
 
     def arrivals(self, prompts: Sequence[Tokens], new: int, times: Sequence[float]) -> list[Any]:
         loop = self._loop(8)
         jobs = [self._job(number, prompt, new) for number, prompt in enumerate(prompts)]
         found: dict[int, Any] = {}
-        began = time.perf_counter()
+        started = time.perf_counter()
         place = 0
         while len(found) < len(jobs):
-            now = time.perf_counter() - began
+            now = time.perf_counter() - started
             while place < len(jobs) and times[place] <= now:
-                leased_us = round((began + times[place]) * 1e6)
+                leased_us = round((started + times[place]) * 1e6)
                 loop.admit(jobs[place], queue_us=0, leased_us=leased_us)
                 place += 1
             if loop.idle:
@@ -106,7 +107,7 @@ class Ours:
 
 
 class Generate:
-    """Transformers' ``generate``: one by one, or in static batches, padded on the left."""
+    """Transformers' ``generate``: one by one, or in static left-padded batches."""
 
     def __init__(self, checkpoint: str, threads: int, *, batched: bool) -> None:
         import torch
@@ -139,10 +140,10 @@ class Generate:
         size = concurrency if self._batched else 1
         self._run(prompts[:1], 2)
         rows: list[Tokens] = []
-        began = time.perf_counter()
+        started = time.perf_counter()
         for start in range(0, len(prompts), size):
             rows += self._run(prompts[start : start + size], new)
-        took = time.perf_counter() - began
+        took = time.perf_counter() - started
         texts = [self._tokenizer.decode(row, skip_special_tokens=True) for row in rows]
         return {"seconds": took, "texts": texts}
 
@@ -157,18 +158,20 @@ class Generate:
             def end(self) -> None: ...
 
         found = []
-        began = time.perf_counter()
+        started = time.perf_counter()
         for prompt, at in zip(prompts, times, strict=True):
-            time.sleep(max(0.0, began + at - time.perf_counter()))
+            time.sleep(max(0.0, started + at - time.perf_counter()))
             stamps = Stamps()
             self._run([prompt], new, stamps)
-            _, *said = stamps.at  # the prompt itself comes first
-            found.append((said[0] - began - at, (said[-1] - said[0]) / (len(said) - 1)))
+            _, *times_s = stamps.at  # the prompt itself comes first
+            found.append(
+                (times_s[0] - started - at, (times_s[-1] - times_s[0]) / (len(times_s) - 1))
+            )
         return found
 
 
 class Manager:
-    """Transformers' continuous batching manager; its start is not in the time."""
+    """Transformers' continuous batching manager; its startup is not measured."""
 
     def __init__(self, checkpoint: str, threads: int) -> None:
         import torch
@@ -206,7 +209,7 @@ class Manager:
     def closed(self, prompts: Sequence[Tokens], new: int, concurrency: int) -> dict[str, Any]:
         rows: dict[str, Tokens] = {}
         with self._manager() as manager:
-            began = time.perf_counter()
+            started = time.perf_counter()
             place = 0
             while len(rows) < len(prompts):
                 while place < len(prompts) and place - len(rows) < concurrency:
@@ -215,7 +218,7 @@ class Manager:
                 result = manager.get_result(timeout=60)
                 if result is not None and result.is_finished():
                     rows[result.request_id] = list(result.generated_tokens)
-            took = time.perf_counter() - began
+            took = time.perf_counter() - started
         texts = [
             self._tokenizer.decode(rows[str(n)], skip_special_tokens=True)
             for n in range(len(prompts))
@@ -227,11 +230,11 @@ class Manager:
         done = threading.Event()
         left = len(prompts)
         with self._manager() as manager:
-            began = time.perf_counter()
+            started = time.perf_counter()
 
             def feed() -> None:
                 for number, (prompt, at) in enumerate(zip(prompts, times, strict=True)):
-                    time.sleep(max(0.0, began + at - time.perf_counter()))
+                    time.sleep(max(0.0, started + at - time.perf_counter()))
                     manager.add_request(
                         prompt, request_id=str(number), max_new_tokens=new, streaming=True
                     )
@@ -245,7 +248,7 @@ class Manager:
                 left -= result.is_finished()
         return [
             (
-                stamps[str(n)][0] - began - times[n],
+                stamps[str(n)][0] - started - times[n],
                 (stamps[str(n)][-1] - stamps[str(n)][0]) / (new - 1),
             )
             for n in range(len(prompts))
@@ -253,7 +256,7 @@ class Manager:
 
 
 class Llama:
-    """llama.cpp's own server, from the package ``xllamacpp``, over HTTP."""
+    """llama.cpp's server from the package ``xllamacpp``, over HTTP."""
 
     def __init__(self, checkpoint: str, threads: int) -> None:
         import xllamacpp  # noqa: F401
@@ -274,7 +277,7 @@ class Llama:
         params.cache_prompt = False
         return xllamacpp.Server(params)
 
-    async def _ask(self, http: Any, prompt: Tokens, new: int) -> tuple[str, list[float]]:
+    async def _request(self, http: Any, prompt: Tokens, new: int) -> tuple[str, list[float]]:
         body = {
             "prompt": prompt,
             "n_predict": new,
@@ -287,10 +290,10 @@ class Llama:
         async with http.stream("POST", "/completion", json=body) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
-                    said = json.loads(line[6:])
-                    if said.get("tokens") or said.get("content"):
+                    event = json.loads(line[6:])
+                    if event.get("tokens") or event.get("content"):
                         stamps.append(time.perf_counter())
-                    text += said.get("content", "")
+                    text += event.get("content", "")
         return text, stamps
 
     def closed(self, prompts: Sequence[Tokens], new: int, concurrency: int) -> dict[str, Any]:
@@ -298,16 +301,16 @@ class Llama:
 
         async def run() -> tuple[float, list[str]]:
             async with _http(server, concurrency) as http:
-                await self._ask(http, prompts[0], 2)
+                await self._request(http, prompts[0], 2)
                 room = asyncio.Semaphore(concurrency)
 
                 async def one(prompt: Tokens) -> str:
                     async with room:
-                        return (await self._ask(http, prompt, new))[0]
+                        return (await self._request(http, prompt, new))[0]
 
-                began = time.perf_counter()
+                started = time.perf_counter()
                 texts = await asyncio.gather(*map(one, prompts))
-                return time.perf_counter() - began, list(texts)
+                return time.perf_counter() - started, list(texts)
 
         seconds, texts = asyncio.run(run())
         return {"seconds": seconds, "texts": texts}
@@ -317,14 +320,14 @@ class Llama:
 
         async def run() -> list[Any]:
             async with _http(server, 64) as http:
-                await self._ask(http, prompts[0], 2)
-                began = time.perf_counter()
+                await self._request(http, prompts[0], 2)
+                started = time.perf_counter()
 
                 async def one(prompt: Tokens, at: float) -> Any:
-                    await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-                    _, stamps = await self._ask(http, prompt, new)
+                    await asyncio.sleep(max(0.0, started + at - time.perf_counter()))
+                    _, stamps = await self._request(http, prompt, new)
                     first, last = stamps[0], stamps[-1]
-                    return first - began - at, (last - first) / max(1, new - 1)
+                    return first - started - at, (last - first) / max(1, new - 1)
 
                 return list(
                     await asyncio.gather(
@@ -338,12 +341,12 @@ class Llama:
 def _http(server: Any, connections: int) -> Any:
     import httpx
 
-    # Its server ends a connection now and then just as the next request comes.
+    # The server sometimes closes an idle connection just as the next request arrives.
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
     return httpx.AsyncClient(base_url=server.listening_address, timeout=300, limits=limits)
 
 
-PLAYERS: Final = {
+RUNNERS: Final = {
     "ours": Ours,
     "one by one": lambda path, threads: Generate(path, threads, batched=False),
     "static": lambda path, threads: Generate(path, threads, batched=True),
@@ -356,17 +359,17 @@ def main() -> None:
     kind, checkpoint, threads = sys.argv[1:]
     os.environ["OMP_NUM_THREADS"] = threads
     answer_to = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints is not the answer
-    make: Any = PLAYERS[kind]
-    player: Player = make(checkpoint, int(threads))
-    answers: list[Any] = []
+    os.dup2(2, 1)  # keeps output of libraries out of the results
+    make: Any = RUNNERS[kind]
+    runner: Runner = make(checkpoint, int(threads))
+    results: list[Any] = []
     for task in json.load(sys.stdin):
         if "times" in task:
-            answers.append(player.arrivals(task["prompts"], task["new"], task["times"]))
+            results.append(runner.arrivals(task["prompts"], task["new"], task["times"]))
         else:
-            answers.append(player.closed(task["prompts"], task["new"], task["concurrency"]))
+            results.append(runner.closed(task["prompts"], task["new"], task["concurrency"]))
     with open(answer_to, "w") as out:
-        json.dump(answers, out)
+        json.dump(results, out)
 
 
 if __name__ == "__main__":
