@@ -179,7 +179,7 @@ async def test_a_worker_without_a_store_says_so(gateway: Gateway) -> None:
         other = await gateway.outcome(plain)
 
     assert isinstance(outcome, Failed)
-    assert (outcome.code, "no store" in outcome.message) == ("engine_error", True)
+    assert (outcome.code, "no blob store" in outcome.message) == ("engine_error", True)
     assert isinstance(other, Completed)
 
 
