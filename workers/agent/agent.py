@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 
 from workers.agent.attachments import Attachments, AttachmentSet, Fetched
 from workers.agent.engine_supervisor import EngineSupervisor
-from workers.agent.outbox import LeasedJob, Outbox, retry_until_answered
+from workers.agent.outbox import LeasedJob, Outbox, retry_forever
 from workers.agent.room import ServedModel, serve_local
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId, decode_job
@@ -53,8 +53,7 @@ HEARTBEAT_PAUSE_S: Final = 0.02
 """Pause after a heartbeat; the next one answers all notifications that arrive meanwhile."""
 RETRY_S: Final = 0.5
 SILENT_S: Final = 5 * WAIT_S
-"""Time without a successful lease call, though there is room, after which a model is
-unavailable."""
+"""Time without a successful lease call after which a model with room is unavailable."""
 HANDOVER_S: Final = 2.0
 """Time for upstreams to return the number of a request that was just submitted."""
 REQUEUE_S: Final = 3.0
@@ -100,15 +99,12 @@ class Agent:
         self._notified = asyncio.Event()
         self._changed = asyncio.Event()
         self._withdrawn: asyncio.Queue[Collection[RequestId]] = asyncio.Queue()
-
         queues = {spec.name: Queue(redis, spec.name, namespace=namespace) for spec in specs}
-        self._outbox = Outbox(
+        outbox = self._outbox = Outbox(
             redis, queues, namespace=namespace, worker=self.worker, done=self._on_completed
         )
-        self._attachments = Attachments(
-            blobs, send_event=self._outbox.send_event, end=self._outbox.end
-        )
-        self._outbox.on_too_large = self._attachments.store_output
+        self._attachments = Attachments(blobs, send_event=outbox.send_event, end=outbox.end)
+        outbox.on_too_large = self._attachments.store_output
         local = [spec for spec in specs if spec.engine is not None]
         self._engines = EngineSupervisor(
             local,
@@ -139,8 +135,7 @@ class Agent:
         }
 
     def end(self) -> None:
-        """Lease nothing more, finish running jobs, then stop. A second call requeues them
-        immediately."""
+        """Stop leasing, finish running jobs, then stop. A second call requeues them."""
         if self._draining.is_set():
             self._stopping.set()
         self._draining.set()
@@ -202,14 +197,11 @@ class Agent:
                 leased = self._accept(served, lease)
                 if leased is None:
                     continue
-                note = lease.note or leased.job.note
-                handoff = JobHandoff(
-                    leased.job, lease.queued_us, leased_us, lease.attempt, note=note
-                )
-                if leased.job.attachments or leased.job.stored_input is not None:
-                    self._attachments.fetch(
-                        leased, functools.partial(self._fetched, leased, handoff)
-                    )
+                job, note = leased.job, lease.note or leased.job.note
+                handoff = JobHandoff(job, lease.queued_us, leased_us, lease.attempt, note=note)
+                if job.attachments or job.stored_input is not None:
+                    on_fetched = functools.partial(self._fetched, leased, handoff)
+                    self._attachments.fetch(leased, on_fetched)
                 else:
                     accepted.append(handoff)
             if accepted:
@@ -384,15 +376,13 @@ class Agent:
 
     async def _announce(self) -> None:
         """Announce periodically, and after each change, which models are served here."""
-        said = False
+        announced = False
         while True:
             self._changed.clear()
             ready = self._engines.ready or not self._engine_models
-            await retry_until_answered(
-                "announcing", lambda: self._workers.announce(self._announcement())
-            )
-            if ready and not said:
-                said = True
+            await retry_forever("announcing", lambda: self._workers.announce(self._announcement()))
+            if ready and not announced:
+                announced = True
                 self._on_ready(self.worker)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANNOUNCE_S):
@@ -437,21 +427,17 @@ class Agent:
             served = self._served[model]
             async with served.leasing:
                 returned = []
-                for leased in list(self._leased.values()):
+                for request_id, leased in list(self._leased.items()):
                     if leased.model == model and not leased.ended:
-                        del self._leased[leased.job.request_id]
-                        if leased.job.request_id in unharmed or self._attachments.is_fetching(
-                            leased
-                        ):
-                            returned.append(
-                                Completion(leased.job.request_id, leased.token, "retry")
-                            )
+                        del self._leased[request_id]
+                        if request_id in unharmed or self._attachments.is_fetching(leased):
+                            returned.append(Completion(request_id, leased.token, "retry"))
                         self._attachments.drop(leased)
                 served.running = 0
                 complete = functools.partial(served.queue.complete, returned)
-                await retry_until_answered("requeueing", complete)
+                await retry_forever("requeueing", complete)
                 release = functools.partial(served.queue.release_worker, self.worker, crashed=True)
-                await retry_until_answered("releasing leases", release)
+                await retry_forever("releasing leases", release)
         if not self._leased:
             self._idle.set()
 
@@ -488,17 +474,13 @@ class Agent:
                     served = self._served[leased.model]
                     served.running -= 1
                     back = [Completion(request_id, leased.token, "retry")]
-                    await retry_until_answered(
-                        "requeueing", functools.partial(served.queue.complete, back)
-                    )
+                    complete = functools.partial(served.queue.complete, back)
+                    await retry_forever("requeueing", complete)
             if not self._leased:
                 self._idle.set()
 
     async def _stop_leasing(self, serving: Mapping[str, asyncio.Task[None]]) -> None:
-        """Stop the lease loops, between two calls if Redis responds in time.
-
-        A call that is cancelled midway can leave leases that no worker knows of.
-        """
+        """Stop the lease loops, if possible not during a call, whose leases would be unknown."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REQUEUE_S):
                 for model, task in serving.items():

@@ -96,7 +96,7 @@ class LeasedJob:
         return self.ended or not self.job.stream or self.attempt == attempt
 
 
-async def retry_until_answered(what: str, call: Callable[[], Awaitable[_T]]) -> _T:
+async def retry_forever(what: str, call: Callable[[], Awaitable[_T]]) -> _T:
     """Repeat an idempotent call until Redis answers."""
     delay_s = RETRY_MIN_S
     while True:
@@ -167,7 +167,7 @@ class Outbox:
         while not (leased.ended or leased.lost):
             token = leased.token
             keep = functools.partial(queue.keep_note, leased.job.request_id, token, note)
-            answer = await retry_until_answered("keeping a note", keep)
+            answer = await retry_forever("keeping a note", keep)
             if answer == "kept" or (answer == "fenced" and leased.token == token):
                 return answer == "kept"
             # The server was wiped; a gateway has the note and will enqueue the job again.
@@ -205,7 +205,7 @@ class Outbox:
         self._frames, self._due = {}, {}
         ends, self._ends = self._ends, []
         if frames or entries:
-            await retry_until_answered("sending events", lambda: self._publish(frames, entries))
+            await retry_forever("sending events", lambda: self._publish(frames, entries))
         by_model: dict[str, list[tuple[LeasedJob, Outcome]]] = {}
         for leased, outcome in ends:
             by_model.setdefault(leased.model, []).append((leased, outcome))
@@ -230,9 +230,7 @@ class Outbox:
                 continue
             ended.append(leased)
             done.append(_completion(leased, outcome, data))
-        results = (
-            await retry_until_answered("completing", lambda: queue.complete(done)) if done else []
-        )
+        results = await retry_forever("completing", lambda: queue.complete(done)) if done else []
         for leased, result in zip(ended, results, strict=True):
             if result in ("fenced", "unknown"):
                 log.warning(
