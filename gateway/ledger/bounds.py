@@ -1,7 +1,7 @@
-"""What bounds the spending of an account besides its credit: its budgets.
+"""Budgets as they limit holds.
 
-Loaded for a batch under the accounts' locks, counted on while the batch is decided, and written
-with it; accounts without such bounds are never looked up. What is held counts as spent.
+Loaded for a batch under the accounts' locks, updated while the batch is decided, and written with
+it. Accounts without budgets cost no query. Held amounts count as spent.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gateway.accounts.budgets import (
 from gateway.tables.core import budget_windows
 
 WindowKey = tuple[int, int]
-"""A window of a budget, as (budget, start in µs)."""
+"""A window of a budget: (budget id, start in µs since 1970)."""
 
 
 class BudgetedRequest(Protocol):
-    """What is to be accepted, as far as bounds concern it."""
+    """A request to be accepted: the fields that budgets depend on."""
 
     @property
     def account_id(self) -> int: ...
@@ -44,12 +44,12 @@ class BudgetedRequest(Protocol):
     def accepted_at(self) -> datetime: ...
     @property
     def windows(self) -> Sequence[Sequence[int]] | None:
-        """Those it counts in already, if it has been accepted before."""
+        """Budget windows in which an accepted request counts already; None for a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetExceeded:
-    """A hard budget does not cover it; with ``in_use`` it would, were it not for other holds."""
+    """A hard budget does not cover the request. ``in_use``: it would without the other holds."""
 
     budget: Budget
     remaining_nanos: int
@@ -79,12 +79,12 @@ _CLOSE: Final = (
 
 
 class Bounds:
-    """Budgets of one batch's accounts, as they stand while it is decided."""
+    """Budgets of the accounts of one batch, with what the batch has held so far."""
 
     def __init__(
         self, connection: Connection, requests: Sequence[BudgetedRequest], accounts: Collection[int]
     ) -> None:
-        """Read what bounds these locked accounts; no account, no query."""
+        """Read budgets and windows of these locked accounts; without accounts, no query."""
         self._budgets: Mapping[int, list[Budget]] = {}
         self._held: defaultdict[WindowKey, int] = defaultdict(int)
         self._used: dict[WindowKey, RowMapping] = {}
@@ -96,7 +96,7 @@ class Bounds:
         )
 
     def exceeded(self, request: BudgetedRequest) -> BudgetExceeded | None:
-        """Say which hard budget accepting this would pass, if any."""
+        """Return the hard budget that accepting this request would exceed, if any."""
         for budget, key in self._windows(request):
             remaining = self._remaining(budget, key)
             if budget.hard and request.hold_nanos > remaining:
@@ -111,7 +111,7 @@ class Bounds:
         return None
 
     def add(self, request: BudgetedRequest) -> tuple[list[WindowKey], tuple[Budget, ...]]:
-        """Count what is accepted; give its windows, and the soft budgets that it passes."""
+        """Count an accepted request; return its windows, and the soft budgets that it exceeds."""
         windows, exceeded = [], []
         for budget, key in self._windows(request):
             self._held[key] += request.hold_nanos
@@ -121,7 +121,7 @@ class Bounds:
         return windows, tuple(exceeded)
 
     def write(self, connection: Connection) -> None:
-        """Hold what was counted."""
+        """Add the amounts that were counted to the budget windows."""
         if not self._held:
             return
         found = {budget.id: budget for each in self._budgets.values() for budget in each}
@@ -163,7 +163,7 @@ class Bounds:
 def increase_holds(
     connection: Connection, grown: Sequence[tuple[Sequence[Sequence[int]], int]]
 ) -> None:
-    """Add to what requests hold in their windows, also in those of budgets that have ended."""
+    """Increase held amounts of budget windows, including those of ended budgets."""
     sums: defaultdict[WindowKey, int] = defaultdict(int)
     for windows, amount in grown:
         for budget_id, starts_us in windows:
@@ -181,7 +181,7 @@ def increase_holds(
 def settle_windows(
     connection: Connection, ended: Sequence[tuple[Sequence[Sequence[int]] | None, int, int]]
 ) -> None:
-    """Turn holds into spending: for each request its windows, what was held and what charged."""
+    """Replace holds by spending; ``ended`` has the windows, hold and charge of each request."""
     sums: defaultdict[WindowKey, list[int]] = defaultdict(lambda: [0, 0])
     for windows, held, charged in ended:
         for budget_id, starts_us in windows or ():

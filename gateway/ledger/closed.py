@@ -1,4 +1,4 @@
-"""A request at its end, as its receipt and its stored output have it, and how it is read."""
+"""A closed request, as read from its receipt and its stored output."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from workers.contract.jobs import BlobRef, RequestId, Timings, Usage
 Status: TypeAlias = Literal["succeeded", "failed", "cancelled", "expired"]
 
 UNITS: Final = ("requests", *QUANTITIES)
-"""Quantities of a usage, each a column of a receipt."""
+"""Quantities of a usage; each is a column of ``receipts``."""
 
 
 NOT_QUEUED: Final = ("queue_full", "account_full")
-"""Why a request ends that was held for and then found the queue full; it may be placed again."""
+"""Reasons of requests that had a hold but found the queue full; clients may send them again."""
 
 
 class RequestError(msgspec.Struct, frozen=True):
-    """Why a request gave no answer, for the client."""
+    """Why a request produced no answer, as reported to the client."""
 
     code: str
     message: str
@@ -33,10 +33,10 @@ class RequestError(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a request gave: small JSON, and references to what is in the blob store.
+    """Output of a request: a JSON value, and references to its blobs.
 
-    A ``value`` that is too large for SQL is in the blob store too (``stored``) and is loaded where
-    it is shown; see ``requests.outputs``.
+    A ``value`` that is too large for SQL is stored as a blob (``stored``) and loaded when it is
+    displayed; see ``requests.outputs``.
     """
 
     value: dict[str, Any] = {}
@@ -44,7 +44,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     stored: BlobRef | None = None
 
     def row(self) -> bytes:
-        """Encode for SQL, where a stored value stays out."""
+        """Encode for SQL, without a value that is stored as a blob."""
         kept = self if self.stored is None else msgspec.structs.replace(self, value={})
         return msgspec.msgpack.encode(kept)
 
@@ -55,7 +55,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class ClosedRequest:
-    """A request at its end. ``output`` is None once the time for which it is kept is over."""
+    """A request that has ended. ``output`` is None after its retention."""
 
     request_id: RequestId
     account_id: int
@@ -76,16 +76,16 @@ class ClosedRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     service_class: ServiceClass = "standard"
     kept_until: datetime | None = None
-    """Until when its output can be fetched, where it has one."""
+    """End of the output's retention, if there is an output."""
 
     @property
     def was_queued(self) -> bool:
-        """Whether it came into a queue."""
+        """Whether the request was ever queued."""
         return self.status != "cancelled" or self.reason not in NOT_QUEUED
 
 
 def read_closed(row: RowMapping) -> ClosedRequest:
-    """Make a closed request of a row of receipts, with ``body`` from outputs if it is kept."""
+    """Build a closed request from a row of ``receipts``, with ``body`` from ``outputs`` or NULL."""
     return ClosedRequest(
         request_id=RequestId(row["request_id"]),
         account_id=row["account_id"],

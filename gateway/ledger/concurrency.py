@@ -1,9 +1,9 @@
-"""Bounds on concurrent requests, queued or running: of accounts and keys, set or by default.
+"""Limits on concurrent requests (queued or running) of accounts and keys, configured or default.
 
-An account's row and a key's row count their open requests, in the statements that move what they
-hold, so a bound of either costs no query. Requests of a model are counted only where an account has
-a bound for one. Batch lines are not counted: batches have a bound of their own, so that they never
-take the place of requests whose clients wait.
+The rows of accounts and keys count their open requests, updated by the statements that update the
+held amounts, so these limits cost no query. Requests per model are counted only for accounts that
+have a limit for a model. Batch lines are not counted: batches have a separate limit, so that they
+cannot use up the concurrency of interactive requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COUNTED: Final = "standard"
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Concurrent requests of an account and of a key that have no limit set; 0 is no bound."""
+    """Default maximum of concurrent requests of an account and of a key; 0 is unlimited."""
 
     account: int = 0
     key: int = 0
@@ -36,14 +36,14 @@ UNBOUNDED: Final = Defaults()
 
 @dataclass(frozen=True, slots=True)
 class TooManyConcurrent:
-    """So many requests of the account, key or model are accepted and have not ended."""
+    """The account, key or model (``what``) already has ``limit`` open requests."""
 
     what: str
     limit: int
 
 
 class CountedRequest(Protocol):
-    """A request to be accepted, as far as its concurrency is concerned."""
+    """A request to be accepted: the fields that concurrency limits depend on."""
 
     @property
     def account_id(self) -> int: ...
@@ -82,7 +82,7 @@ _NO_LIMITS: Final[Mapping[int, Mapping[tuple[int, str], int]]] = {}
 
 
 class OpenRequests:
-    """Open requests of locked accounts and their keys, counted on while a batch is decided."""
+    """Open requests of locked accounts and their keys, updated while a batch is decided."""
 
     def __init__(
         self,
@@ -93,9 +93,10 @@ class OpenRequests:
         *,
         batch: int,
     ) -> None:
-        """Read the limits set for accounts that have any; the others cost no query.
+        """Read the limits of accounts that have any; other accounts cost no query.
 
-        ``batch`` is the number of requests to decide: with room for all of them none is checked.
+        ``batch`` is the number of requests to decide. If the limits leave room for all of them,
+        none is checked.
         """
         self._accounts = accounts
         self._keys = keys
@@ -103,7 +104,7 @@ class OpenRequests:
         self._limits: Mapping[int, Mapping[tuple[int, str], int]] = _NO_LIMITS
         self._of_models: dict[tuple[int, int, str], int] = {}
         self.opened_by_account: dict[int, int] = {}
-        """Requests that this batch opens, by account."""
+        """Number of requests that this batch opens, by account."""
         self.opened_by_key: dict[int, int] = {}
         """The same by key."""
         self._checks = False
@@ -120,7 +121,7 @@ class OpenRequests:
             self._read_limits(connection, bounded)
 
     def too_many(self, request: CountedRequest) -> TooManyConcurrent | None:
-        """Return the bound that one more request would pass, if any."""
+        """Return the limit that one more request would exceed, if any."""
         if not self._checks or request.service_class != COUNTED:
             return None
         account, key, model = request.account_id, request.key_id, request.model
@@ -172,7 +173,7 @@ class OpenRequests:
 
 @dataclass(frozen=True, slots=True)
 class Miscount:
-    """An account or a key, by its table, whose row does not count its open requests."""
+    """An account or key whose row has a wrong count of open requests."""
 
     table: Table
     id: int
@@ -184,8 +185,8 @@ class Miscount:
 def miscounts(connection: Connection) -> Iterator[Miscount]:
     """Compare the counts of accounts and keys with the open holds.
 
-    A gateway of an earlier version, which does not count, makes them wrong while it runs beside
-    newer ones.
+    A gateway of an earlier version does not count, so the counts go wrong while one runs beside
+    newer gateways.
     """
     of_accounts: defaultdict[int, int] = defaultdict(int)
     of_keys: dict[int, int] = {}

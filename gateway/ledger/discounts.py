@@ -1,8 +1,8 @@
-"""What a batch takes off the price of a model, by the moment from which it counts.
+"""Batch discounts by model, and the moments from which they apply.
 
 The price of the class ``batch`` is the price in force for an account less the discount in force,
-both at the moment of acceptance. It is stored as a price row of its own before it counts, so that
-what was charged can be recomputed like everything else.
+both at the moment of acceptance. It is stored as a separate price row before it applies, so that
+charges can be recomputed like all others.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ _TICK: Final = timedelta(microseconds=1)
 
 
 class Discount(NamedTuple):
-    """From a moment on a batch takes this part off; None: the model is not sold in batches."""
+    """The share of the price that batches save from ``starts_at`` on. None: not sold in batches."""
 
     starts_at: datetime
     discount: str | None
 
 
 Discounts: TypeAlias = Mapping[str, Sequence[Discount]]
-"""By model, oldest first."""
+"""Discounts by model, oldest first."""
 
 
 def put_discount_in_force(
     connection: Connection, model: str, discount: str | None, now: datetime
 ) -> None:
-    """Make this a model's discount from now on; do nothing while it is what it was. The first one
-    of a model begins at once: nothing was sold in batches before."""
+    """Set a model's discount from now on. No effect if it is unchanged."""
     latest = connection.execute(
         select(batch_discounts.c.discount, batch_discounts.c.effective_from)
         .where(batch_discounts.c.model == model)
@@ -52,7 +51,7 @@ def put_discount_in_force(
 
 
 def read_discounts(connection: Connection) -> Discounts:
-    """Read every discount that was, is or will be in force."""
+    """Read all discounts: past, present and scheduled."""
     found: defaultdict[str, list[Discount]] = defaultdict(list)
     for row in connection.execute(
         select(batch_discounts).order_by(batch_discounts.c.effective_from)
@@ -62,7 +61,7 @@ def read_discounts(connection: Connection) -> Discounts:
 
 
 def discount_in_force(discounts: Discounts, model: str, moment: datetime) -> str | None:
-    """Say what a batch takes off a model's price at a moment."""
+    """Return the batch discount of a model at a moment."""
     return next(
         (each.discount for each in reversed(discounts.get(model, ())) if each.starts_at <= moment),
         None,
@@ -72,7 +71,7 @@ def discount_in_force(discounts: Discounts, model: str, moment: datetime) -> str
 def class_price(
     price: Price, service_class: ServiceClass, discounts: Discounts, model: str, moment: datetime
 ) -> Price | None:
-    """Give what a class pays where everybody else pays a price; None if it is not sold to it."""
+    """Return a price less the discount of a service class; None if the class is not sold."""
     if service_class == "standard":
         return price
     discount = discount_in_force(discounts, model, moment)

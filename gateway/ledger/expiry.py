@@ -1,8 +1,8 @@
-"""Credit that comes and goes with time: monthly allowances, and lots that expire.
+"""Time-dependent credit: monthly allowances, and lots that expire.
 
-An allowance is given once a month by the key of its transfer. An expired lot gives back what is
-left of it, but never what a hold may still need; that part is tried again later. What was given
-returns to promo, what was paid for becomes breakage.
+The key of its transfer ensures that an allowance is given once a month. An expired lot is debited
+by what is left of it, except for the part that open holds may need; that part is tried again later.
+Granted credit returns to ``promo``, paid credit becomes ``breakage``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gateway.tables.core import SYSTEM_ACCOUNTS, accounts, lots, transfers
 def give_allowances(
     connection: Connection, now: datetime, *, limit: int = 500, clock: Clock = utc_now
 ) -> int:
-    """Give this month's allowance to active accounts that have one and have not had it.
+    """Give this month's allowance to active accounts that have not received it yet.
 
-    Return how many got it; call again while that is ``limit``.
+    Return the number of accounts; call again while it is ``limit``.
     """
     month = month_of(now)
     name = literal("free:") + cast(accounts.c.id, String) + literal(f":{month}")
@@ -60,9 +60,9 @@ def give_allowances(
 def expire_lots(
     connection: Connection, now: datetime, *, limit: int = 500, clock: Clock = utc_now
 ) -> int:
-    """Take back what is left of lots past their time; return how many were ended for good.
+    """Debit what is left of expired lots; return the number of lots that were emptied.
 
-    A lot whose money is held stays open with that part, and is looked at again.
+    A lot whose money is held stays open with that part, and is tried again.
     """
     overdue = connection.execute(
         select(lots.c.id, lots.c.account_id)
@@ -78,7 +78,7 @@ def expire_lots(
 
 
 def _expire_lot(connection: Connection, lot_id: int, account_id: int, booked_at: datetime) -> bool:
-    """Expire one lot of a locked account, as far as its money is free."""
+    """Expire one lot of a locked account as far as its money is not held. True if it is empty."""
     account = lock_accounts(connection, [account_id])[account_id]
     lot = connection.execute(select(lots).where(lots.c.id == lot_id)).mappings().one()
     amount = min(lot["remaining_nanos"], max(account["posted_nanos"] - account["held_nanos"], 0))

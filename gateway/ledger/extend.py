@@ -1,8 +1,8 @@
-"""Extends holds while their requests run: a stream that named no length is held for in slices.
+"""Extends holds while their requests run: streams without a token limit are held for in slices.
 
-Decided like a hold, under the same locks and bounds. Idempotent: an extension names the amount that
-is to be held in all. A request that is stopped for want of more is marked, so that its receipt says
-why it was cut.
+An extension is decided like a hold, under the same locks and limits. It is idempotent, because it
+names the total amount to hold. A request that is stopped because its hold could not be extended is
+marked, so that its receipt states the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from workers.contract.jobs import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """What is to be held for a request in all, and the output tokens that this covers."""
+    """The total amount to hold for a request, and the output tokens that it covers."""
 
     request_id: RequestId
     hold_nanos: int
@@ -40,12 +40,12 @@ class Extension:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """Held, now or before."""
+    """The amount is held, by this call or an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The request has been settled meanwhile; there is nothing to extend."""
+    """The request has been settled; there is nothing to extend."""
 
 
 Shortage: TypeAlias = InsufficientCredit | CreditInUse | KeySpendLimit | BudgetExceeded
@@ -54,7 +54,7 @@ ExtendAnswer: TypeAlias = Extended | Ended | Shortage
 
 @dataclass(frozen=True, slots=True)
 class _More:
-    """The part of an extension that is not held yet, as bounds see it."""
+    """The part of an extension that is not held yet, as a ``BudgetedRequest``."""
 
     account_id: int
     key_id: int
@@ -84,11 +84,11 @@ _CUT: Final = (
 
 
 def extend(connection: Connection, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-    """Decide extensions in their order, and hold what can be held."""
+    """Decide extensions in order, and extend the holds of those that are covered."""
     ids = {"ids": [extension.request_id for extension in extensions]}
     owners = {row.account_id for row in connection.execute(_FIND, ids)}
     books = lock_accounts(connection, owners)
-    # Read again: only under the lock is it certain which of them have not been settled.
+    # Read again under the lock: some may have been settled since.
     rows = {row["request_id"]: row for row in connection.execute(_FIND, ids).mappings()}
     known_keys = read_keys(connection, {row["key_id"] for row in rows.values()})
     held = {id: row["hold_nanos"] for id, row in rows.items()}
@@ -136,7 +136,7 @@ def extend(connection: Connection, extensions: Sequence[Extension]) -> list[Exte
 
 
 def mark_cut(connection: Connection, request_id: RequestId, why: str) -> None:
-    """Note why a request is about to be stopped; says nothing of one that has ended."""
+    """Record why a request is about to be stopped. No effect if it has ended."""
     connection.execute(_CUT, {"id": request_id, "why": why})
 
 
@@ -152,11 +152,11 @@ def _more(row: RowMapping, amount_nanos: int) -> _More:
 
 
 CUT_REASONS: Final = ("insufficient_credit", "key_spend_limit", "budget_exceeded")
-"""Finish reasons of streams that were cut, and the reasons on their receipts."""
+"""Finish reasons of streams whose hold could not be extended, also on their receipts."""
 
 
 def cut_reason(short: Shortage) -> str:
-    """The finish reason of a stream that could not be held for any further."""
+    """Return the finish reason of a stream whose hold could not be extended."""
     match short:
         case KeySpendLimit():
             return "key_spend_limit"

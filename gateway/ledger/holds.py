@@ -1,8 +1,8 @@
-"""Holds: the quote of a request, reserved before it runs. Committed means accepted.
+"""Holds: the quote of a request, reserved before it runs. A committed hold means accepted.
 
-``hold`` decides a whole batch in one transaction. Accounts are locked in id order; every decision
-is taken on rows read under that lock, and the table's CHECK would stop what this code got wrong.
-Idempotent by request id, so a batch whose commit is in doubt may be written again.
+``hold`` decides a batch of requests in one transaction. Accounts are locked in id order, every
+decision is based on rows read under that lock, and a CHECK of the table guards against mistakes in
+this code. Idempotent by request id, so a batch whose commit is in doubt can be written again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from workers.contract.jobs import RequestId
 
 @dataclass(frozen=True, slots=True)
 class HoldRequest:
-    """What is to be accepted, and the amount that it takes."""
+    """A request to be accepted, and the amount to hold."""
 
     request_id: RequestId
     account_id: int
@@ -53,14 +53,14 @@ class HoldRequest:
     metadata: Mapping[str, str] | None = None
     webhook: str | None = None
     held_tokens: int | None = None
-    """Output tokens that the amount covers, where more will be held for while it runs."""
+    """Output tokens that the amount covers, if the hold will be extended while the request runs."""
     windows: None = None
     service_class: ServiceClass = "standard"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Accepted; ``soft_budgets_exceeded`` are the soft budgets that it goes beyond."""
+    """The request is accepted; it may exceed soft budgets."""
 
     request_id: RequestId
     soft_budgets_exceeded: tuple[Budget, ...] = ()
@@ -68,7 +68,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The same order was placed before; this is the request that it made then."""
+    """The idempotency key was used before with the same body, for this request."""
 
     request_id: RequestId
 
@@ -80,7 +80,7 @@ class InsufficientCredit:
 
 @dataclass(frozen=True, slots=True)
 class CreditInUse:
-    """The account could cover it, were it not for its other holds."""
+    """The account's credit would suffice, but other holds use it."""
 
     available_nanos: int
 
@@ -126,7 +126,7 @@ HoldAnswer: TypeAlias = Held | Replayed | Refusal
 
 @dataclass(frozen=True, slots=True)
 class OpenHold:
-    """An accepted request that has not ended, and the job that it is."""
+    """An accepted request that has not ended, with its job."""
 
     request_id: RequestId
     model: str
@@ -135,7 +135,7 @@ class OpenHold:
 
 
 class OpenId(NamedTuple):
-    """An accepted request that has not ended, and its model."""
+    """Id and model of an accepted request that has not ended."""
 
     request_id: RequestId
     model: str
@@ -183,9 +183,9 @@ _NONE: Final[Mapping[int, int]] = {}
 def hold(
     connection: Connection, requests: Sequence[HoldRequest], *, concurrent: Defaults = UNBOUNDED
 ) -> list[HoldAnswer]:
-    """Decide requests in the order of their arrival and hold for those that are accepted.
+    """Decide requests in order of arrival, and insert holds for those that are accepted.
 
-    ``concurrent`` bounds the open requests of accounts and keys that have no limit of their own.
+    ``concurrent`` limits the open requests of accounts and keys without a configured limit.
     """
     books = lock_accounts(connection, {request.account_id for request in requests})
     known_keys = read_keys(connection, {request.key_id for request in requests})
@@ -273,7 +273,10 @@ def _decide(
 def shortage(
     amount_nanos: int, account: RowMapping, key: RowMapping, *, account_sum: int, key_sum: int
 ) -> InsufficientCredit | CreditInUse | KeySpendLimit | None:
-    """Say why a locked account or its key cannot cover an amount, on top of sums just decided."""
+    """Return why a locked account or its key cannot cover an amount, or None if it can.
+
+    ``account_sum`` and ``key_sum`` were held earlier in the same batch.
+    """
     total = account["posted_nanos"] + account["credit_limit_nanos"]
     available = total - account["held_nanos"] - account_sum
     if amount_nanos > total:
@@ -289,7 +292,7 @@ def shortage(
 
 
 def read_keys(connection: Connection, ids: Iterable[int]) -> dict[int, RowMapping]:
-    """Read what holds depend on of keys whose accounts are locked."""
+    """Read keys whose accounts are locked: the columns that holds depend on."""
     rows = connection.execute(_READ_KEYS, {"ids": sorted(ids)}).mappings()
     return {row["id"]: row for row in rows}
 
@@ -302,7 +305,7 @@ def add_held(
     accounts_opened: Mapping[int, int] = _NONE,
     keys_opened: Mapping[int, int] = _NONE,
 ) -> None:
-    """Hold more of accounts and keys, and count the requests that this opens."""
+    """Increase the held amounts and the open requests of accounts and keys."""
     for statement, sums, opened in (
         (_ADD_TO_ACCOUNT, account_sums, accounts_opened),
         (_ADD_TO_KEY, key_sums, keys_opened),
@@ -360,7 +363,7 @@ def _write(connection: Connection, accepted: Sequence[tuple[HoldRequest, list[Wi
 def _earlier_requests(
     connection: Connection, requests: Sequence[HoldRequest]
 ) -> dict[tuple[int, str], tuple[str, bytes | None]]:
-    """Orders with a name of their own that were placed before: (account, key) → request, body."""
+    """Find earlier requests by idempotency key: (account, key) → (request, digest of the body)."""
     names = [
         (request.account_id, request.idempotency_key)
         for request in requests
@@ -375,9 +378,9 @@ def _earlier_requests(
 
 
 def read_open_ids(connection: Connection, *, after: str, until: str, limit: int) -> list[OpenId]:
-    """Read which requests are open, in the order of their ids, between two ids.
+    """Read open requests between two ids, in order of id.
 
-    Nothing else is read: the jobs of all open requests are a hundred times as large.
+    Their jobs are left out: they are a hundred times as large.
     """
     query = (
         select(holds.c.request_id, holds.c.model)
@@ -389,7 +392,7 @@ def read_open_ids(connection: Connection, *, after: str, until: str, limit: int)
 
 
 def read_jobs(connection: Connection, ids: Sequence[str]) -> list[OpenHold]:
-    """Read the jobs of those of these requests that are open."""
+    """Read the jobs of these requests; those that have ended are left out."""
     query = select(holds.c.request_id, holds.c.model, holds.c.job, holds.c.accepted_at).where(
         holds.c.request_id.in_(ids)
     )
@@ -406,8 +409,10 @@ def overdue_holds(
     after: tuple[datetime, str] | None = None,
     limit: int,
 ) -> list[tuple[datetime, RequestId]]:
-    """Read which open requests are past their deadline, the oldest first, with their deadlines;
-    ``after`` is the last one of the page before."""
+    """Read open requests past their deadline, oldest deadline first.
+
+    ``after`` is the last entry of the previous page.
+    """
     order = (holds.c.deadline_at, holds.c.request_id)
     query = select(*order).where(holds.c.deadline_at < deadline_before)
     if after is not None:
@@ -421,7 +426,7 @@ def overdue_holds(
 
 
 def delete_output(connection: Connection, account_id: int, request_id: str) -> None:
-    """Delete what a request of an account gave; its receipt stays."""
+    """Delete the output of an account's request; the receipt stays."""
     mine = select(receipts.c.request_id).where(
         receipts.c.request_id == request_id, receipts.c.account_id == account_id
     )

@@ -1,8 +1,8 @@
-"""Lots: what a positive balance is made of, and in which order it is used up.
+"""Lots: the credits that make up a positive balance, and the order in which they are consumed.
 
-Every credit opens a lot, every charge burns lots in the order of priority, expiry and number. The
-invariant, under the account's lock: the remains of an account's lots sum to its posted balance, or
-to nothing where that is negative.
+Every credit opens a lot; every charge consumes lots by priority, then expiry, then id. Invariant,
+under the account's lock: the remaining amounts of an account's lots sum to its posted balance, or
+to zero if the balance is negative.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LotKind: TypeAlias = Literal["paid", "promo", "free"]
 
 @dataclass(frozen=True, slots=True)
 class Lot:
-    """A credit of which something is left."""
+    """A credit that has not been fully consumed."""
 
     kind: LotKind
     amount_nanos: int
@@ -30,7 +30,7 @@ class Lot:
 
 
 PRIORITY: Final[Mapping[LotKind, int]] = {"free": 10, "promo": 50, "paid": 100}
-"""What was given is used before what was paid for, unless a credit says otherwise."""
+"""Default priority by kind, lowest first: granted credit is consumed before paid credit."""
 
 _OPEN: Final = (
     select(
@@ -69,7 +69,7 @@ def open_lot(
     priority: int | None = None,
     expires_at: datetime | None = None,
 ) -> None:
-    """Add a credit to what an account's balance is made of; a debt takes its part at once."""
+    """Open a lot for a credit. A negative balance reduces the lot immediately."""
     connection.execute(
         insert(lots).values(
             account_id=account_id,
@@ -87,7 +87,7 @@ def open_lot(
 def consume(
     connection: Connection, amounts: Mapping[int, int], *, first: LotKind | None = None
 ) -> None:
-    """Use up lots of locked accounts, ``first`` those of one kind; the rest becomes debt."""
+    """Consume lots of locked accounts, those of kind ``first`` first; the rest becomes debt."""
     due = {account: amount for account, amount in amounts.items() if amount}
     if not due:
         return
@@ -105,11 +105,11 @@ def consume(
 
 
 def open_lots(connection: Connection, account_id: int) -> list[Lot]:
-    """Read what an account's balance is made of, in the order in which it is used up."""
+    """List an account's lots in the order in which they are consumed."""
     rows = connection.execute(_OPEN, {"accounts": [account_id]})
     return [Lot(row.kind, row.amount_nanos, row.remaining_nanos, row.expires_at) for row in rows]
 
 
 def consume_lot(connection: Connection, lot_id: int, amount_nanos: int) -> None:
-    """Use up a part of one lot of a locked account."""
+    """Consume a part of one lot of a locked account."""
     connection.execute(_TAKE, [{"lot": lot_id, "taken": amount_nanos}])

@@ -1,8 +1,8 @@
-"""Prices as rows: immutable, found by content, put into force by a period.
+"""Prices in SQL: immutable rows, found by content, put in force by price periods.
 
-A hold keeps the id of its price, so a past charge can be recomputed for ever. A changed price is a
-new row and a new period; what was accepted before keeps the old one. A period that has not begun
-can be cancelled; it is kept, and never counts.
+A hold stores the id of its price, so every past charge can be recomputed. A changed price is a new
+row and a new period; requests that were accepted before keep the old one. A period that has not
+begun can be cancelled: its row stays and has no effect.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from gateway.tables.core import price_periods, prices
 from gateway.tables.prices import ONLY, cancelled_prices, price_version
 
 LIST: Final = 0
-"""The account id that stands for everybody in ``price_periods``."""
+"""Account id of list prices in ``price_periods``."""
 
 OPERATOR_NOTICE_S: Final = 10.0
-"""From an operator's change of a price to the moment from which it counts: time for every gateway
-to read it. The commands run where no gateway sees them."""
+"""Minimum time between an operator's price change and its start, so that every gateway reads it.
+Commands run in a separate process, which gateways do not notice."""
 
 _TICK: Final = timedelta(microseconds=1)
 _SHOWN: Final = timedelta(seconds=1)
-"""Precision to which commands show the start of a price."""
+"""Precision with which commands display the start of a price."""
 _PERIOD: Final = ("model", "account_id", "effective_from")
 """Key of ``price_periods`` and of ``cancelled_prices``."""
 
 
 @dataclass(frozen=True, slots=True)
 class PriceCancellation:
-    """Who took a price back before it began, when and why."""
+    """The cancellation of a price before its start: when, by whom and why."""
 
     cancelled_at: datetime
     actor: str
@@ -54,8 +54,10 @@ class PriceCancellation:
 
 @dataclass(frozen=True, slots=True)
 class PricePeriod:
-    """From a moment on, until the next period of the same model and account, a price is in force;
-    none where an account's own has ended."""
+    """A price in force from a moment until the next period of the same model and account.
+
+    ``price_id`` is None if the period ends an account's price override.
+    """
 
     model: str
     account_id: int
@@ -68,18 +70,18 @@ class PricePeriod:
 
 
 class PriceConflict(Exception):
-    """Two prices would begin at the same moment, or one that has begun would be cancelled."""
+    """Two prices with the same start, or the cancellation of a price that has begun."""
 
 
 PriceCache = dict[int, Price]
-"""Price rows never change, so a process may remember them."""
+"""Prices by id. Price rows never change, so a process can cache them."""
 
 
 def put_in_force(connection: Connection, model: str, price: Price, now: datetime) -> int:
     """Make the catalog's price the list price of a model from now on; return its id.
 
-    Does nothing while the catalog says what it said before, so that what an operator has set since
-    then stays in force.
+    No effect if the catalog's price has not changed, so that an operator's later price stays in
+    force.
     """
     price_id = store_price(connection, model, price)
     latest = connection.execute(
@@ -112,15 +114,15 @@ def set_price(
     actor: str,
     reason: str,
 ) -> PricePeriod:
-    """Put a price in force from a moment on, for everybody or for one account; without a price,
-    end the account's own.
+    """Put a list price or one account's price override in force from a moment on.
 
-    Raise ``LookupError`` if the model has never been on sale or the account has no price of its own
-    to end, ``PriceConflict`` if another price begins at that very moment, ``ValueError`` for what
-    cannot be stored. At the moment of a cancelled price the new one begins a microsecond later.
+    Without a price, end the account's override. Raise ``LookupError`` if the model has never been
+    on sale or the account has no override to end, ``PriceConflict`` if another price has the same
+    start, ``ValueError`` if a value cannot be stored. If a cancelled price has the same start, the
+    new one begins a microsecond later.
     """
     if price is None and account_id == LIST:
-        raise ValueError("a list price does not end; take the model out of the catalog instead")
+        raise ValueError("a list price cannot be ended; remove the model from the catalog instead")
     starts_at = _check_entry(starts_at, actor=actor, reason=reason)
     check_sold(connection, model)
     if price is None:
@@ -157,11 +159,11 @@ def cancel_price(
     actor: str,
     reason: str,
 ) -> PricePeriod:
-    """Take back a price, or the end of an account's own, that an operator has scheduled.
+    """Cancel a price, or the end of a price override, that an operator has scheduled.
 
-    ``starts_at`` is its start; fractions of a second may be left out. What was in force before it
+    ``starts_at`` is its start; fractions of a second may be omitted. The price in force before
     stays in force. Raise ``LookupError`` if no such price is scheduled, ``PriceConflict`` if it has
-    begun or begins too soon for every gateway to hear of it, ``ValueError`` for what cannot be
+    begun or begins too soon for every gateway to learn of it, ``ValueError`` if a value cannot be
     stored.
     """
     starts_at = _check_entry(starts_at, actor=actor, reason=reason)
@@ -177,17 +179,18 @@ def cancel_price(
         ahead = ", ".join(p.effective_from.isoformat() for p in standing if p.effective_from > now)
         raise LookupError(
             f"no price of {model!r} for {whose} is scheduled for {starts_at.isoformat()}; "
-            + (f"those that are begin at {ahead}" if ahead else "none is scheduled")
+            + (f"scheduled prices begin at {ahead}" if ahead else "none is scheduled")
         )
     if found.effective_from <= now:
         raise PriceConflict(
             f"the price of {model} for {whose} began at {found.effective_from.isoformat()} and "
-            "cannot be cancelled; set the price that follows, or end an account's own"
+            "cannot be cancelled; set a new price, or end an account's override"
         )
     if found.effective_from - now < timedelta(seconds=OPERATOR_NOTICE_S):
         raise PriceConflict(
             f"the price of {model} for {whose} begins at {found.effective_from.isoformat()}, and "
-            f"can be cancelled until {OPERATOR_NOTICE_S:g} s before: every gateway must know it"
+            f"can be cancelled until {OPERATOR_NOTICE_S:g} s before, so that every gateway learns "
+            "of it"
         )
     made = PriceCancellation(cancelled_at=now, actor=actor, reason=reason)
     key = {name: getattr(found, name) for name in _PERIOD}
@@ -196,7 +199,7 @@ def cancel_price(
 
 
 def _check_entry(starts_at: datetime, *, actor: str, reason: str) -> datetime:
-    """Check what an operator enters of a price beside its amounts. Raise ``ValueError``."""
+    """Check the start, actor and reason of a price change. Raise ``ValueError``."""
     checked = check_moment(starts_at, "the start of the price")
     check_text(reason, "the reason", longest=REASON_MAX, required=True)
     check_text(actor, "the actor", longest=NAME_MAX, required=True)
@@ -204,21 +207,21 @@ def _check_entry(starts_at: datetime, *, actor: str, reason: str) -> datetime:
 
 
 def check_sold(connection: Connection, model: str) -> None:
-    """Raise ``LookupError`` unless a model is or was on sale: a name that was mistyped is not."""
+    """Raise ``LookupError`` unless a model is or was on sale; this catches mistyped names."""
     sold = select(price_periods.c.model).where(
         price_periods.c.model == model, price_periods.c.account_id == LIST
     )
     if connection.execute(sold.limit(1)).first() is None:
         raise LookupError(
-            f"the model {model!r} has never been on sale; a model that was just added to the "
-            "catalog is once a gateway has read it"
+            f"the model {model!r} has never been on sale; a new catalog entry is on sale once a "
+            "gateway has read it"
         )
 
 
 def price_periods_of(
     connection: Connection, *, model: str | None = None, account_id: int | None = None
 ) -> list[PricePeriod]:
-    """Read price periods, of one model or account or of all, oldest first."""
+    """List price periods, oldest first, of one model or account or of all."""
     query = _with_cancellations().order_by(
         price_periods.c.model, price_periods.c.account_id, price_periods.c.effective_from
     )
@@ -236,13 +239,13 @@ def not_cancelled() -> ColumnElement[bool]:
 
 
 def read_version(connection: Connection) -> int:
-    """Return the version of all prices and discounts, which any change increments."""
+    """Return the version of prices and discounts; each change increments it."""
     found = select(price_version.c.version).where(price_version.c.id == ONLY)
     return int(connection.execute(found).scalar_one())
 
 
 def in_force(connection: Connection, now: datetime, *, account_id: int = LIST) -> dict[str, int]:
-    """Give the id of the price of every model at a moment, as one account pays it."""
+    """Return the price id of every model in force for an account at a moment."""
     found: dict[int, dict[str, int | None]] = {LIST: {}, account_id: {}}
     periods = connection.execute(
         select(price_periods.c.account_id, price_periods.c.model, price_periods.c.price_id)
@@ -260,7 +263,7 @@ def in_force(connection: Connection, now: datetime, *, account_id: int = LIST) -
 
 
 def _check_own(connection: Connection, model: str, account_id: int) -> None:
-    """Raise ``LookupError`` unless an account has, had or will have its own price of a model."""
+    """Raise ``LookupError`` unless an account ever had, or will have, its own price of a model."""
     own = select(price_periods.c.model).where(
         price_periods.c.model == model,
         price_periods.c.account_id == account_id,
@@ -268,18 +271,18 @@ def _check_own(connection: Connection, model: str, account_id: int) -> None:
         not_cancelled(),
     )
     if connection.execute(own.limit(1)).first() is None:
-        raise LookupError(f"account {account_id} has no price of its own for {model!r}")
+        raise LookupError(f"account {account_id} has no price override for {model!r}")
 
 
 def _lock_prices(connection: Connection) -> None:
-    """Let other changes of prices wait until this one is committed."""
+    """Make other price changes wait until this one is committed."""
     connection.execute(select(price_version).with_for_update())
 
 
 def _periods_from(
     connection: Connection, model: str, account_id: int, moment: datetime
 ) -> list[PricePeriod]:
-    """Read the periods of a model and an account that begin at a moment or later, in order."""
+    """Read the periods of a model and account that begin at or after a moment, in order."""
     query = _with_cancellations().where(
         price_periods.c.model == model,
         price_periods.c.account_id == account_id,
@@ -317,7 +320,7 @@ def read_price(connection: Connection, price_id: int, cache: PriceCache) -> Pric
 
 
 def store_price(connection: Connection, model: str, price: Price) -> int:
-    """Give the id of a price of a model; it is made a row once."""
+    """Return the id of a model's price; insert a row if there is none with the same content."""
     components = msgspec.to_builtins(price.components)
     content = msgspec.json.encode([components, price.minimum_nanos], order="sorted")
     sha256 = hashlib.sha256(content).hexdigest()
@@ -340,8 +343,8 @@ def store_price(connection: Connection, model: str, price: Price) -> int:
 
 
 def _parse(row: RowMapping) -> Price:
-    """Raise ``ValueError`` for a row that no price can have been stored as."""
+    """Build a price from a row. Raise ``ValueError`` if an amount or unit count is invalid."""
     components = msgspec.convert(row["components"], tuple[Component, ...])
     if any(each.per < 1 or each.amount_nanos < 0 for each in components):
-        raise ValueError("an amount is negative, or is for less than one unit")
+        raise ValueError("an amount is negative, or applies to less than one unit")
     return Price(components, row["minimum_nanos"])

@@ -1,4 +1,4 @@
-"""A receipt as it is shown: a closed request, the lines of its charge, what was given back."""
+"""A receipt as it is displayed: the closed request, the lines of its charge, and its refunds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gateway.pricing import Line
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The lines are recomputed from prices and usage, and sum to the charge unless less was held
-    for; ``steps`` are those of a workflow."""
+    """``lines`` are recomputed from price and usage. They sum to the charge, unless the hold was
+    smaller. ``steps`` are those of a workflow."""
 
     closed: ClosedRequest
     lines: Sequence[Line]

@@ -1,6 +1,6 @@
-"""Proves that the books agree, or says what differs. Reads everything, writes nothing.
+"""Reconciliation: proves that the books agree, or lists what differs. Reads only.
 
-Each rule is a query that must find nothing. Run it nightly and after anything that went wrong; the
+Each rule is a query that must find nothing. It runs nightly; run it after any incident as well. The
 tests run it after every crash.
 """
 
@@ -41,7 +41,7 @@ OVERDUE_S: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that does not agree: the rule, what it is about, and both numbers."""
+    """One discrepancy: the rule, its subject, and a message with both numbers."""
 
     rule: str
     subject: str
@@ -52,7 +52,7 @@ class Finding:
 
 
 def reconcile(connection: Connection, *, now: datetime) -> list[Finding]:
-    """Check every rule in one transaction; an empty list is a proof."""
+    """Check all rules in one transaction; an empty list proves that the books agree."""
     findings: list[Finding] = []
     for rule in _RULES:
         findings.extend(rule(connection))
@@ -61,7 +61,7 @@ def reconcile(connection: Connection, *, now: datetime) -> list[Finding]:
 
 
 def _sums_to_zero(connection: Connection) -> Iterator[Finding]:
-    """R1: what all accounts got is what all accounts gave, the system's included."""
+    """R1: the balances of all accounts, including those of the system, sum to zero."""
     balances = {
         row.id: row.balance for row in connection.execute(select(accounts.c.id, _balance()))
     }
@@ -81,8 +81,8 @@ def _posted_is_sum_of_transfers(connection: Connection) -> Iterator[Finding]:
 
 
 def _held_is_sum_of_holds(connection: Connection) -> Iterator[Finding]:
-    """R3: what is held is the sum of the open holds, of accounts and of keys; what is counted as
-    open is their number."""
+    """R3: the held amounts of accounts and keys are the sums of their open holds, and their counts
+    of open requests are the numbers of those holds."""
     for table, column in ((accounts, holds.c.account_id), (keys, holds.c.key_id)):
         open_sum = (
             select(exact_sum(holds.c.hold_nanos)).where(column == table.c.id).scalar_subquery()
@@ -100,7 +100,7 @@ def _held_is_sum_of_holds(connection: Connection) -> Iterator[Finding]:
 
 
 def _charges_are_sums_of_receipts(connection: Connection) -> Iterator[Finding]:
-    """R4: each charge is the sum of its receipts, and no charged receipt is without one."""
+    """R4: each charge is the sum of its receipts, and each key's spending that of its receipts."""
     billed = (
         select(exact_sum(receipts.c.charge_nanos))
         .where(receipts.c.transfer_id == transfers.c.id)
@@ -125,14 +125,14 @@ def _charges_are_sums_of_receipts(connection: Connection) -> Iterator[Finding]:
 
 
 def _refunds_are_part_of_charges(connection: Connection) -> Iterator[Finding]:
-    """R4: each refund moved its amount, and no request got back more than it was charged."""
+    """R4: each refund moved its amount, and no request was refunded more than its charge."""
     both = select(refunds.c.request_id, refunds.c.amount_nanos, transfers.c.amount_nanos).join(
         transfers, transfers.c.id == refunds.c.transfer_id
     )
     for request_id, amount, moved in connection.execute(
         both.where(refunds.c.amount_nanos != transfers.c.amount_nanos)
     ):
-        yield _differ("R4", request_id, "gave back", moved, amount)
+        yield _differ("R4", request_id, "refunded", moved, amount)
     given = exact_sum(refunds.c.amount_nanos)
     over = (
         select(receipts.c.request_id, receipts.c.charge_nanos, given.label("given"))
@@ -141,14 +141,14 @@ def _refunds_are_part_of_charges(connection: Connection) -> Iterator[Finding]:
         .having(given > receipts.c.charge_nanos)
     )
     for request_id, charged, back in connection.execute(over):
-        yield _differ("R4", request_id, "gave back more than it charged:", back, charged)
+        yield _differ("R4", request_id, "refunded more than its charge:", back, charged)
 
 
 def _open_or_closed(connection: Connection) -> Iterator[Finding]:
-    """R5: no request is both held for and settled."""
+    """R5: no request has both a hold and a receipt."""
     both = select(holds.c.request_id).join(receipts, receipts.c.request_id == holds.c.request_id)
     for request_id in connection.execute(both).scalars():
-        yield Finding("R5", request_id, "is held for although it has a receipt")
+        yield Finding("R5", request_id, "has a hold although it has a receipt")
 
 
 def _overdue(connection: Connection, now: datetime) -> Iterator[Finding]:
@@ -157,12 +157,12 @@ def _overdue(connection: Connection, now: datetime) -> Iterator[Finding]:
         holds.c.deadline_at < now - timedelta(seconds=OVERDUE_S)
     )
     for row in connection.execute(late):
-        yield Finding("R6", row.request_id, f"is held for past its deadline {row.deadline_at}")
+        yield Finding("R6", row.request_id, f"has a hold past its deadline {row.deadline_at}")
 
 
 def _prices_were_in_force(connection: Connection) -> Iterator[Finding]:
-    """R7: each receipt has the price that was in force for its account when it was accepted, less
-    its class's discount of that moment; and its charge is what that makes of its usage."""
+    """R7: each receipt has the price in force for its account at acceptance, less the discount of
+    its class at that moment, and its charge is this price applied to its usage."""
     periods: defaultdict[tuple[str, int], list[tuple[datetime, int | None]]] = defaultdict(list)
     for period in connection.execute(
         select(price_periods).where(not_cancelled()).order_by(price_periods.c.effective_from)
@@ -211,8 +211,8 @@ def _steps_were_priced(
     in_force: Callable[[str, int, datetime], int | None],
     cache: PriceCache,
 ) -> Iterator[Finding]:
-    """R7: each step of a workflow has the price that was in force for its model, and where it was
-    charged for, its charge is what that makes of its usage."""
+    """R7: each step of a workflow run has the price in force for its model at acceptance, and its
+    charge, if any, is this price applied to its usage."""
     query = select(receipt_steps, receipts.c.account_id, receipts.c.accepted_at).join(
         receipts, receipts.c.request_id == receipt_steps.c.request_id
     )
@@ -230,7 +230,7 @@ def _steps_were_priced(
 
 
 def _lots_are_the_balance(connection: Connection) -> Iterator[Finding]:
-    """R8: what is left of an account's lots is its balance, or nothing where that is a debt."""
+    """R8: an account's lots sum to its balance, or to zero if the balance is negative."""
     left = (
         select(exact_sum(lots.c.remaining_nanos))
         .where(lots.c.account_id == accounts.c.id)
@@ -247,7 +247,7 @@ def _lots_are_the_balance(connection: Connection) -> Iterator[Finding]:
 
 
 def _windows_are_sums(connection: Connection) -> Iterator[Finding]:
-    """R9: what a budget's window holds and spent is what its requests hold and were charged."""
+    """R9: a budget window's held and spent amounts are those of its requests."""
     held: defaultdict[tuple[int, int], int] = defaultdict(int)
     spent: defaultdict[tuple[int, int], int] = defaultdict(int)
     given = (
@@ -274,7 +274,7 @@ def _windows_are_sums(connection: Connection) -> Iterator[Finding]:
             if stored != due:
                 yield _differ("R9", f"budget {place[0]} window {place[1]}", what, stored, due)
     for place in sorted(({*held} | {*spent}) - known):
-        yield Finding("R9", f"budget {place[0]} window {place[1]}", "is gone, but requests count")
+        yield Finding("R9", f"budget {place[0]} window {place[1]}", "is missing but has requests")
 
 
 def _balances_follow_transfers(connection: Connection) -> Iterator[Finding]:
@@ -305,7 +305,7 @@ def _balances_follow_transfers(connection: Connection) -> Iterator[Finding]:
         if row.account != account:
             account, version, balance = row.account, 0, 0
         if row.version <= version:
-            yield Finding("R11", f"transfer {row.id}", f"has the version {row.version} again")
+            yield Finding("R11", f"transfer {row.id}", f"repeats the version {row.version}")
         if row.after != balance + row.amount:
             yield _differ("R11", f"transfer {row.id}", "left", row.after, balance + row.amount)
         version, balance = row.version, row.after
@@ -326,7 +326,7 @@ _RULES: Final[tuple[Callable[[Connection], Iterator[Finding]], ...]] = (
 
 
 def _balance() -> ColumnElement[int]:
-    """What an account has by its transfers alone."""
+    """SQL expression: an account's balance according to its transfers."""
     moved = case(
         (transfers.c.to_account == accounts.c.id, transfers.c.amount_nanos),
         else_=-transfers.c.amount_nanos,

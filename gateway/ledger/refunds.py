@@ -1,7 +1,7 @@
-"""Refunds: a charge given back, in whole or in part, and never more than was charged.
+"""Refunds of charges, full or partial, and never more than was charged.
 
-A refund is a transfer and a row that ties it to its receipt; the receipt itself never changes. It
-also frees what the charge took of its key's spend limit and of the budgets it counted against.
+A refund is a transfer, and a row that links it to its receipt; the receipt itself never changes. It
+also reduces what was spent under the key's spend limit and the budgets of the request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RefundKind: TypeAlias = Literal["refund", "correction"]
 
 @dataclass(frozen=True, slots=True)
 class Refund:
-    """Money given back for a request, as its receipt shows it."""
+    """A refund or correction, as displayed on the receipt."""
 
     kind: RefundKind
     amount_nanos: int
@@ -36,7 +36,7 @@ class Refund:
 
 
 class NotRefundable(Exception):
-    """There is nothing, or not so much, of this charge left to give back."""
+    """The amount exceeds what is left of the charge."""
 
 
 def refund(
@@ -50,10 +50,10 @@ def refund(
     kind: RefundKind = "refund",
     clock: Clock = utc_now,
 ) -> Transfer:
-    """Give back a part of a charge, once per key; without an amount, all that is left of it.
+    """Refund a part of a charge, once per key; without an amount, all that is left of it.
 
-    Raise ``LookupError`` if there is no such receipt, ``NotRefundable`` if more than what is left
-    would go back, ``TransferConflict`` if the key stands for another movement.
+    Raise ``LookupError`` if the receipt does not exist, ``NotRefundable`` if the amount exceeds
+    what is left, ``TransferConflict`` if the key was used for another transfer.
     """
     check_text(key, "the reference", longest=KEY_MAX, required=True)
     check_text(actor, "the actor", longest=NAME_MAX, required=True)
@@ -65,7 +65,7 @@ def refund(
         .first()
     )
     if receipt is None:
-        raise LookupError(f"there is no receipt of {request_id!r}")
+        raise LookupError(f"no receipt for request {request_id!r}")
     account_id = receipt["account_id"]
     account = lock_accounts(connection, [account_id])[account_id]
     revenue = SYSTEM_ACCOUNTS["revenue"]
@@ -83,7 +83,7 @@ def refund(
     if not 0 < amount <= left:
         raise NotRefundable(
             f"{request_id} was charged ${format_usd(receipt['charge_nanos'])}, of which "
-            f"${format_usd(left)} can be given back, not ${format_usd(amount)}"
+            f"${format_usd(left)} can be refunded, not ${format_usd(amount)}"
         )
     made = move(
         connection, account, amount, revenue,
@@ -109,7 +109,7 @@ def refund(
 
 
 def refunds_of(connection: Connection, request_id: RequestId) -> list[Refund]:
-    """Read what was given back for a request, oldest first."""
+    """List the refunds of a request, oldest first."""
     rows = connection.execute(
         select(refunds.c.kind, refunds.c.amount_nanos, refunds.c.booked_at, transfers.c.reason)
         .join(transfers, transfers.c.id == refunds.c.transfer_id)
@@ -122,7 +122,7 @@ def refunds_of(connection: Connection, request_id: RequestId) -> list[Refund]:
 def _booked(
     connection: Connection, key: str, request_id: str, amount_nanos: int | None
 ) -> Transfer | None:
-    """Find the refund that was booked under a key, for whatever was left then if none is named."""
+    """Find the refund booked under a key. Without an amount, any amount matches."""
     row = (
         connection.execute(
             select(transfers, refunds.c.request_id)
@@ -135,7 +135,7 @@ def _booked(
     if row is None:
         return None
     if row["request_id"] != request_id:
-        raise TransferConflict(f"{key} was used before, for another request")
+        raise TransferConflict(f"{key} was already used for a different request")
     amount = row["amount_nanos"] if amount_nanos is None else amount_nanos
     return find_transfer(connection, key, row["from_account"], row["to_account"], amount)
 
@@ -143,7 +143,7 @@ def _booked(
 def _release_limits(
     connection: Connection, key_id: int, windows: list[list[int]], amount_nanos: int
 ) -> None:
-    """What came back may be spent again, under the limits that the charge counted against."""
+    """Reduce what the charge spent of its key's spend limit and of its budget windows."""
     connection.execute(
         update(keys)
         .where(keys.c.id == key_id)

@@ -1,8 +1,8 @@
-"""Settling: a hold becomes a receipt, and the money moves, in one transaction for a whole batch.
+"""Settlement: replaces holds by receipts and moves the money, in one transaction per batch.
 
-The ``DELETE … RETURNING`` of the hold is what makes a charge happen exactly once: whoever gets the
-row settles it, everybody after gets nothing. The charge is computed here, from the price that the
-hold was accepted at and the measured usage, and it is never more than the hold.
+The ``DELETE … RETURNING`` of the hold makes a charge happen exactly once: the call that gets the
+row settles the request, and later calls get nothing. The charge is computed here, from the price at
+acceptance and the measured usage, and is never more than the hold.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UNREADABLE: Final[Mapping[str, Any]] = {
     "reason": "unreadable",
     "billable": False,
     "output": None,
-    "error": RequestError("engine_error", "What is stored of the request cannot be read."),
+    "error": RequestError("engine_error", "The stored request cannot be read."),
 }
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How a request ended; ``billable`` if what was used is to be paid for."""
+    """The end of a request. ``billable``: whether its usage is charged."""
 
     request_id: RequestId
     status: Status
@@ -68,19 +68,19 @@ class Settlement:
     output: Output | None = None
     error: RequestError | None = None
     freed: str | None = None
-    """Idempotency key of an order that found its queue full: sent again it is a new attempt."""
+    """Idempotency key to delete, so that the key can be used again: the queue was full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """A request that this call closed; ``clipped`` if it used more than its limits allow."""
+    """A request that this call closed. ``clipped``: its usage exceeded its limits."""
 
     closed: ClosedRequest
     clipped: bool
     job: Job
     steps: tuple[StepLine, ...] = ()
     running: tuple[Running, ...] = ()
-    """Steps of a workflow that are to be stopped."""
+    """Running steps of a workflow run, to be stopped."""
 
 
 _FIND: Final = select(holds.c.request_id, holds.c.account_id, holds.c.held_tokens).where(
@@ -129,7 +129,7 @@ def settle(
     prices: PriceCache,
     retention: timedelta,
 ) -> list[Closing | None]:
-    """Close requests; None for each one that was closed before, also within this batch.
+    """Close requests; None for each one that was closed before, including earlier in the batch.
 
     ``now`` is the ``booking_time`` of the same transaction.
     """
@@ -176,10 +176,10 @@ def _hold_for_overrun(
     sliced: Mapping[str, int],
     prices: PriceCache,
 ) -> bool:
-    """Hold for what a stream produced beyond its last slice, where its account can still pay it.
+    """Extend holds for tokens that streams produced beyond their last slice, if credit allows.
 
-    A worker may be quicker than the gateway that extends, or that gateway may be gone. Return
-    whether anything was asked for.
+    A worker can be ahead of the gateway that extends the hold, or that gateway may have crashed.
+    Return whether any extension was tried.
     """
     over = {
         settlement.request_id: settlement.usage.output_tokens
@@ -211,16 +211,16 @@ def _close(
     prices: PriceCache,
     retention: timedelta,
 ) -> Closing:
-    """Decide what a request costs; nothing that its price does not cover is given away unseen."""
+    """Compute the charge. If the price does not cover the usage, fail as ``unpriced_usage``."""
     readable = True
     try:
         job = decode_job(row["job"])
         plan = plan_of(job)
         steps = None if plan is None else measure_steps(connection, row["request_id"], plan)
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as problem:
-        # Of another version, or damaged. Without its limits nothing can be charged, but the hold
-        # must not stay for good.
-        log.error("%s is closed unread: %s", row["request_id"], problem)
+        # Written by another version, or damaged. Without its limits nothing can be charged, but the
+        # hold must be released.
+        log.error("closing %s, whose job cannot be read: %s", row["request_id"], problem)
         readable, job, plan, steps = False, _stand_in(row), None, None
         if settlement.billable or settlement.status == "succeeded":
             settlement = replace(settlement, **_UNREADABLE)
@@ -285,7 +285,7 @@ def _close(
 
 
 def _stand_in(row: RowMapping) -> Job:
-    """The job of a request whose own cannot be read: it allows nothing."""
+    """Build a job with no input and no limits, for a request whose job cannot be read."""
     return Job(row["request_id"], str(row["account_id"]), row["model"], row["task"], {})
 
 
@@ -296,7 +296,7 @@ def _post(
     *,
     now: datetime,
 ) -> dict[int, int]:
-    """Move the money: one transfer per account that was charged. Give account → transfer."""
+    """Move the money, in one transfer per charged account. Return account → transfer."""
     charged: defaultdict[int, int] = defaultdict(int)
     held: defaultdict[int, int] = defaultdict(int)
     key_charged: defaultdict[int, int] = defaultdict(int)
@@ -397,7 +397,7 @@ def _write(
 
 def _keep_until(row: RowMapping, now: datetime, retention: timedelta) -> datetime:
     if row["service_class"] == "batch":
-        # Until it is in the batch's file, which may wait for a gateway after the batch's end.
+        # Keep it until the batch's file is written, which can be some time after the batch ends.
         deadline_at: datetime = row["deadline_at"]
         return max(deadline_at + BATCH_RETENTION, now + retention)
     return now + retention

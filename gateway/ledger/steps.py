@@ -1,8 +1,8 @@
-"""What the steps of a workflow cost, and the lines that they leave on its receipt.
+"""Charges of the steps of a workflow run, and their lines on its receipt.
 
-A workflow has one hold and one receipt. Where it has no price of its own its charge is the sum of
-its steps', each priced like a request of its own: at the price in force when the whole was
-accepted, cut at the limits that were held for, rounded once. Part of the transaction that settles.
+A run has one hold and one receipt. If the workflow has no price, its charge is the sum of its
+steps'. Each step is priced like a separate request: at the price in force when the run was
+accepted, clipped to the limits that were held for, rounded once. Part of the settling transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SUMMED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """One step on a receipt. ``stopped``: it still ran when the whole was over."""
+    """One step on a receipt. Status ``stopped``: it was still running when the run ended."""
 
     name: str
     model: str
@@ -53,7 +53,7 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A step that has not ended, and where it is queued."""
+    """A step that has not ended, and the model in whose queue it is."""
 
     id: StepId
     model: str
@@ -61,7 +61,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:
-    """What the steps of a request used, before it is decided what that costs."""
+    """Usage of the steps of a run, before pricing."""
 
     lines: tuple[StepLine, ...]
     usage: Usage
@@ -71,7 +71,7 @@ class StepMeasurement:
 
 
 def measure_steps(connection: Connection, request_id: str, plan: WorkflowPlan) -> StepMeasurement:
-    """Read what became of the steps, and forget those that have ended."""
+    """Read the results of the steps, and delete the rows of those that have ended."""
     rows = list(
         connection.execute(
             select(steps)
@@ -103,7 +103,7 @@ def measure_steps(connection: Connection, request_id: str, plan: WorkflowPlan) -
 def charge_steps(
     connection: Connection, lines: Sequence[StepLine], prices: PriceCache
 ) -> tuple[StepLine, ...]:
-    """Price every step by itself. Raise ``UnpricedUsage``."""
+    """Price each step separately. Raise ``UnpricedUsage``."""
     return tuple(
         replace(line, charge_nanos=_due(line, read_price(connection, line.price_id, prices)))
         for line in lines
@@ -111,7 +111,7 @@ def charge_steps(
 
 
 def write_steps(connection: Connection, closed: Sequence[tuple[str, Sequence[StepLine]]]) -> None:
-    """Add their steps to receipts."""
+    """Insert the steps of receipts."""
     rows = [
         {
             "request_id": request_id,
@@ -137,7 +137,7 @@ def write_steps(connection: Connection, closed: Sequence[tuple[str, Sequence[Ste
 
 
 def read_steps(connection: Connection, request_id: str) -> tuple[StepLine, ...]:
-    """Read the steps on a receipt, in their order; none of what is no workflow."""
+    """Read the steps on a receipt in order; empty unless it is that of a workflow run."""
     rows = connection.execute(
         select(receipt_steps)
         .where(receipt_steps.c.request_id == request_id)
@@ -149,7 +149,7 @@ def read_steps(connection: Connection, request_id: str) -> tuple[StepLine, ...]:
 def itemized(
     connection: Connection, request_id: str, price: Price, usage: Usage, prices: PriceCache
 ) -> Iterator[Line]:
-    """The lines of a charge, recomputed from prices and usage: its own, or those of its steps."""
+    """Recompute the lines of a charge from price and usage, for a workflow from its steps."""
     if price.components:
         yield from charge(price, usage).lines
         return
@@ -188,7 +188,7 @@ def _line(step: PlannedStep, attempts: Sequence[RowMapping]) -> tuple[StepLine, 
 
 
 def _summed(parts: Sequence[Timings]) -> Timings:
-    """Where the time of all steps went; more than the whole took, where some ran at once."""
+    """Sum the timings of all steps; more than the run took if steps ran concurrently."""
     return Timings(**{name: sum(getattr(part, name) for part in parts) for name in _SUMMED})
 
 

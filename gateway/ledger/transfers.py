@@ -1,7 +1,7 @@
-"""Transfers: how money comes into an account and leaves it, other than by charges.
+"""Transfers: movements of money into and out of an account, other than charges.
 
-Append-only, each with its reason and actor, and idempotent by its key: the same key never books
-twice. The month's row is locked first, then the account.
+Append-only, each with its reason and actor. Idempotent by key: the same key never books twice. The
+month's row is locked first, then the account.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TransferKind: TypeAlias = Literal[CreditKind, "charge", "expiry", "chargeback"]
 KEY_MAX: Final = 200
 
 _CREDITS: Final[Mapping[CreditKind, tuple[str, LotKind]]] = {
-    # Where it comes from, and what kind of credit it is.
+    # Source account, and kind of the lot.
     "topup": ("cash", "paid"),
     "grant": ("promo", "promo"),
     "rebate": ("revenue", "paid"),
@@ -38,7 +38,7 @@ _CREDITS: Final[Mapping[CreditKind, tuple[str, LotKind]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A booked movement; ``repeated`` if it had been booked before under the same key."""
+    """A booked transfer. ``repeated``: it had already been booked under the same key."""
 
     id: int
     amount_nanos: int
@@ -48,7 +48,7 @@ class Transfer:
 
 
 class TransferConflict(Exception):
-    """The key was used before for another amount or account."""
+    """The key was already used with a different amount or account."""
 
 
 def add_credit(
@@ -65,19 +65,19 @@ def add_credit(
     expires_at: datetime | None = None,
     clock: Clock = utc_now,
 ) -> Transfer:
-    """Move money into an account, once per key, and open a lot of it.
+    """Move money into an account, once per key, and open a lot for it.
 
-    A top-up first pays what the account owes from a chargeback. Raise ``LookupError`` if there is
-    no such account, ``ValueError`` if the amount is not positive, has expired already or passes
-    what can be booked, ``TransferConflict`` if the key stands for another movement.
+    A top-up first repays what the account owes from chargebacks. Raise ``LookupError`` if the
+    account does not exist, ``ValueError`` if the amount is not positive, has already expired or
+    exceeds what can be booked, ``TransferConflict`` if the key was used for another transfer.
     """
     check_amount(amount_nanos, "the amount", most=NANOS_MAX)
     _check_texts(key, actor, reason)
     if expires_at is not None:
-        expires_at = check_moment(expires_at, "the end of the credit")
+        expires_at = check_moment(expires_at, "the expiry of the credit")
     now = booking_time(connection, clock)
     if expires_at is not None and expires_at <= now:
-        raise ValueError(f"it would have expired already, at {expires_at.isoformat()}")
+        raise ValueError(f"the credit would have expired already, at {expires_at.isoformat()}")
     account = _lock(connection, account_id)
     source, lot_kind = _CREDITS[kind]
     source_id = SYSTEM_ACCOUNTS[source]
@@ -114,10 +114,11 @@ def chargeback(
     reason: str,
     clock: Clock = utc_now,
 ) -> Transfer:
-    """Take a payment back, once per key: from what the account has free, and what is missing
-    becomes its debt in ``receivable:<id>`` and suspends it. Raise as ``add_credit`` does.
+    """Reverse a payment, once per key, from the account's unheld balance.
 
-    The transfer given is the one from the account, or that of the debt where it had nothing.
+    An amount that the balance does not cover becomes a debt in ``receivable:<id>`` and suspends the
+    account. Return the transfer from the account or, if it had nothing, that of the debt. Raise as
+    ``add_credit`` does.
     """
     check_amount(amount_nanos, "the amount", most=NANOS_MAX)
     _check_texts(key, actor, reason)
@@ -158,7 +159,7 @@ def chargeback(
 
 
 def owed(connection: Connection, account_id: int) -> int:
-    """Say what an account owes beyond its balance, from chargebacks of money it had spent."""
+    """Return an account's debt beyond its balance, from chargebacks of money that it had spent."""
     receivable = connection.execute(
         select(accounts.c.id).where(
             accounts.c.name == f"receivable:{account_id}", accounts.c.kind == "system"
@@ -183,13 +184,13 @@ def move(
     reason: str,
     now: datetime,
 ) -> Transfer:
-    """Book one movement of a locked customer's account: into it if positive, else out of it.
+    """Book one transfer into (positive) or out of (negative) a locked customer account.
 
-    The caller keeps the lots in step. ``account`` is the row as it was locked.
+    The caller updates the lots. ``account`` is the row as it was locked.
     """
     posted_after = account["posted_nanos"] + amount_nanos
     if abs(posted_after) > NANOS_MAX:
-        raise ValueError(f"the balance would be beyond ${format_usd(NANOS_MAX)}")
+        raise ValueError(f"the balance would exceed ${format_usd(NANOS_MAX)}")
     connection.execute(
         update(accounts)
         .where(accounts.c.id == account["id"])
@@ -214,7 +215,7 @@ def move(
 def find_transfer(
     connection: Connection, key: str, source: int, target: int, amount_nanos: int
 ) -> Transfer | None:
-    """Find what was booked under a key. Raise ``TransferConflict`` if that was something else."""
+    """Find the transfer booked under a key. Raise ``TransferConflict`` if it is a different one."""
     known = connection.execute(select(transfers).where(transfers.c.key == key)).mappings().first()
     if known is None:
         return None
@@ -223,14 +224,14 @@ def find_transfer(
         target,
         amount_nanos,
     ):
-        raise TransferConflict(f"{key} was used before, for another amount or account")
+        raise TransferConflict(f"{key} was already used with a different amount or account")
     return _repeated(known)
 
 
 def _chargeback_of(
     connection: Connection, key: str, account_id: int, amount_nanos: int
 ) -> Transfer | None:
-    """Find a chargeback booked under a key, whether it was covered in whole, in part or not."""
+    """Find a chargeback booked under a key, whether it was covered fully, partly or not at all."""
     rows = connection.execute(
         select(transfers).where(transfers.c.key.in_([key, f"{key}:owed"])).order_by(transfers.c.id)
     )
@@ -246,12 +247,12 @@ def _chargeback_of(
     if not sources <= {account_id, owing} or amount_nanos != sum(
         row["amount_nanos"] for row in known
     ):
-        raise TransferConflict(f"{key} was used before, for another amount or account")
+        raise TransferConflict(f"{key} was already used with a different amount or account")
     return _repeated(known[0])
 
 
 def _repay(connection: Connection, account_id: int, *, key: str, actor: str, now: datetime) -> None:
-    """Pay what is owed out of money that has just come in; being suspended ends by hand."""
+    """Repay a debt from new money. The account stays suspended until an operator reactivates it."""
     debt = owed(connection, account_id)
     account = _lock(connection, account_id)
     amount = min(debt, max(account["posted_nanos"] - account["held_nanos"], 0))
@@ -259,13 +260,13 @@ def _repay(connection: Connection, account_id: int, *, key: str, actor: str, now
         move(
             connection, account, -amount, _receivable(connection, account_id, now),
             kind="chargeback", key=f"repay:{key}", actor=actor,
-            reason="what was owed from a chargeback", now=now,
+            reason="repayment of a chargeback", now=now,
         )  # fmt: skip
         consume(connection, {account_id: amount}, first="paid")
 
 
 def _receivable(connection: Connection, account_id: int, now: datetime) -> int:
-    """Give the account of the system that stands for what a customer owes; open it if need be."""
+    """Return the id of the system account for a customer's debt; create it if necessary."""
     name = f"receivable:{account_id}"
     id = connection.execute(
         select(accounts.c.id).where(accounts.c.name == name, accounts.c.kind == "system")
@@ -318,7 +319,7 @@ def _repeated(row: RowMapping) -> Transfer:
 def _lock(connection: Connection, account_id: int) -> RowMapping:
     account = lock_accounts(connection, [account_id]).get(account_id)
     if account is None:
-        raise LookupError(f"there is no account {account_id}")
+        raise LookupError(f"unknown account {account_id}")
     return account
 
 

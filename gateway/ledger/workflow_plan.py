@@ -1,7 +1,7 @@
-"""What an accepted workflow is: its steps as they will be run, fixed with their prices and bounds.
+"""The plan of an accepted workflow run: its steps with their prices and limits.
 
-A plan is the input of the request's own job, so it is committed with the hold and cannot change
-afterwards, whatever the catalog says by then. Pure.
+A plan is the input of the request's own job, so it is committed with the hold and does not change
+when the catalog does. Pure.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from workers.contract.jobs import Job, RequestId, Usage
 
 _STEP_ID: Final = re.compile(r"(req_[0-9a-f]{32})\.([a-z][a-z0-9_]*)\.([0-9]+)")
 _DELIVERED: Final = ("images", "video_ms", "audio_ms")
-"""Quantities of the whole that are those of its output alone."""
+"""Quantities of a workflow run that count only the output step."""
 
 
 class PlannedStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One step; ``input`` is as the catalog has it, with what flows in still by its name."""
+    """One step; ``input`` is as in the catalog, with its references not yet resolved."""
 
     name: str
     model: str
@@ -34,23 +34,23 @@ class PlannedStep(msgspec.Struct, frozen=True, omit_defaults=True):
     characters: int = 0
     max_tokens: int | None = None
     backoff_ms: int = 0
-    """Between the first attempt and the second; then twice as long each time."""
+    """Pause between the first attempt and the second; it doubles with each further attempt."""
 
 
 class WorkflowPlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``output`` is the step whose output the whole has; ``texts`` and ``media`` are the inputs,
-    the latter as places among the job's attachments."""
+    """``output`` is the step whose output is the run's; ``texts`` and ``media`` are the inputs,
+    the latter as indices of the job's attachments."""
 
     steps: tuple[PlannedStep, ...]
     output: str
     texts: dict[str, str] = {}
     media: dict[str, int] = {}
     by_steps: bool = False
-    """Whether it costs what its steps cost, and not a price of its own."""
+    """Whether the run is charged the sum of its steps instead of its own price."""
 
 
 class StepId(NamedTuple):
-    """The id of a step's job: of which request, which step, and which attempt from 1 on."""
+    """Id of a step's job: the request, the step, and the attempt, counted from 1."""
 
     request_id: RequestId
     name: str
@@ -61,18 +61,18 @@ class StepId(NamedTuple):
 
 
 def read_step_id(text: str) -> StepId | None:
-    """None if it is the id of a request that stands for itself."""
+    """Parse the id of a step's job; None for the id of a request."""
     found = _STEP_ID.fullmatch(text)
     return StepId(RequestId(found[1]), found[2], int(found[3])) if found else None
 
 
 def plan_of(job: Job) -> WorkflowPlan | None:
-    """The plan of a request that is a workflow."""
+    """Return the plan of a workflow run; None for any other request."""
     return msgspec.convert(job.input, WorkflowPlan) if job.workflow else None
 
 
 def combined(parts: Iterable[Usage], delivered: Usage) -> Usage:
-    """The usage of the whole: what was spent on all steps, and what the output step delivered."""
+    """Return the usage of a run: sums over all steps, and the output of the output step."""
     parts = tuple(parts)
     sums = {
         unit: getattr(delivered, unit)

@@ -193,7 +193,7 @@ def test_price_of_an_unknown_model_is_neither_set_nor_ended(books: Books) -> Non
     for model, made in (("typo", None), ("typo", price), ("", None), ("m", None)):
         with (
             books.database.transaction() as connection,
-            pytest.raises(LookupError, match=r"has never been on sale|no price of its own"),
+            pytest.raises(LookupError, match=r"has never been on sale|no price override"),
         ):
             set_price(
                 connection, model, made,
