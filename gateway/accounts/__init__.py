@@ -1,1 +1,1 @@
-"""Who pays and who calls: accounts, their keys, and the limits of those."""
+"""Accounts, their keys, and the budgets and limits of both."""

@@ -1,4 +1,4 @@
-"""Accounts: who pays. Their balance changes only through the ledger."""
+"""Accounts: the parties that pay. Their balances change only through the ledger."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Account:
 
     @property
     def available_nanos(self) -> int:
-        """What new requests may hold."""
+        """Amount that new requests can hold."""
         return self.posted_nanos - self.held_nanos + self.credit_limit_nanos
 
 
 class AccountExists(Exception):
-    """There is an account of this name."""
+    """The name is taken by another account."""
 
 
 class AmbiguousAccount(Conflict):
@@ -49,7 +49,7 @@ class AmbiguousAccount(Conflict):
         each = " and ".join(f"{account.name!r} (id:{account.id})" for account in found)
         super().__init__(
             "account_ambiguous",
-            f"{asked!r} can be {each}; write id: and the number of the one that is meant, "
+            f"{asked!r} can be {each}; write id: followed by the number of the one that you mean, "
             "and rename the other.",
             param="account",
             details={"accounts": [{"id": each.id, "name": each.name} for each in found]},
@@ -57,15 +57,15 @@ class AmbiguousAccount(Conflict):
 
 
 def create_account(connection: Connection, name: str, *, credit_limit_nanos: int = 0) -> Account:
-    """Open an account with nothing in it.
+    """Open an account with a balance of zero.
 
-    Raise ``AccountExists`` if the name is taken, ``ValueError`` if it cannot be a name or the
-    credit limit is negative or beyond what is accepted.
+    Raise ``AccountExists`` if the name is taken, ``ValueError`` if the name is not valid or the
+    credit limit is negative or too large.
     """
     check_account_name(name)
     check_amount(credit_limit_nanos, "the credit limit", least=0)
     if connection.execute(select(accounts.c.id).where(accounts.c.name == name)).first():
-        raise AccountExists(f"there is an account named {name!r}")
+        raise AccountExists(f"the account {name!r} already exists")
     row = connection.execute(
         insert(accounts)
         .values(
@@ -80,21 +80,21 @@ def create_account(connection: Connection, name: str, *, credit_limit_nanos: int
 
 
 def find_account(connection: Connection, name_or_id: str | int) -> Account:
-    """Find a customer's account by its name or number; ``id:30`` is always the number.
+    """Find a customer account by its name or number; ``id:30`` is always a number.
 
-    Raise ``LookupError`` if there is none, ``AmbiguousAccount`` if one account has a name that is
+    Raise ``LookupError`` if it does not exist, ``AmbiguousAccount`` if the name of one account is
     the number of another: such names were once accepted.
     """
     found = find_accounts(connection, name_or_id)
     if not found:
-        raise LookupError(f"there is no account {name_or_id!r}")
+        raise LookupError(f"unknown account {name_or_id!r}")
     if len(found) > 1:
         raise AmbiguousAccount(str(name_or_id), found)
     return found[0]
 
 
 def find_accounts(connection: Connection, name_or_id: str | int) -> list[Account]:
-    """Find every customer's account that a name or number can mean, by number."""
+    """Find all customer accounts that a name or number can refer to, ordered by number."""
     number = name_or_id if isinstance(name_or_id, int) else read_id(name_or_id.removeprefix("id:"))
     conditions: list[ColumnElement[bool]] = []
     if number is not None and 0 < number <= ID_MAX:
@@ -121,21 +121,21 @@ def change_account(
     report_tz: str | None = None,
     name: str | None = None,
 ) -> Account:
-    """Change what is named. Raise ``LookupError``, ``AccountExists`` for a name that is taken, or
-    ``ValueError`` for what cannot be.
+    """Change the attributes that are given.
 
-    A credit limit cannot go below what is owed and held already; a suspended or closed account
-    accepts nothing new, and what runs ends as usual.
+    A credit limit cannot be set below what is already owed and held. A suspended or closed account
+    accepts no new requests; running requests end as usual. Raise ``LookupError`` if the account
+    does not exist, ``AccountExists`` if the name is taken, ``ValueError`` if a value is not valid.
     """
     account = lock_accounts(connection, [account_id]).get(account_id)
     if account is None:
-        raise LookupError(f"there is no account {account_id}")
+        raise LookupError(f"unknown account {account_id}")
     changes: dict[str, object] = {}
     if name is not None:
         check_account_name(name)
         other = select(accounts.c.id).where(accounts.c.name == name, accounts.c.id != account_id)
         if connection.execute(other).first():
-            raise AccountExists(f"there is an account named {name!r}")
+            raise AccountExists(f"the account {name!r} already exists")
         changes["name"] = name
     if credit_limit_nanos is not None:
         check_amount(credit_limit_nanos, "the credit limit", least=0)
@@ -150,7 +150,7 @@ def change_account(
         changes["allowance_nanos"] = check_amount(allowance_nanos, "an allowance", least=0)
     if status is not None:
         if status not in get_args(Status):
-            raise ValueError(f"{status!r} is no status; there are {', '.join(get_args(Status))}")
+            raise ValueError(f"unknown status {status!r}; use {', '.join(get_args(Status))}")
         changes["status"] = status
     if report_tz is not None:
         changes["report_tz"] = read_zone(report_tz).key

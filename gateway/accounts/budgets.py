@@ -1,8 +1,8 @@
-"""Budgets: how much may be spent in an hour, a day, a month or in all, by account, key or model.
+"""Budgets: spending limits per hour, day, month or in total, of an account, key or model.
 
-A hard budget refuses what could pass it, counting what is held as if it were spent, so that no
-number of concurrent requests passes it by one nano. A soft one is counted and shown. Windows are
-cut in the budget's own time zone; a request counts in the window in which it was accepted.
+A hard budget refuses requests that could exceed it. Held amounts count as spent, so that no number
+of concurrent requests exceeds it. A soft budget only counts and reports. Windows follow the
+budget's time zone; a request counts in the window in which it was accepted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A bound on spending; ``key_id`` and ``model`` are None where it covers all of them."""
+    """A spending limit. ``key_id`` and ``model`` are None if it covers all keys or all models."""
 
     id: int
     account_id: int
@@ -57,7 +57,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class BudgetState:
-    """A budget and its window of now; ``ends_at`` is None where it never resets."""
+    """A budget and its current window; ``ends_at`` is None if it never resets."""
 
     budget: Budget
     starts_at: datetime
@@ -67,7 +67,7 @@ class BudgetState:
 
     @property
     def remaining_nanos(self) -> int:
-        """What may still be held under it; below nothing where a soft one has been passed."""
+        """Amount that can still be held; negative if a soft budget has been exceeded."""
         return self.budget.limit_nanos - self.spent_nanos - self.held_nanos
 
 
@@ -84,18 +84,18 @@ def create_budget(
     tz: str | None = None,
     now: datetime | None = None,
 ) -> Budget:
-    """Set a budget from now on; what was spent before does not count against it.
+    """Create a budget that applies from now on; earlier spending does not count.
 
-    The zone is the account's own unless one is named. Raise ``LookupError`` for an unknown account
-    or a key that is not the account's, ``ValueError`` for a negative limit, unknown window or zone.
+    The default zone is the account's. Raise ``LookupError`` if the account does not exist or does
+    not own the key, ``ValueError`` if the limit is negative or the window or zone is unknown.
     """
     if window not in WINDOWS:
-        raise ValueError(f"{window!r} is no window; there are {', '.join(WINDOWS)}")
+        raise ValueError(f"unknown window {window!r}; use {', '.join(WINDOWS)}")
     check_amount(limit_nanos, "a budget", least=0, most=NANOS_MAX)
     check_text(name, "the name of a budget", longest=NAME_MAX)
-    # The lock keeps holds that are being decided from missing it.
+    # Under the lock, so that a hold being decided cannot miss the new budget.
     if account_id not in lock_accounts(connection, [account_id]):
-        raise LookupError(f"there is no account {account_id}")
+        raise LookupError(f"unknown account {account_id}")
     if key_id is not None:
         own = select(keys.c.account_id).where(keys.c.id == key_id)
         owner = connection.execute(own).scalar() if 0 < key_id <= ID_MAX else None
@@ -126,15 +126,15 @@ def create_budget(
 
 
 def find_budget(connection: Connection, budget_id: int) -> Budget:
-    """Raise ``LookupError`` if there is none of this number that is still in force."""
+    """Find a budget in force. Raise ``LookupError`` if it does not exist or has ended."""
     if not 0 < budget_id <= ID_MAX:
-        raise LookupError(f"there is no budget {budget_id}")
+        raise LookupError(f"unknown budget {budget_id}")
     row = connection.execute(
         select(budgets).where(budgets.c.id == budget_id, budgets.c.ended_at.is_(None))
     )
     found = row.mappings().first()
     if found is None:
-        raise LookupError(f"there is no budget {budget_id}")
+        raise LookupError(f"unknown budget {budget_id}")
     return _budget(found)
 
 
@@ -154,10 +154,10 @@ def change_budget(
     hard: bool | None = None,
     now: datetime | None = None,
 ) -> Budget:
-    """Change how much a budget is, or whether it refuses, from the next request on.
+    """Change the limit of a budget, or whether it is hard, from the next request on.
 
-    What is spent or held already stays so, even above a lowered limit. Raise ``LookupError``,
-    ``ValueError`` if the limit is negative.
+    Amounts already spent or held stay, even above a lowered limit. Raise ``LookupError`` if the
+    budget does not exist or has ended, ``ValueError`` if the limit is negative.
     """
     if limit_nanos is not None:
         check_amount(limit_nanos, "a budget", least=0, most=NANOS_MAX)
@@ -179,13 +179,13 @@ def change_budget(
 
 
 def end_budget(connection: Connection, budget_id: int) -> Budget:
-    """Take a budget out of force; its windows stay. Raise ``LookupError``."""
+    """End a budget; its windows stay. Raise ``LookupError`` if it is not in force."""
     found = find_budget(connection, budget_id)
     lock_accounts(connection, [found.account_id])
     connection.execute(
         update(budgets).where(budgets.c.id == budget_id).values(ended_at=datetime.now(UTC))
     )
-    # What runs on still counts in them, but is bound by them no more.
+    # Open requests still count in these windows, which no longer limit anything.
     connection.execute(
         update(budget_windows).where(budget_windows.c.budget_id == budget_id).values(hard=False)
     )
@@ -195,7 +195,7 @@ def end_budget(connection: Connection, budget_id: int) -> Budget:
 def budget_states(
     connection: Connection, found: Sequence[Budget], now: datetime
 ) -> list[BudgetState]:
-    """Say how far budgets are used in their windows of now."""
+    """Return the usage of budgets in their current windows."""
     starts = [window_start(budget.window, budget.tz, now) for budget in found]
     wanted = [(budget.id, microseconds(start)) for budget, start in zip(found, starts, strict=True)]
     rows = read_windows(connection, wanted)
@@ -217,7 +217,7 @@ def budget_states(
 def budgets_in_force(
     connection: Connection, account_ids: Collection[int]
 ) -> dict[int, list[Budget]]:
-    """Read the budgets of some accounts."""
+    """Read the budgets in force of some accounts, by account."""
     found: dict[int, list[Budget]] = {}
     query = (
         select(budgets)
@@ -232,7 +232,7 @@ def budgets_in_force(
 def read_windows(
     connection: Connection, wanted: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], RowMapping]:
-    """Read windows by (budget, start in µs); those nothing was accepted in are absent."""
+    """Read windows by (budget, start in µs); those without accepted requests are absent."""
     if not wanted:
         return {}
     place = tuple_(budget_windows.c.budget_id, budget_windows.c.starts_us)
@@ -241,7 +241,7 @@ def read_windows(
 
 
 def window_start(window: Window, tz: str, moment: datetime) -> datetime:
-    """Give the UTC moment at which the window around a moment began, by the clocks of a zone."""
+    """Return the start, in UTC, of the window that contains a moment, in a time zone."""
     zone = read_zone(tz)
     local = moment.astimezone(zone)
     match window:
@@ -256,12 +256,12 @@ def window_start(window: Window, tz: str, moment: datetime) -> datetime:
 
 
 def window_end(window: Window, tz: str, moment: datetime) -> datetime | None:
-    """Give the moment at which the window around a moment ends."""
+    """Return the end of the window that contains a moment; None for ``total``."""
     zone = read_zone(tz)
     local = moment.astimezone(zone)
     match window:
         case "hour":
-            # Real hours are added, so that the hour that clocks repeat is two windows.
+            # Quarter hours of real time: the hour that is repeated in autumn is two windows.
             end = window_start(window, tz, moment)
             while window_start(window, tz, end) <= window_start(window, tz, moment):
                 end += timedelta(minutes=15)
@@ -275,17 +275,17 @@ def window_end(window: Window, tz: str, moment: datetime) -> datetime | None:
 
 
 def read_zone(name: str) -> ZoneInfo:
-    """Find a zone by its IANA name. Raise ``ValueError`` if there is none."""
+    """Find a time zone by its IANA name. Raise ``ValueError`` if it is unknown."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(
-            f"{name!r} is no time zone; send an IANA name such as Europe/Berlin or UTC"
+            f"unknown time zone {name!r}; send an IANA name such as Europe/Berlin or UTC"
         ) from None
 
 
 def microseconds(moment: datetime) -> int:
-    """Since 1970: how a window is named in SQL and on receipts."""
+    """Return microseconds since 1970, which identify a window in SQL and on receipts."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 

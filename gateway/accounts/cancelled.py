@@ -1,8 +1,8 @@
-"""Device time that an account has cancelled within the last hour, where nobody received anything.
+"""Device time of requests that an account cancelled within the last hour before receiving anything.
 
-Such work is free, so an operator can bound it: `tollgate limit set`, or the setting for accounts
-without a limit of their own. Counted in Redis by the script of the rates, in milliseconds; what is
-lost there counts for nothing.
+Such work is free, so an operator can limit it with `tollgate limit set`, or with the setting for
+accounts without a limit. It is counted in Redis by the script of the rates, in milliseconds;
+counts that are lost there are not restored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ANY: Final = 2**53
 
 class CancelledTime:
     def __init__(self, redis: Redis, *, namespace: str, default_s: int | None) -> None:
-        """``default_s`` binds accounts that have no limit of their own."""
+        """``default_s`` applies to accounts without a limit."""
         text = importlib.resources.files("gateway.accounts").joinpath("rates.lua").read_text()
         self._script = redis.register_script(text)
         self._namespace = namespace
@@ -43,7 +43,7 @@ class CancelledTime:
             _, _, used_ms, *_ = await self._run(account_id, amount_ms=0)
             if used_ms < most_s * 1000:
                 return
-            # Without room nothing is counted, but the answer tells when there will be some.
+            # Without room nothing is counted, but the reply says when there will be room.
             *_, wait_s = await self._run(account_id, amount_ms=1, limit_ms=most_s * 1000)
         except (RedisError, OSError):
             raise Unavailable(
@@ -70,7 +70,7 @@ class CancelledTime:
         try:
             await asyncio.gather(*parts)
         except (RedisError, OSError) as error:
-            log.warning("cancelled time is not counted: %s", type(error).__name__)
+            log.warning("could not count cancelled device time: %s", type(error).__name__)
 
     async def _run(self, account_id: int, *, amount_ms: int, limit_ms: int = _ANY) -> Any:
         key = f"{self._namespace}:rate:{{{account_id}}}:cancelled"

@@ -1,7 +1,7 @@
-"""Keys: who calls. A key's secret is shown once; what is stored is its keyed hash.
+"""API keys: authenticate calls. A secret is displayed once; only its keyed hash is stored.
 
-A key has scopes, may expire, may be revoked, and may be limited in requests, tokens and money. The
-money limit is a CHECK of its row, kept by the ledger's own transactions.
+A key has scopes, can expire or be revoked, and can be limited in requests, tokens and money. The
+spend limit is enforced by the ledger's transactions and by a CHECK of the key's row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PREFIX_LENGTH: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """What is known of a key; never its secret."""
+    """A key without its secret."""
 
     id: int
     account_id: int
@@ -45,7 +45,7 @@ class KeyInfo:
     spent_nanos: int
     held_nanos: int
     limits: tuple[Limit, ...] = ()
-    """All that can cover its requests; read by ``authenticate`` only."""
+    """All limits that can cover its requests; read by ``authenticate`` only."""
 
 
 def create_key(
@@ -60,21 +60,21 @@ def create_key(
     tokens_per_minute: int | None = None,
     spend_limit_nanos: int | None = None,
 ) -> tuple[str, KeyInfo]:
-    """Make a key; return its secret, which is stored nowhere, and what is known of it.
+    """Create a key; return its secret, which is not stored, and the key.
 
-    Raise ``ValueError`` for an unknown scope or none, a name or moment that cannot be stored, or a
-    limit that is not positive.
+    Raise ``ValueError`` if a scope is unknown or none is given, a name or moment cannot be stored,
+    or a limit is not positive.
     """
     check_text(name, "the name of a key", longest=NAME_MAX)
     if expires_at is not None:
-        expires_at = check_moment(expires_at, "the end of the key")
+        expires_at = check_moment(expires_at, "the expiry of the key")
     if not scopes:
-        raise ValueError(f"a key needs a scope; there are {', '.join(SCOPES)}")
+        raise ValueError(f"a key needs a scope; use {', '.join(SCOPES)}")
     if unknown := set(scopes) - set(SCOPES):
-        raise ValueError(f"unknown scope {min(unknown)!r}; there are {', '.join(SCOPES)}")
+        raise ValueError(f"unknown scope {min(unknown)!r}; use {', '.join(SCOPES)}")
     for limit in (requests_per_minute, tokens_per_minute):
         if limit is not None and not 1 <= limit <= LIMIT_MAX:
-            raise ValueError(f"a limit per minute is {limit}; it must be from 1 to {LIMIT_MAX}")
+            raise ValueError(f"limit per minute is {limit}; it must be between 1 and {LIMIT_MAX}")
     if spend_limit_nanos is not None and spend_limit_nanos < 0:
         raise ValueError("a spend limit cannot be negative")
     secret = ("tga_" if "admin" in scopes else "tg_") + secrets.token_urlsafe(30)
@@ -116,7 +116,7 @@ def authenticate(connection: Connection, secret: str, pepper: bytes) -> KeyInfo:
 
 
 def unknown_key() -> Unauthorized:
-    return Unauthorized("invalid_api_key", "This API key is not known here.")
+    return Unauthorized("invalid_api_key", "Unknown API key.")
 
 
 def list_keys(connection: Connection, account_id: int | None = None) -> list[KeyInfo]:
@@ -127,7 +127,7 @@ def list_keys(connection: Connection, account_id: int | None = None) -> list[Key
 
 
 def find_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
-    """Find a key by its prefix or number. Raise ``LookupError`` unless exactly one is meant."""
+    """Find a key by its prefix or number. Raise ``LookupError`` unless exactly one matches."""
     condition = keys.c.prefix == prefix_or_id[:PREFIX_LENGTH]
     key_id = read_id(prefix_or_id)
     if key_id is not None:
@@ -140,19 +140,19 @@ def find_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
 
 
 def key_by_id(connection: Connection, key_id: int) -> KeyInfo:
-    """Give a key, without its limits per minute. Raise ``LookupError``."""
+    """Return a key, without its ``limits``. Raise ``LookupError`` if it does not exist."""
     if not 0 < key_id <= ID_MAX:
-        raise LookupError(f"there is no key {key_id}")
+        raise LookupError(f"unknown key {key_id}")
     row = connection.execute(_KEYS.where(keys.c.id == key_id)).mappings().first()
     if row is None:
-        raise LookupError(f"there is no key {key_id}")
+        raise LookupError(f"unknown key {key_id}")
     return _info(row)
 
 
 def revoke_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
-    """Revoke a key, at once and in every process; revoking it again changes nothing.
+    """Revoke a key, immediately and in every process; revoking it again changes nothing.
 
-    Raise ``LookupError`` unless exactly one key is meant.
+    Raise ``LookupError`` unless exactly one key matches.
     """
     found = find_key(connection, prefix_or_id)
     connection.execute(

@@ -1,7 +1,11 @@
-"""Limits of rate and concurrency: which there are, in SQL. What counts them knows nothing of SQL.
+"""The configured rate and concurrency limits, in SQL.
 
-A limit covers an account, or one of its keys; all models, or one. All that cover a request apply to
-it. What a whole key may do per minute stands in the key's own row, all else in ``rate_limits``.
+Rates are enforced by ``rates``, which counts in Redis and knows no SQL; concurrency is enforced by
+``ledger.concurrency``.
+
+A limit covers an account or one of its keys, and one model or all. Every limit that covers a
+request applies to it. Per-minute limits of a key over all models are columns of ``keys``; all other
+limits are rows of ``rate_limits``.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ LIMIT_MAX: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What is allowed; ``key_id`` and ``model`` are None where it covers all of them together."""
+    """A limit. ``key_id`` and ``model`` are None if it covers all keys or all models together."""
 
     account_id: int
     key_id: int | None = None
@@ -42,7 +46,7 @@ class Limit:
     tokens_per_minute: int | None = None
     concurrent_max: int | None = None
     cancelled_seconds_per_hour: int | None = None
-    """Device time of cancelled work that was not charged; of a whole account only."""
+    """Device time of cancelled work that was not charged. Only for accounts as a whole."""
 
     def covers(self, key_id: int, model: str) -> bool:
         return self.key_id in (None, key_id) and self.model in (None, model)
@@ -52,10 +56,10 @@ class Limit:
 
 
 def set_limit(connection: Connection, limit: Limit) -> Limit:
-    """Put a limit in the place of the one that the same account, key and model had.
+    """Create a limit, or replace the existing one for the same account, key and model.
 
-    Raise ``LookupError`` for an unknown account or a key that is not its own, ``ValueError`` if a
-    number is not positive or none is given.
+    Raise ``LookupError`` if the account does not exist or does not own the key, ``ValueError`` if
+    no number is given or one is outside 1 to ``LIMIT_MAX``.
     """
     numbers = (
         limit.requests_per_minute,
@@ -70,11 +74,11 @@ def set_limit(connection: Connection, limit: Limit) -> Limit:
         )
     if limit.cancelled_seconds_per_hour is not None and (limit.key_id or limit.model):
         raise ValueError(
-            "cancelled seconds per hour are limited for a whole account; name no key and no model"
+            "cancelled seconds per hour can only be limited per account; omit key and model"
         )
     for number in numbers:
         if number is not None and not 1 <= number <= LIMIT_MAX:
-            raise ValueError(f"a limit is {number}, and must be from 1 to {LIMIT_MAX}")
+            raise ValueError(f"limit is {number}; it must be between 1 and {LIMIT_MAX}")
     _write(connection, limit)
     return limit
 
@@ -82,18 +86,18 @@ def set_limit(connection: Connection, limit: Limit) -> Limit:
 def remove_limit(
     connection: Connection, account_id: int, *, key_id: int | None = None, model: str | None = None
 ) -> Limit:
-    """Take a limit away and return it. Raise ``LookupError`` if there is none of this kind."""
+    """Delete a limit and return it. Raise ``LookupError`` if it does not exist."""
     wanted = (account_id, key_id, model)
     for found in list_limits(connection, account_id):
         if (found.account_id, found.key_id, found.model) == wanted:
             _write(connection, Limit(account_id, key_id, model))
             return found
     whose = f"account {account_id}" + (f", key {key_id}" if key_id is not None else "")
-    raise LookupError(f"there is no limit of {whose}{f' for {model}' if model else ''}")
+    raise LookupError(f"no such limit: {whose}{f', model {model}' if model else ''}")
 
 
 def list_limits(connection: Connection, account_id: int | None = None) -> list[Limit]:
-    """List the limits of one account or of all: by account, key, model."""
+    """Return the limits of one account, or of all, ordered by account, key and model."""
     of_tables, of_keys = select(rate_limits), select(keys)
     if account_id is not None:
         of_tables = of_tables.where(rate_limits.c.account_id == account_id)
@@ -113,7 +117,7 @@ def list_limits(connection: Connection, account_id: int | None = None) -> list[L
 
 
 def read_limit(row: Mapping[str, Any]) -> Limit:
-    """Make a limit of a row of ``rate_limits``."""
+    """Build a limit from a row of ``rate_limits``."""
     return Limit(
         account_id=row["account_id"],
         key_id=row["key_id"] or None,
@@ -126,7 +130,7 @@ def read_limit(row: Mapping[str, Any]) -> Limit:
 
 
 def key_limit(row: Mapping[str, Any], *, concurrent_max: int | None = None) -> Limit:
-    """Make a limit of the columns of a key's own row."""
+    """Build a key's limit over all models from its row in ``keys``."""
     return Limit(
         account_id=row["account_id"],
         key_id=row["id"],
@@ -137,7 +141,7 @@ def key_limit(row: Mapping[str, Any], *, concurrent_max: int | None = None) -> L
 
 
 def limits_of_key() -> ColumnElement[bool]:
-    """SQL: a row of ``rate_limits`` covers a row of ``keys``, for some model."""
+    """SQL condition: the ``rate_limits`` row covers the ``keys`` row, for one model or all."""
     return and_(
         rate_limits.c.account_id == keys.c.account_id,
         or_(rate_limits.c.key_id == 0, rate_limits.c.key_id == keys.c.id),
@@ -145,10 +149,10 @@ def limits_of_key() -> ColumnElement[bool]:
 
 
 def _write(connection: Connection, limit: Limit) -> None:
-    """Make one limit so, without a row where nothing is limited."""
-    # The lock keeps holds that are being decided from missing a bound on concurrent requests.
+    """Upsert a limit under the account's lock; without any number, delete it."""
+    # Under the lock, so that a hold being decided cannot miss a new concurrency limit.
     if limit.account_id not in lock_accounts(connection, [limit.account_id]):
-        raise LookupError(f"there is no account {limit.account_id}")
+        raise LookupError(f"unknown account {limit.account_id}")
     values: dict[str, Any] = {
         "requests_per_minute": limit.requests_per_minute,
         "tokens_per_minute": limit.tokens_per_minute,
@@ -176,7 +180,7 @@ def _write(connection: Connection, limit: Limit) -> None:
 
 
 def _update_bounded(connection: Connection, account_id: int) -> None:
-    """Keep the sign by which holds know that they must look for bounds of this account."""
+    """Update ``accounts.bounded``, which tells ``hold`` whether to load budgets and limits."""
     concurrent = exists().where(
         rate_limits.c.account_id == account_id, rate_limits.c.concurrent_max.is_not(None)
     )

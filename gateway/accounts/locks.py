@@ -1,4 +1,4 @@
-"""The order of locks: the month's row, then accounts in id order, then whatever is theirs.
+"""Lock order: the month's row, then accounts by id, then rows that belong to an account.
 
 Keys, budgets, lots and holds belong to one account and are guarded by its lock.
 """
@@ -30,6 +30,6 @@ _LOCK_ACCOUNTS: Final = (
 
 
 def lock_accounts(connection: Connection, ids: Iterable[int]) -> dict[int, RowMapping]:
-    """Lock accounts in id order, so that no two transactions wait for each other in a circle."""
+    """Lock accounts in id order, which avoids deadlocks. Accounts that do not exist are absent."""
     rows = connection.execute(_LOCK_ACCOUNTS, {"ids": sorted(ids)}).mappings()
     return {row["id"]: row for row in rows}

@@ -1,7 +1,8 @@
-"""The server's secret: keys are hashed under it, webhooks are signed by what derives from it.
+"""The server's secret: API keys are hashed with it, and signing keys for webhooks derive from it.
 
-From ``TOLLGATE_PEPPER`` where several gateways share a database, else a file in the home directory
-that is made once and readable by its owner only. Without it the stored hashes are worth nothing.
+It comes from ``TOLLGATE_PEPPER`` (required if several gateways share a database) or else from a
+file in the home directory, created once and readable only by its owner. Without it the stored
+hashes are useless.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ BYTES_MIN = 16
 
 
 def read_pepper(settings: Settings) -> bytes:
-    """Read the secret, or make it. Raise ``ValueError`` if it is too short to be one."""
+    """Read the secret, or create it. Raise ``ValueError`` if it is too short."""
     if settings.pepper is not None:
         pepper = settings.pepper.get_secret_value().encode()
         if len(pepper) < BYTES_MIN:
@@ -30,7 +31,7 @@ def read_pepper(settings: Settings) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Write a new secret under its final name in one step; raise if there is one already."""
+    """Create the file with a new secret atomically; raise ``FileExistsError`` if it exists."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists():
         raise FileExistsError

@@ -1,16 +1,17 @@
 --[[
-Amounts per window, counted by the second; all limits of a request are taken together or none.
+Sliding-window counters with a resolution of one second. A request is counted against all of its
+limits or against none.
 
 Each key is a HASH of one limit: unix second -> amount counted in it, 'used' their sum, 'swept' the
-second in which the old ones were last dropped. A second counts until it lies wholly outside the
-window, so that no stretch as long as the window ever holds more than the limit. The only clock is
-the server's. All keys belong to one account and so to one slot of a cluster.
+second in which expired seconds were last dropped. A second counts until it is completely outside
+the window, so that no interval as long as the window contains more than the limit. The only clock
+is the server's. All keys belong to one account and therefore to one slot of a cluster.
 
   take <window> <limit> <amount> …  -> taken?, second, then of each key: used, reset, wait
-  give <second> <amount> …          -> nothing: gives back what was counted in a second
+  give <second> <amount> …          -> nothing: returns what was counted in a second
 
-'reset' is in how many seconds nothing will be used any more, 'wait' in how many there will be room
-for the amount; both are 0 where it is so already.
+'reset' is the number of seconds until nothing is used, 'wait' the number of seconds until there is
+room for the amount; each is 0 if that is the case already.
 ]]
 
 local call = redis.call
@@ -41,7 +42,7 @@ local function seconds_of(key)
   return found
 end
 
--- Drops what has left the window, once a second; gives what is used.
+-- Drop seconds that have left the window, once a second; return the amount used.
 local function sweep(key)
   local seen = call('HMGET', key, 'used', 'swept')
   if not seen[1] then return 0 end
@@ -56,7 +57,7 @@ local function sweep(key)
   return used
 end
 
--- In how many seconds a second has left the window.
+-- Number of seconds until a second has left the window.
 local function leaves(second)
   return math.max(1, second + window + 1 - now)
 end

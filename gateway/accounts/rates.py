@@ -1,9 +1,9 @@
-"""Requests and tokens per minute, counted in Redis for all gateway processes together.
+"""Rate limits on requests and tokens per minute, counted in Redis for all gateway processes.
 
-All limits that cover a request are taken together or none, by the script next to this file. Tokens
-are counted as the most that a request can use, before it runs, so that a limit cannot be passed by
-many requests at once; what was not used is given back when it ends, and all of it where the request
-is not accepted in the end.
+The script next to this file counts a request against all limits that cover it, or against none.
+Before a request runs, the maximum of tokens that it can use is counted, so that concurrent requests
+cannot exceed a limit together. Unused tokens are returned when it ends, and everything is returned
+if it is not accepted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WINDOW_S: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One number of a limit, and how much of it is wanted."""
+    """One number of a limit, and the amount to count against it."""
 
     limit: Limit
     unit: Unit
@@ -38,21 +38,21 @@ class Rate:
 
     @property
     def subject(self) -> str:
-        """Whom it binds, in words."""
+        """The limited key or account, as part of a sentence."""
         who = "this account" if self.limit.key_id is None else "this key"
         return who if self.limit.model is None else f"{who}, for {self.limit.model},"
 
 
 @dataclass(frozen=True, slots=True)
 class LimitUsage:
-    """How far a limit is used by what ran within the last minute."""
+    """Usage of a limit within the last minute."""
 
     rate: Rate
     used: int
     reset_s: int
-    """Until nothing of it will be used any more."""
+    """Seconds until the whole limit is free."""
     wait_s: int
-    """Until there will be room for what was wanted; 0 where there was."""
+    """Seconds until the requested amount is free; 0 if it was counted."""
 
     @property
     def remaining(self) -> int:
@@ -61,7 +61,7 @@ class LimitUsage:
 
 @dataclass(frozen=True, slots=True)
 class RateReservation:
-    """What was counted for one request in one second of the server's clock."""
+    """Amounts counted for one request, in one second of the server's clock."""
 
     usages: tuple[LimitUsage, ...] = ()
     names: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class RateReservation:
 
     @property
     def note(self) -> str:
-        """What is to be remembered with the job, for ``return_unused``; empty if nothing."""
+        """Note that the job carries for ``return_unused``; empty if nothing was counted."""
         return _encode_note((self.second, self.names)).decode() if self.names else ""
 
     def usages_undone(self) -> Sequence[LimitUsage]:
@@ -83,7 +83,7 @@ class RateReservation:
 
 @dataclass(frozen=True, slots=True)
 class UnusedRates:
-    """How much a request took of its limits, by the note of its job, and did not use."""
+    """Amounts that a request reserved and did not use; ``note`` is that of its job."""
 
     note: str
     requests: int
@@ -95,7 +95,7 @@ _decode_note: Final = msgspec.json.Decoder(tuple[int, list[str]]).decode
 
 
 def wanted(limits: Iterable[Limit], key_id: int, model: str, *, tokens: int) -> tuple[Rate, ...]:
-    """Give every rate that covers a request of one key for a model."""
+    """Return every rate that covers a request of one key for a model."""
     amounts: dict[Unit, int] = {"requests": 1, "tokens": tokens}
     return tuple(
         Rate(limit, unit, per_minute, amount)
@@ -114,10 +114,10 @@ class Rates:
         self._window_s = window_s
 
     async def take(self, rates: Sequence[Rate]) -> RateReservation:
-        """Count a request against all of its rates, or against none if one has no room.
+        """Count a request against all of its rates, or against none if one of them has no room.
 
-        Without room ``usages`` has one or more that must be waited for, and nothing was counted;
-        see ``refuse``. Raise ``Unavailable`` if the server does not answer.
+        If nothing was counted, one or more of the ``usages`` have a ``wait_s``; see
+        ``refuse_overrun``. Raise ``Unavailable`` if the server does not answer.
         """
         if not rates:
             return RateReservation()
@@ -141,16 +141,16 @@ class Rates:
         return RateReservation(usages, names if taken else (), second)
 
     async def look(self, rates: Sequence[Rate]) -> tuple[LimitUsage, ...]:
-        """Read how far rates are used, and count nothing. Raise as ``take``."""
+        """Read the usage of rates without counting anything. Raise as ``take`` does."""
         return (await self.take([replace(rate, amount=0) for rate in rates])).usages
 
     async def undo(self, taken: RateReservation) -> None:
-        """Undo a ``take``: what was not accepted uses up nothing."""
+        """Undo a ``take``, for a request that was not accepted."""
         amounts = [usage.rate.amount for usage in taken.usages]
         await self._return(taken.second, taken.names, amounts)
 
     async def return_unused(self, ended: Iterable[UnusedRates]) -> None:
-        """Give back what ended requests did not use."""
+        """Return what ended requests did not use."""
         returns = []
         for unused in ended:
             if unused.note and (unused.requests or unused.tokens):
@@ -167,8 +167,8 @@ class Rates:
         try:
             await self._run(names, "give", second, *amounts)
         except QUEUE_OUTAGE as error:
-            # It will be free within the minute without this.
-            log.warning("limits not given back: %s", type(error).__name__)
+            # Without this, the amount is free within a minute.
+            log.warning("could not return unused limits: %s", type(error).__name__)
 
     async def _run(self, names: Sequence[str], *arguments: str | int) -> Any:
         return await self._script(keys=list(names), args=list(arguments))
@@ -181,20 +181,20 @@ class Rates:
 
 
 def refuse_oversized(rates: Iterable[Rate]) -> None:
-    """Raise ``TooManyRequests`` if a request is larger than a limit: waiting would not help it."""
+    """Raise ``TooManyRequests`` if a request alone exceeds a limit: waiting would not help."""
     for rate in rates:
         if rate.amount > rate.per_minute:
             raise TooManyRequests(
                 "rate_limit_exceeded",
                 f"This request can use {rate.amount} {rate.unit}, and {rate.subject} is limited to "
-                f"{rate.per_minute} per minute: it can never pass. Ask for less.",
+                f"{rate.per_minute} per minute, so it can never be accepted. Request less.",
                 should_retry=False,
                 details={"limit": rate.per_minute, "unit": rate.unit},
             )
 
 
 def refuse_overrun(usages: Iterable[LimitUsage]) -> None:
-    """Raise ``TooManyRequests`` for the limit that must be waited for the longest, if any."""
+    """Raise ``TooManyRequests`` for the limit with the longest wait, if any has no room."""
     full = [usage for usage in usages if usage.wait_s]
     if not full:
         return

@@ -142,7 +142,7 @@ def test_limits_that_make_no_sense_are_refused_by_name(database: Database) -> No
             set_limit(connection, Limit(key.account_id, requests_per_minute=0))
         with pytest.raises(ValueError, match="a limit is 2147483648"):
             set_limit(connection, Limit(key.account_id, tokens_per_minute=2**31))
-        with pytest.raises(LookupError, match="there is no account 99"):
+        with pytest.raises(LookupError, match="unknown account 99"):
             set_limit(connection, Limit(99, requests_per_minute=1))
         with pytest.raises(LookupError, match=f"has no key {stranger.id}"):
             set_limit(connection, Limit(key.account_id, stranger.id, requests_per_minute=1))

@@ -195,7 +195,7 @@ async def test_a_refusal_names_the_limit_the_amount_and_the_wait(server_url: str
 
 
 def test_a_request_larger_than_a_limit_is_told_not_to_come_again() -> None:
-    with pytest.raises(TooManyRequests, match="it can never pass") as caught:
+    with pytest.raises(TooManyRequests, match="it can never be accepted") as caught:
         refuse_oversized(rates(tokens(100), most=101))
 
     assert caught.value.headers["X-Should-Retry"] == "false"

@@ -58,7 +58,7 @@ def test_limit_is_kept_and_belongs_to_a_whole_account(database: Database) -> Non
         set_limit(connection, Limit(account_id, cancelled_seconds_per_hour=900))
         (found,) = list_limits(connection, account_id)
         assert found.cancelled_seconds_per_hour == 900
-        with pytest.raises(ValueError, match="whole account"):
+        with pytest.raises(ValueError, match="limited per account"):
             set_limit(connection, Limit(account_id, model="echo", cancelled_seconds_per_hour=9))
         assert remove_limit(connection, account_id).cancelled_seconds_per_hour == 900
         assert list_limits(connection, account_id) == []
