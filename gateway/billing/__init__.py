@@ -1,1 +1,1 @@
-"""What people ask of a bill: usage and receipts, read from the ledger and never written."""
+"""Usage reports, exports, statements and audits, derived from the ledger's rows."""

@@ -1,7 +1,7 @@
-"""The whole proof of the books: the ledger's own rules, and those of what is made from it.
+"""The complete audit: the ledger's rules, and those for rollups, closed months and payments.
 
-Run nightly by one gateway, by ``tollgate reconcile`` and by an administrator's call; what is found
-is kept, counted and shown, and mends nothing by itself.
+It runs nightly on one gateway, by ``tollgate reconcile``, and when an administrator calls the API.
+Findings are stored, counted and displayed; nothing is corrected automatically.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ HOUR_S = 3600
 PAYMENTS_WITHIN = timedelta(days=35)
 SEALS_CHECKED = 2
 KEPT = 400
-"""Results kept: more than a year of nights."""
+"""Number of stored results: more than a year of nightly runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """One run of all rules; no findings are a proof."""
+    """One run of all rules; without findings, the books agree."""
 
     started_at: datetime
     finished_at: datetime
@@ -39,7 +39,7 @@ class Reconciliation:
 
 
 def audit(connection: Connection, *, now: datetime) -> list[Finding]:
-    """Check every rule in one transaction; an empty list is a proof."""
+    """Check all rules in one transaction; an empty list proves that the books agree."""
     return [
         *reconcile(connection, now=now),
         *_rollups_are_receipts(connection),
@@ -48,7 +48,7 @@ def audit(connection: Connection, *, now: datetime) -> list[Finding]:
 
 
 async def run_audit(database: Database, provider: PaymentProvider | None = None) -> Reconciliation:
-    """Check every rule, also by a payment provider's list if there is one; keep what was found."""
+    """Check all rules, including R12 if there is a payment provider, and store the result."""
     started_at = datetime.now(UTC)
     findings = await database.slow(lambda connection: audit(connection, now=started_at))
     if provider is not None:
@@ -73,18 +73,18 @@ async def run_audit(database: Database, provider: PaymentProvider | None = None)
 async def payments_agree(
     database: Database, provider: PaymentProvider, *, now: datetime
 ) -> list[Finding]:
-    """R12: compare the provider's list of the last weeks with what was booked."""
+    """R12: compare the provider's payments of the last weeks with what was booked."""
     try:
         paid = await provider.paid_since(now - PAYMENTS_WITHIN)
     except ProviderFailed as error:
-        return [Finding("R12", provider.name, f"could not be asked: {error}")]
+        return [Finding("R12", provider.name, f"payments could not be listed: {error}")]
     return await database.slow(
         lambda connection: compare_payments(connection, paid, provider=provider.name)
     )
 
 
 def last_audit(connection: Connection) -> Reconciliation | None:
-    """Read the last run, by whichever gateway."""
+    """Read the latest stored result, of any gateway."""
     row = connection.execute(
         select(reconciliations).order_by(reconciliations.c.id.desc()).limit(1)
     ).first()
@@ -95,7 +95,7 @@ def last_audit(connection: Connection) -> Reconciliation | None:
 
 
 def _closed_months_are_as_sealed(connection: Connection) -> Iterator[Finding]:
-    """R13: the months closed last are as they were; ``tollgate period verify`` has the rest."""
+    """R13: the latest closed months have not changed; ``tollgate period verify`` checks others."""
     known = list_periods(connection)
     for period in known:
         if not is_month(period.month):
@@ -103,23 +103,23 @@ def _closed_months_are_as_sealed(connection: Connection) -> Iterator[Finding]:
     closed = [each.month for each in known if each.state == "closed" and is_month(each.month)]
     for month in closed[-SEALS_CHECKED:]:
         if changed_since_close(connection, month):
-            yield Finding("R13", f"month {month}", "is not as it was when it was closed")
+            yield Finding("R13", f"month {month}", "has changed since it was closed")
 
 
 def _rollups_are_receipts(connection: Connection) -> Iterator[Finding]:
-    """R10: each sealed hour holds what its seal says, and that is what was booked in it."""
+    """R10: the rows of each sealed hour match its seal, and the seal matches the receipts."""
     booked = _booked_by_hour(connection)
     for seal in seals(connection):
         hour = seal.hour.isoformat(timespec="minutes")
         if seal_of(connection, seal.hour) != seal:
-            yield Finding("R10", f"hour {hour}", "does not hold what its seal says")
+            yield Finding("R10", f"hour {hour}", "does not match its seal")
         requests, charged, returned = booked.get(seal.hour, (0, 0, 0))
         if (seal.requests, seal.charge_nanos, seal.refund_nanos) != (requests, charged, returned):
             yield Finding("R10", f"hour {hour}", _difference(seal, requests, charged, returned))
 
 
 def _booked_by_hour(connection: Connection) -> dict[datetime, tuple[int, int, int]]:
-    """Requests, charges and refunds of each hour, from the receipts and refunds themselves."""
+    """Sum requests, charges and refunds by hour, from receipts and refunds."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     sums: dict[datetime, tuple[int, int, int]] = {}
     settled = select(
@@ -142,6 +142,6 @@ def _booked_by_hour(connection: Connection) -> dict[datetime, tuple[int, int, in
 def _difference(seal: Seal, requests: int, charged: int, returned: int) -> str:
     return (
         f"is sealed with {seal.requests} requests, {format_usd(seal.charge_nanos)} charged and "
-        f"{format_usd(seal.refund_nanos)} given back, but {requests}, {format_usd(charged)} and "
+        f"{format_usd(seal.refund_nanos)} refunded, but {requests}, {format_usd(charged)} and "
         f"{format_usd(returned)} were booked"
     )

@@ -1,7 +1,7 @@
-"""Corrections after a price mistake: what requests should have cost, and the difference given back.
+"""Corrections after a pricing mistake: refund the difference to what requests should have cost.
 
-A receipt never changes, and what was promised at acceptance is never exceeded: a correction only
-gives back. It is planned first, and books one movement per receipt, once for its reference.
+A receipt never changes and the price promised at acceptance is never exceeded, so a correction only
+refunds. It is planned first, and then books one transfer per receipt, once per reference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers.contract.jobs import Usage
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What one request was charged, less what has been given back, and what it should have cost."""
+    """What a request was charged (less refunds), and what it should have cost."""
 
     request_id: str
     account_id: int
@@ -46,7 +46,7 @@ def plan(
     ends_at: datetime,
     account_id: int | None = None,
 ) -> list[Correction]:
-    """Find the charged requests accepted in a span that paid more than the right price asks."""
+    """Find requests accepted in a span that were charged more than the right price."""
     return list(_overpaid(connection, model, price, starts_at, ends_at, account_id))
 
 
@@ -58,10 +58,10 @@ def post(
     actor: str,
     reason: str,
 ) -> int:
-    """Give back what was planned, once per reference; return how much was booked just now."""
+    """Refund what was planned, once per reference; return the amount booked by this call."""
     check_text(reference, "the reference", longest=REFERENCE_MAX, required=True)
     booked = 0
-    # Accounts are locked one after the other, in the order in which everybody locks them.
+    # Accounts are locked one after the other, in the global lock order.
     for each in sorted(corrections, key=lambda each: (each.account_id, each.request_id)):
         try:
             made = refund(
@@ -74,7 +74,7 @@ def post(
                 kind="correction",
             )
         except (TransferConflict, NotRefundable):
-            # Planned again after a part was booked, or refunded meanwhile: nothing more is due.
+            # Planned again after a part was booked, or refunded since: nothing more is due.
             continue
         if not made.repeated:
             booked += made.amount_nanos
@@ -118,11 +118,11 @@ def _overpaid(
     for row in connection.execute(query):
         request_id, owner, service_class, accepted_at, paid, attributes, *quantities = row
         usage = Usage(**dict(zip(UNITS, quantities, strict=True)), attributes=attributes or {})
-        # A batch paid its part of the price; it has its part of the right one.
+        # A batch was charged the discounted price; it is due the discounted right price.
         right = class_price(price, service_class, discounts, model, accepted_at) or price
         try:
             due = charge(right, usage).total_nanos
         except UnpricedUsage as error:
-            raise ValueError(f"{request_id} cannot be priced so: {error}") from None
+            raise ValueError(f"this price does not cover {request_id}: {error}") from None
         if due < paid:
             yield Correction(request_id, owner, paid, due)

@@ -1,6 +1,7 @@
-"""Credit and chargebacks as operators enter them: bounded, so that a slip of a digit is refused.
+"""Credit and chargebacks entered by operators, with limits that catch a mistyped digit.
 
-Commands and HTTP call these. What payment providers report is booked as it is, whatever its size.
+Called by commands and HTTP handlers. Amounts reported by payment providers are booked without these
+limits.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ def enter_credit(
     priority: int | None = None,
     expires_at: datetime | None = None,
 ) -> Transfer:
-    """Book a top-up or a grant, once per reference. Raise as ``add_credit``, and ``ValueError`` for
-    more than one credit or the balance may be."""
+    """Book a top-up or a grant, once per reference.
+
+    Raise as ``add_credit`` does, and ``ValueError`` if the credit or the balance is too large.
+    """
     check_amount(amount_nanos, "the amount")
     made = add_credit(
         connection,
@@ -60,8 +63,10 @@ def enter_chargeback(
     actor: str,
     reason: str,
 ) -> Transfer:
-    """Take a payment back, once per reference. Raise as ``chargeback``, and ``ValueError`` for more
-    than one chargeback or the debt may be."""
+    """Reverse a payment, once per reference.
+
+    Raise as ``chargeback`` does, and ``ValueError`` if the chargeback or the debt is too large.
+    """
     check_amount(amount_nanos, "the amount")
     made = chargeback(
         connection,
@@ -82,9 +87,8 @@ def _name(reference: str | None) -> str:
 
 
 def _check_balance(what: str, nanos: int) -> None:
-    """Raise ``ValueError``; the caller's transaction is rolled back by it."""
+    """Raise ``ValueError`` if an amount is too large; that rolls back the transaction."""
     if nanos > BALANCE_MAX_NANOS:
         raise ValueError(
-            f"{what} would be ${format_usd(nanos)}; at most ${format_usd(BALANCE_MAX_NANOS)} "
-            "are accepted"
+            f"{what} would be ${format_usd(nanos)}; the maximum is ${format_usd(BALANCE_MAX_NANOS)}"
         )

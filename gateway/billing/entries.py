@@ -1,4 +1,4 @@
-"""An account's side of the ledger: each movement of its balance, and what is in it."""
+"""Ledger entries of an account: each transfer, and the requests that a charge covers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sqlalchemy import Connection, func, literal_column, select
 from gateway.tables.core import receipts, refunds, transfers
 
 REQUESTS_MAX = 1000
-"""Shown of one charge; a batch of charges has at most 128."""
+"""Maximum number of requests listed for one charge; a batch of charges has at most 128."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One movement: what came in is positive. ``requests`` counts what a charge is for."""
+    """One transfer; money received is positive. ``requests``: number of receipts of a charge."""
 
     id: int
     kind: str
@@ -27,12 +27,12 @@ class LedgerEntry:
     booked_at: datetime
     requests: int
     request_id: str | None
-    """Of a refund or correction: the request that it is for."""
+    """The request that a refund or correction is for; None for other kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChargedEntry:
-    """One request's part of a charge."""
+    """One request's share of a charge."""
 
     request_id: str
     model: str
@@ -47,7 +47,7 @@ def entries(
     below: int | None = None,
     kind: str | None = None,
 ) -> list[LedgerEntry]:
-    """Read movements by falling number, from below a number on."""
+    """List transfers by descending id, starting below an id."""
     found = []
     for side in (transfers.c.from_account, transfers.c.to_account):
         query = _entries().where(side == account_id).order_by(transfers.c.id.desc())
@@ -56,7 +56,7 @@ def entries(
         if kind is not None:
             query = query.where(transfers.c.kind == kind)
             if kind != "charge":
-                # In these words the index of the rare kinds has it.
+                # Literally the condition of the partial index, so that the planner uses it.
                 query = query.where(transfers.c.kind != literal_column("'charge'"))
         inward = side is transfers.c.to_account
         found += [_entry(row, inward) for row in connection.execute(query.limit(limit))]
@@ -67,7 +67,7 @@ def entries(
 def find_entry(
     connection: Connection, account_id: int, id: int
 ) -> tuple[LedgerEntry, list[ChargedEntry]]:
-    """Read one movement and the requests of a charge. Raise ``LookupError``."""
+    """Find a transfer and, of a charge, its requests. Raise ``LookupError`` if it is unknown."""
     for side in (transfers.c.from_account, transfers.c.to_account):
         row = connection.execute(_entries().where(transfers.c.id == id, side == account_id)).first()
         if row is not None:
@@ -80,7 +80,7 @@ def find_entry(
             return _entry(row, side is transfers.c.to_account), [
                 ChargedEntry(*each) for each in rows
             ]
-    raise LookupError(f"there is no entry {id}")
+    raise LookupError(f"unknown entry {id}")
 
 
 def _entries() -> Any:

@@ -1,4 +1,4 @@
-"""The lines of a charge that was booked: recomputed from its price and usage, summing to it."""
+"""The lines of a booked charge, recomputed from its price and usage; they sum to the charge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workers.contract.jobs import Usage
 
 
 def charged_lines(connection: Connection, row: Any, prices: PriceCache) -> Iterator[Line]:
-    """Itemise a row of receipts; where less was held than the lines come to, the last give way."""
+    """Itemise a row of ``receipts``. If the hold capped the charge, the last lines are reduced."""
     usage = Usage(**{unit: row[unit] for unit in UNITS}, attributes=row["attributes"] or {})
     left = row["charge_nanos"]
     price = read_price(connection, row["price_id"], prices)

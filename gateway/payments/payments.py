@@ -1,9 +1,9 @@
-"""Payments and what became of them: asked for, paid, returned, each booked once.
+"""Payments and their states: requested, paid, refunded, disputed; each event is booked once.
 
-An event is noted and its money booked in one transaction, under the provider's id of the event, so
-that it may come five times and in any order. A refund by the provider takes back what it has
-refunded in all, less what was taken back before; a dispute takes its amount, and gives it back if
-it is won. Knows no provider.
+An event is recorded and its money booked in one transaction, under the provider's event id, so
+events can be delivered repeatedly and in any order. A provider's refund charges back the total
+refunded so far, less earlier chargebacks. A dispute charges back its amount, which is credited
+again if the dispute is won. Knows no provider.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def record_payment(
     *,
     provider: str,
 ) -> Payment:
-    """Write down a payment before a provider is asked for it; no money moves yet."""
+    """Record a payment before the provider's checkout is opened; no money moves yet."""
     made = connection.execute(
         insert(payments)
         .values(
@@ -77,7 +77,7 @@ def record_payment(
 
 
 def set_reference(connection: Connection, payment_id: str, reference: str) -> None:
-    """Note the provider's own name for a payment."""
+    """Store the provider's reference of a payment."""
     connection.execute(
         update(payments).where(payments.c.id == payment_id).values(reference=reference)
     )
@@ -86,7 +86,7 @@ def set_reference(connection: Connection, payment_id: str, reference: str) -> No
 def list_payments(
     connection: Connection, account_id: int, *, payment_id: str | None = None, limit: int = 100
 ) -> list[Payment]:
-    """Read an account's payments, newest first, or the one of an id."""
+    """List an account's payments, newest first, or only the one with an id."""
     query = select(payments).where(payments.c.account_id == account_id)
     if payment_id is not None:
         query = query.where(payments.c.id == payment_id)
@@ -95,7 +95,7 @@ def list_payments(
 
 
 def apply(connection: Connection, event: PaymentEvent, *, provider: str) -> Applied:
-    """Book what an event says, once."""
+    """Book an event, once."""
     now = booking_time(connection)
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     noted = connection.execute(
@@ -110,7 +110,7 @@ def apply(connection: Connection, event: PaymentEvent, *, provider: str) -> Appl
         return "noted"
     row = _find(connection, event, provider)
     if row is None:
-        log.warning("%s %s is about no payment of ours", event.name, event.id)
+        log.warning("ignored event %s %s: unknown payment", event.name, event.id)
         return "unknown"
     lock_accounts(connection, [row["account_id"]])
     row = _find(connection, event, provider)
@@ -120,7 +120,7 @@ def apply(connection: Connection, event: PaymentEvent, *, provider: str) -> Appl
     ):
         metrics.PAYMENTS.labels(provider, "refused").inc()
         log.error(
-            "%s: %d cents of %s were paid, not $%s; nothing was booked",
+            "%s: paid %d cents (%s) instead of $%s; nothing was booked",
             row["id"],
             event.amount_cents,
             event.currency,
@@ -134,7 +134,7 @@ def apply(connection: Connection, event: PaymentEvent, *, provider: str) -> Appl
 def compare_payments(
     connection: Connection, paid: Sequence[PaidEvent], *, provider: str
 ) -> list[Finding]:
-    """R12: what the provider says was paid is what was booked."""
+    """R12: the payments that the provider reports are booked with the same amounts."""
     rows = connection.execute(
         select(payments.c.reference, payments.c.amount_nanos, payments.c.transfer_id).where(
             payments.c.provider == provider,
@@ -147,7 +147,7 @@ def compare_payments(
         amount = each.amount_cents * NANOS_PER_CENT
         if booked.get(each.reference) != amount:
             here = format_usd(booked.get(each.reference, 0))
-            message = f"{provider} has ${format_usd(amount)} for it, the ledger ${here}"
+            message = f"is ${format_usd(amount)} at {provider}, but ${here} in the ledger"
             findings.append(Finding("R12", each.reference, message))
     return findings
 
@@ -162,7 +162,7 @@ def _book(connection: Connection, row: RowMapping, event: PaymentEvent, provider
             if row["status"] == "open":
                 _set(connection, payment_id, status=event.kind)
         case "refunded":
-            # A charge that was refunded had been paid, whether or not that has been heard yet.
+            # A refund implies a payment, even if the payment event has not arrived yet.
             _pay(connection, row, event.intent, provider)
             due = min(amount, row["amount_nanos"]) - row["returned_nanos"]
             if due > 0:
@@ -191,7 +191,7 @@ def _book(connection: Connection, row: RowMapping, event: PaymentEvent, provider
 
 
 def _pay(connection: Connection, row: RowMapping, intent: str | None, provider: str) -> None:
-    """Book a payment's money, unless it has been."""
+    """Book a payment's money, unless it is booked already."""
     if row["transfer_id"] is not None:
         return
     made = add_credit(
@@ -216,7 +216,7 @@ def _set(
 
 
 def _find(connection: Connection, event: PaymentEvent, provider: str) -> RowMapping | None:
-    """By our own id where the event carries it, else by the provider's."""
+    """Find an event's payment by our id if the event carries it, else by the provider's ids."""
     for column, value in (
         (payments.c.id, event.payment_id),
         (payments.c.reference, event.reference),

@@ -1,4 +1,4 @@
-"""What a payment provider is to us: it takes payments and tells, signed, what became of them."""
+"""The interface of payment providers: they take payments and report results in signed events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EventKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A page where a payment is made, and the provider's own name for it."""
+    """The provider's payment page, and its reference of the payment."""
 
     reference: str
     url: str
@@ -22,10 +22,10 @@ class Checkout:
 
 @dataclass(frozen=True, slots=True)
 class PaymentEvent:
-    """What a provider says of a payment; ``payment_id`` is ours, where the event carries it.
+    """A provider's event about a payment; ``payment_id`` is ours, if the event carries it.
 
-    ``amount_cents`` of a refund is what has been refunded of the payment in all; that of a dispute,
-    what is disputed. ``subject`` names the dispute.
+    ``amount_cents`` of a refund is the total refunded so far; of a dispute, the disputed amount.
+    ``subject`` is the id of the dispute.
     """
 
     id: str
@@ -41,18 +41,18 @@ class PaymentEvent:
 
 @dataclass(frozen=True, slots=True)
 class PaidEvent:
-    """One payment by the provider's own books."""
+    """One payment in the provider's books."""
 
     reference: str
     amount_cents: int
 
 
 class InvalidEvent(Exception):
-    """An event that is not the provider's: unsigned, signed with another secret, or too old."""
+    """An event without a valid, recent signature of the provider."""
 
 
 class ProviderFailed(Exception):
-    """The provider did not do what it was asked; nothing has been charged."""
+    """A call to the provider failed; nothing was charged."""
 
 
 class PaymentProvider(Protocol):
@@ -73,4 +73,4 @@ class PaymentProvider(Protocol):
         """Verify and read an event. Raise ``InvalidEvent``."""
 
     async def paid_since(self, moment: datetime) -> Sequence[PaidEvent]:
-        """List the payments made since a moment. Raise ``ProviderFailed``."""
+        """List completed payments since a moment. Raise ``ProviderFailed``."""

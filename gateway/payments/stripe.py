@@ -1,7 +1,7 @@
-"""Stripe: Checkout sessions by its own library, and its webhooks verified by it.
+"""Stripe as a payment provider: Checkout sessions, and webhooks verified by Stripe's library.
 
-Our payment's id travels in the metadata of the session and of the payment intent, whose charges
-inherit it; so an event can be understood whichever arrives first.
+Our payment id is stored in the metadata of the session and of the payment intent, whose charges
+inherit it, so events can be matched in whatever order they arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.payments.provider import (
 )
 
 TOLERANCE_S: Final = 300
-"""A signature older than that is a replay."""
+"""Maximum age of a signature; an older one is treated as a replay."""
 TIMEOUT_S: Final = 20
 
 _SESSION_EVENTS: Final[Mapping[str, EventKind]] = {
@@ -39,7 +39,7 @@ class StripeProvider:
 
     def __init__(self, api_key: str, webhook_secret: str, *, base: str | None = None) -> None:
         if not webhook_secret:
-            raise ValueError("the webhook secret is empty: anybody could report a payment")
+            raise ValueError("the webhook secret is empty, so anyone could forge a payment event")
         self._secret = webhook_secret
         self._client = stripe.StripeClient(
             api_key,
@@ -83,7 +83,7 @@ class StripeProvider:
         except stripe.StripeError as error:
             _failed(error)
         if session.url is None:
-            raise ProviderFailed("Stripe gave no page for this payment")
+            raise ProviderFailed("Stripe returned no checkout page for this payment")
         return Checkout(session.id, session.url)
 
     def read_event(self, body: bytes, signature: str) -> PaymentEvent:
@@ -111,14 +111,14 @@ class StripeProvider:
 
 
 def read_event(event: Mapping[str, Any]) -> PaymentEvent:
-    """Translate a verified event; raise ``KeyError`` or ``TypeError`` for one of another shape."""
+    """Convert a verified event. Raise ``KeyError`` or ``TypeError`` if its form is unexpected."""
     name = event["type"]
     thing: Mapping[str, Any] = event["data"]["object"]
     payment_id = (thing.get("metadata") or {}).get("payment_id")
     if name in _SESSION_EVENTS:
         kind = _SESSION_EVENTS[name]
         if kind == "paid" and thing["payment_status"] != "paid":
-            kind = "other"  # the money is still on its way
+            kind = "other"  # the payment is still pending
         return PaymentEvent(
             event["id"],
             kind,
@@ -155,6 +155,6 @@ def read_event(event: Mapping[str, Any]) -> PaymentEvent:
 
 
 def _failed(error: stripe.StripeError) -> NoReturn:
-    """Never with the message of an authentication error, which quotes the key."""
+    """Raise ``ProviderFailed``; omit the message of an authentication error, which quotes the key."""
     reason = type(error).__name__ if error.http_status == 401 else str(error.user_message or error)
     raise ProviderFailed(f"Stripe refused: {reason}") from None

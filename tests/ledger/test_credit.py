@@ -126,7 +126,7 @@ def test_no_more_is_given_back_than_was_charged(database: Database) -> None:
     with database.transaction() as connection:
         refund(connection, request_id, 200, key="a", actor="test", reason="late")
         refund(connection, request_id, 200, key="a", actor="test", reason="late")
-        with pytest.raises(NotRefundable, match=r"\$0\.0000003 can be given back"):
+        with pytest.raises(NotRefundable, match=r"\$0\.0000003 can be refunded"):
             refund(connection, request_id, 301, key="b", actor="test", reason="test")
         with pytest.raises(TransferConflict):
             refund(connection, request_id, 100, key="a", actor="test", reason="test")

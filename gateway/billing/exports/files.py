@@ -1,4 +1,4 @@
-"""An export as a file: which profile and format, and what its footer says."""
+"""Exports as files, by profile and format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def export(
     profile: Profile,
     footer: Footer,
 ) -> Iterator[bytes]:
-    """Write what was booked in a span, in parts; ``footer`` is complete after the last."""
+    """Yield the file of what was booked in a span, in parts; the last part completes ``footer``."""
     if profile == "focus":
         schema = focus.CSV if format == "csv" else focus.PARQUET
         tables = focus.focus_tables(read, span, filters, schema)

@@ -1,7 +1,7 @@
-"""The FOCUS profile of an export: one row for each priced line of a charge, and for each refund.
+"""The FOCUS profile of exports: one row per priced line of a charge, and one per refund.
 
-Columns as in the FinOps Open Cost and Usage Specification 1.2, focus.finops.org. The lines of a
-request sum exactly to its charge, so BilledCost adds up to what the ledger moved.
+Columns follow the FinOps Open Cost and Usage Specification 1.2, focus.finops.org. The lines of a
+request sum exactly to its charge, so BilledCost sums to what the ledger booked.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ AMOUNT: Final = "x_AmountNanos"
 def focus_tables(
     read: ExportReader, span: Span, filters: Filters, schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    """Read what was charged in a span, line by line, then what was given back."""
+    """Yield the lines of charges booked in a span, then its refunds."""
     prices: PriceCache = {}
 
     def itemize(connection: Connection, rows: Sequence[Any]) -> list[dict[str, Any]]:

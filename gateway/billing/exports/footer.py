@@ -1,4 +1,4 @@
-"""What an exported file is and holds; apart from what writes it, which takes a while to import."""
+"""Formats of exports and their footer; separate from the writers, whose imports are slow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEDIA_TYPES: Final[Mapping[Format, str]] = {
 
 @dataclass(slots=True)
 class Footer:
-    """What a file holds; complete once the file has been written to its end."""
+    """Row count, total amount and digest of a file; complete once the whole file is written."""
 
     rows: int = 0
     amount_nanos: int = 0
@@ -32,7 +32,7 @@ class Footer:
 
 
 class FooterView(TypedDict):
-    """Content of an exported file."""
+    """Row count, total amount and digest of an exported file."""
 
     object: Literal["export.footer"]
     rows: int
@@ -41,7 +41,7 @@ class FooterView(TypedDict):
 
 
 def footer_view(footer: Footer) -> FooterView:
-    """Say what a file holds, for whoever wants to check it."""
+    """Return the footer as JSON, by which a file can be verified."""
     return {
         "object": "export.footer",
         "rows": footer.rows,

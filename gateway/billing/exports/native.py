@@ -1,10 +1,10 @@
-"""Receipts and refunds as files: CSV and Parquet, streamed, the same bytes for the same books.
+"""The native profile of exports, and what both profiles share: streamed CSV and Parquet files.
 
-Rows are sorted by request, refunds after charges, and never held whole. They are read page by page,
-each in a short transaction, because a connection must not wait for whoever reads the file; nothing
-that was booked before the span's end is ever changed or added to, so the pages belong together.
-Amounts stand as decimals and as whole nano-dollars; a refund's are negative, so the column
-adds up to what was paid. ``Footer`` has the number of rows, what they sum to, and a digest.
+The same books give the same bytes. Rows are sorted by request, refunds after charges. They are read
+in pages, each in a short transaction, because a connection must not wait for a slow client. Rows
+booked before the end of the span never change and none are added, so the pages are consistent.
+Amounts are given as decimals and as nano-dollars; those of refunds are negative, so that the column
+sums to what was paid. ``Footer`` has the number of rows, their sum, and a digest.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ CSV_SCHEMA: Final = pa.schema(
     ]
 )
 
-# What CSV writes as digits has a type of its own in Parquet.
+# Amounts are text in CSV and decimals in Parquet.
 PARQUET_SCHEMA: Final = CSV_SCHEMA.set(
     CSV_SCHEMA.get_field_index("amount_usd"), pa.field("amount_usd", _USD)
 )
@@ -74,7 +74,7 @@ PARQUET_SCHEMA: Final = CSV_SCHEMA.set(
 def write(
     tables: Iterator[pa.Table], schema: pa.Schema, format: Format, footer: Footer, *, amount: str
 ) -> Iterator[bytes]:
-    """Write tables of one schema as a file; ``amount`` is the column that the footer sums."""
+    """Yield a file of tables with one schema, in parts; ``footer`` sums the column ``amount``."""
     sink = _Sink()
     if format == "csv":
         options = pyarrow.csv.WriteOptions(quoting_style="needed")
@@ -112,13 +112,13 @@ def write(
 
 
 class ExportReader(Protocol):
-    """Runs a function in a transaction that only reads."""
+    """Runs a function in a read-only transaction."""
 
     def __call__(self, function: Callable[[Connection], T], /) -> T: ...
 
 
 def connection_reader(connection: Connection) -> ExportReader:
-    """Read everything in one transaction, of this thread."""
+    """Return a reader that uses one transaction of this thread."""
 
     def read(function: Callable[[Connection], T]) -> T:
         return function(connection)
@@ -129,7 +129,7 @@ def connection_reader(connection: Connection) -> ExportReader:
 def native_tables(
     read: ExportReader, span: Span, filters: Filters, schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    """Read what was booked in a span: charges by request, then refunds by request."""
+    """Yield what was booked in a span: charges by request, then refunds by request."""
     for pages in (
         charge_pages(read, _charges(span, filters), span, filters, keep_rows),
         refund_pages(read, _refunds(span, filters), keep_rows),
@@ -145,9 +145,9 @@ def charge_pages(
     filters: Filters,
     make: Callable[[Connection, Sequence[Any]], T],
 ) -> Iterator[T]:
-    """Read receipts by request, and make something of each page within its transaction."""
+    """Read receipts in pages by request id; yield ``make`` of each page, run in its transaction."""
     id = receipts.c.request_id
-    # An expression, so that the span is searched for its first id and not the ids for their span.
+    # An expression, so that the planner uses the index on the time of booking, not that of the ids.
     borders = select(func.min(func.substr(id, 1)), func.max(func.substr(id, 1)))
     borders = borders.where(*span_conditions(span, filters))
     first, last = read(lambda connection: connection.execute(borders).one())
@@ -167,7 +167,7 @@ def charge_pages(
 def refund_pages(
     read: ExportReader, query: Select[Any], make: Callable[[Connection, Sequence[Any]], T]
 ) -> Iterator[T]:
-    """Read refunds by request and number, as ``charge_pages`` does receipts."""
+    """Read refunds in pages by request and number, as ``charge_pages`` does receipts."""
     order = (refunds.c.request_id, refunds.c.seq)
     query = query.add_columns(refunds.c.seq.label("seq")).order_by(*order).limit(CHUNK)
     page = query
@@ -195,18 +195,19 @@ def _page(
 
 
 def span_conditions(span: Span, filters: Filters) -> list[Any]:
-    """Conditions for receipts that were booked in a span; ids lead, since they order the file."""
+    """Return SQL conditions for receipts that were booked in a span."""
     conditions: list[Any] = [
         receipts.c.settled_at >= span.starts_at,
         receipts.c.settled_at < span.ends_at,
-        # No id is from after its booking; from how long before, nobody can say.
+        # Ids are time-ordered and never later than their booking, but can be arbitrarily earlier:
+        # an upper bound only.
         receipts.c.request_id < first_request_id(span.ends_at + timedelta(hours=1)),
     ]
     return conditions + filter_conditions(filters)
 
 
 def filter_conditions(filters: Filters) -> list[Any]:
-    """Conditions for receipts of the accounts, keys, models and tasks asked for."""
+    """Return SQL conditions for receipts of the requested accounts, keys, models and tasks."""
     return [
         receipts.c[name].in_(values)
         for name in ("account_id", "key_id", "model", "task")
@@ -261,7 +262,7 @@ def _refunds(span: Span, filters: Filters) -> Select[Any]:
 
 
 def _table(rows: Sequence[Any], zone: ZoneInfo, schema: pa.Schema) -> pa.Table:
-    # Refunds have their number behind the columns of the file.
+    # Rows of refunds end with their number, which is not a column of the file.
     columns: list[Any] = list(zip(*rows, strict=True))[: len(CSV_SCHEMA) - 2]
     count = len(_DETAILS)
     kind, request, booked, accepted, account = columns[:5]
@@ -287,13 +288,13 @@ def _table(rows: Sequence[Any], zone: ZoneInfo, schema: pa.Schema) -> pa.Table:
 
 
 def usd(nanos: pa.Array) -> pa.Array:
-    """Make decimals of nano-dollars: the same digits, nine of them after the point."""
+    """Convert nano-dollars to decimals of USD by reinterpreting the digits at scale 9."""
     keep_rows = nanos.cast(pa.decimal128(19, 0))
     return pa.Array.from_buffers(_USD, len(keep_rows), keep_rows.buffers(), offset=keep_rows.offset)
 
 
 def usd_text(nanos: pa.Array) -> pa.Array:
-    """Write nano-dollars as decimals of USD with nine digits after the point."""
+    """Format nano-dollars as decimals of USD with nine digits after the point."""
     size = pc.abs(nanos)
     keep_rows = pc.divide(size, NANOS_PER_USD)
     rest = pc.subtract(size, pc.multiply(keep_rows, NANOS_PER_USD))
@@ -304,13 +305,13 @@ def usd_text(nanos: pa.Array) -> pa.Array:
 
 
 def utc_text(moments_us: pa.Array) -> pa.Array:
-    """Write moments as RFC 3339 in UTC, to the microsecond."""
+    """Format moments as RFC 3339 in UTC, to the microsecond."""
     text = pc.strftime(moments_us.cast(pa.timestamp("us")), format="%Y-%m-%dT%H:%M:%S")
     return pc.binary_join_element_wise(text, "Z", "")
 
 
 def local_text(moments_us: pa.Array, zone: ZoneInfo) -> pa.Array:
-    """Write moments by the clocks of a zone, whose offset changes at quarter hours at most."""
+    """Format moments in a time zone; its offset is looked up once per quarter of an hour."""
     quarters = pc.divide(moments_us, _QUARTER_US)
     distinct = pc.unique(quarters)
     offsets = [
@@ -326,7 +327,7 @@ def local_text(moments_us: pa.Array, zone: ZoneInfo) -> pa.Array:
 
 
 class _Sink:
-    """Takes what a writer writes, part by part."""
+    """A file-like object that collects what a writer writes until it is taken."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

@@ -1,7 +1,7 @@
-"""The close of a month: nothing more is booked into it, its seal, rebates, invoices.
+"""Closes a month: stops bookings into it, seals it, gives rebates and issues invoices.
 
-Each step may be done again, so a close that was interrupted goes on where it stopped. While a month
-is being closed everything else goes on: what is booked meanwhile is booked into the next one.
+Each step can be repeated, so an interrupted close resumes where it stopped. Requests are served and
+booked during a close; their bookings go into the next month.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from gateway.tables.core import (
 )
 
 SETTLED_AFTER: Final = timedelta(minutes=5)
-"""A month is closed no sooner after its end."""
+"""Minimum time between the end of a month and its close."""
 ALL_ACCOUNTS: Final = 0
 NOTE_REASON_MAX: Final = 400
-"""Of a credit note: its transfer repeats the reason after the invoice's number."""
+"""Maximum length of a credit note's reason; its transfer adds the invoice's number to it."""
 BASIS: Final = 10_000
 
 
@@ -69,7 +69,7 @@ class BillingPeriod:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedInvoice:
-    """The invoice and the rebate that closing a month would give to one account."""
+    """The invoice and the rebate of one account that closing a month would produce."""
 
     account: str
     total_cents: int
@@ -78,7 +78,7 @@ class ExpectedInvoice:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What closing a month would do; ``obstacle`` says why it cannot be closed yet."""
+    """Result of closing a month as a dry run. ``obstacle``: why it cannot be closed yet."""
 
     period: BillingPeriod
     obstacle: str | None
@@ -86,17 +86,17 @@ class Rehearsal:
 
 
 class CannotClose(ValueError):
-    """The month has not ended, or one before it is open."""
+    """The month has not ended, or an earlier one is still open."""
 
 
 def close_month(
     database: Database, month: str, *, actor: str, clock: Clock = utc_now
 ) -> BillingPeriod:
-    """Close a month in steps, each in a transaction of its own; closing it again finishes it.
+    """Close a month in steps, each in a separate transaction; a second call completes the first.
 
-    What takes long is read on snapshots, so that nobody who books waits for it. Raise
-    ``CannotClose`` before its end, or while an earlier month is open, and ``ValueError`` if the
-    text does not name a month; both before anything is written.
+    Long reads use snapshots, so that no booking waits for them. Raise ``CannotClose`` before the
+    month's end or while an earlier month is open, and ``ValueError`` if the text is not a month;
+    both before anything is written.
     """
     span_of(month)
     check_text(actor, "the actor", longest=NAME_MAX)
@@ -124,9 +124,9 @@ def close_month(
 
 
 def rehearse_close(connection: Connection, month: str, *, now: datetime) -> Rehearsal:
-    """Compute what closing a month would write, and write nothing; any month can be rehearsed.
+    """Compute what closing a month would write, for any month, without writing anything.
 
-    Raise ``ValueError`` if the text does not name a month.
+    Raise ``ValueError`` if the text is not a month.
     """
     sealed = _sealed(connection, month, now)
     expected = []
@@ -138,7 +138,7 @@ def rehearse_close(connection: Connection, month: str, *, now: datetime) -> Rehe
 
 
 def find_period(connection: Connection, month: str) -> BillingPeriod:
-    """Raise ``LookupError`` if nothing was ever booked in that month."""
+    """Find a month. Raise ``LookupError`` if nothing was ever booked in it."""
     row = connection.execute(select(periods).where(periods.c.month == month)).mappings().first()
     if row is None:
         raise LookupError(f"nothing was booked in {month}")
@@ -151,13 +151,13 @@ def list_periods(connection: Connection) -> list[BillingPeriod]:
 
 
 def changed_since_close(connection: Connection, month: str) -> bool:
-    """Compute a closed month's seal again, and say whether it is another one now."""
+    """Whether a closed month no longer matches its seal."""
     period = find_period(connection, month)
     return period.sha256 is not None and _digest(connection, month) != period.sha256
 
 
 def rebate_due(connection: Connection, account_id: int, month: str) -> int:
-    """What the tiers of an account give back of its month: a part of the spending within each."""
+    """Compute an account's rebate of a month: a share of its spending within each tier."""
     tiers = _tiers(connection, account_id) or _tiers(connection, ALL_ACCOUNTS)
     span = span_of(month)
     spent = connection.execute(
@@ -175,14 +175,15 @@ def rebate_due(connection: Connection, account_id: int, month: str) -> int:
 
 
 def set_rebates(connection: Connection, account_id: int, tiers: dict[int, int]) -> None:
-    """Replace the tiers of an account, or of everybody (0): from so many nanos, basis points.
+    """Replace the rebate tiers of an account, or the default ones (0): threshold → basis points.
 
-    Raise ``ValueError`` for a negative amount or more than all of it.
+    Thresholds are in nano-dollars. Raise ``ValueError`` if a threshold is negative or a rebate is
+    not between 0 and 100 %.
     """
     for start, points in tiers.items():
         check_amount(start, "the start of a tier", least=0, most=NANOS_MAX)
         if not 0 <= points <= BASIS:
-            raise ValueError(f"a rebate is {points / 100:g} %; it must be from 0 to 100")
+            raise ValueError(f"a rebate is {points / 100:g} %; it must be between 0 and 100")
     connection.execute(rebates.delete().where(rebates.c.account_id == account_id))
     if tiers:
         connection.execute(
@@ -195,7 +196,7 @@ def set_rebates(connection: Connection, account_id: int, tiers: dict[int, int]) 
 
 
 def rebate(connection: Connection, account_id: int, month: str, *, clock: Clock = utc_now) -> int:
-    """Give an account its rebate of a closed month, once; it is booked in the open one."""
+    """Book an account's rebate of a closed month, once, into the open month."""
     due = rebate_due(connection, account_id, month)
     if due:
         add_credit(
@@ -214,7 +215,7 @@ def rebate(connection: Connection, account_id: int, month: str, *, clock: Clock 
 def issue(
     connection: Connection, made: Statement, actor: str, *, clock: Clock = utc_now
 ) -> Invoice:
-    """Write an account's invoice of a closed month, once; it is final."""
+    """Issue an account's invoice of a closed month, once. Invoices are final."""
     now = booking_time(connection, clock)
     lock_accounts(connection, [made.account_id])
     for known in invoices_of(connection, made.account_id, made.month):
@@ -233,10 +234,10 @@ def credit_note(
     reason: str,
     clock: Clock = utc_now,
 ) -> Invoice:
-    """Mend an invoice: give a part of it back, with its movement, in whole cents.
+    """Issue a credit note: refund a part of an invoice, in whole cents, with its transfer.
 
-    Raise ``LookupError`` if there is no such invoice, ``ValueError`` if more than its total would
-    go back.
+    Raise ``LookupError`` if the invoice does not exist, ``ValueError`` if the amount exceeds what
+    is left of its total.
     """
     check_text(reason, "the reason", longest=NOTE_REASON_MAX, required=True)
     check_text(actor, "the actor", longest=NAME_MAX)
@@ -245,7 +246,7 @@ def credit_note(
         select(invoices).where(invoices.c.number == number, invoices.c.kind == "invoice")
     ).first()
     if row is None:
-        raise LookupError(f"there is no invoice {number!r}")
+        raise LookupError(f"unknown invoice {number!r}")
     lock_accounts(connection, [row.account_id])
     notes = select(func.coalesce(func.sum(invoices.c.total_cents), 0), func.count()).where(
         invoices.c.corrects == row.id
@@ -255,8 +256,8 @@ def credit_note(
     cents, odd = divmod(amount_nanos, 10_000_000)
     if odd or not 0 < cents <= left:
         raise ValueError(
-            f"of {number} whole cents up to ${format_usd(max(left, 0) * 10_000_000)} can be given "
-            f"back, not ${format_usd(amount_nanos)}"
+            f"whole cents up to ${format_usd(max(left, 0) * 10_000_000)} of {number} can be "
+            f"credited, not ${format_usd(amount_nanos)}"
         )
     add_credit(
         connection,
@@ -278,7 +279,7 @@ def credit_note(
 
 
 def _begin(connection: Connection, month: str, now: datetime) -> None:
-    """Let nothing more in; wait for whoever is booking into it."""
+    """Stop further bookings into a month, and wait for open ones."""
     obstacle = _obstacle(connection, month, now)
     if obstacle is not None:
         raise CannotClose(obstacle)
@@ -291,21 +292,21 @@ def _begin(connection: Connection, month: str, now: datetime) -> None:
 
 
 def _obstacle(connection: Connection, month: str, now: datetime) -> str | None:
-    """Why a month cannot be closed yet; None if it can."""
+    """Return why a month cannot be closed yet, or None if it can."""
     ends_at = span_of(month).ends_at
     if now < ends_at + SETTLED_AFTER:
-        return f"{month} ends at {ends_at.isoformat()}, and can be closed five minutes later"
+        return f"{month} ends at {ends_at.isoformat()} and can be closed five minutes later"
     earlier = select(periods.c.month).where(periods.c.month < month, periods.c.state != "closed")
-    # A row that does not name a month holds nothing, and must not keep others from being closed.
+    # A row whose name is not a month has no bookings, and must not block the close of others.
     known = (name for name in connection.execute(earlier).scalars() if is_month(name))
     open_before = min(known, default=None)
     if open_before is None:
         return None
-    return f"{open_before} is still open; months are closed in their order"
+    return f"{open_before} is still open; months are closed in order"
 
 
 def _sealed(connection: Connection, month: str, now: datetime) -> BillingPeriod:
-    """Count and digest a month into which nothing more comes."""
+    """Compute totals and digest of a month into which nothing more is booked."""
     span = span_of(month)
     counted = connection.execute(
         select(func.count(), exact_sum(receipts.c.charge_nanos)).where(
@@ -331,7 +332,7 @@ def _seal(connection: Connection, sealed: BillingPeriod) -> None:
 
 
 def _digest(connection: Connection, month: str) -> str:
-    """A digest of every receipt and transfer of a month, in the order of their ids."""
+    """Compute the digest of all receipts and transfers of a month, in order of their ids."""
     digest = hashlib.sha256()
     span = span_of(month)
     for table, moment, order in (
@@ -353,7 +354,7 @@ def _digest(connection: Connection, month: str) -> str:
 
 
 def _moved_in(connection: Connection, month: str) -> list[int]:
-    """Customers' accounts with any movement or balance by the end of a month, by number."""
+    """List customer accounts with a transfer in a month, ordered by number."""
     span = span_of(month)
     before = transfers.c.booked_at < span.ends_at
     moved = select(transfers.c.id).where(
@@ -421,7 +422,7 @@ def _write(
 
 
 def _next_number(connection: Connection, now: datetime) -> str:
-    """Numbers of a year follow one another without a gap: taken in the invoice's transaction."""
+    """Take the year's next invoice number, in the invoice's transaction: there are no gaps."""
     name = f"invoices:{now.year}"
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(counters).values(name=name, value=1)

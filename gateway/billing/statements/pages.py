@@ -1,6 +1,6 @@
-"""A statement as a page: the same facts and tables as HTML that prints well and as a PDF.
+"""Renders statements as HTML for printing and as PDF, with the same content.
 
-The PDF embeds Roboto, which has Latin, Greek and Cyrillic letters. Pure: it is given a statement.
+The PDF embeds Roboto, which has Latin, Greek and Cyrillic letters. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TEMPLATES: Final = Environment(
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """Who issues statements; the address has a line for each part between semicolons."""
+    """Issuer of statements; semicolons separate the lines of the address."""
 
     name: str
     address: str = ""
@@ -38,7 +38,7 @@ class Issuer:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """``numbers`` are the columns that stand to the right; the foot's last line is the total."""
+    """``numbers`` are the right-aligned columns; the last line of ``foot`` is the total."""
 
     title: str
     head: Sequence[str]
@@ -61,7 +61,7 @@ class PrintedPage:
 
 
 def lay_out(made: Statement, issuer: Issuer) -> PrintedPage:
-    """Say in words and tables what a statement has."""
+    """Convert a statement to texts and tables."""
     invoice = made.invoice
     month = dates.date.fromisoformat(f"{made.month}-01").strftime("%B %Y")
     facts = [("Month", month)]
@@ -134,7 +134,7 @@ def html(page: PrintedPage) -> str:
 
 
 def pdf(page: PrintedPage, *, at: dates.datetime) -> bytes:
-    """Write a PDF; ``at`` is its date of creation, so that the same page gives the same bytes."""
+    """Render a PDF. ``at`` is its creation date, so that the same page gives the same bytes."""
     paper = FPDF(format="A4")
     paper.set_creation_date(at)
     paper.set_title(f"{page.title} · {page.account}")
@@ -213,6 +213,6 @@ def _cents(cents: int) -> str:
 
 
 def _usd(nanos: int) -> str:
-    """All digits: an amount below a cent is shown as what it is."""
+    """Format an amount with all digits, because amounts can be below a cent."""
     sign = "-" if nanos < 0 else ""
     return f"{sign}${format_usd(abs(nanos))}"

@@ -1,7 +1,8 @@
-"""Statements: what an account used in a month, what it paid, and how its balance went.
+"""Statements: an account's usage, payments and balance of a month.
 
-Of an open month it is a draft. Lines are sums of the lines of receipts, so they add up to the
-ledger; the total is rounded to cents once, and what that leaves is carried to the next invoice.
+The statement of an open month is a draft. Its lines are sums of the lines of receipts, so they
+agree with the ledger. The total is rounded down to cents once; the remainder is carried to the next
+invoice.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NANOS_PER_CENT: Final = NANOS_PER_USD // 100
 
 @dataclass(frozen=True, slots=True)
 class InvoiceLine:
-    """``kind`` is usage, refund, correction, rebate or credit; what comes back is negative."""
+    """``kind`` is usage, refund, correction, rebate or credit; all but usage are negative."""
 
     kind: str
     amount_nanos: int
@@ -47,7 +48,7 @@ class InvoiceLine:
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """What else moved the balance: top-ups, grants, expiry, chargebacks."""
+    """A transfer other than charges and refunds: top-up, grant, expiry or chargeback."""
 
     booked_at: datetime
     kind: str
@@ -90,7 +91,7 @@ class Statement:
 
     @property
     def total_cents(self) -> int:
-        """Rounded down once; what is left over is carried."""
+        """Total, rounded down to cents; the remainder is carried to the next invoice."""
         return (self.carried_in_nanos + self.sum_nanos) // NANOS_PER_CENT
 
     @property
@@ -99,12 +100,12 @@ class Statement:
 
 
 def statement(connection: Connection, account_id: int, month: str) -> Statement:
-    """Read the statement of a month, or draft it. Raise ``LookupError`` for no such account."""
+    """Read or draft the statement of a month. Raise ``LookupError`` if the account is unknown."""
     name = connection.execute(
         select(accounts.c.name).where(accounts.c.id == account_id, accounts.c.kind == "customer")
     ).scalar()
     if name is None:
-        raise LookupError(f"there is no account {account_id}")
+        raise LookupError(f"unknown account {account_id}")
     issued = invoices_of(connection, account_id, month)
     invoice = next((each for each in issued if each.kind == "invoice"), None)
     opening = _balance_at(connection, account_id, starts_at(month))
@@ -127,7 +128,7 @@ def statement(connection: Connection, account_id: int, month: str) -> Statement:
 
 
 def months_of(connection: Connection, account_id: int) -> list[str]:
-    """List the months in which anything was booked for an account, newest first."""
+    """List the months from an account's first transfer to the current month, newest first."""
     first = connection.execute(
         select(transfers.c.booked_at)
         .where(or_(transfers.c.from_account == account_id, transfers.c.to_account == account_id))
@@ -146,7 +147,7 @@ def months_of(connection: Connection, account_id: int) -> list[str]:
 def invoices_of(
     connection: Connection, account_id: int | None = None, month: str | None = None
 ) -> list[Invoice]:
-    """Read invoices and credit notes in the order of their issue."""
+    """List invoices and credit notes in order of issue."""
     corrected = invoices.alias()
     query = (
         select(invoices, corrected.c.number.label("corrects_number"))
@@ -175,7 +176,7 @@ def invoices_of(
 
 
 def _draft(connection: Connection, account_id: int, month: str) -> list[InvoiceLine]:
-    """Add up the receipts' own lines by model and unit, then what came back."""
+    """Sum the lines of receipts by model and unit, followed by refunds, corrections and rebates."""
     amounts: defaultdict[tuple[str, str], int] = defaultdict(int)
     quantities: defaultdict[tuple[str, str], Decimal] = defaultdict(Decimal)
     prices: PriceCache = {}
@@ -226,7 +227,7 @@ def _returned(connection: Connection, account_id: int, month: str) -> list[Invoi
         .where(
             transfers.c.to_account == account_id,
             transfers.c.kind.in_(["rebate", "correction"]),
-            # A credit note is a document of its own, not a line of the next invoice.
+            # A credit note is a separate document, not a line of the next invoice.
             ~transfers.c.key.startswith("credit_note:", autoescape=True),
             ~select(refunds.c.seq).where(refunds.c.transfer_id == transfers.c.id).exists(),
             transfers.c.booked_at >= span[0],
@@ -281,7 +282,7 @@ def _movements(connection: Connection, account_id: int, month: str) -> list[Move
 
 
 def _carried(connection: Connection, account_id: int, month: str) -> int:
-    """What the account's last invoice before a month left over."""
+    """Return the remainder that the account's last invoice before a month carried over."""
     last = connection.execute(
         select(invoices.c.carried_out_nanos)
         .where(
@@ -296,7 +297,7 @@ def _carried(connection: Connection, account_id: int, month: str) -> int:
 
 
 def _balance_at(connection: Connection, account_id: int, moment: datetime) -> int:
-    """The balance just before a moment, as the last movement before it left it."""
+    """Return the balance just before a moment, as of the last transfer before it."""
     last = connection.execute(
         select(transfers.c.posted_after)
         .where(

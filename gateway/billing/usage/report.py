@@ -1,8 +1,8 @@
-"""Usage over time, for accounts, keys, models, tasks and tags, in any time zone, to the last nano.
+"""Usage reports by account, key, model, task and tag, in any time zone, exact to the nano-dollar.
 
-Reports use the time of booking, so a past day never changes. Sealed hours come from the rollup;
-what they do not cover (hours not sealed yet, parts of hours at the ends, hours that a zone's
-midnight cuts) comes from the receipts and refunds themselves. A report by tag reads receipts only.
+Reports use the time of booking, so a past day never changes. Sealed hours come from the rollup. The
+rest (hours not sealed yet, partial hours at the ends, hours split by a zone's midnight) comes from
+receipts and refunds. A report by tag reads receipts and refunds only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gateway.tables.core import QUANTITIES, accounts, keys, receipts, refunds, u
 
 TIMES: Final = ("minute", "hour", "day", "month")
 DIMENSIONS: Final = (*TIMES[1:], "account", "key", "model", "task")
-"""What clients may group by; programs of ours also by minute, ``account_id`` and ``key_id``."""
+"""Dimensions for clients; internal callers also use minute, ``account_id`` and ``key_id``."""
 TAG: Final = "tag:"
 DAYS_MAX: Final = 800
 RANGES_MAX: Final = 100
-"""Of time in one query's condition."""
+"""Maximum number of time ranges in one query's condition."""
 
 _QUARTER_S: Final = 900
 _MINUTE_S: Final = 60
@@ -39,7 +39,7 @@ Range = tuple[datetime, datetime]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From one moment up to another, in the zone in which its hours, days and months are cut."""
+    """An interval ``[starts_at, ends_at)``, and the zone of its hours, days and months."""
 
     starts_at: datetime
     ends_at: datetime
@@ -48,7 +48,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What a report is about; None is everything."""
+    """Filters of a report; None selects everything."""
 
     account_ids: tuple[int, ...] | None = None
     key_ids: tuple[int, ...] | None = None
@@ -59,7 +59,7 @@ class Filters:
 
 @dataclass(slots=True)
 class Group:
-    """One row of a report; ``labels`` hold the dimensions that were asked for."""
+    """One row of a report; ``labels`` has the values of the requested dimensions."""
 
     labels: dict[str, str]
     requests: int = 0
@@ -78,8 +78,10 @@ class Group:
 
 
 def read_span(first: str | None, last: str | None, tz: str, *, now: datetime) -> Span:
-    """Make a span of what a client sent: days of the zone, the last included, or moments, the last
-    excluded; by default the last 30 days, today included. Raise ``InvalidRequest``."""
+    """Parse a span: days of the zone, the last included, or moments, the last excluded.
+
+    The default is the last 30 days, today included. Raise ``InvalidRequest`` if it is not valid.
+    """
     try:
         zone = read_zone(tz)
     except ValueError as error:
@@ -96,21 +98,20 @@ def read_span(first: str | None, last: str | None, tz: str, *, now: datetime) ->
         )
     if ends_at - starts_at > timedelta(days=DAYS_MAX):
         raise InvalidRequest(
-            "invalid_value", f"At most {DAYS_MAX} days can be asked for at once.", param="from"
+            "invalid_value", f"A report can cover at most {DAYS_MAX} days.", param="from"
         )
     return Span(starts_at, ends_at, zone)
 
 
 def read_dimensions(text: str, *, accounts: bool = False) -> tuple[str, ...]:
-    """Read a ``group_by``; raise ``InvalidRequest`` if it names what is no dimension."""
+    """Parse a ``group_by``. Raise ``InvalidRequest`` if it names an unknown dimension."""
     by = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     known = [name for name in DIMENSIONS if accounts or name != "account"]
     for part in by:
         if part not in known and not (part.startswith(TAG) and len(part) > len(TAG)):
             raise InvalidRequest(
                 "invalid_value",
-                f"group_by names {part!r}; one or more of {', '.join(known)} and tag:<name> can "
-                "be had.",
+                f"group_by names {part!r}; supported are {', '.join(known)} and tag:<name>.",
                 param="group_by",
             )
     return by
@@ -124,9 +125,9 @@ def usage(
     *,
     rolled: bool = True,
 ) -> list[Group]:
-    """Sum what was booked in a span, grouped, in the order of the labels.
+    """Sum what was booked in a span, grouped and ordered by the labels.
 
-    ``rolled=False`` reads receipts alone; the answer is the same.
+    With ``rolled=False`` rollups are not used; the result is the same.
     """
     unsealed: list[Range] = [(span.starts_at, span.ends_at)]
     groups: dict[tuple[str, ...], Group] = {}
@@ -143,7 +144,7 @@ def usage(
 
 
 def total(groups: Iterable[Group]) -> Group:
-    """Add groups up."""
+    """Sum groups."""
     whole = Group(labels={})
     for group in groups:
         whole.add(group)
@@ -153,7 +154,7 @@ def total(groups: Iterable[Group]) -> Group:
 def _split(
     connection: Connection, span: Span, by: Sequence[str]
 ) -> tuple[list[Range], list[Range]]:
-    """Cut a span into whole sealed hours that no border of the report cuts, and the rest."""
+    """Split a span into sealed hours that no boundary of the report cuts, and the rest."""
     built = built_range(connection)
     start = floor_hour(span.starts_at + HOUR - timedelta(microseconds=1))
     end = floor_hour(span.ends_at)
@@ -178,7 +179,7 @@ def _split(
 
 
 def _borders(span: Span, by: Sequence[str]) -> Iterator[datetime]:
-    """Where one hour, day or month of the zone ends and the next begins."""
+    """Yield the moments at which an hour, day or month of the zone begins."""
     if "hour" in by:
         at = floor_hour(span.starts_at)
         while at < span.ends_at:
@@ -226,7 +227,7 @@ def _booked_rows(
     by: Sequence[str],
     filters: Filters,
 ) -> Iterator[tuple[datetime, Group]]:
-    """Sums over receipts, or over refunds under the labels of their receipts."""
+    """Sum receipts, or refunds under the labels of their receipts."""
     seconds = _MINUTE_S if "minute" in by else _QUARTER_S
     columns = _columns(by, receipts, time_bucket(moment, seconds))
     charged = receipts.c.outcome == "charged"
@@ -252,7 +253,7 @@ def _booked_rows(
         .select_from(source)
         .where(
             or_(*((moment >= start) & (moment < end) for start, end in ranges)),
-            # The whole of it as well, so that an index can be entered at one place.
+            # The overall range as well, so that an index can be used.
             moment >= min(start for start, _ in ranges),
             moment < max(end for _, end in ranges),
             *conditions,
@@ -284,7 +285,7 @@ def _columns(
 
 
 def _places(columns: Mapping[str, ColumnElement[Any]]) -> Iterator[ColumnElement[Any]]:
-    """Group by place: a parameter in an expression would make it another one to PostgreSQL."""
+    """Yield column positions: PostgreSQL never takes expressions with parameters as equal."""
     for place in range(1, len(columns) + 1):
         yield literal_column(str(place))
 
@@ -326,7 +327,7 @@ def _fold(
     zone: ZoneInfo,
     by: Sequence[str],
 ) -> None:
-    """Add rows to the groups of their labels, times cut in the zone."""
+    """Add rows to the groups of their labels; times are labelled in the zone."""
     for at, group in rows:
         local = at.astimezone(zone)
         times = {
@@ -350,7 +351,7 @@ def _chunks(ranges: Sequence[Range]) -> Iterator[Sequence[Range]]:
 
 
 def _moment(text: str, zone: ZoneInfo, param: str, *, days: int = 0) -> datetime:
-    """Read a day, of which ``days`` are added, or a moment with its offset."""
+    """Parse a day, to which ``days`` are added, or a moment with its offset."""
     try:
         if len(text) == len("2026-03-01"):
             return _midnight(read_day(text) + timedelta(days=days), zone)

@@ -1,8 +1,8 @@
-"""Usage by the hour, built once per closed hour from what was booked, and sealed.
+"""Rollups: usage by hour, built once per closed hour from what was booked, and sealed.
 
-An hour is closed 30 seconds after its end: by then, with the month's row locked FOR UPDATE, nobody
-who books can still have an earlier time. Building an hour again gives the same rows and the same
-seal; a refund counts in the hour in which it was booked, beside the request that it is for.
+An hour is closed 30 seconds after its end: once the month's row has been locked FOR UPDATE, no
+booking can have an earlier time. Building an hour again gives the same rows and the same seal. A
+refund counts in the hour in which it was booked, under the labels of its request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gateway.tables.core import QUANTITIES, periods, receipts, refunds, usage_ho
 HOUR: Final = timedelta(hours=1)
 CLOSED_AFTER: Final = timedelta(seconds=30)
 HOURS_MAX: Final = 200
-"""Built in one transaction, so that none of them is long."""
+"""Maximum number of hours built in one transaction, which keeps transactions short."""
 
 _CELL: Final = ("account_id", "key_id", "model", "task", "outcome")
 _SUMS: Final = ("requests", "charge_nanos", "refund_nanos", *QUANTITIES)
@@ -42,7 +42,7 @@ _SUMS: Final = ("requests", "charge_nanos", "refund_nanos", *QUANTITIES)
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What an hour holds: two builds of it are equal if their seals are."""
+    """Totals and digest of an hour: two builds are equal if their seals are."""
 
     hour: datetime
     rows: int
@@ -53,9 +53,9 @@ class Seal:
 
 
 def build_due(connection: Connection, now: datetime, *, limit: int = HOURS_MAX) -> int:
-    """Build hours that have closed and are not built yet, oldest first; return how many.
+    """Build closed hours that are not built yet, oldest first; return their number.
 
-    Call again while that is ``limit``.
+    Call again while it is ``limit``.
     """
     hours = list(_due(connection, now, limit))
     for month in dict.fromkeys(map(month_of, hours)):
@@ -66,7 +66,7 @@ def build_due(connection: Connection, now: datetime, *, limit: int = HOURS_MAX) 
 
 
 def build_hour(connection: Connection, hour: datetime) -> Seal:
-    """Build one hour, again if it was built before; its month's row is locked by the caller."""
+    """Build or rebuild one hour. The caller has locked its month's row."""
     connection.execute(delete(usage_hourly).where(usage_hourly.c.hour == hour))
     connection.execute(delete(usage_hours).where(usage_hours.c.hour == hour))
     cells = _booked_in(hour).subquery()
@@ -92,7 +92,7 @@ def build_hour(connection: Connection, hour: datetime) -> Seal:
 
 
 def rebuild(connection: Connection) -> list[tuple[Seal, Seal]]:
-    """Build every sealed hour anew; return those that differ, as they were and as they are."""
+    """Rebuild every sealed hour; return the old and new seals of those that differ."""
     differing = []
     for month in connection.execute(select(periods.c.month)).scalars().all():
         _lock(connection, month)
@@ -104,14 +104,14 @@ def rebuild(connection: Connection) -> list[tuple[Seal, Seal]]:
 
 
 def seals(connection: Connection) -> list[Seal]:
-    """Read the seals of all hours that were built, oldest first."""
+    """List the seals of all built hours, oldest first."""
     columns = [usage_hours.c[name] for name in Seal.__dataclass_fields__]
     rows = connection.execute(select(*columns).order_by(usage_hours.c.hour))
     return [Seal(**row) for row in rows.mappings()]
 
 
 def seal_of(connection: Connection, hour: datetime) -> Seal:
-    """Compute the seal of an hour from its cells as they stand."""
+    """Compute the seal of an hour from its stored rows."""
     columns = [usage_hourly.c[name] for name in (*_CELL, *_SUMS)]
     rows = connection.execute(
         select(*columns)
@@ -133,7 +133,7 @@ def seal_of(connection: Connection, hour: datetime) -> Seal:
 
 
 def built_range(connection: Connection) -> tuple[datetime, datetime] | None:
-    """Give the span that is built, without gaps; before it nothing was ever booked."""
+    """Return the span that is built; it has no gaps, and nothing was booked before it."""
     first, last = connection.execute(
         select(func.min(usage_hours.c.hour), func.max(usage_hours.c.hour))
     ).one()
@@ -145,7 +145,7 @@ def floor_hour(moment: datetime) -> datetime:
 
 
 def _due(connection: Connection, now: datetime, limit: int) -> Iterator[datetime]:
-    """The hours from the last one built, or the first that anything was booked in, to now."""
+    """Yield closed hours after the last built one or, without any, from the first booking."""
     built = built_range(connection)
     if built is not None:
         hour = built[1]
@@ -162,7 +162,7 @@ def _due(connection: Connection, now: datetime, limit: int) -> Iterator[datetime
 
 
 def _booked_in(hour: datetime) -> Select[tuple[object, ...]]:
-    """What was charged, released or given back in an hour, line by line."""
+    """Select the receipts and refunds that were booked in an hour."""
 
     def within(column: ColumnElement[datetime]) -> ColumnElement[bool]:
         return (column >= hour) & (column < hour + HOUR)
@@ -191,7 +191,7 @@ def _booked_in(hour: datetime) -> Select[tuple[object, ...]]:
 
 
 def _lock(connection: Connection, month: str) -> None:
-    """Wait for whoever books into a month; from here on they have a later time."""
+    """Wait for open bookings into a month; from here on, bookings have a later time."""
     open_period(connection, month)
     connection.execute(
         select(periods.c.month).where(periods.c.month == month).with_for_update()

@@ -1,4 +1,4 @@
-"""What past usage would have cost under another price list. Reads receipts, writes nothing."""
+"""Reprices past usage with another price list. Reads receipts, writes nothing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from workers.contract.jobs import Usage
 
 @dataclass(slots=True)
 class RepricedUsage:
-    """One model's charged requests: what they cost, and what they would have.
+    """One model's charged requests: what they cost, and what they would have cost.
 
-    What the other list does not price stands apart and counts in neither amount.
+    Requests that the other list does not price are counted separately, in neither amount.
     """
 
     model: str
@@ -43,9 +43,9 @@ def whatif(
     ends_at: datetime,
     account_id: int | None = None,
 ) -> list[RepricedUsage]:
-    """Price the charged requests of a span again, by model; refunds are left aside.
+    """Reprice the charged requests of a span, by model; refunds are ignored.
 
-    What ran in batches has the discount that was in force then.
+    Requests of batches get the discount that was in force at their acceptance.
     """
     discounts = read_discounts(connection)
     columns = [receipts.c[unit] for unit in UNITS]
