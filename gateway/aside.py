@@ -1,8 +1,8 @@
-"""Stored rows that cannot be worked on: set aside with the reason, so that the others go on.
+"""Stored rows that cannot be processed: set aside with the reason, so that they block no others.
 
-A loop that reads a row which it cannot decode, settle or run puts a note here and continues with
-the next. The row itself stays where it is; what was set aside is shown to the operator, who can
-have it tried again or released. A note goes once what it is about has ended.
+A loop that cannot decode, settle or run a row writes a note here and continues with the next row.
+The row itself stays where it is. Notes are displayed to the operator, who can retry or release the
+row. A note is deleted once its subject has ended.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["request", "outcome", "batch", "price"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-"""``request``: an open request whose job or steps cannot be read. ``outcome``: the end of a request
-that could not be booked. ``batch``: a batch whose run fails again and again. ``price``: a price row
-that cannot be read, so its model is not for sale."""
+"""``request``: an open request whose job or steps cannot be read. ``outcome``: one that could not
+be booked. ``batch``: a batch whose run fails repeatedly. ``price``: a price row that cannot be read,
+so that its model is not for sale."""
 NOTED_S: Final = 30.0
-"""Interval at which the note on one row is renewed, however often the row is met."""
+"""Minimum interval between two updates of the note on one row."""
 NOTED_MAX: Final = 10_000
 KEPT: Final = timedelta(days=30)
-"""Retention of notes on outcomes, which nothing else ends."""
+"""Retention of notes on outcomes, which are not deleted for any other reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What was set aside, why, and how often it was met."""
+    """A note on a row: its kind and name, the reason, and how often it was met."""
 
     kind: Kind
     name: str
@@ -64,7 +64,7 @@ class Aside:
         self._noted: dict[tuple[Kind, str], float] = {}
 
     async def note(self, kind: Kind, name: str, error: BaseException | str) -> None:
-        """Set a row aside, or renew the note on it; logged the first time."""
+        """Set a row aside, or update the note on it; logged the first time."""
         now = time.monotonic()
         if now - self._noted.get((kind, name), -NOTED_S) < NOTED_S:
             return
@@ -77,20 +77,20 @@ class Aside:
         await self.count(kind, name, error)
 
     async def count(self, kind: Kind, name: str, error: BaseException | str) -> int:
-        """Set a row aside; return how often that was done by now."""
+        """Set a row aside; return how often it has been set aside so far."""
         reason = describe(error)
         return await self._database.write(
             lambda connection: add_note(connection, kind, name, reason)
         )
 
     async def forget(self, kind: Kind, name: str) -> None:
-        """Drop the note on a row that works again."""
+        """Delete the note on a row that was processed after all."""
         if self._noted.pop((kind, name), None) is not None:
             await self._database.write(lambda connection: delete_note(connection, kind, name))
 
 
 def describe(error: BaseException | str) -> str:
-    """Say in one line what is wrong, without the data itself."""
+    """Describe an error in one line, without the data."""
     if isinstance(error, str):
         return error[:500]
     # SQLAlchemy's text has the statement and its parameters; the driver's own is enough.
@@ -99,7 +99,7 @@ def describe(error: BaseException | str) -> str:
 
 
 def add_note(connection: Connection, kind: Kind, name: str, reason: str) -> int:
-    """Make or renew a note; return how often that was done."""
+    """Create or update a note; return how often the row has been set aside."""
     now = datetime.now(UTC)
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     made = insert(set_aside).values(
@@ -113,13 +113,13 @@ def add_note(connection: Connection, kind: Kind, name: str, reason: str) -> int:
 
 
 def delete_note(connection: Connection, kind: Kind, name: str) -> bool:
-    """Drop a note; return whether there was one."""
+    """Delete a note; return whether it existed."""
     gone = delete(set_aside).where(set_aside.c.kind == kind, set_aside.c.name == name)
     return bool(connection.execute(gone).rowcount)
 
 
 def list_notes(connection: Connection, *, limit: int) -> list[Note]:
-    """Read what is set aside, newest first."""
+    """List notes, newest first."""
     columns = (getattr(set_aside.c, name) for name in Note.__slots__)
     query = select(*columns).order_by(set_aside.c.last_at.desc()).limit(limit)
     return [Note(*row) for row in connection.execute(query).all()]
@@ -131,13 +131,13 @@ def is_set_aside(connection: Connection, kind: Kind, name: str) -> bool:
 
 
 def count_notes(connection: Connection) -> dict[str, int]:
-    """Count what is set aside, by kind."""
+    """Count notes by kind."""
     query = select(set_aside.c.kind, func.count()).group_by(set_aside.c.kind)
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
 def delete_obsolete_notes(connection: Connection, now: datetime) -> None:
-    """Drop notes on requests and batches that have ended, and old ones on outcomes."""
+    """Delete notes on requests and batches that have ended, and old notes on outcomes."""
     open_hold = select(holds.c.request_id).where(holds.c.request_id == set_aside.c.name)
     running = select(batches.c.id).where(
         batches.c.id == set_aside.c.name, batches.c.ended_at.is_(None)

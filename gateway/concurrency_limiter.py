@@ -1,6 +1,6 @@
-"""Turns by account: a few calls of each at a time, some more waiting, the rest turned away.
+"""Limits the concurrent calls of each account: a few run, some more wait, others are refused.
 
-Bounds what one account can take of something that all accounts share. Pure asyncio.
+Keeps one account from using up a resource that all accounts share. Pure asyncio.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from gateway.errors import TooManyRequests
 
 WAIT_S: Final = 5.0
-"""Time that a call waits for its turn."""
+"""Maximum time that a call waits before it is refused."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Queue:
 
 
 class ConcurrencyLimiter:
-    """``concurrent_max`` calls of one account run, and ``waiting_max`` wait for their turn."""
+    """Of each account, ``concurrent_max`` calls run and at most ``waiting_max`` wait."""
 
     def __init__(self, concurrent_max: int, *, waiting_max: int) -> None:
         self._at_once = concurrent_max
@@ -33,7 +33,10 @@ class ConcurrencyLimiter:
 
     @contextlib.asynccontextmanager
     async def acquire(self, account_id: int | None) -> AsyncIterator[None]:
-        """Wait for a turn of an account; None has one at once. Raise ``TooManyRequests``."""
+        """Wait until a call of the account may run; None is not limited.
+
+        Raise ``TooManyRequests`` if too many calls wait, or after ``WAIT_S``.
+        """
         if account_id is None:
             yield
             return

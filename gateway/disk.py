@@ -1,8 +1,8 @@
-"""Free space of the file systems that the gateway writes to, and the reserve kept on each.
+"""Free space of the file systems that the gateway writes to, and the reserve on each.
 
-The ledger must be able to commit after uploads have filled the disk, so whatever stores bytes for
-clients stops at the reserve and leaves the rest to SQL, the queue's append-only file and the logs.
-A file system on the network can hang: call these from a thread where that is possible.
+The ledger must be able to commit after uploads have filled the disk, so clients' files are only
+stored above the reserve, which is left to SQL and the logs. A network file system can hang, so call
+these functions from a thread if one can be in use.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def reserve_bytes(path: Path, wanted: int | None) -> int:
 
 
 def has_room(path: Path, reserve: int | None, *, size_bytes: int = 0) -> bool:
-    """Say whether ``size_bytes`` more fit on the file system of a path without using its reserve.
+    """Whether ``size_bytes`` more fit on the file system of a path without using its reserve.
 
     ``reserve`` is ``TOLLGATE_DISK_RESERVE_BYTES``; None is the default for this disk.
     """
@@ -45,9 +45,9 @@ def has_room(path: Path, reserve: int | None, *, size_bytes: int = 0) -> bool:
 
 
 def written_paths(settings: Settings) -> tuple[Path, ...]:
-    """List what the gateway writes to on local disks: the home, and SQL and blobs where elsewhere.
+    """List the local paths that the gateway writes to: the home, SQLite's file and the blobs.
 
-    Servers and stores that are reached over the network look after their own disks.
+    Remote servers and stores manage their own disks.
     """
     paths = [settings.home]
     database = make_url(settings.sql_url)

@@ -1,4 +1,4 @@
-"""Every error that a client can see, its stable code and its HTTP status; rendered in one place.
+"""All errors that clients can receive, with stable codes and HTTP statuses; rendered in one place.
 
     TollgateError
     ├── InvalidRequest          400  invalid_request, unknown_parameter, unsupported_parameter, …
@@ -10,14 +10,14 @@
     ├── Conflict                409  idempotency_conflict
     ├── Gone                    410  link_expired, blob_expired
     ├── TooLarge                413  body_too_large
-    ├── RequestFailed      400, 424  what a worker reported of an accepted request
+    ├── RequestFailed      400, 424  a worker's failure of an accepted request
     ├── TooManyRequests         429  rate_limit_exceeded, too_many_concurrent, credit_in_use, …
     ├── InternalError           500  internal_error
     └── Unavailable             503  upstream_not_configured, no_worker, queue_unavailable, …
 
-An error is raised where it is known and rendered once, in the dialect that was called. Codes never
-change once released. Once a request has been accepted its answer is never 5xx or 409: clients retry
-those by themselves, and a retry would be another order.
+An error is raised where it is detected and rendered once, in the dialect that was called. Codes
+never change once released. After a request has been accepted, its answer is never 5xx or 409:
+clients retry those automatically, and a retry would be another request.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import Any, ClassVar, Final, NotRequired, TypedDict, cast
 
 
 class TollgateError(Exception):
-    """What went wrong, the value that did it, and what would have been accepted."""
+    """An error for the client. Its message states the problem, the value and what is accepted."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     should_retry: bool | None = None
-    """What clients that retry by themselves are told; None leaves it to their own rules."""
+    """Value of ``X-Should-Retry`` for clients that retry automatically; None omits the header."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class TollgateError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that belong to this error whatever the dialect."""
+        """Headers of the response, in every dialect."""
         headers = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(self.retry_after_s)
@@ -150,12 +150,12 @@ FAILURE_STATUS: Final[dict[str, int]] = {
     "upstream_unavailable": 424,
     "output_too_large": 424,
 }
-"""HTTP status of each way in which a worker fails; a test keeps it complete."""
+"""HTTP status of each worker failure code; a test keeps the table complete."""
 
 
 class RequestFailed(TollgateError):
-    """An accepted request that ended without a whole answer. ``details`` has its ``cost`` if a part
-    was delivered before, and so charged."""
+    """An accepted request that ended without a complete answer. ``details`` has its ``cost`` if a
+    part was delivered, and therefore charged."""
 
     should_retry = False
 
@@ -177,7 +177,7 @@ class RequestFailed(TollgateError):
 
 
 def rename(error: TollgateError, names: Mapping[str, str]) -> None:
-    """Tell a mistake by the name that its field has in the dialect that was called."""
+    """Replace the name of a parameter in an error by its name in the dialect that was called."""
     ours, dot, place = (error.param or "").partition(".")
     theirs = names.get(ours, ours)
     if theirs != ours:
@@ -186,7 +186,7 @@ def rename(error: TollgateError, names: Mapping[str, str]) -> None:
 
 
 class ErrorView(TypedDict):
-    """What went wrong; ``details`` of some errors stand beside these fields."""
+    """An error; some have further fields (``details``)."""
 
     message: str
     type: str
@@ -196,19 +196,19 @@ class ErrorView(TypedDict):
 
 
 class OpenAIError(TypedDict):
-    """The error body that OpenAI's clients read."""
+    """The error body of OpenAI's API."""
 
     error: ErrorView
 
 
 class QueueError(TypedDict):
-    """The error body of request queues: a sentence."""
+    """The error body of GMI's request queue: one sentence."""
 
     error: str
 
 
 class DetailView(TypedDict):
-    """What went wrong; ``code`` is ours."""
+    """An error; ``code`` is Tollgate's."""
 
     status: str
     message: str
@@ -218,13 +218,13 @@ class DetailView(TypedDict):
 
 
 class ElevenLabsError(TypedDict):
-    """The error body that ElevenLabs' clients read."""
+    """The error body of ElevenLabs' API."""
 
     detail: DetailView
 
 
 def render_openai(error: TollgateError) -> OpenAIError:
-    """The error body that OpenAI's clients read; extra fields are ours and harmless to them."""
+    """Render an error as OpenAI's API does, with some extra fields, which clients ignore."""
     kind = error.type
     if isinstance(error, RequestFailed) and error.http_status == 400:
         kind = InvalidRequest.type
@@ -241,7 +241,7 @@ def render_openai(error: TollgateError) -> OpenAIError:
 
 
 def render_text(error: TollgateError) -> QueueError:
-    """The error body of request queues: a sentence and nothing else."""
+    """Render an error as GMI's request queue does."""
     return {"error": error.message}
 
 
@@ -254,11 +254,11 @@ _STATUSES: Final[dict[str, str]] = {
     "account_full": "system_busy",
     "missing_scope": "missing_permissions",
 }
-"""What ElevenLabs calls some of our codes; the others keep their name."""
+"""Error code → ElevenLabs' status; codes that are missing here are used as they are."""
 
 
 def render_detail(error: TollgateError) -> ElevenLabsError:
-    """The error body that ElevenLabs' clients read; ``code`` is ours."""
+    """Render an error as ElevenLabs' API does; ``code`` is Tollgate's."""
     detail = {
         "status": _STATUSES.get(error.code, error.code),
         "message": error.message,

@@ -1,8 +1,8 @@
-"""Places at which tests break the process, by the variable ``TOLLGATE_FAILPOINT``.
+"""Failpoints: places where tests break the process, selected by ``TOLLGATE_FAILPOINT``.
 
-``after_hold`` kills it there, as a power failure does. ``falter:settler:2`` makes the first two
-beats of a background loop raise (all of them without the number); ``hang:settler`` makes the loop
-wait for nothing. Without the variable nothing here does anything.
+``after_hold`` kills the process there, as a power failure would. ``falter:settler:2`` makes the
+first two beats of a background loop raise (without the number: all); ``hang:settler`` makes the
+loop hang. Without the variable, these functions have no effect.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _faltered = 0
 
 
 def reach(point: Failpoint) -> None:
-    """Die here if a test asked for it."""
+    """Kill this process if the failpoint is set."""
     if point == _ARMED:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def raise_if_faltering(loop: str) -> None:
-    """Raise here if a test asked for the failure of this loop."""
+    """Raise ``RuntimeError`` if a failure of this loop is set."""
     global _faltered
     if _KIND == "falter" and loop == _LOOP and (not _TIMES or _faltered < int(_TIMES)):
         _faltered += 1
@@ -54,5 +54,5 @@ def raise_if_faltering(loop: str) -> None:
 
 
 def hangs(loop: str) -> bool:
-    """Say whether a test asked for this loop to hang."""
+    """Whether this loop is set to hang."""
     return _KIND == "hang" and loop == _LOOP

@@ -1,9 +1,9 @@
-"""Group commit: whatever arrives while one batch is being written goes into the next.
+"""Group commit: items that arrive while one batch is being written form the next batch.
 
-No timer: a lone item is written at once, a burst fills its batches by itself. If a batch fails for
-its data, its items are tried one by one, so that one bad item does not fail its neighbours; the
-function that writes must therefore be idempotent. An outage fails the whole batch immediately. An
-item whose caller is gone before it is written is never written.
+There is no timer: a single item is written immediately, and under load batches fill by themselves.
+If a batch fails because of its data, its items are written one by one, so that one bad item does
+not fail the others; the writing function must therefore be idempotent. An outage fails the whole
+batch immediately. An item whose caller is cancelled before it is written is dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PENDING_MAX: Final = 10_000
 
 
 class GroupCommit(Generic[Item, Answer]):
-    """Calls ``write(batch)`` for one batch at a time; its answers are in the batch's order."""
+    """Calls ``write(batch)`` for one batch at a time; it returns answers in the batch's order."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class GroupCommit(Generic[Item, Answer]):
         self._writer: asyncio.Task[None] | None = None
 
     async def submit(self, item: Item) -> Answer:
-        """Write an item together with others; return its answer or raise what writing it raised.
+        """Write an item together with others; return its answer, or raise the error of its write.
 
-        A caller that is cancelled while it waits does not undo what is being written; what waits
-        for the next batch is dropped with it.
+        If the caller is cancelled, an item that is being written is not undone, and one that waits
+        for the next batch is dropped.
         """
         if len(self._pending) >= PENDING_MAX:
             raise Unavailable(
@@ -58,14 +58,14 @@ class GroupCommit(Generic[Item, Answer]):
             while self._pending:
                 count = min(len(self._pending), self._batch_max)
                 taken = (self._pending.popleft() for _ in range(count))
-                # Awaiting a future and being cancelled cancels the future as well.
+                # A caller that is cancelled while awaiting its future cancels the future as well.
                 batch = [entry for entry in taken if not entry[1].done()]
                 if batch:
                     try:
                         await self._commit(batch)
                     except Exception as error:
-                        # A mistake of ours, such as too few answers: whoever waits hears of it,
-                        # and what waits behind is written.
+                        # A bug, such as too few answers: report it to the callers of this batch,
+                        # and continue with the next one.
                         for _, future in batch:
                             _resolve(future, error)
                     except BaseException:
@@ -82,7 +82,7 @@ class GroupCommit(Generic[Item, Answer]):
             for _, future in batch:
                 _resolve(future, error)
             return
-        except Exception as error:  # a boundary: whatever it is, it belongs to whoever asked
+        except Exception as error:  # a boundary: any error is raised to the caller
             if len(batch) == 1:
                 _resolve(batch[0][1], error)
                 return

@@ -1,4 +1,4 @@
-"""Ids of requests and of other things that are listed by time: a prefix and a UUID of version 7."""
+"""Ids of requests and of other objects that are listed by time: a prefix and a UUID version 7."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def new_request_id() -> RequestId:
 
 
 def new_id(prefix: str) -> str:
-    """48 bits of Unix milliseconds, then random bits (RFC 9562): later ids sort later."""
+    """Create an id that sorts by time: 48 bits of Unix milliseconds, then random bits (RFC 9562)."""
     value = time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10))
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
@@ -26,7 +26,7 @@ def new_id(prefix: str) -> str:
 
 
 def first_request_id(moment: datetime) -> RequestId:
-    """The least id that a request made at a moment, or after it, can have."""
+    """Return the smallest id that a request created at or after a moment can have."""
     return RequestId(f"req_{max(int(moment.timestamp() * 1000), 0):012x}")
 
 
@@ -35,5 +35,5 @@ def is_request_id(text: str) -> bool:
 
 
 def is_id(prefix: str, text: str) -> bool:
-    """Say whether a text could be an id that begins so; what is none need not be looked for."""
+    """Whether a text has the form of an id with this prefix; other texts need no query."""
     return text.startswith(prefix) and _DIGITS.fullmatch(text, len(prefix)) is not None

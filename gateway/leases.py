@@ -1,7 +1,8 @@
-"""Leases in SQL: work that one gateway at a time does, such as the sweep.
+"""Leases in SQL, for work that one gateway at a time does, such as the sweep.
 
-The row's ``due_at`` is the end of the lease. Its holder moves the end on; another gateway takes
-over once it has passed. Two holders at once, after a pause of the first, must do no harm.
+The row's ``due_at`` is the end of the lease. The holder renews it; another gateway takes over once
+it has expired. If the holder is paused, two gateways can do the work concurrently; that must be
+harmless.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Lease:
         self._until: datetime | None = None
 
     async def acquire(self) -> bool:
-        """Take the lease, or keep it; False while another gateway has it."""
+        """Acquire or renew the lease; False while another gateway holds it."""
         if self._until is None:
-            # Most gateways are not the holder: they only read.
+            # Gateways that do not hold the lease only read.
             until = await self._database.read(self._read)
             if until is not None and until > datetime.now(UTC):
                 return False
@@ -35,12 +36,12 @@ class Lease:
         return self._until is not None
 
     async def renew_if_needed(self) -> bool:
-        """Keep the lease if half of it is over; False if it was lost."""
+        """Renew the lease if half of it is over; False if it was lost."""
         left = self._until - datetime.now(UTC) if self._until is not None else None
         return left is not None and (left > self._held / 2 or await self.acquire())
 
     async def release(self) -> None:
-        """Let another gateway have it immediately."""
+        """End the lease, so that another gateway can acquire it immediately."""
         if self._until is not None:
             await self._database.write(self._end)
             self._until = None

@@ -1,7 +1,7 @@
-"""HTTP connections that are bounded in number and in patience: uvicorn's own have no such limits.
+"""HTTP connections with limits on their number and slowness, which uvicorn does not have.
 
-A connection that sends no complete header in time is closed, and so is one whose body arrives more
-slowly than a minimum rate. Time in which the gateway itself pauses reading is not counted.
+A connection that does not send complete headers in time is closed, and so is one whose body arrives
+more slowly than a minimum rate. Time in which the gateway itself pauses reading is not counted.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from gateway.settings import Settings
 _TIMEOUT = (
     b"HTTP/1.1 408 Request Timeout\r\n"
     b"content-type: text/plain; charset=utf-8\r\n"
-    b"content-length: 47\r\n"
+    b"content-length: 45\r\n"
     b"connection: close\r\n\r\n"
-    b"The headers of the request did not come in time"
+    b"The request headers were not received in time"
 )
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection; ``bounded_by`` makes the class with the limits of an installation."""
+    """One connection; ``bounded_by`` creates a subclass with the limits of an installation."""
 
     connections_max: ClassVar[int]
     patience_s: ClassVar[float]
-    """Time for the headers of a request; the rate of a body is measured over as long."""
+    """Time limit for a request's headers, and the interval over which a body's rate is measured."""
     rate_min: ClassVar[float]
-    """Bytes per second."""
+    """Minimum rate of a body, in bytes per second."""
 
     _watch: asyncio.TimerHandle | None = None
     _used = False
-    """Whether a request has ever begun here."""
+    """Whether a request has ever begun on this connection."""
     _receiving = False
     """Whether a request has begun to arrive and is not complete."""
     _has_headers = False
     _late = False
-    """Whether its headers were missing the last time already."""
+    """Whether the headers were already missing at the previous check."""
     _received = 0
-    """Bytes since then."""
+    """Bytes received since the previous check."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -72,12 +72,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _look(self) -> None:
-        """Close the connection if it was too slow, else look again later."""
+        """Close the connection if it was too slow, otherwise schedule the next check."""
         if self.transport.is_closing():
             return
         received, self._received = self._received, 0
         if not self._used:
-            self.transport.close()  # it was opened for nothing
+            self.transport.close()  # opened, but never used
             return
         if self._receiving and not self._has_headers:
             if self._late:
@@ -97,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded_by(settings: Settings) -> type[BoundedProtocol]:
-    """Make the class of an installation's connections."""
+    """Create the connection class with an installation's limits."""
     limits = {
         "connections_max": settings.connections_max,
         "patience_s": settings.header_timeout_s,

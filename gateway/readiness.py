@@ -1,8 +1,8 @@
-"""Readiness: SQL accepts a write, the queue answers, and the disks have room.
+"""Readiness: SQL accepts a write, the queue server answers, and the disks have room.
 
-Probes come from several places at once and must not load what they ask about. All of them share
-one check, which is made at most once a second and whose answer they await for a bounded time; one
-that hangs is not started again beside itself.
+Probes can come from several places concurrently and must not load what they check. All of them
+share one check, which runs at most once a second; probes await its result for a limited time. A
+check that hangs is not started a second time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 CACHE_S: Final = 1.0
 PATIENCE_S: Final = 2.0
 ROW_NAME: Final = "readiness"
-"""Row of ``chores`` that the check writes; no chore has this name."""
+"""Row of ``chores`` that the check writes; no scheduled task has this name."""
 
 
 class Readiness:
@@ -45,11 +45,11 @@ class Readiness:
 
     @property
     def set_aside(self) -> Mapping[str, int]:
-        """How many stored rows could not be worked on at the last check, by kind."""
+        """Number of stored rows that were set aside at the last check, by kind."""
         return self._set_aside
 
     async def checks(self) -> Mapping[str, bool]:
-        """Say which parts can serve, within ``PATIENCE_S``."""
+        """Return which parts can serve; takes at most ``PATIENCE_S``."""
         names = tuple(self._checks)
         answers = await asyncio.gather(*(self._checks[name].answer() for name in names))
         return {**dict(zip(names, answers, strict=True)), "queue": self._watch.healthy}
@@ -69,7 +69,7 @@ class Readiness:
 
 
 class _Check:
-    """One check that all probes share."""
+    """One check, shared by all probes."""
 
     def __init__(self, check: Callable[[], Awaitable[bool]]) -> None:
         self._check = check
@@ -107,14 +107,14 @@ class _Found:
 
 
 def _write(connection: Connection) -> _Found:
-    """Write a row, and read what else is shown with the answer."""
+    """Write a row; read the counts of rows set aside and the clock of the database."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     now = datetime.now(UTC)
     row = insert(chores).values(name=ROW_NAME, due_at=now)
     connection.execute(row.on_conflict_do_update(index_elements=["name"], set_={"due_at": now}))
     skew_s = 0.0
     if connection.dialect.name == "postgresql":
-        # The clock of the server; SQLite has the clock of this process.
+        # SQLite uses the clock of this process, so there is no skew.
         theirs = connection.execute(select(func.clock_timestamp())).scalar_one()
         skew_s = (theirs - datetime.now(UTC)).total_seconds()
     return _Found(count_notes(connection), skew_s)

@@ -1,11 +1,11 @@
-"""The one supervisor of background loops: a gateway either serves or ends.
+"""The supervisor of background loops: a gateway either serves or exits.
 
-A loop that fails is logged with its traceback, counted and started again after a pause. One that
-fails on and on, or the supervisor itself, ends the process with ``EXIT_CODE``, so that whatever
-runs the gateway starts another one. Every loop beats after each round that it completed, also one
-that found the database or the queue away; a loop that has not beaten for too long makes the
-process not live, and after twice that time a thread ends it, even if the event loop is stuck.
-Knows nothing of what the loops do.
+A loop that fails is logged with its traceback, counted and restarted after a pause. If a loop keeps
+failing, or the supervisor itself fails, the process exits with ``EXIT_CODE``, so that its service
+manager restarts it. Every loop beats after each completed round, including rounds in which the
+database or the queue was unreachable. A loop that has not beaten for too long makes the process not
+live; after twice that time a thread ends the process, even if the event loop is blocked. Knows
+nothing of what the loops do.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EXIT_CODE: Final = 70
-"""``EX_SOFTWARE`` of sysexits.h: the process ended itself because it could not go on."""
+"""``EX_SOFTWARE`` of sysexits.h: the process exited because it could not continue."""
 PAUSE_MIN_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
 IDLE_BEAT_S: Final = 2.0
-"""Interval of the beats of a loop that has nothing to do."""
+"""Interval of the beats of an idle loop."""
 DRAIN_S: Final = 5.0
 """Time beyond the shutdown grace after which a failed process ends even if it has not drained."""
 
 CHECK_EVERY_S: Final = 1.0
 CHECKS_SILENT_MAX: Final = 5
-"""Looks in a row of the watchdog that find a loop silent: a process that was stopped and
-continued (SIGSTOP, a paused machine) gets this many seconds to beat again."""
+"""Consecutive checks of the watchdog that must find a loop silent: after SIGSTOP or a pause of the
+machine, the process has this many seconds to beat again."""
 
 Beat: TypeAlias = Callable[[], None]
-"""Called by a loop after each round that it completed."""
+"""Called by a loop after each completed round."""
 Work: TypeAlias = Callable[[Beat], Awaitable[None]]
 
 
 def no_beat() -> None:
-    """The beat of a loop that runs without a supervisor."""
+    """Default beat, for a loop that runs without a supervisor."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +76,7 @@ class Supervisor:
         grace_s: float,
         end: Callable[[float], None] | None = None,
     ) -> None:
-        """``end`` ends the process within a time in seconds; tests replace it."""
+        """``end`` ends the process within the given number of seconds; tests replace it."""
         self._failures_max = failures_max
         self._silence_max_s = silence_max_s
         self._grace_s = grace_s
@@ -85,7 +85,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self.failed: str | None = None
-        """Reason for which the process ends itself."""
+        """Reason why the process exits; None while it serves."""
 
     def start(self, name: str, work: Work, *, copies: int = 1) -> None:
         """Run a loop until the supervisor stops."""
@@ -97,7 +97,7 @@ class Supervisor:
             task.add_done_callback(self._ended)
 
     def late(self, *, times: float = 1.0) -> dict[str, float]:
-        """Return the loops that have not beaten for too long, with the seconds since."""
+        """Return the loops that have been silent for too long, and for how many seconds."""
         now = time.monotonic()
         return {
             loop.name: round(now - loop.beaten_at, 1)
@@ -107,10 +107,10 @@ class Supervisor:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """On leaving, cancel every loop and wait for its end.
+        """On exit, cancel every loop and wait until it has ended.
 
-        An exception that passes through here comes from the application's lifespan after its
-        start. The server would go on without it, so it ends the process.
+        An exception that is raised through this context comes from the application's lifespan after
+        its start. The server would continue without the lifespan, so the process is ended.
         """
         over = threading.Event()
         threading.Thread(target=self._watch, args=(over,), daemon=True).start()
@@ -127,10 +127,10 @@ class Supervisor:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def fail(self, reason: str) -> None:
-        """End the process: drain like on SIGTERM, but with ``EXIT_CODE`` and a bound."""
+        """End the process: drain as on SIGTERM, but exit with ``EXIT_CODE`` and a time limit."""
         if self.failed is None:
             self.failed = reason
-            log.critical("this gateway ends: %s", reason)
+            log.critical("this gateway exits: %s", reason)
             self._end(self._grace_s + DRAIN_S)
 
     async def _keep(self, loop: _Loop) -> None:
@@ -144,8 +144,8 @@ class Supervisor:
             except asyncio.CancelledError:
                 if self._stopping or _is_cancelled():
                     raise
-                # What it waited for was cancelled, not the loop.
-                log.exception("the loop %s was cut off", loop.name)
+                # Something that the loop awaited was cancelled, not the loop itself.
+                log.exception("the loop %s was interrupted", loop.name)
             except Exception:  # the boundary of every background loop
                 log.exception("the loop %s failed", loop.name)
             pause_s = PAUSE_MIN_S if loop.failures == 0 else min(pause_s * 2, PAUSE_MAX_S)
@@ -157,7 +157,7 @@ class Supervisor:
             await asyncio.sleep(pause_s)
 
     def _watch(self, over: threading.Event) -> None:
-        """Run in a thread: end the process if a loop is silent for twice the bound."""
+        """Run in a thread: end the process if a loop is silent for twice the limit."""
         looks = 0
         while not over.wait(CHECK_EVERY_S):
             late = self.late(times=2)
@@ -172,7 +172,7 @@ class Supervisor:
 
 
 def end_process(within_s: float) -> None:
-    """Ask this process to stop as an operator would, and end it if that takes too long."""
+    """Send SIGTERM to this process, and force its end if that takes too long."""
     timer = threading.Timer(within_s, exit_now)
     timer.daemon = True
     timer.start()
@@ -180,13 +180,13 @@ def end_process(within_s: float) -> None:
 
 
 def exit_now() -> None:
-    """End the process with ``EXIT_CODE``, whatever still runs in it."""
+    """Exit the process immediately with ``EXIT_CODE``."""
     logging.shutdown()
     os._exit(EXIT_CODE)
 
 
 async def next_of(queue: asyncio.Queue[T], beat: Beat) -> T:
-    """Take the next item of a queue, and beat while there is none."""
+    """Take the next item of a queue; beat while it is empty."""
     while True:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IDLE_BEAT_S):

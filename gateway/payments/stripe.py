@@ -155,6 +155,6 @@ def read_event(event: Mapping[str, Any]) -> PaymentEvent:
 
 
 def _failed(error: stripe.StripeError) -> NoReturn:
-    """Raise ``ProviderFailed``; omit the message of an authentication error, which quotes the key."""
+    """Raise ``ProviderFailed``; an authentication error's message quotes the key, so omit it."""
     reason = type(error).__name__ if error.http_status == 401 else str(error.user_message or error)
     raise ProviderFailed(f"Stripe refused: {reason}") from None
