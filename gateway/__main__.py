@@ -1,7 +1,7 @@
-"""The ``tollgate`` command: everything that an operator does to an installation.
+"""The ``tollgate`` command, by which operators run and manage an installation.
 
-Prints tables for people and, with ``--json``, data for programs. Exit status: 0 done, 1 refused or
-something found wrong, 2 the command itself was wrong. An error is one line.
+Prints tables and, with ``--json``, JSON. Exit status: 0 success, 1 refused or a problem was found,
+2 the command line is not valid. An error is one line.
 """
 
 from __future__ import annotations
@@ -74,22 +74,22 @@ def serve() -> None:
     from gateway.protocol import bounded_by
 
     settings = read_settings()
-    settings.queue_url  # noqa: B018  # says at once if it is missing
+    settings.queue_url  # noqa: B018  # fail immediately if it is missing
     with open_database(settings):
         pass
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # Addresses that clients name can be secrets in themselves.
+    # URLs from clients can contain secrets.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if settings.host in ("0.0.0.0", "::") and settings.public_url is None:
         logging.getLogger(__name__).warning(
-            "TOLLGATE_PUBLIC_URL is not set: links in webhooks and batch files begin with "
-            "http://%s:%d, and others with whatever host a caller named",
+            "TOLLGATE_PUBLIC_URL is not set: URLs in webhooks and batch files begin with "
+            "http://%s:%d, and all others with the Host header of the call",
             settings.host,
             settings.port,
         )
-    # A committed transaction wakes its waiters sooner; the default lets a busy loop keep 5 ms.
+    # Threads wake the event loop sooner after a commit; by default a busy loop keeps the GIL 5 ms.
     sys.setswitchinterval(0.0005)
     uvicorn.run(
         answered_when_stopped(create_app(settings)),
@@ -106,7 +106,7 @@ def serve() -> None:
 
 @cli.command("migrate", epilog=example("DATABASE_URL=postgresql://… tollgate migrate"))
 def migrate_command() -> None:
-    """Bring the database to the schema of this version."""
+    """Migrate the database to the schema of this version."""
     settings = read_settings()
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     migrate(settings.sql_url, prepare=settings.database_prepare)
@@ -135,7 +135,7 @@ for command in (
 
 
 def main() -> None:
-    """Run the command; turn what an operator can mend into one line."""
+    """Run the command; print errors that an operator can fix in one line."""
     try:
         cli(prog_name="tollgate")
     except (

@@ -1,4 +1,4 @@
-"""Where the parts of the gateway are wired together, and the only place."""
+"""Creates the application: the only place where the parts of the gateway are connected."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
 FORM_BYTES = 64 * 1024
-"""What a form has beside the file in it."""
+"""Maximum size of a multipart form in addition to its file."""
 
 
 def create_app(settings: Settings) -> Litestar:
-    """Build the gateway. Nothing is opened before the application starts."""
+    """Create the gateway. Nothing is opened before the application starts."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
@@ -215,8 +215,8 @@ def create_app(settings: Settings) -> Litestar:
         title="Tollgate",
         version=VERSION,
         description=(
-            "One request is quoted, held, executed, itemised and charged. Amounts are decimal "
-            "strings of USD. Errors have OpenAI's body, those of other dialects theirs."
+            "Each request is quoted, held, executed, itemised and charged. Amounts are decimal "
+            "strings of USD. Errors have OpenAI's body, or that of the dialect which was called."
         ),
         path="/schema",
         components=Components(
@@ -229,10 +229,10 @@ def create_app(settings: Settings) -> Litestar:
         ),
         security=[{"key": []}],
         tags=[
-            Tag("OpenAI", "What unmodified OpenAI clients call."),
-            Tag("OpenRouter", "What clients of OpenRouter ask about money."),
-            Tag("ElevenLabs", "What its clients call for speech, music and voices."),
-            Tag("GMI Cloud", "What code written for its request queue calls."),
+            Tag("OpenAI", "The API of OpenAI, for its unmodified clients."),
+            Tag("OpenRouter", "OpenRouter's endpoints for credit and generation costs."),
+            Tag("ElevenLabs", "ElevenLabs' endpoints for speech, music and voices."),
+            Tag("GMI Cloud", "GMI Cloud's request queue."),
             Tag("Requests", "Every task of every model, asynchronously."),
             Tag("Catalog", "Models, prices, availability."),
             Tag("Account", "Balance, usage, keys."),
@@ -243,7 +243,7 @@ def create_app(settings: Settings) -> Litestar:
     app = Litestar(
         route_handlers=[
             *(admin.HANDLERS + native.HANDLERS + openai.HANDLERS + openrouter.HANDLERS),
-            # OpenRouter's clients have one base address, /api/v1.
+            # OpenRouter's clients have one base URL, /api/v1.
             Router(
                 "/api",
                 route_handlers=[
@@ -289,9 +289,9 @@ def create_app(settings: Settings) -> Litestar:
 
 
 def cors_of(settings: Settings) -> CORSConfig | None:
-    """Let pages of the named origins call the gateway; none without the setting.
+    """Allow pages of the configured origins to call the gateway; None without the setting.
 
-    Cookies are never allowed: a page sends its user's API key, as every other client does.
+    Cookies are never allowed: a page sends an API key, as every other client does.
     """
     if not settings.allowed_origins:
         return None
@@ -303,10 +303,10 @@ def cors_of(settings: Settings) -> CORSConfig | None:
 
 
 def payment_provider(settings: Settings) -> PaymentProvider | None:
-    """The provider that is set up, if any is."""
+    """Create the configured payment provider; None if there is none."""
     if settings.stripe_api_key is None or settings.stripe_webhook_secret is None:
         return None
-    # Its library takes a while to import, and most installations have no use for it.
+    # Stripe's library is slow to import, and most installations do not use it.
     from gateway.payments.stripe import StripeProvider
 
     return StripeProvider(
@@ -317,13 +317,13 @@ def payment_provider(settings: Settings) -> PaymentProvider | None:
 
 
 def create_app_from_environment() -> Litestar:
-    """Factory for ASGI servers that are started from the command line, such as granian."""
+    """Create the gateway for ASGI servers started from the command line, such as granian."""
     return create_app(Settings())
 
 
 @contextlib.contextmanager
 def reload_on_hangup(live: LiveCatalog) -> Iterator[None]:
-    """Read the catalog again on SIGHUP, where the platform and the thread allow a handler."""
+    """Reload the catalog on SIGHUP, if the platform and the thread allow a signal handler."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 

@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["request", "outcome", "batch", "price"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 """``request``: an open request whose job or steps cannot be read. ``outcome``: one that could not
-be booked. ``batch``: a batch whose run fails repeatedly. ``price``: a price row that cannot be read,
-so that its model is not for sale."""
+be booked. ``batch``: a batch whose run fails repeatedly. ``price``: a price row that cannot be
+read, so that its model is not for sale."""
 NOTED_S: Final = 30.0
 """Minimum interval between two updates of the note on one row."""
 NOTED_MAX: Final = 10_000

@@ -18,7 +18,7 @@ def new_request_id() -> RequestId:
 
 
 def new_id(prefix: str) -> str:
-    """Create an id that sorts by time: 48 bits of Unix milliseconds, then random bits (RFC 9562)."""
+    """Create an id that sorts by time: Unix milliseconds, then random bits (RFC 9562)."""
     value = time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10))
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62

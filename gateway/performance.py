@@ -1,17 +1,17 @@
-"""How fast requests were answered: of one, and of a model over a time. Reads receipts only.
+"""Speed of single requests, and of a model over a period of time. Reads receipts only.
 
-- **TTFT**, time to first token: from the queue's taking a request to its first token; waiting,
-  loading and reading the prompt are in it.
-- **TPOT**, time per output token: the mean time from one token to the next of one answer.
-- **Gap**: the longest time between two tokens, which is what a reader notices.
-- **Forward**: a request's own share of the device's time in forward passes; of what draws, **step**
-  is that for each step of each output.
-- **First audio**, of what speaks or plays: from the queue's taking a request to its first sound.
-  **Real-time factor**: the time from a worker's taking it up, less loading, to its end, for each
-  second of sound; below 1 it is made faster than it is heard.
-- **Queue**: from the queue's taking a request to a worker's. **Total**: from acceptance to charge.
-- **Goodput**: requests that succeeded within every bound that the catalog entry promises (its
-  ``slo``), as a share of all that ended and for each second.
+- **TTFT**, time to first token: from enqueueing to the first token; includes queueing, loading and
+  prefill.
+- **TPOT**, time per output token: the mean interval between the tokens of one sequence.
+- **Gap**: the longest interval between two tokens, which is what a reader notices.
+- **Forward**: the request's share of the device's time in forward passes. **Step**, for images and
+  video: this time divided by the steps of all outputs.
+- **First audio**, for speech and music: from enqueueing to the first audio. **Real-time factor**:
+  the time from a worker's lease to the end, less loading, per second of audio; below 1, audio is
+  generated faster than it plays.
+- **Queue**: from enqueueing to a worker's lease. **Total**: from acceptance to charge.
+- **Goodput**: requests that succeeded within all bounds of the catalog entry's ``slo``, as a share
+  of all that ended and per second.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ WINDOWS: Final[Mapping[Window, timedelta]] = {
     "24h": timedelta(hours=24),
 }
 RECEIPTS_MAX: Final = 10_000
-"""At most so many receipts are looked at, the newest."""
+"""Maximum number of receipts that statistics are computed from: the newest."""
 SUCCESSES_MIN: Final = 5
-"""Of fewer that succeeded nothing is told but how many there were: no aggregate shows just one."""
+"""Minimum successes for statistics. Below it only the count is returned, so that no aggregate
+reveals a single request."""
 OutputKind: TypeAlias = Literal["text", "visual", "audio"]
-"""How a task makes its output, and so what its speed is told by: tokens, steps or sound."""
+"""Kind of a task's output, which determines its measures: of tokens, steps or audio."""
 CACHE_S: Final = 5.0
 PERCENTILES: Final = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptSample:
-    """Of one receipt, what counts here."""
+    """The columns of a receipt from which statistics are computed."""
 
     status: str
     reason: str
@@ -71,7 +72,7 @@ class ReceiptSample:
 
 
 def missed(slo: Slo, timings: Timings) -> str | None:
-    """Name the first bound that a request did not keep; None if it kept them all."""
+    """Return the name of the first bound that a request exceeded; None if it met them all."""
     for name, bound_ms, took_us in (
         ("ttft_ms", slo.ttft_ms, timings.first_token_us),
         ("first_audio_ms", slo.first_audio_ms, timings.first_token_us),
@@ -93,13 +94,13 @@ def output_kind(task: str) -> OutputKind:
 
 
 def real_time_factor(timings: Timings, audio_ms: int) -> float | None:
-    """Seconds of work for each second of sound, to the thousandth."""
+    """Seconds of work per second of audio, to the thousandth."""
     busy_us = timings.total_us - timings.queue_us - timings.load_us
     return round(busy_us / (audio_ms * 1000), 3) if audio_ms and busy_us > 0 else None
 
 
 def count_delivered(closed: ClosedRequest) -> None:
-    """Count what a request that succeeded gave, in a batch or not."""
+    """Count the outputs of a successful request, in a batch or not."""
     usage = closed.usage
     for kind, count in (
         ("image", usage.images),
@@ -112,7 +113,7 @@ def count_delivered(closed: ClosedRequest) -> None:
 
 
 def count_speed(closed: ClosedRequest, slo: Slo | None) -> None:
-    """Observe how fast a request that succeeded was."""
+    """Record the speed of a successful request in the metrics."""
     model, timings, usage = closed.model, closed.timings, closed.usage
     for histogram, took_us in (
         (metrics.TTFT_SECONDS, timings.first_token_us),
@@ -139,7 +140,7 @@ def count_speed(closed: ClosedRequest, slo: Slo | None) -> None:
 
 
 class SpeculationView(TypedDict):
-    """Draft tokens of the request and how many the model accepted."""
+    """Draft tokens of a request, and how many the model accepted."""
 
     drafted: int
     accepted: int
@@ -147,7 +148,7 @@ class SpeculationView(TypedDict):
 
 
 class PerformanceView(TypedDict, total=False):
-    """Speed of one request; the fields depend on its task, and null is what it did not have."""
+    """Speed of one request. The fields depend on its task; null means not measured."""
 
     ttft_ms: float | None
     tpot_ms: float | None
@@ -164,7 +165,7 @@ class PerformanceView(TypedDict, total=False):
 
 
 class Percentiles(TypedDict):
-    """Milliseconds, by nearest rank."""
+    """Percentiles in milliseconds, by nearest rank."""
 
     p50: float
     p90: float
@@ -205,7 +206,7 @@ class _Speeds(TypedDict, total=False):
 
 
 class SpeedView(_Speeds):
-    """Speed of a model over a time; with fewer successes than a few, only their count."""
+    """Speed of a model over a window; with too few successes, only their count."""
 
     requests: int
     capped: bool
@@ -221,7 +222,7 @@ class StatsView(SpeedView):
 def performance_view(
     timings: Timings, slo: Slo | None, *, succeeded: bool, task: str, usage: Usage
 ) -> PerformanceView:
-    """The part of a receipt about speed; what a request did not have is null."""
+    """Return the speed of a request for its receipt; null means not measured."""
     match output_kind(task):
         case "visual":
             view = _visual_view(timings, usage)
@@ -281,7 +282,7 @@ def _text_view(timings: Timings) -> PerformanceView:
 
 
 class Performance:
-    """Of models over a time; what was asked for is kept for a few seconds."""
+    """Statistics of models, cached for a few seconds."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -291,7 +292,7 @@ class Performance:
     async def stats(
         self, model: str, slo: Slo | None, window: Window, *, kind: OutputKind
     ) -> StatsView:
-        # Of many who ask at the same moment one reads, and the others have its answer.
+        # Of several concurrent calls one reads, and the others use its result.
         async with self._reading.setdefault((model, window), asyncio.Lock()):
             return await self._stats(model, slo, window, kind=kind)
 
@@ -319,7 +320,7 @@ class Performance:
 
 
 def read_samples(connection: Connection, model: str, since: datetime) -> list[ReceiptSample]:
-    """The newest receipts of a model since a time. Batches were promised a day and no more."""
+    """Read the newest receipts of a model since a moment, without batches, which have no SLO."""
     columns = (
         receipts.c.status,
         receipts.c.reason,
@@ -353,7 +354,7 @@ def read_samples(connection: Connection, model: str, since: datetime) -> list[Re
 def summarize(
     samples: Sequence[ReceiptSample], slo: Slo | None, seconds: float, *, kind: OutputKind
 ) -> SpeedView:
-    """Aggregate receipts of a span of so many seconds."""
+    """Aggregate the receipts of a span of ``seconds``."""
     done = [one for one in samples if one.status == "succeeded"]
     timings = [one.timings for one in done]
     view: SpeedView = {
@@ -437,7 +438,7 @@ def _step_us(timings: Timings, steps: int) -> int:
 
 
 def _percentiles(values_us: Sequence[int], *, zeros: bool = False) -> Percentiles | None:
-    """By nearest rank, of those that have the quantity at all; None if fewer than a few do."""
+    """Percentiles of the values that were measured; None with fewer than ``SUCCESSES_MIN``."""
     ordered = sorted(value for value in values_us if value or zeros)
     if len(ordered) < SUCCESSES_MIN:
         return None

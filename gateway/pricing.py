@@ -1,8 +1,8 @@
 """Prices, quotes and charges in nano-dollars: pure, exact, and the only place that rounds.
 
-A price is a sum of components, each an amount for so many units. ``charge`` applies it to measured
-usage, ``quote`` to the limits of a request; both are the same sum in rational arithmetic, rounded
-up once to the next nano-dollar. Knows no database, no catalog and no clock.
+A price is a sum of components, each an amount per number of units. ``charge`` applies it to
+measured usage, ``quote`` to the limits of a request. Both are the same sum in rational arithmetic,
+rounded up once to the next nano-dollar. Knows no database, no catalog and no clock.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Unit: TypeAlias = Literal[
 UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
 
 ServiceClass: TypeAlias = Literal["standard", "batch"]
-"""How a request is served, each class at a price of its own: at once, or when there is room."""
+"""Service classes, each with its own price: ``batch`` requests run when there is capacity."""
 SERVICE_CLASSES: Final[tuple[ServiceClass, ...]] = get_args(ServiceClass)
 
 _MEASURES: Final[Mapping[Unit, tuple[str, int]]] = {
-    # Which quantity of a usage a unit counts, and how many of those make one unit.
+    # The quantity of a usage that a unit counts, and how many of it make one unit.
     "request": ("requests", 1),
     "input_token": ("input_tokens", 1),
     "cached_input_token": ("cached_input_tokens", 1),
@@ -58,20 +58,20 @@ _MEASURES: Final[Mapping[Unit, tuple[str, int]]] = {
 _NOTHING: Final = Fraction(0)
 
 UNBOUNDED_UNITS: Final = frozenset({"step", "gpu_second"})
-"""Measured without a limit, unless a request names one; a price on them needs that limit."""
+"""Units that have no limit unless the request sets one; a price on them requires that limit."""
 
 
 class Unbookable(ValueError):
-    """A bill of more than the ledger can hold."""
+    """An amount that exceeds what the ledger can store."""
 
 
 class UnpricedUsage(Exception):
-    """The price does not say what this usage costs: no price, no run."""
+    """The price does not cover this usage, so it must not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """``amount_nanos`` for every ``per`` units, where the usage's attributes match ``when``."""
+    """``amount_nanos`` per ``per`` units, if the usage's attributes match ``when``."""
 
     unit: Unit
     amount_nanos: int
@@ -89,9 +89,9 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a bill: ``quantity`` units at ``price_nanos`` for every ``per`` of them.
+    """One line of a bill: ``quantity`` units at ``price_nanos`` per ``per`` units.
 
-    ``quantity`` is a decimal string, since seconds are measured in fractions.
+    ``quantity`` is a decimal string, because seconds are measured in fractions.
     """
 
     unit: str
@@ -103,7 +103,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a usage costs; the lines' amounts sum exactly to the total."""
+    """The cost of a usage; the amounts of the lines sum exactly to the total."""
 
     total_nanos: int
     lines: tuple[Line, ...]
@@ -112,8 +112,8 @@ class Bill:
 def charge(price: Price, usage: Usage) -> Bill:
     """Price a measured usage.
 
-    A cached input token costs what an input token costs where it has no price of its own. Raise
-    ``UnpricedUsage`` if a unit is priced but not under these attributes, or if nothing is priced.
+    Cached input tokens without their own price cost as much as input tokens. Raise
+    ``UnpricedUsage`` if a unit is priced but not for these attributes, or if nothing is priced.
     """
     chosen: list[tuple[Component, Fraction]] = []
     for unit in UNITS:
@@ -131,11 +131,11 @@ def charge(price: Price, usage: Usage) -> Bill:
 
 
 def quote(price: Price, limits: Usage) -> Bill:
-    """Return the most that any usage within the limits can cost.
+    """Return the maximum that a usage within the limits can cost.
 
-    With every attribute given that a condition names, each unit counts at the component that
-    ``charge`` chooses. Where attributes are left open, the dearest one that it can come to choose
-    counts; an input token may turn out to be cached or not, so it counts at the dearer of the two.
+    If all attributes that conditions depend on are known, each unit is priced by the component that
+    ``charge`` will choose. If some are open, it is priced by the dearest one that ``charge`` can
+    choose. An input token can turn out to be cached or not, so the dearer of the two prices counts.
     """
     chosen: list[tuple[Component, Fraction]] = []
     for unit in UNITS:
@@ -152,16 +152,16 @@ def quote(price: Price, limits: Usage) -> Bill:
 
 
 def is_exact_quote(price: Price) -> bool:
-    """Whether a quote is the charge itself, if all that was ordered is made: it counts only what is
-    sent, under no conditions."""
+    """Whether the charge of a completed request equals its quote: the price counts only requests
+    and characters, without conditions."""
     return all(one.unit in ("request", "character") and not one.when for one in price.components)
 
 
 def discounted(price: Price, discount: Fraction) -> Price:
-    """Give a price less a part of it (0 < ``discount`` < 1).
+    """Return a price reduced by a discount (0 < ``discount`` < 1).
 
-    Nothing is lost by rounding: where an amount would have a fraction, ``per`` grows instead. The
-    minimum is rounded up. Raise ``Unbookable`` if an amount comes to be too large.
+    Exact: if an amount would be a fraction, ``per`` is increased instead. The minimum is rounded
+    up. Raise ``Unbookable`` if an amount becomes too large.
     """
     if not 0 < discount < 1:
         raise ValueError(f"a discount is {discount}; it must be between 0 and 1")
@@ -170,7 +170,7 @@ def discounted(price: Price, discount: Fraction) -> Price:
     for component in price.components:
         amount = component.amount_nanos * left
         if amount.numerator > NANOS_MAX:
-            raise Unbookable(f"{component.unit}: {amount.numerator} nano-dollars is too much")
+            raise Unbookable(f"{component.unit}: {amount.numerator} nano-dollars is too large")
         components.append(
             replace(
                 component,
@@ -183,11 +183,11 @@ def discounted(price: Price, discount: Fraction) -> Price:
 
 
 def clip(usage: Usage, limits: Usage) -> tuple[Usage, bool]:
-    """Cut a usage down to its limits, and say whether anything was cut.
+    """Reduce a usage to its limits; return it, and whether anything was reduced.
 
-    Usage above a limit is our mistake, not the customer's bill, and so is making something else
-    than the limits name: what they leave open is as measured. Device time and steps have no limit
-    unless one is named, and are then priced by nobody.
+    Usage above a limit, or with other attributes than the limits specify, is our mistake and not
+    charged to the customer. Attributes that the limits leave open are as measured. Device time and
+    steps are unlimited unless the request sets a limit; in that case no price counts them.
     """
     cached = min(usage.cached_input_tokens, limits.input_tokens + limits.cached_input_tokens)
     fresh = min(usage.input_tokens, limits.input_tokens + limits.cached_input_tokens - cached)
@@ -204,28 +204,29 @@ def clip(usage: Usage, limits: Usage) -> tuple[Usage, bool]:
         gpu_us=min(usage.gpu_us, limits.gpu_us) if limits.gpu_us else usage.gpu_us,
         attributes={**usage.attributes, **limits.attributes},
     )
-    # An attribute that the worker leaves unsaid is filled in, which cuts nothing.
-    told = {**limits.attributes, **usage.attributes}
-    return clipped, clipped != msgspec.structs.replace(usage, attributes=told)
+    # Filling in an attribute that the worker did not report is not a reduction.
+    reported = {**limits.attributes, **usage.attributes}
+    return clipped, clipped != msgspec.structs.replace(usage, attributes=reported)
 
 
 def device_cost(gpu_us: int, hour_nanos: int) -> int:
-    """Give what device time costs its operator, rounded up to the nano-dollar."""
+    """Return the operator's cost of device time, rounded up to the nano-dollar."""
     return -(-gpu_us * hour_nanos // 3_600_000_000)
 
 
 def format_usd(nanos: int) -> str:
-    """Write an amount as a decimal string of USD, without exponent or trailing zeros."""
+    """Format an amount as a decimal string of USD, without exponent or trailing zeros."""
     whole, rest = divmod(abs(nanos), NANOS_PER_USD)
     text = f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
     return f"-{text}" if nanos < 0 else text
 
 
 def parse_usd(text: str) -> int:
-    """Read a decimal string of USD. Raise ``ValueError`` unless it is whole nano-dollars."""
+    """Parse a decimal string of USD. Raise ``ValueError`` unless it is a whole number of
+    nano-dollars."""
     found = _AMOUNT.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no amount; write USD as a decimal, such as 0.035")
+        raise ValueError(f"{text!r} is not a valid amount; write USD as a decimal, such as 0.035")
     sign, whole, decimals = found.groups()
     decimals = (decimals or "").rstrip("0")
     if len(decimals) > 9:
@@ -241,7 +242,7 @@ def _quantity(usage: Usage, unit: Unit) -> Fraction:
     value: int = getattr(usage, name)
     if value < 0:
         raise ValueError(f"{name} is negative: {value}")
-    # Most quantities of a usage are nothing, and making a fraction of that costs as much.
+    # Most quantities of a usage are 0; creating a fraction for each would be slow.
     return Fraction(value, parts) if value else _NOTHING
 
 
@@ -250,7 +251,7 @@ def _rate(component: Component) -> Fraction:
 
 
 def _component(price: Price, unit: Unit, attributes: Mapping[str, str]) -> Component | None:
-    """The most specific component of a unit whose conditions all hold."""
+    """Return the most specific component of a unit whose conditions all hold."""
     matching = [
         component
         for component in price.components
@@ -261,10 +262,10 @@ def _component(price: Price, unit: Unit, attributes: Mapping[str, str]) -> Compo
 
 
 def _open_components(price: Price, unit: Unit, attributes: Mapping[str, str]) -> list[Component]:
-    """Components of a unit that a bill can come to choose, given what is already known.
+    """Return the components of a unit that ``charge`` can choose, given the known attributes.
 
-    One is sure to match: the bill's own choice by the given attributes. Beside it only those can be
-    chosen that depend on an attribute that is still open, and are no less specific.
+    The component chosen by the known attributes alone always matches. Others can be chosen only if
+    they depend on an open attribute and are at least as specific.
     """
     sure = _component(price, unit, attributes)
     least = 0 if sure is None else len(sure.when)
@@ -298,12 +299,12 @@ def _bill(chosen: Iterable[tuple[Component, Fraction]], minimum_nanos: int) -> B
         lines.append(Line("minimum", "1", minimum_nanos, 1, minimum_nanos - total))
         total = minimum_nanos
     if total > NANOS_MAX:
-        raise Unbookable(f"a bill of {total} nano-dollars is beyond what can be booked")
+        raise Unbookable(f"a bill of {total} nano-dollars exceeds what can be booked")
     return Bill(total, tuple(lines))
 
 
 def _decimal(quantity: Fraction) -> str:
-    """Exact, because quantities are measured in decimal fractions of their unit."""
+    """Format a quantity; exact, because quantities are decimal fractions of their unit."""
     if quantity.denominator == 1:
         return str(quantity.numerator)
     return format(Decimal(quantity.numerator) / Decimal(quantity.denominator), "f")

@@ -1,7 +1,7 @@
-"""Chores: what the books need now and then, done by one of the gateways.
+"""Scheduled tasks, each run by one of the gateways at a time.
 
-Whoever moves a task's ``due_at`` has it; should that gateway die while at it, the task is due
-again after its next interval. So a task must be one that may be done again, or by two at once.
+The gateway that updates a task's ``due_at`` owns the task. If it crashes while running it, the task
+is due again after its next interval. So a task must be harmless if it runs again or concurrently.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ CHECK_EVERY_S: Final = 5.0
 BATCH: Final = 200
 ERASURE_ATTEMPTS: Final = 5
 FORGET_BATCH: Final = 500
-"""Outputs deleted in one transaction: some 10 ms of SQLite's only writer."""
+"""Outputs deleted in one transaction: about 10 ms of SQLite's only writer."""
 NIGHT: Final = timedelta(hours=3, minutes=17)
-"""When, in UTC, what takes long is done."""
+"""Time of day, in UTC, of the tasks that take long."""
 
 _LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTask:
-    """Something to do every so often; on the hour and on the day where the interval is that."""
+    """A task with its interval, aligned to multiples of it: full hours, UTC midnights."""
 
     name: str
     every: timedelta
     run: Callable[[], Awaitable[None]]
     delay: timedelta = timedelta(0)
-    """From the start of each interval, for what others must have ended before."""
+    """Delay from the start of each interval, so that other work has ended by then."""
 
     def next_due(self, now: datetime) -> datetime:
-        """Give the next multiple of the interval since 1970, and the delay."""
+        """Return the next multiple of the interval since 1970, plus the delay."""
         every = self.every / timedelta(microseconds=1)
         since = (now - self.delay).timestamp() * 1e6
         start = datetime.fromtimestamp((since // every + 1) * every / 1e6, UTC)
@@ -69,8 +69,8 @@ class ScheduledTask:
 
 
 class Scheduler:
-    """Does chores when they are due, each beside the others: the nightly proof takes long, and
-    what expires every minute does not wait for it."""
+    """Runs tasks when they are due, concurrently: the nightly audit takes long and must not delay
+    tasks that run every minute."""
 
     def __init__(self, database: Database, tasks: Sequence[ScheduledTask]) -> None:
         self._database = database
@@ -78,9 +78,9 @@ class Scheduler:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, beat: Beat = no_beat) -> None:
-        """Do what is due until cancelled; a task that fails is tried again when it is due again.
+        """Start due tasks until cancelled. A task that fails runs again when it is next due.
 
-        Should this loop fail, the chores that it began go on.
+        If this loop fails, tasks that it has started continue.
         """
         try:
             while True:
@@ -110,7 +110,7 @@ class Scheduler:
         started = time.monotonic()
         try:
             await task.run()
-        except Exception:  # a boundary: one task must not keep the others from being done
+        except Exception:  # a boundary: one task must not stop the others
             log.exception("scheduled task %s failed", task.name)
             metrics.CHORES.labels(task.name, "failed").inc()
             return
@@ -119,7 +119,10 @@ class Scheduler:
 
 
 def claim(connection: Connection, task: ScheduledTask, now: datetime | None = None) -> bool:
-    """Take a task if it is due, so that no other gateway does; one never done before is."""
+    """Claim a task if it is due, so that no other gateway runs it; True if this gateway owns it.
+
+    A task that has never run is due.
+    """
     now = now or datetime.now(UTC)
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     connection.execute(insert(chores).values(name=task.name, due_at=now).on_conflict_do_nothing())
@@ -132,13 +135,12 @@ def claim(connection: Connection, task: ScheduledTask, now: datetime | None = No
 
 
 def due_times(connection: Connection) -> dict[str, datetime]:
-    """Say when each task is due next; those never done before are absent."""
+    """Return when each task is next due; tasks that have never run are absent."""
     return {row.name: row.due_at for row in connection.execute(select(chores))}
 
 
 def credit_tasks(database: Database) -> tuple[ScheduledTask, ...]:
-    """Allowances at the start of a month, and the end of what has expired."""
-
+    """Give monthly allowances, and expire lots."""
     return (
         ScheduledTask(
             "allowances", timedelta(minutes=1), _in_batches(database, give_allowances, BATCH)
@@ -148,15 +150,15 @@ def credit_tasks(database: Database) -> tuple[ScheduledTask, ...]:
 
 
 def usage_tasks(database: Database) -> tuple[ScheduledTask, ...]:
-    """The rollup of each hour, once it has closed."""
+    """Build the rollup of each hour once it has closed."""
     build = _in_batches(database, build_due, HOURS_MAX)
     return (ScheduledTask("rollups", HOUR, build, delay=CLOSED_AFTER + timedelta(seconds=5)),)
 
 
 def erasure_tasks(database: Database) -> tuple[ScheduledTask, ...]:
-    """The end of deleted rows in SQLite's write-ahead log, where jobs with prompts are among them.
+    """Erase deleted rows, which can contain prompts, from SQLite's write-ahead log.
 
-    Of a log that is in use at the moment the next round takes care.
+    If the log is in use, the next run tries again.
     """
 
     async def empty() -> None:
@@ -164,33 +166,32 @@ def erasure_tasks(database: Database) -> tuple[ScheduledTask, ...]:
             if await asyncio.to_thread(database.empty_log):
                 return
             await asyncio.sleep(1)
-        log.warning("the write-ahead log could not be emptied: a reader holds it")
+        log.warning("could not empty the write-ahead log: it is in use by a reader")
 
     return (ScheduledTask("erasure", timedelta(minutes=1), empty),)
 
 
 def file_tasks(files: Files) -> tuple[ScheduledTask, ...]:
-    """The end of files whose time is over."""
+    """Delete expired files."""
     return (ScheduledTask("files", timedelta(minutes=1), files.delete_ended),)
 
 
 def media_tasks(media: MediaStore) -> tuple[ScheduledTask, ...]:
-    """The end of what requests brought and made, once its time is over."""
+    """Delete inputs and outputs of requests after their retention."""
     return (ScheduledTask("media", timedelta(minutes=1), media.delete_ended),)
 
 
 def voice_tasks(voices: Voices) -> tuple[ScheduledTask, ...]:
-    """The end of voices and consents that were deleted, or never came to be."""
+    """Delete recordings of voices and consents that were deleted, or never completed."""
     return (ScheduledTask("voices", timedelta(minutes=1), voices.delete_ended),)
 
 
 def retention_tasks(database: Database, *, keys_kept: timedelta) -> tuple[ScheduledTask, ...]:
-    """The end of outputs and idempotency keys whose time is over, and of notes on what was set
-    aside and has ended since."""
+    """Delete expired outputs and idempotency keys, and obsolete notes on rows set aside."""
 
     def forget(connection: Connection, now: datetime, *, limit: int) -> int:
         done = delete_expired_outputs(connection, now, limit=limit)
-        # While either has a full batch left there is another round.
+        # Another round follows if either was a full batch.
         return max(done, delete_idempotency_keys(connection, now - keys_kept, limit=limit))
 
     async def tidy_notes() -> None:
@@ -205,18 +206,18 @@ def retention_tasks(database: Database, *, keys_kept: timedelta) -> tuple[Schedu
 
 
 def audit_tasks(database: Database, provider: PaymentProvider | None) -> tuple[ScheduledTask, ...]:
-    """The nightly proof of the books, by the payment provider's list too."""
+    """Audit the books every night, including the payment provider's payments."""
 
     async def reconcile() -> None:
         found = await run_audit(database, provider)
         for finding in found.findings:
-            log.error("the books do not agree: %s", finding)
+            log.error("reconciliation failed: %s", finding)
 
     return (ScheduledTask("reconcile", timedelta(days=1), reconcile, delay=NIGHT),)
 
 
 def recount_tasks(database: Database) -> tuple[ScheduledTask, ...]:
-    """The repair of counts of open requests, which gateways of an earlier version get wrong."""
+    """Repair counts of open requests, which gateways of an earlier version do not maintain."""
 
     async def repair() -> None:
         found = await database.slow(lambda connection: list(miscounts(connection)))
@@ -225,13 +226,13 @@ def recount_tasks(database: Database) -> tuple[ScheduledTask, ...]:
             some = ids[start : start + BATCH]
             await database.slow_write(functools.partial(recount, ids=some))
         if ids:
-            log.warning("open requests of %d accounts were counted again", len(ids))
+            log.warning("corrected the counts of open requests of %d accounts", len(ids))
 
     return (ScheduledTask("open requests", HOUR, repair),)
 
 
 def webhook_tasks(database: Database, *, days: float) -> tuple[ScheduledTask, ...]:
-    """The end of webhook deliveries whose retention is over."""
+    """Delete webhook deliveries after their retention."""
 
     def forget(connection: Connection, now: datetime, *, limit: int) -> int:
         return delete_ended(connection, now - timedelta(days=days), limit=limit)
@@ -240,7 +241,7 @@ def webhook_tasks(database: Database, *, days: float) -> tuple[ScheduledTask, ..
 
 
 def close_tasks(database: Database) -> tuple[ScheduledTask, ...]:
-    """The close of months that have ended."""
+    """Close months that have ended."""
 
     async def close() -> None:
         now = datetime.now(UTC)
@@ -250,7 +251,7 @@ def close_tasks(database: Database) -> tuple[ScheduledTask, ...]:
             try:
                 await asyncio.to_thread(close_month, database, period.month, actor="calendar")
             except ValueError as error:
-                # A row that does not name a month: the audit reports it, the others are closed.
+                # A row whose name is not a month: the audit reports it; the others are closed.
                 log.error("%r cannot be closed: %s", period.month, error)
             else:
                 log.info("%s is closed", period.month)
@@ -259,13 +260,13 @@ def close_tasks(database: Database) -> tuple[ScheduledTask, ...]:
 
 
 class _Batched(Protocol):
-    """Does at most ``limit`` of what is to be done; returns how many it did."""
+    """Processes at most ``limit`` rows; returns their number."""
 
     def __call__(self, connection: Connection, now: datetime, *, limit: int) -> int: ...
 
 
 def _in_batches(database: Database, work: _Batched, limit: int) -> Callable[[], Awaitable[None]]:
-    """Do all of a work, in transactions that stay short."""
+    """Return a task that calls ``work`` in short transactions until nothing is left."""
 
     async def do() -> None:
         did = limit

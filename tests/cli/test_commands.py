@@ -193,7 +193,7 @@ def test_limits_are_set_listed_and_removed(command: Command) -> None:
         (("key", "create", "nobody"), 1, "unknown account"),
         (("key", "revoke", "tg_unknown"), 1, "no key found"),
         (("credit", "add", "nobody", "1", "--reason", "x"), 1, "unknown account"),
-        (("credit", "add", "x", "one", "--reason", "x"), 2, "is no amount"),
+        (("credit", "add", "x", "one", "--reason", "x"), 2, "is not a valid amount"),
         (("budget", "end", "7"), 1, "unknown budget 7"),
         (("budget", "set", "7"), 2, "nothing to change"),
         (("limit", "remove", "nobody"), 1, "unknown account 'nobody'"),

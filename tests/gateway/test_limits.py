@@ -338,7 +338,7 @@ def test_only_an_admin_sees_or_sets_the_limits_of_others(stack: Stack) -> None:
     ("body", "status", "message"),
     [
         ({"limit": 25}, 400, "an amount is a string"),
-        ({"limit": "a lot"}, 400, "is no amount"),
+        ({"limit": "a lot"}, 400, "is not a valid amount"),
         ({"limit": "-1"}, 400, "cannot be negative"),
         ({"account": "nobody"}, 404, "There is no account 'nobody'"),
         ({"window": "week"}, 400, "'hour', 'day', 'month' or 'total'"),
