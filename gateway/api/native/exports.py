@@ -18,7 +18,7 @@ from typing import Annotated, Final, TypeVar
 
 from litestar import Controller, Response, get
 from litestar.concurrency import sync_to_thread
-from litestar.di import Provide
+from litestar.di import NamedDependency, Provide
 from litestar.params import FromQuery, QueryParameter
 from litestar.response import Stream
 from sqlalchemy import Connection
@@ -112,7 +112,7 @@ class ExportsController(Controller):
     async def file(
         self,
         request: ApiRequest,
-        selection: ExportRequest,
+        selection: NamedDependency[ExportRequest],
     ) -> Stream:
         slot = _slots.take(request.key.account_id)
         return Stream(
@@ -130,7 +130,7 @@ class ExportsController(Controller):
     async def footer(
         self,
         request: ApiRequest,
-        selection: ExportRequest,
+        selection: NamedDependency[ExportRequest],
     ) -> Response[FileFooterView]:
         slot = _slots.take(request.key.account_id)
         file = _File(request.services.database, selection, slot)

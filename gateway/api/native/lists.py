@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Final, Literal, TypedDict
 
 from litestar import Controller, Response, get
-from litestar.di import Provide
+from litestar.di import NamedDependency, Provide
 from litestar.params import FromQuery, QueryParameter
 from sqlalchemy import Connection
 
@@ -96,7 +96,7 @@ class ListsController(Controller):
     async def summary(
         self,
         request: ApiRequest,
-        filter: RequestFilter,
+        filter: NamedDependency[RequestFilter],
         cursor: FromQuery[str | None] = None,
     ) -> Response[RequestsSummaryView]:
         found = await request.services.requests.summarize(filter, cursor=cursor)

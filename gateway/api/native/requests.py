@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 from pydantic import BaseModel, ConfigDict, Field
@@ -126,7 +127,7 @@ class RequestsController(Controller):
     async def index(
         self,
         request: ApiRequest,
-        filter: RequestFilter,
+        filter: NamedDependency[RequestFilter],
         limit: FromQuery[int] = 20,
         cursor: FromQuery[str | None] = None,
         order: FromQuery[Direction] = "desc",
