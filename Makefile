@@ -7,7 +7,7 @@ DATABASE ?= postgresql
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help up test test-long check format soak soak-ledger mutations bench bench-llm bench-diffusion bench-audio clean
+.PHONY: help up test test-long check format soak soak-ledger mutations bench bench-llm bench-diffusion bench-audio docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
@@ -52,6 +52,9 @@ bench-diffusion: $(VENV)/installed-test ## measure the diffusion engine beside o
 
 bench-audio: $(VENV)/installed-test ## measure the speech engine beside its model, one by one
 	$(BIN)/python -m benchmarks.audio $(ARGS)
+
+docs: $(VENV)/installed-test ## write the generated parts of the documentation
+	$(BIN)/python -m docs.generate
 
 clean: ## remove the virtual environment and caches; state in .tollgate/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

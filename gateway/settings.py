@@ -1,6 +1,6 @@
 """The gateway's settings: environment variables → one frozen object, read once at start.
 
-Every setting is listed with its default in ``docs/settings.md``; a test keeps that page complete.
+Every setting is listed with its default in ``docs/reference/settings.md``; a test keeps that page complete.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The worker's settings: command line over environment over default, read once at startup.
 
-Every setting is listed with its default in ``docs/settings.md``.
+Every setting is listed with its default in ``docs/reference/settings.md``.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tests.stack import chat, wait_for
 
 PROMPT = "a-prompt-that-nothing-else-contains"
 ERASED_WITHIN_S = 90.0
-"""docs/deploy.md: erased at most a minute and a half after the end of a request."""
+"""docs/start/deploy.md: erased at most a minute and a half after the end of a request."""
 SECRETS = {
     "GMI_API_KEY": "the-upstreams-credential",
     "TOLLGATE_PEPPER": "the-peppers-own-value-for-this-test",
