@@ -335,7 +335,7 @@ def test_what_cannot_be_done_is_refused_by_name(
         admission = outcome
     assert admission.param == param
     assert words in admission.message
-    assert not driver.engine._requests
+    assert not driver.engine._running
 
 
 def test_bytes_that_are_no_picture_are_the_clients_fault(sd: Path) -> None:
@@ -343,7 +343,7 @@ def test_bytes_that_are_no_picture_are_the_clients_fault(sd: Path) -> None:
     admission = driver.admit("one", [b"GIF89a nonsense"])
     assert isinstance(admission, Failed)
     assert admission.code == "invalid_input"
-    assert not driver.engine._requests
+    assert not driver.engine._running
 
 
 def test_a_strength_that_leaves_no_step_is_refused(sd: Path) -> None:

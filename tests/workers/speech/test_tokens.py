@@ -130,8 +130,8 @@ def test_a_voice_from_a_recording_is_what_the_library_itself_makes_of_it(
     checkpoint: Checkpoint, name: str
 ) -> None:
     driver = Driver(of(checkpoint, name))
-    assert driver.engine._talker is not None
-    file, voice = recording(driver.engine._talker.recording_rate or 0)
+    assert driver.engine._loaded is not None
+    file, voice = recording(driver.engine._loaded.recording_rate or 0)
 
     cloned = {"task": "voice-clone", "transcript": "what i say", "files": [file]}
     found = speak(driver, text=TEXT, seed=7, **cloned)

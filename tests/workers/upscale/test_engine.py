@@ -119,7 +119,7 @@ def test_tiles_together_are_the_network_on_the_whole_picture(checkpoint: Path) -
 
 def test_a_tile_in_a_batch_is_the_tile_alone(checkpoint: Path) -> None:
     engine = _engine(checkpoint)
-    network = engine._network
+    network = engine._loaded
     assert network is not None
     tiles = np.stack([_picture(40, 30, seed=seed) for seed in range(5)])
 
@@ -263,7 +263,7 @@ def test_a_cancelled_request_ends_at_the_next_step(checkpoint: Path) -> None:
 
 def _fail_above(engine: UpscaleEngine, too_much: Callable[[Any], bool]) -> list[int]:
     """Let memory run out for batches of which something is true; return sizes that were tried."""
-    network = engine._network
+    network = engine._loaded
     assert network is not None
     draw, tried = network.draw, []
 

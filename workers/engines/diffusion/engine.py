@@ -7,7 +7,6 @@ who is not urgent waits where it is, with nothing but its latents.
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -42,7 +41,7 @@ from workers.engines.cooperative_batching import (
 )
 from workers.engines.diffusion import loading, masks
 from workers.engines.diffusion.families import PipelineFamily
-from workers.engines.diffusion.options import read_options
+from workers.engines.diffusion.options import Options, read_options
 from workers.engines.diffusion.request import (
     PREVIEW_TYPE,
     Asked,
@@ -56,21 +55,12 @@ from workers.engines.diffusion.request import (
 )
 from workers.engines.diffusion.upscaling import Upscaler
 from workers.engines.memory import is_out_of_memory
-from workers.engines.threads import threads_for, use_threads
+from workers.engines.threads import use_threads
+from workers.engines.torch_engine import InputError, TorchEngine, read_input, reading
 from workers.media import encode
 from workers.media.decode import read_image, read_mask
-from workers.media.pixels import MediaError, Pixels, Weights
-from workers.protocol.engine import (
-    Admission,
-    Admitted,
-    CancelReason,
-    Estimate,
-    Later,
-    PhaseClock,
-    Prepared,
-    StepReport,
-    Wait,
-)
+from workers.media.pixels import Pixels, Weights
+from workers.protocol.engine import Estimate, Later, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -81,59 +71,36 @@ _BYTES_PER_PIXEL: Final = 256
 """Of activations, while one picture is being made; a guess that only orders requests."""
 
 
-class DiffusionEngine:
+class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
     def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-        self._options = read_options(spec)
-        self._threads = 1
+        super().__init__(spec, read_options(spec))
         self._rendezvous = CooperativeBatcher(
             rows_max=self._options.rows or 2 * self._options.slots
         )
-        self._loaded: loading.LoadedCheckpoint | None = None
         self._enlarger: Upscaler | None = None
-        self._requests: dict[RequestId, Request] = {}
         self._drawn_by: dict[int, tuple[Request, Generation]] = {}
         self._step_us = float(_STEP_US)
 
-    def load(self) -> None:
-        """Read the weights and draw once. Raise ``ValueError`` with the reason."""
-        self._loaded = loading.load(self._spec, self._options, self._rendezvous)
+    def _load(self) -> loading.LoadedCheckpoint:
+        loaded = loading.load(self._spec, self._options, self._rendezvous)
         if self._options.upscaler is not None:
             self._enlarger = Upscaler(self._options.upscaler, self._options, self._rendezvous)
-        self._threads = threads_for(self._loaded.denoiser, self._options.threads)
-        use_threads(self._threads)
+        self._choose_threads(loaded.denoiser)
+        return loaded
 
     def unload(self) -> None:
-        self._loaded = self._enlarger = None
-        gc.collect()
-        torch.cuda.empty_cache()
+        self._enlarger = None
+        super().unload()
 
     def estimate(self, job: Job) -> Estimate:
-        asked = _read(job)
+        asked = _read_input(job)
         steps = (asked.steps or self._options.steps) * getattr(asked, "n", 1)
         pixels = (asked.width or 512) * (asked.height or 512)
         return Estimate(round(steps * self._step_us), pixels * _BYTES_PER_PIXEL)
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> Request | Failed:
         """Read the pictures of a job, and make them as large as what is drawn."""
-        try:
-            return self._prepare(job, files)
-        except _Refused as refused:
-            return refused.failure
-        except MediaError as error:
-            return Failed("invalid_input", str(error), param="image")
-
-    def admit(
-        self, job: Job, clock: PhaseClock, files: Sequence[bytes] | Prepared = ()
-    ) -> Admission:
-        if self._drawing >= self._options.slots:
-            return Wait()
-        with clock.phase("preprocess"):
-            read = files.value if isinstance(files, Prepared) else self.prepare(job, files)
-            if isinstance(read, Failed):
-                return read
-            self._requests[job.request_id] = read
-            return Admitted()
+        return self._prepare(job, files)
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
@@ -149,22 +116,19 @@ class DiffusionEngine:
         events: list[tuple[RequestId, Event | Later]] = []
         for run in turn.ended:
             self._finish(run)
-        for request in self._requests.values():
+        for request in self._running.values():
             events += [(request.job.request_id, event) for event in _events(request)]
         outcomes = [
             (request.job.request_id, outcome)
-            for request in self._requests.values()
+            for request in self._running.values()
             if (outcome := self._outcome(request)) is not None
         ]
         if not weights and outcomes:
             weights = dict.fromkeys((request_id for request_id, _ in outcomes), 1.0)
         return StepReport(weights, events, outcomes)
 
-    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        self._requests[request_id].cancelled = reason
-
     def release(self, request_id: RequestId) -> None:
-        request = self._requests.pop(request_id)
+        request = self._running.pop(request_id)
         runs = [one.run for one in request.drawings if one.run is not None and not one.run.ended]
         self._rendezvous.stop(*runs)
         for run in runs:
@@ -173,27 +137,26 @@ class DiffusionEngine:
     # --- Into the engine --------------------------------------------------------------------------
 
     @property
-    def _drawing(self) -> int:
-        """Outputs that are being made or wait for that."""
+    def _occupied(self) -> int:
+        """Number of outputs that are not finished, started or not."""
         return sum(
-            not drawing.ended for request in self._requests.values() for drawing in request.drawings
+            not drawing.ended for request in self._running.values() for drawing in request.drawings
         )
 
-    def _prepare(self, job: Job, files: Sequence[bytes]) -> Request:
-        """Read an input. Raise ``_Refused``, or ``MediaError`` for bytes that are no picture."""
-        assert self._loaded is not None
-        family = self._loaded.families.get(job.task)
+    def _read(self, job: Job, files: Sequence[bytes]) -> Request:
+        family = self._model.families.get(job.task)
         if family is None:
-            raise _Refused("invalid_input", f"{self._spec.name} does not do {job.task}.")
-        asked = _read(job)
+            raise InputError("invalid_input", f"{self._spec.name} does not do {job.task}.")
+        asked = _read_input(job)
         masked = isinstance(asked, ImageInput) and asked.mask
         if masked and family.masked is not None:
             family = family.masked
         self._check(asked, family)
-        pictures = [
-            Image.fromarray(read_image(data, pixels_max=SOURCE_PIXELS_MAX))
-            for data in files[: asked.images]
-        ]
+        with reading("image"):
+            pictures = [
+                Image.fromarray(read_image(data, pixels_max=SOURCE_PIXELS_MAX))
+                for data in files[: asked.images]
+            ]
         width, height = self._size(asked)
         sources = tuple(covering(one, width, height) for one in pictures)
         mask = None
@@ -218,43 +181,43 @@ class DiffusionEngine:
         """Refuse by name what this pipeline cannot do, rather than leave it out."""
         name = self._spec.name
         if asked.negative_prompt and not family.negative:
-            raise _Refused(
+            raise InputError(
                 "unsupported_parameter", f"{name} reads no negative prompt.", "negative_prompt"
             )
         if asked.guidance is not None and family.guidance is None:
-            raise _Refused("unsupported_parameter", f"{name} has no guidance.", "guidance")
+            raise InputError("unsupported_parameter", f"{name} has no guidance.", "guidance")
         if (asked.images and family.image is None) or asked.images > family.sources:
-            raise _Refused(
+            raise InputError(
                 "invalid_input", f"{name} reads at most {family.sources} pictures.", "image"
             )
         masked = isinstance(asked, ImageInput) and asked.mask
         if masked and not asked.images:
-            raise _Refused("invalid_input", "A mask belongs to a picture; send one.", "mask")
+            raise InputError("invalid_input", "A mask belongs to a picture; send one.", "mask")
         if family.mask is not None and not masked:
-            raise _Refused(
+            raise InputError(
                 "invalid_input", f"{name} edits what a mask lets change; send one.", "mask"
             )
         if not asked.images and (family.strength is not None or not family.sized):
-            raise _Refused("invalid_input", "This task starts from a picture; send one.", "image")
+            raise InputError("invalid_input", "This task starts from a picture; send one.", "image")
         scale = asked.scale or 1
         if scale > 1 and self._enlarger is None:
-            raise _Refused("unsupported_parameter", f"{name} has no upscaler.", "scale")
+            raise InputError("unsupported_parameter", f"{name} has no upscaler.", "scale")
         if self._enlarger is not None and scale > self._enlarger.scale:
-            raise _Refused(
+            raise InputError(
                 "invalid_input", f"{name} enlarges at most {self._enlarger.scale} times.", "scale"
             )
         if asked.parameters:
             field = min(asked.parameters)
-            raise _Refused("unsupported_parameter", f"{name} has no parameter {field}.", field)
+            raise InputError("unsupported_parameter", f"{name} has no parameter {field}.", field)
 
     def _strength(self, asked: Asked, family: PipelineFamily) -> float:
-        """Raise ``_Refused`` if so little would be done that no step is left."""
+        """Raise ``InputError`` if so little would be done that no step is left."""
         given = asked.strength if isinstance(asked, ImageInput) else None
         own = self._options.strength if self._options.strength is not None else family.strength
         strength = (own or 0.0) if given is None else given
         steps = asked.steps or self._options.steps
         if family.strength is not None and int(steps * strength) < 1:
-            raise _Refused(
+            raise InputError(
                 "invalid_input",
                 f"A strength of {strength} leaves none of {steps} steps; at least {1 / steps:.2g} "
                 "does.",
@@ -263,14 +226,13 @@ class DiffusionEngine:
         return strength
 
     def _size(self, asked: Asked) -> tuple[int, int]:
-        """Width and height, as asked or the model's own. Raise ``_Refused``."""
-        assert self._loaded is not None
-        pipeline = next(iter(self._loaded.pipelines.values()))
+        """Width and height, as asked or the model's own. Raise ``InputError``."""
+        pipeline = next(iter(self._model.pipelines.values()))
         side = _native_side(pipeline)
         width, height = asked.width or side, asked.height or side
         multiple = _multiple(pipeline)
         if width % multiple or height % multiple:
-            raise _Refused(
+            raise InputError(
                 "invalid_input",
                 f"{width}x{height} is no size of {self._spec.name}: both must be multiples of "
                 f"{multiple}.",
@@ -287,13 +249,12 @@ class DiffusionEngine:
 
     def _start_drawings(self) -> None:
         """Begin what there are slots for; the most urgent first, then as they came."""
-        assert self._loaded is not None
         free = self._options.slots - len(self._drawn_by)
         if free <= 0:
             return
         waiting = [
             (request, drawing)
-            for request in sorted(self._requests.values(), key=lambda one: -one.job.priority)
+            for request in sorted(self._running.values(), key=lambda one: -one.job.priority)
             if request.cancelled is None
             for drawing in request.drawings
             if drawing.run is None and not drawing.ended
@@ -302,7 +263,7 @@ class DiffusionEngine:
             asked = request.asked
             name = asked.scheduler or self._options.scheduler
             try:
-                pipeline = self._loaded.copy_for(request.family, name)
+                pipeline = self._model.copy_for(request.family, name)
             except ValueError as error:
                 drawing.error = Failed("unsupported_parameter", f"{error}.", param="scheduler")
                 continue
@@ -404,32 +365,19 @@ class DiffusionEngine:
         )
 
 
-class _Refused(Exception):
-    def __init__(self, code: Any, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.failure = Failed(code, message, param=param)
-
-
-def _read(job: Job) -> Asked:
-    """Raise ``_Refused`` for an input that is none."""
-    kind: Any = VideoInput if job.task in VIDEO_TASKS else ImageInput
-    try:
-        asked: Asked = msgspec.convert(job.input, kind)
-    except msgspec.ValidationError as error:
-        raise _Refused("invalid_input", f"The input cannot be read: {error}.") from error
-    return asked
+def _read_input(job: Job) -> Asked:
+    kind: type[Asked] = VideoInput if job.task in VIDEO_TASKS else ImageInput
+    return read_input(job, kind)
 
 
 def _mask(data: bytes, picture: Image.Image, size: tuple[int, int]) -> Weights:
-    """A mask, cut and resized as its picture is. Raise ``_Refused``."""
-    try:
+    """A mask, cut and resized as its picture is. Raise ``InputError``."""
+    with reading("mask"):
         found = read_mask(data, picture.size, pixels_max=SOURCE_PIXELS_MAX)
-    except MediaError as error:
-        raise _Refused("invalid_input", str(error), "mask") from error
     fitted = covering(masks.as_picture(found), *size)
     mask = np.asarray(fitted, dtype=np.float32) / np.float32(255)
     if not mask.any():
-        raise _Refused(
+        raise InputError(
             "invalid_input",
             "The mask protects the whole picture; make transparent, or white, what may change.",
             "mask",

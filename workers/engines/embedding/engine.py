@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,7 +13,6 @@ from workers.contract.jobs import (
     Cancelled,
     Completed,
     EmbeddingInput,
-    Failed,
     Job,
     Outcome,
     RequestId,
@@ -22,17 +20,10 @@ from workers.contract.jobs import (
 )
 from workers.contract.models import ModelSpec
 from workers.engines.embedding.encoder import Encoder
-from workers.engines.embedding.options import read_options
-from workers.engines.threads import threads_for, use_threads
-from workers.protocol.engine import (
-    Admission,
-    Admitted,
-    CancelReason,
-    Estimate,
-    PhaseClock,
-    StepReport,
-    Wait,
-)
+from workers.engines.embedding.options import Options, read_options
+from workers.engines.threads import use_threads
+from workers.engines.torch_engine import InputError, TorchEngine, read_input
+from workers.protocol.engine import CancelReason, Estimate, PhaseClock, StepReport
 
 STEP_TOKENS: Final = 4096
 """At most so many tokens in a step, padding included, unless one text alone has more."""
@@ -59,29 +50,18 @@ class _Embedding:
         return {"vectors": [self.vectors[place] for place in sorted(self.vectors)]}
 
 
-class EmbeddingEngine:
+class EmbeddingEngine(TorchEngine[Options, Encoder, _Embedding]):
     """Raise ``ValueError`` if an option is wrong."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-        self._options = read_options(spec)
-        self._encoder: Encoder | None = None
-        self._threads = 1
-        self._running: dict[RequestId, _Embedding] = {}
+        super().__init__(spec, read_options(spec))
 
-    def load(self) -> None:
-        """Read the weights and warm up. Raise ``ValueError`` with the reason."""
+    def _load(self) -> Encoder:
         encoder = Encoder(self._spec, self._options)
-        self._threads = threads_for(encoder.model, self._options.threads)
-        use_threads(self._threads)
+        self._choose_threads(encoder.model)
         with torch.inference_mode():
             encoder.embed([encoder.encode("Hello")])
-        self._encoder = encoder
-
-    def unload(self) -> None:
-        self._encoder = None
-        gc.collect()
-        torch.cuda.empty_cache()
+        return encoder
 
     def estimate(self, job: Job) -> Estimate:
         inputs = msgspec.convert(job.input, EmbeddingInput).inputs
@@ -91,48 +71,38 @@ class EmbeddingEngine:
         )
         return Estimate(round(tokens * _TOKEN_US), round(min(tokens, STEP_TOKENS)) * _TOKEN_BYTES)
 
-    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
-        assert self._encoder is not None
-        if len(self._running) >= self._options.slots:
-            return Wait()
-        with clock.phase("preprocess"):
+    def _read(self, job: Job, files: Sequence[bytes]) -> _Embedding:
+        asked = read_input(job, EmbeddingInput)
+        self._check_dimensions(asked.dimensions)
+        encoder, texts = self._model, []
+        for place, text in enumerate(asked.inputs):
             try:
-                asked = msgspec.convert(job.input, EmbeddingInput)
-            except msgspec.ValidationError as error:
-                return Failed("invalid_input", f"The input is no list of texts: {error}.")
-            if failure := self._refuse_dimensions(asked.dimensions):
-                return failure
-            texts = []
-            for place, text in enumerate(asked.inputs):
-                try:
-                    ids = self._encoder.encode(text)
-                except ValueError as error:
-                    return Failed(
-                        "invalid_input", f"Input {place} cannot be read: {error}.", param="input"
-                    )
-                if len(ids) > self._encoder.context:
-                    return Failed(
-                        "context_length_exceeded",
-                        f"Input {place} is {len(ids)} tokens long, and this model's context is "
-                        f"{self._encoder.context}.",
-                        param="input",
-                    )
-                texts.append(ids)
-            self._running[job.request_id] = _Embedding(job.request_id, texts, asked.dimensions)
-            return Admitted()
+                ids = encoder.encode(text)
+            except ValueError as error:
+                message = f"Input {place} cannot be read: {error}."
+                raise InputError("invalid_input", message, "input") from error
+            if len(ids) > encoder.context:
+                raise InputError(
+                    "context_length_exceeded",
+                    f"Input {place} is {len(ids)} tokens long, and this model's context is "
+                    f"{encoder.context}.",
+                    "input",
+                )
+            texts.append(ids)
+        return _Embedding(job.request_id, texts, asked.dimensions)
 
     def step(self, clock: PhaseClock) -> StepReport:
-        assert self._encoder is not None
+        encoder = self._model
         use_threads(self._threads)
         batch = self._choose()
         weights: dict[RequestId, float] = {}
         if batch:
             with torch.inference_mode(), clock.phase("forward"):
-                vectors = self._encoder.embed([one.texts[place] for one, place in batch])
-                self._encoder.wait()
+                vectors = encoder.embed([one.texts[place] for one, place in batch])
+                encoder.wait()
         with clock.phase("postprocess"):
             for row, (one, place) in enumerate(batch):
-                vector = self._encoder.shorten(vectors[row], one.dimensions)
+                vector = encoder.shorten(vectors[row], one.dimensions)
                 one.vectors[place] = vector.numpy().astype("<f4").tobytes()
                 length = len(one.texts[place])
                 weights[one.request_id] = weights.get(one.request_id, 0.0) + length
@@ -142,12 +112,6 @@ class EmbeddingEngine:
                 if (outcome := _ended(one)) is not None
             ]
         return StepReport(weights, (), outcomes)
-
-    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        self._running[request_id].cancelled = reason
-
-    def release(self, request_id: RequestId) -> None:
-        del self._running[request_id]
 
     def _choose(self) -> Sequence[tuple[_Embedding, int]]:
         """The oldest request's next text, and those of all that are nearest to it in length."""
@@ -171,24 +135,16 @@ class EmbeddingEngine:
             chosen.append(pair)
         return chosen
 
-    def _refuse_dimensions(self, dimensions: int | None) -> Failed | None:
-        assert self._encoder is not None
-        most = self._encoder.dimensions
-        if dimensions is None or dimensions == most:
-            return None
+    def _check_dimensions(self, dimensions: int | None) -> None:
+        own = self._model.dimensions
+        if dimensions is None or dimensions == own:
+            return
         if not self._options.matryoshka:
-            return Failed(
-                "unsupported_parameter",
-                f"This model's vectors have {most} dimensions and cannot be shortened.",
-                param="dimensions",
-            )
-        if not 1 <= dimensions <= most:
-            return Failed(
-                "invalid_input",
-                f"dimensions is {dimensions}; this model's vectors have {most}.",
-                param="dimensions",
-            )
-        return None
+            message = f"This model's vectors have {own} dimensions and cannot be shortened."
+            raise InputError("unsupported_parameter", message, "dimensions")
+        if not 1 <= dimensions <= own:
+            message = f"dimensions is {dimensions}; this model's vectors have {own}."
+            raise InputError("invalid_input", message, "dimensions")
 
 
 def _ended(one: _Embedding) -> Outcome | None:

@@ -8,17 +8,15 @@ still to come, and ends between two notes when it is cancelled.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import torch
 from transformers import AutoTokenizer
 
-from workers.contract.jobs import Cancelled, Event, Failed, FailureCode, Job, Outcome, RequestId
+from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId
 from workers.contract.media import RATE_MAX, RATE_MIN, MusicInput, characters
 from workers.contract.models import ModelSpec
 from workers.engines.audio_output import AudioOutput
@@ -29,21 +27,14 @@ from workers.engines.llm.loading import make_decoder
 from workers.engines.memory import is_out_of_memory
 from workers.engines.music.instruments import Bank
 from workers.engines.music.notes import MARKS, MOODS, TEMPOS, TOKENS
-from workers.engines.music.options import decoding, read_options
+from workers.engines.music.options import Options, decoding, read_options
 from workers.engines.music.prompt import key_named, mood_named, read
 from workers.engines.music.request import RATE, MusicRequest
 from workers.engines.music.writer import PieceOrder, Writing
-from workers.engines.threads import threads_for, use_threads
+from workers.engines.threads import use_threads
+from workers.engines.torch_engine import InputError, TorchEngine, out_of_memory, read_input
 from workers.media.encode import Origin
-from workers.protocol.engine import (
-    Admission,
-    Admitted,
-    CancelReason,
-    Estimate,
-    PhaseClock,
-    StepReport,
-    Wait,
-)
+from workers.protocol.engine import Estimate, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -64,24 +55,14 @@ class _Loaded:
     """Of each place among the slots, the blocks of the cache that are its own."""
 
 
-class MusicEngine:
+class MusicEngine(TorchEngine[Options, _Loaded, MusicRequest]):
     """Raise ``ValueError`` if an option is wrong."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-        self._options = read_options(spec)
-        self._threads = 1
-        self._loaded: _Loaded | None = None
+        super().__init__(spec, read_options(spec))
         self._bank = Bank(RATE)
-        self._running: dict[RequestId, MusicRequest] = {}
 
-    @property
-    def _there(self) -> _Loaded:
-        assert self._loaded is not None
-        return self._loaded
-
-    def load(self) -> None:
-        """Read the weights, make the cache. Raise ``ValueError`` with the reason."""
+    def _load(self) -> _Loaded:
         for task in (self._spec.task, *self._spec.also):
             if task != TASK:
                 raise ValueError(f"the engine music does {TASK}, not {task}")
@@ -93,39 +74,21 @@ class MusicEngine:
         vocabulary: dict[str, int] = tokenizer.get_vocab()
         if lacking := next((t for t in (*MARKS, *TOKENS) if t not in vocabulary), None):
             raise ValueError(f"the checkpoint writes no music: its tokenizer lacks {lacking}")
-        self._threads = threads_for(weights.model, options.threads)
-        use_threads(self._threads)
+        self._choose_threads(weights.model)
         each = -(-weights.context // weights.shape.block_tokens)
         first = [1 + place * each for place in range(self._options.slots)]
         tables = tuple(tuple(range(begin, begin + each)) for begin in first)
         decoder = make_decoder(weights, options)
-        self._loaded = _Loaded(decoder, vocabulary, weights.context, tables)
+        return _Loaded(decoder, vocabulary, weights.context, tables)
 
     def unload(self) -> None:
-        self._loaded = None
         self._bank = Bank(RATE)
-        gc.collect()
-        torch.cuda.empty_cache()
+        super().unload()
 
     def estimate(self, job: Job) -> Estimate:
         asked = job.input.get("duration_ms")
         seconds = asked / 1000 if isinstance(asked, int | float) else self._options.seconds
         return Estimate(round(seconds * _SECOND_US), round(seconds * _SECOND_BYTES))
-
-    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
-        taken = {one.place for one in self._running.values()}
-        place = next((p for p in range(self._options.slots) if p not in taken), None)
-        if place is None:
-            return Wait()
-        with clock.phase("preprocess"):
-            try:
-                one = self._prepare(job, place)
-            except _Refused as refused:
-                return refused.failure
-        with clock.phase("transfer"):
-            self._there.decoder.zero_blocks(self._there.tables[place])
-        self._running[job.request_id] = one
-        return Admitted()
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
@@ -152,21 +115,15 @@ class MusicEngine:
             ]
         return StepReport(weights or dict.fromkeys(dict(outcomes), 1.0), events, outcomes)
 
-    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        self._running[request_id].cancelled = reason
-
-    def release(self, request_id: RequestId) -> None:
-        del self._running[request_id]
-
     # --- One step ---------------------------------------------------------------------------------
 
     def _feed(self, one: MusicRequest) -> SequenceInput:
         start, ids = one.writing.unread()
-        return SequenceInput(ids, start, self._there.tables[one.place])
+        return SequenceInput(ids, start, self._model.tables[one.place])
 
     def _compute(self, feeds: Sequence[SequenceInput], clock: PhaseClock) -> list[torch.Tensor]:
         """The logits ``(vocabulary,)`` after each feed, on the CPU."""
-        decoder = self._there.decoder
+        decoder = self._model.decoder
         single = [place for place, feed in enumerate(feeds) if len(feed.ids) == 1]
         longer = [place for place, feed in enumerate(feeds) if len(feed.ids) > 1]
         with clock.phase("transfer"):
@@ -178,43 +135,46 @@ class MusicEngine:
 
     # --- What is asked for ------------------------------------------------------------------------
 
-    def _prepare(self, job: Job, place: int) -> MusicRequest:
+    def _read(self, job: Job, files: Sequence[bytes]) -> MusicRequest:
         if job.task != TASK:
-            raise _Refused("invalid_input", f"{self._spec.name} does not do {job.task}.")
-        try:
-            asked = msgspec.convert(job.input, MusicInput)
-        except msgspec.ValidationError as error:
-            raise _Refused("invalid_input", f"The input cannot be read: {error}.") from error
+            raise InputError("invalid_input", f"{self._spec.name} does not do {job.task}.")
+        asked = read_input(job, MusicInput)
         order = self._order(asked, job.limits.audio_ms)
-        there = self._there
         try:
-            writing = Writing(order, there.vocabulary, context=there.context)
+            writing = Writing(order, self._model.vocabulary, context=self._model.context)
         except ValueError as error:
-            raise _Refused("invalid_input", f"{error}.", "duration_ms") from error
+            raise InputError("invalid_input", f"{error}.", "duration_ms") from error
         origin = Origin(self._spec.name, str(job.request_id), asked.seed)
         track = AudioOutput(asked, origin, rate=RATE, stream=job.stream, channels=2)
         samples = round(order.seconds * RATE)
         track.characters = characters(asked.prompt)
+        taken = {one.place for one in self._running.values()}
+        place = next(place for place in range(self._options.slots) if place not in taken)
         return MusicRequest(job, asked, writing, samples, track, self._bank, place)
+
+    def _start(self, request_id: RequestId, request: MusicRequest, clock: PhaseClock) -> None:
+        with clock.phase("transfer"):
+            self._model.decoder.zero_blocks(self._model.tables[request.place])
+        super()._start(request_id, request, clock)
 
     def _order(self, asked: MusicInput, audio_ms_max: int) -> PieceOrder:
         """Refuse by name what this model cannot do, rather than leave it out."""
         name, rate = self._spec.name, asked.sample_rate
         if asked.lyrics:
-            raise _Refused("unsupported_parameter", f"{name} does not sing.", "lyrics")
+            raise InputError("unsupported_parameter", f"{name} does not sing.", "lyrics")
         if asked.parameters:
             field = min(asked.parameters)
-            raise _Refused("unsupported_parameter", f"{name} has no parameter {field}.", field)
+            raise InputError("unsupported_parameter", f"{name} has no parameter {field}.", field)
         if rate is not None and not RATE_MIN <= rate <= RATE_MAX:
             message = f"sample_rate is {rate}; accepted are {RATE_MIN} to {RATE_MAX}."
-            raise _Refused("invalid_input", message, "sample_rate")
+            raise InputError("invalid_input", message, "sample_rate")
         key, mood = key_named(asked.key), mood_named(asked.mood)
         if asked.key and key is None:
             message = f"key is {asked.key!r}; accepted are such as C major, F# minor and Eb major."
-            raise _Refused("invalid_input", message, "key")
+            raise InputError("invalid_input", message, "key")
         if asked.mood and mood is None:
             message = f"mood is {asked.mood!r}; accepted are {', '.join(MOODS)}, or a like word."
-            raise _Refused("invalid_input", message, "mood")
+            raise InputError("invalid_input", message, "mood")
         return PieceOrder(
             asked.prompt,
             key=key,
@@ -234,14 +194,8 @@ class MusicEngine:
             return min(self._options.seconds, most)
         if asked.duration_ms > most * 1000:
             message = f"duration_ms is {asked.duration_ms}; at most {most * 1000:g}."
-            raise _Refused("invalid_input", message, "duration_ms")
+            raise InputError("invalid_input", message, "duration_ms")
         return asked.duration_ms / 1000
-
-
-class _Refused(Exception):
-    def __init__(self, code: FailureCode, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.failure = Failed(code, message, param=param)
 
 
 def _tempo(asked: MusicInput) -> int | None:
@@ -250,10 +204,10 @@ def _tempo(asked: MusicInput) -> int | None:
     told = read(asked.prompt).tempo
     if asked.tempo is None:
         if told is not None and not TEMPOS[0] <= told <= TEMPOS[-1]:
-            raise _Refused("invalid_input", f"The prompt says {told} bpm; {accepted}.", "prompt")
+            raise InputError("invalid_input", f"The prompt says {told} bpm; {accepted}.", "prompt")
         return told
     if not TEMPOS[0] <= asked.tempo <= TEMPOS[-1] or asked.tempo != int(asked.tempo):
-        raise _Refused("invalid_input", f"tempo is {asked.tempo:g}; {accepted}.", "tempo")
+        raise InputError("invalid_input", f"tempo is {asked.tempo:g}; {accepted}.", "tempo")
     return int(asked.tempo)
 
 
@@ -269,17 +223,12 @@ def _go_on(one: MusicRequest, logits: torch.Tensor) -> list[Event]:
         return one.hear()
     except Exception as error:
         if is_out_of_memory(error):
-            one.failure = _no_memory(one)
+            one.failure = out_of_memory(one.usage())
         else:
             log.exception("music failed", extra={"request_id": one.job.request_id})
             message = "The engine failed on this request."
             one.failure = Failed("engine_error", message, usage=one.usage())
     return []
-
-
-def _no_memory(one: MusicRequest) -> Failed:
-    message = "There is too little memory for this request."
-    return Failed("out_of_memory", message, usage=one.usage())
 
 
 def _outcome(one: MusicRequest) -> Outcome | None:
@@ -292,4 +241,4 @@ def _outcome(one: MusicRequest) -> Outcome | None:
     try:
         return one.completed()
     except MemoryError:
-        return _no_memory(one)
+        return out_of_memory(one.usage())

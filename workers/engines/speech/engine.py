@@ -9,14 +9,12 @@ who else speaks, and a second attempt says it again.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import torch
 
@@ -24,7 +22,6 @@ from workers.contract.jobs import (
     Cancelled,
     Event,
     Failed,
-    FailureCode,
     Job,
     Outcome,
     RequestId,
@@ -43,22 +40,20 @@ from workers.engines.cooperative_batching import CooperativeBatcher, PipelineRun
 from workers.engines.memory import is_out_of_memory
 from workers.engines.speech.families import CLONING_TASK, MUSIC_TASK, Family, family_of
 from workers.engines.speech.model import Segment, SpeechModel, Voice, read_voice, recorded
-from workers.engines.speech.options import read_options
+from workers.engines.speech.options import Options, read_options
 from workers.engines.speech.request import Asked, SpeechRequest
 from workers.engines.speech.text import Language, with_turns
-from workers.engines.threads import threads_for, use_threads
+from workers.engines.threads import use_threads
+from workers.engines.torch_engine import (
+    InputError,
+    TorchEngine,
+    out_of_memory,
+    read_input,
+    reading,
+)
 from workers.media.crossfade import Crossfader, TimeStretcher
 from workers.media.encode import Origin
-from workers.media.pixels import MediaError
-from workers.protocol.engine import (
-    Admission,
-    Admitted,
-    CancelReason,
-    Estimate,
-    PhaseClock,
-    StepReport,
-    Wait,
-)
+from workers.protocol.engine import CancelReason, Estimate, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -67,28 +62,22 @@ _CHARACTER_US: Final = 5_000
 _CHARACTER_BYTES: Final = 64 * 1024
 
 
-class SpeechEngine:
+class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
     """Raise ``ValueError`` if an option is wrong."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-        self._options = read_options(spec)
+        super().__init__(spec, read_options(spec))
         self._languages = [Language(tag) for tag in self._options.languages]
-        self._threads = 1
         self._rendezvous = CooperativeBatcher(rows_max=1)
         self._meet = self._rendezvous.batch_point("step", lambda: None, "forward", batched=False)
         self._family: Family | None = None
-        self._talker: SpeechModel | None = None
         self._voices: dict[str, Voice] = {}
-        self._running: dict[RequestId, SpeechRequest] = {}
 
-    def load(self) -> None:
-        """Read weights and voices, and speak once. Raise ``ValueError`` with the reason."""
+    def _load(self) -> SpeechModel:
         self._family = family_of(self._spec)
         path = Path(self._spec.checkpoint or "")
         talker = self._family.load(path, self._options)
-        self._threads = threads_for(talker.module, self._options.threads)
-        use_threads(self._threads)
+        self._choose_threads(talker.module)
         self._voices = {}
         for name, given in self._options.voices.items():
             rate = talker.recording_rate
@@ -102,29 +91,15 @@ class SpeechEngine:
             talker.speak(Segment("Hello.", self._voice(""), 0.5), lambda _: None)
         for module in talker.steps:
             module.register_forward_pre_hook(self._pause)
-        self._talker = talker
+        return talker
 
     def unload(self) -> None:
-        self._talker = None
         self._voices = {}
-        gc.collect()
-        torch.cuda.empty_cache()
+        super().unload()
 
     def estimate(self, job: Job) -> Estimate:
         size = len(str(job.input.get("text") or job.input.get("prompt") or ""))
         return Estimate(size * _CHARACTER_US, min(size, 1_000) * _CHARACTER_BYTES)
-
-    def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
-        if len(self._running) >= self._options.slots:
-            return Wait()
-        with clock.phase("preprocess"):
-            try:
-                self._running[job.request_id] = self._prepare(job, files)
-            except _Refused as refused:
-                return refused.failure
-            except MediaError as error:
-                return Failed("invalid_input", str(error), param="recording")
-            return Admitted()
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
@@ -150,10 +125,9 @@ class SpeechEngine:
         return StepReport(weights, events, outcomes)
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        one = self._running[request_id]
-        one.cancelled = reason
-        if one.run is not None:
-            self._rendezvous.stop(one.run)
+        super().cancel(request_id, reason)
+        if (run := self._running[request_id].run) is not None:
+            self._rendezvous.stop(run)
 
     def release(self, request_id: RequestId) -> None:
         one = self._running.pop(request_id)
@@ -162,23 +136,18 @@ class SpeechEngine:
 
     # --- What is asked for ------------------------------------------------------------------------
 
-    def _prepare(self, job: Job, files: Sequence[bytes]) -> SpeechRequest:
-        """Read an input. Raise ``_Refused``, or ``MediaError`` for a recording that is none."""
-        assert self._talker is not None
+    def _read(self, job: Job, files: Sequence[bytes]) -> SpeechRequest:
         if job.task not in (self._spec.task, *self._spec.also):
-            raise _Refused("invalid_input", f"{self._spec.name} does not do {job.task}.")
+            raise InputError("invalid_input", f"{self._spec.name} does not do {job.task}.")
         kind: type[Asked] = MusicInput if job.task == MUSIC_TASK else SpeechInput
-        try:
-            asked: Asked = msgspec.convert(job.input, kind)
-        except msgspec.ValidationError as error:
-            raise _Refused("invalid_input", f"The input cannot be read: {error}.") from error
+        asked = read_input(job, kind)
         self._check(asked)
         if isinstance(asked, MusicInput):
             lines, speed = [self._piece(asked)], 1.0
         else:
             lines, speed = self._lines(job, asked, files), asked.speed
-        rate = self._talker.rate
-        own = self._talker.own_speed
+        rate = self._model.rate
+        own = self._model.own_speed
         origin = Origin(self._spec.name, str(job.request_id), asked.seed)
         return SpeechRequest(
             job=job,
@@ -194,24 +163,24 @@ class SpeechEngine:
         """Refuse by name what this model cannot do, rather than leave it out."""
         name, rate = self._spec.name, asked.sample_rate
         if rate is not None and not RATE_MIN <= rate <= RATE_MAX:
-            raise _Refused(
+            raise InputError(
                 "invalid_input",
                 f"sample_rate is {rate}; accepted are {RATE_MIN} to {RATE_MAX}.",
                 "sample_rate",
             )
         if asked.parameters:
             field = min(asked.parameters)
-            raise _Refused("unsupported_parameter", f"{name} has no parameter {field}.", field)
+            raise InputError("unsupported_parameter", f"{name} has no parameter {field}.", field)
         if isinstance(asked, MusicInput):
             if asked.lyrics:
-                raise _Refused("unsupported_parameter", f"{name} does not sing.", "lyrics")
+                raise InputError("unsupported_parameter", f"{name} does not sing.", "lyrics")
             return
         if asked.instructions:
-            raise _Refused(
+            raise InputError(
                 "unsupported_parameter", f"{name} takes no instructions.", "instructions"
             )
         if not SPEED_MIN <= asked.speed <= SPEED_MAX:
-            raise _Refused(
+            raise InputError(
                 "invalid_input",
                 f"speed is {asked.speed:g}; accepted are {SPEED_MIN:g} to {SPEED_MAX:g}.",
                 "speed",
@@ -227,7 +196,7 @@ class SpeechEngine:
             normalize=self._options.normalize,
         )
         if not sentences:
-            raise _Refused("invalid_input", "There is nothing to be said in the text.", "text")
+            raise InputError("invalid_input", "There is nothing to be said in the text.", "text")
         if self._family.turns:
             sentences = with_turns(sentences)
         return [Segment(text, voice, self._options.sentence_seconds) for text in sentences]
@@ -240,7 +209,7 @@ class SpeechEngine:
         seconds = (asked.duration_ms or 0) / 1000 or self._options.seconds
         if seconds > (most := float(self._spec.limits.get("seconds", seconds))):
             message = f"duration_ms is {asked.duration_ms}; at most {most * 1000:g}."
-            raise _Refused("invalid_input", message, "duration_ms")
+            raise InputError("invalid_input", message, "duration_ms")
         return Segment(", ".join(wish for wish in wishes if wish), self._voice(""), seconds)
 
     def _language(self, tag: str) -> Language:
@@ -252,9 +221,9 @@ class SpeechEngine:
             asked = Language(tag)
         except ValueError as error:
             message = f"{error}; accepted are {accepted}."
-            raise _Refused("invalid_input", message, "language") from error
+            raise InputError("invalid_input", message, "language") from error
         if asked.name not in (language.name for language in self._languages):
-            raise _Refused(
+            raise InputError(
                 "unsupported_parameter",
                 f"{self._spec.name} does not speak {tag}; it speaks {accepted}.",
                 "language",
@@ -262,29 +231,29 @@ class SpeechEngine:
         return asked
 
     def _voice_of(self, job: Job, asked: SpeechInput, files: Sequence[bytes]) -> Voice:
-        assert self._talker is not None
         if not asked.recording:
             if job.task == CLONING_TASK:
                 message = "This task speaks in the voice of a recording; send one."
-                raise _Refused("invalid_input", message, "recording")
+                raise InputError("invalid_input", message, "recording")
             if asked.voice and asked.voice not in self._voices:
                 known = (
                     f"its voices are {', '.join(self._voices)}" if self._voices else "it has one"
                 )
                 message = f"{self._spec.name} has no voice {asked.voice!r}; {known}."
-                raise _Refused("invalid_input", message, "voice")
+                raise InputError("invalid_input", message, "voice")
             return self._voice(asked.voice)
-        if self._talker.recording_rate is None:
+        if self._model.recording_rate is None:
             message = f"{self._spec.name} takes no voice from a recording."
-            raise _Refused("unsupported_parameter", message, "recording")
+            raise InputError("unsupported_parameter", message, "recording")
         if not files:
-            raise _Refused("invalid_input", "The recording is missing.", "recording")
-        sound = recorded(files[-1], self._talker.recording_rate, self._options)
+            raise InputError("invalid_input", "The recording is missing.", "recording")
+        with reading("recording"):
+            sound = recorded(files[-1], self._model.recording_rate, self._options)
         voice = Voice("", recording=sound, transcript=asked.transcript)
         try:
-            return self._talker.check(voice)
+            return self._model.check(voice)
         except ValueError as error:
-            raise _Refused(
+            raise InputError(
                 "invalid_input", f"This voice cannot be used: {error}.", "recording"
             ) from error
 
@@ -296,10 +265,9 @@ class SpeechEngine:
     # --- Steps ------------------------------------------------------------------------------------
 
     def _start_lines(self) -> None:
-        assert self._talker is not None
         for one in self._running.values():
             if one.run is None and one.cancelled is None and not one.ended:
-                one.run = PipelineRun(self._work(one, self._talker), priority=one.job.priority)
+                one.run = PipelineRun(self._work(one, self._model), priority=one.job.priority)
                 self._rendezvous.start(one.run)
 
     def _work(self, one: SpeechRequest, talker: SpeechModel) -> Any:
@@ -338,12 +306,6 @@ class SpeechEngine:
         return []
 
 
-class _Refused(Exception):
-    def __init__(self, code: FailureCode, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.failure = Failed(code, message, param=param)
-
-
 def _outcome(one: SpeechRequest) -> Outcome | None:
     if one.cancelled is not None:
         return Cancelled(one.cancelled, usage=one.usage())
@@ -359,6 +321,5 @@ def _failure(error: BaseException, one: SpeechRequest) -> Failed:
     if isinstance(error, Stopped):
         return Failed("engine_error", "The request was stopped.", usage=one.usage())
     if is_out_of_memory(error):
-        message = "The device has too little memory for this request."
-        return Failed("out_of_memory", message, usage=one.usage())
+        return out_of_memory(one.usage())
     return Failed("engine_error", "The engine failed on this request.", usage=one.usage())

@@ -6,8 +6,6 @@ frame depends on its own portrait and mouth alone, so nobody's video depends on 
 
 from __future__ import annotations
 
-import gc
-import logging
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -16,38 +14,27 @@ from pathlib import Path
 from typing import Final
 
 import av
-import msgspec
 import numpy as np
 import torch
 from PIL import Image
 
-from workers.contract.jobs import Cancelled, Completed, Event, Failed, Job, Outcome, RequestId
+from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId
 from workers.contract.media import TalkingInput
 from workers.contract.models import ModelSpec
 from workers.engines.talking import listening
 from workers.engines.talking.networks import PAINTER_SIDE, Networks, Stroke, read_networks
-from workers.engines.talking.options import FPS_MAX, read_options
+from workers.engines.talking.options import FPS_MAX, Options, read_options
 from workers.engines.talking.portrait import PortraitError
 from workers.engines.talking.request import TalkingHeadRequest
-from workers.engines.threads import threads_for, use_threads
+from workers.engines.threads import use_threads
+from workers.engines.torch_engine import InputError, TorchEngine, read_input, reading
+from workers.engines.visual_output import complete, encoding_failed
 from workers.media.clip_files import ClipFiles
 from workers.media.decode import read_image
 from workers.media.encode import Origin
-from workers.media.pixels import MediaError, Pixels
+from workers.media.pixels import Pixels
 from workers.media.recordings import read_audio
-from workers.protocol.engine import (
-    Admission,
-    Admitted,
-    CancelReason,
-    Estimate,
-    Later,
-    PhaseClock,
-    Prepared,
-    StepReport,
-    Wait,
-)
-
-log = logging.getLogger(__name__)
+from workers.protocol.engine import Estimate, Later, PhaseClock, StepReport
 
 TASK: Final = "talking-head"
 _SOUND_RATE: Final = 48_000
@@ -58,32 +45,21 @@ _ROW_BYTES: Final = 8 * 1024 * 1024
 """Of device memory for each frame in a step."""
 
 
-class TalkingEngine:
+class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
     """Raise ``ValueError`` if an option is wrong."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-        self._options = read_options(spec)
-        self._networks: Networks | None = None
-        self._threads = 1
-        self._running: dict[RequestId, TalkingHeadRequest] = {}
+        super().__init__(spec, read_options(spec))
 
-    def load(self) -> None:
-        """Read the weights and warm up. Raise ``ValueError`` with the reason."""
+    def _load(self) -> Networks:
         networks = read_networks(Path(self._spec.checkpoint or ""))
         device = self._options.torch_device
         networks.module.to(device)
-        self._threads = threads_for(networks.module, self._options.threads)
-        use_threads(self._threads)
+        self._choose_threads(networks.module)
         with torch.inference_mode():
             seen = networks.painter.look(torch.zeros(1, 3, PAINTER_SIDE, PAINTER_SIDE).to(device))
             networks.painter(seen, torch.zeros(1, 4).to(device))
-        self._networks = networks
-
-    def unload(self) -> None:
-        self._networks = None
-        gc.collect()
-        torch.cuda.empty_cache()
+        return networks
 
     def estimate(self, job: Job) -> Estimate:
         size = sum(blob.bytes for blob in job.attachments)
@@ -91,22 +67,7 @@ class TalkingEngine:
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> TalkingHeadRequest | Failed:
         """Read the portrait and the recording of a job."""
-        try:
-            return self._prepare(job, files)
-        except msgspec.ValidationError as error:
-            return Failed("invalid_input", f"The input cannot be read: {error}.")
-
-    def admit(
-        self, job: Job, clock: PhaseClock, files: Sequence[bytes] | Prepared = ()
-    ) -> Admission:
-        if len(self._running) >= self._options.slots:
-            return Wait()
-        with clock.phase("preprocess"):
-            work = files.value if isinstance(files, Prepared) else self.prepare(job, files)
-        if isinstance(work, Failed):
-            return work
-        self._running[job.request_id] = work
-        return Admitted()
+        return self._prepare(job, files)
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
@@ -121,9 +82,6 @@ class TalkingEngine:
             events = self._collect(outcomes)
         return StepReport(weights or dict.fromkeys(outcomes, 1.0), events, tuple(outcomes.items()))
 
-    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        self._running[request_id].cancelled = reason
-
     def release(self, request_id: RequestId) -> None:
         work = self._running.pop(request_id)
         if not work.finishing:
@@ -131,26 +89,22 @@ class TalkingEngine:
 
     # --- What is asked for ------------------------------------------------------------------------
 
-    def _prepare(self, job: Job, files: Sequence[bytes]) -> TalkingHeadRequest | Failed:
-        asked = msgspec.convert(job.input, TalkingInput)
+    def _read(self, job: Job, files: Sequence[bytes]) -> TalkingHeadRequest:
+        asked = read_input(job, TalkingInput)
         if len(files) != 2:
             message = f"{self._spec.name} needs a portrait and a recording of what it says."
-            return Failed("invalid_input", message, param="audio" if files else "image")
+            raise InputError("invalid_input", message, "audio" if files else "image")
         fps = Fraction(asked.fps or self._options.fps)
         if not 1 <= fps <= FPS_MAX:
             message = f"fps is {asked.fps}; accepted are 1 to {FPS_MAX}."
-            return Failed("unsupported_parameter", message, param="fps")
-        try:
+            raise InputError("unsupported_parameter", message, "fps")
+        with reading("image"):
             pixels = self._fitted(read_image(files[0], pixels_max=self._options.pixels_max))
-        except MediaError as error:
-            return Failed("invalid_input", str(error), param="image")
         held_ms = job.limits.video_ms
         seconds = min(self._options.seconds_max, held_ms / 1000 if held_ms else math.inf)
-        try:
+        with reading("audio"):
             sound = read_audio(files[1], rate=_SOUND_RATE, seconds_max=seconds, mono=False)
             heard = read_audio(files[1], rate=listening.RATE, seconds_max=seconds)
-        except MediaError as error:
-            return Failed("invalid_input", str(error), param="audio")
         frames = math.ceil(Fraction(sound.samples.shape[1], _SOUND_RATE) * fps)
         if held_ms:  # what was held for, though a last frame be cut short
             frames = min(frames, max(1, math.floor(Fraction(held_ms, 1000) * fps)))
@@ -178,13 +132,12 @@ class TalkingEngine:
         self, weights: dict[RequestId, float], outcomes: dict[RequestId, Outcome | Later]
     ) -> None:
         """Hear and look for one of those that are new, so that a step stays short."""
-        assert self._networks is not None
         for id, work in self._running.items():
             if work.ready or work.cancelled is not None:
                 continue
             weights[id] = float(self._options.step_rows)
             try:
-                work.begin(self._networks)
+                work.begin(self._model)
             except PortraitError as error:
                 outcomes[id] = Failed("invalid_input", str(error), param="image")
             return
@@ -210,7 +163,6 @@ class TalkingEngine:
         return chosen
 
     def _stroke(self, batch: Sequence[tuple[TalkingHeadRequest, int]]) -> Stroke | None:
-        assert self._networks is not None
         if not batch:
             return None
         device = self._options.torch_device
@@ -221,7 +173,7 @@ class TalkingEngine:
                 torch.cat([one.seen[level].expand(n, -1, -1, -1) for one, n in portraits])
                 for level in range(len(portraits[0][0].seen))
             ]
-            stroke: Stroke = self._networks.painter(seen, shapes.to(device))
+            stroke: Stroke = self._model.painter(seen, shapes.to(device))
         return stroke
 
     def _draw(
@@ -244,7 +196,7 @@ class TalkingEngine:
                     for frame in work.portrait.frames(part):
                         work.clip.add(frame)
             except av.FFmpegError:
-                outcomes[work.request_id] = _unencoded(work)
+                outcomes[work.request_id] = encoding_failed(work.request_id)
 
     def _collect(self, outcomes: dict[RequestId, Outcome | Later]) -> list[tuple[RequestId, Event]]:
         """Say how far each request is, and end those that are done."""
@@ -259,21 +211,7 @@ class TalkingEngine:
                 events.append((id, progress))
             if work.left == 0:
                 work.finishing = True
-                outcomes[id] = Later(partial(_finish, work), usage=work.usage())
+                usage = work.usage()
+                finish = partial(complete, id, work.clip, usage)
+                outcomes[id] = Later(finish, usage=usage)
         return events
-
-
-def _finish(work: TalkingHeadRequest) -> Outcome:
-    """Make the files of a request that has left the engine."""
-    try:
-        media, files = work.clip.finish()
-        return Completed(work.usage(), output={"media": media}, files=tuple(files))
-    except av.FFmpegError:
-        return _unencoded(work)
-    finally:
-        work.clip.close()
-
-
-def _unencoded(work: TalkingHeadRequest) -> Failed:
-    log.exception("result could not be encoded", extra={"request_id": work.request_id})
-    return Failed("engine_error", "The result could not be encoded.")

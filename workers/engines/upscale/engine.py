@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,38 +9,33 @@ from functools import partial
 from typing import Final
 
 import av
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from workers.contract.jobs import Cancelled, Completed, Event, Failed, Job, Outcome, RequestId
+from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId
 from workers.contract.media import ImageInput, VideoInput
 from workers.contract.models import ModelSpec
 from workers.engines.memory import is_out_of_memory
-from workers.engines.threads import threads_for, use_threads
+from workers.engines.threads import use_threads
+from workers.engines.torch_engine import (
+    InputError,
+    TorchEngine,
+    out_of_memory,
+    read_input,
+    reading,
+)
 from workers.engines.upscale.network import Network
-from workers.engines.upscale.options import read_options
+from workers.engines.upscale.options import Options, read_options
 from workers.engines.upscale.request import Pictures, Result, Size, UpscaleRequest, Video
 from workers.engines.upscale.tiles import Canvas, plan
+from workers.engines.visual_output import complete, encoding_failed
 from workers.media.clip_files import ClipFiles
 from workers.media.decode import read_image
 from workers.media.encode import Origin
 from workers.media.pixels import MediaError, Pixels
 from workers.media.video_decode import open_video
-from workers.protocol.engine import (
-    Admission,
-    Admitted,
-    CancelReason,
-    Estimate,
-    Later,
-    PhaseClock,
-    Prepared,
-    StepReport,
-    Wait,
-)
-
-log = logging.getLogger(__name__)
+from workers.protocol.engine import Estimate, Later, PhaseClock, StepReport
 
 VIDEO_TASK: Final = "video-upscale"
 _BYTE_US: Final = 1.0
@@ -62,33 +55,22 @@ class _Tile:
         return self.canvas.grid.height * self.canvas.grid.width
 
 
-class UpscaleEngine:
+class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
     """Raise ``ValueError`` if an option is wrong."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-        self._options = read_options(spec)
-        self._network: Network | None = None
-        self._threads = 1
+        super().__init__(spec, read_options(spec))
         self._step_pixels = 0
         self._turn = 0
-        self._running: dict[RequestId, UpscaleRequest] = {}
 
-    def load(self) -> None:
-        """Read the weights and warm up. Raise ``ValueError`` with the reason."""
+    def _load(self) -> Network:
         network = Network(self._spec, self._options)
-        self._threads = threads_for(network.module, self._options.threads)
-        use_threads(self._threads)
+        self._choose_threads(network.module)
         drawn = network.draw(np.zeros((1, 16, 16, 3), np.uint8))
         if drawn.shape != (1, 16 * network.scale, 16 * network.scale, 3):
             raise ValueError(f"the network draws {drawn.shape} from 16x16, which is no enlarging")
-        self._network = network
         self._step_pixels = network.step_pixels
-
-    def unload(self) -> None:
-        self._network = None
-        gc.collect()
-        torch.cuda.empty_cache()
+        return network
 
     def estimate(self, job: Job) -> Estimate:
         size = sum(blob.bytes for blob in job.attachments)
@@ -96,29 +78,9 @@ class UpscaleEngine:
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> UpscaleRequest | Failed:
         """Read the pictures of a job, or open its video."""
-        try:
-            made = self._video if job.task == VIDEO_TASK else self._pictures
-            return made(job, files)
-        except msgspec.ValidationError as error:
-            return Failed("invalid_input", f"The input cannot be read: {error}.")
-        except MediaError as error:
-            param = "video" if job.task == VIDEO_TASK else "image"
-            return Failed("invalid_input", str(error), param=param)
-
-    def admit(
-        self, job: Job, clock: PhaseClock, files: Sequence[bytes] | Prepared = ()
-    ) -> Admission:
-        if len(self._running) >= self._options.slots:
-            return Wait()
-        with clock.phase("preprocess"):
-            made = files.value if isinstance(files, Prepared) else self.prepare(job, files)
-        if isinstance(made, Failed):
-            return made
-        self._running[job.request_id] = made
-        return Admitted()
+        return self._prepare(job, files)
 
     def step(self, clock: PhaseClock) -> StepReport:
-        assert self._network is not None
         use_threads(self._threads)
         outcomes: dict[RequestId, Outcome | Later] = {}
         with clock.phase("preprocess"):
@@ -133,12 +95,9 @@ class UpscaleEngine:
                 if pixels is not None:
                     tile.work.put(tile.canvas, tile.place, pixels)
                 elif id not in outcomes:
-                    outcomes[id] = _out_of_memory(tile.work)
+                    outcomes[id] = out_of_memory(tile.work.usage())
             events = self._collect(outcomes)
         return StepReport(weights, events, tuple(outcomes.items()))
-
-    def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
-        self._running[request_id].cancelled = reason
 
     def release(self, request_id: RequestId) -> None:
         work = self._running.pop(request_id)
@@ -147,49 +106,50 @@ class UpscaleEngine:
 
     # --- What is asked for ------------------------------------------------------------------------
 
-    def _pictures(self, job: Job, files: Sequence[bytes]) -> UpscaleRequest | Failed:
-        asked = msgspec.convert(job.input, ImageInput)
+    def _read(self, job: Job, files: Sequence[bytes]) -> UpscaleRequest:
+        return self._video(job, files) if job.task == VIDEO_TASK else self._pictures(job, files)
+
+    def _pictures(self, job: Job, files: Sequence[bytes]) -> UpscaleRequest:
+        asked = read_input(job, ImageInput)
         if not 1 <= asked.images <= len(files):
-            return Failed("invalid_input", "There is no picture to enlarge.", param="image")
+            raise InputError("invalid_input", "There is no picture to enlarge.", "image")
         if asked.n != 1:
             message = f"n is {asked.n}; a picture is enlarged in one way only, so n must be 1."
-            return Failed("unsupported_parameter", message, param="n")
-        sources = [
-            read_image(data, pixels_max=self._options.pixels_max, alpha=True)
-            for data in files[: asked.images]
-        ]
-        sizes = []
-        for source in sources:
-            size = self._size(
+            raise InputError("unsupported_parameter", message, "n")
+        with reading("image"):
+            sources = [
+                read_image(data, pixels_max=self._options.pixels_max, alpha=True)
+                for data in files[: asked.images]
+            ]
+        sizes = [
+            self._size(
                 (source.shape[1], source.shape[0]),
                 scale=asked.scale if asked.scale > 1 else None,
                 wanted=(asked.width, asked.height),
             )
-            if isinstance(size, Failed):
-                return size
-            sizes.append(size)
+            for source in sources
+        ]
         result = Pictures(sizes, asked.format, asked.compression, self._origin(job))
         steps = sum(self._tiles(source.shape[1], source.shape[0]) for source in sources)
         return self._work(job, iter(sources), result, steps)
 
-    def _video(self, job: Job, files: Sequence[bytes]) -> UpscaleRequest | Failed:
-        asked = msgspec.convert(job.input, VideoInput)
+    def _video(self, job: Job, files: Sequence[bytes]) -> UpscaleRequest:
+        asked = read_input(job, VideoInput)
         if not asked.video or not files:
-            return Failed("invalid_input", "There is no video to enlarge.", param="video")
-        footage = open_video(
-            files[-1],
-            pixels_max=self._options.frame_pixels_max,
-            frames_max=self._options.frames_max,
-            seconds_max=self._seconds(job),
-            audio=asked.format == "mp4",
-        )
+            raise InputError("invalid_input", "There is no video to enlarge.", "video")
+        with reading("video"):
+            footage = open_video(
+                files[-1],
+                pixels_max=self._options.frame_pixels_max,
+                frames_max=self._options.frames_max,
+                seconds_max=self._seconds(job),
+                audio=asked.format == "mp4",
+            )
         size = self._size(
             (footage.width, footage.height),
             scale=asked.scale,
             wanted=(asked.width, asked.height),
         )
-        if isinstance(size, Failed):
-            return size
         clip = ClipFiles(
             footage.fps,
             asked.format,
@@ -204,14 +164,13 @@ class UpscaleEngine:
     def _work(
         self, job: Job, sources: Iterator[Pixels], result: Result, steps: int
     ) -> UpscaleRequest:
-        assert self._network is not None
         return UpscaleRequest(
             job.request_id,
             sources,
             result,
             steps,
-            scale=self._network.scale,
-            tile=self._network.tile,
+            scale=self._model.scale,
+            tile=self._model.tile,
             overlap=self._options.overlap,
         )
 
@@ -224,30 +183,27 @@ class UpscaleEngine:
         return min(self._options.seconds_max, held_ms / 1000 if held_ms else math.inf)
 
     def _tiles(self, width: int, height: int) -> int:
-        assert self._network is not None
-        return plan(height, width, tile=self._network.tile, overlap=self._options.overlap).tiles
+        return plan(height, width, tile=self._model.tile, overlap=self._options.overlap).tiles
 
     def _size(
         self, source: Size, *, scale: int | None, wanted: tuple[int | None, int | None]
-    ) -> Size | Failed:
+    ) -> Size:
         """What is delivered: so many times as large, or as large as said, but not larger still."""
-        assert self._network is not None
-        own, (width, height) = self._network.scale, source
+        own, (width, height) = self._model.scale, source
         if scale is not None and not 1 <= scale <= own:
             message = f"scale is {scale}; this model draws 1 to {own} times as large."
-            return Failed("unsupported_parameter", message, param="scale")
+            raise InputError("unsupported_parameter", message, "scale")
         if wanted == (None, None):
             return width * (scale or own), height * (scale or own)
         wide = wanted[0] or max(1, round(width * (wanted[1] or 0) / height))
         high = wanted[1] or max(1, round(height * wide / width))
         if not (0 < wide <= width * own and 0 < high <= height * own):
             message = f"{wide}x{high} is asked for; of {width}x{height} this model makes at most "
-            return Failed(
-                "unsupported_parameter", f"{message}{width * own}x{height * own}.", param="size"
-            )
+            message += f"{width * own}x{height * own}."
+            raise InputError("unsupported_parameter", message, "size")
         if abs(wide * height - high * width) > 0.02 * wide * height:
             message = f"{wide}x{high} has other proportions than the source, {width}x{height}."
-            return Failed("unsupported_parameter", message, param="size")
+            raise InputError("unsupported_parameter", message, "size")
         return wide, high
 
     # --- Steps ------------------------------------------------------------------------------------
@@ -277,18 +233,17 @@ class UpscaleEngine:
 
     def _draw(self, batch: Sequence[_Tile]) -> list[npt.NDArray[np.float32] | None]:
         """Each tile drawn, or None for one that alone is too much for the memory there is."""
-        assert self._network is not None
         if not batch:
             return []
         try:
-            drawn = self._network.draw(np.stack([tile.canvas.cut(tile.place) for tile in batch]))
+            drawn = self._model.draw(np.stack([tile.canvas.cut(tile.place) for tile in batch]))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
         else:
             # What was too much once need not be for ever: others may have left the device.
             grown = self._step_pixels + self._step_pixels // 64
-            self._step_pixels = min(self._network.step_pixels, grown)
+            self._step_pixels = min(self._model.step_pixels, grown)
             return list(drawn)
         torch.cuda.empty_cache()
         if len(batch) == 1:
@@ -314,23 +269,12 @@ class UpscaleEngine:
                     events.append((id, progress))
                 if work.done:
                     work.finishing = True
-                    outcomes[id] = Later(partial(_finish, work), usage=work.usage())
+                    usage = work.usage()
+                    finish = partial(complete, id, work.result, usage)
+                    outcomes[id] = Later(finish, usage=usage)
             except av.FFmpegError:
-                log.exception("result could not be encoded", extra={"request_id": id})
-                outcomes[id] = Failed("engine_error", "The result could not be encoded.")
+                outcomes[id] = encoding_failed(id)
         return events
-
-
-def _finish(work: UpscaleRequest) -> Outcome:
-    """Make the files of a request that has left the engine."""
-    try:
-        media, files = work.result.finish()
-        return Completed(work.usage(), output={"media": media}, files=tuple(files))
-    except av.FFmpegError:
-        log.exception("result could not be encoded", extra={"request_id": work.request_id})
-        return Failed("engine_error", "The result could not be encoded.")
-    finally:
-        work.result.close()
 
 
 def _next(
@@ -348,8 +292,3 @@ def _next(
 
 def _shape(tile: _Tile) -> tuple[int, int]:
     return tile.canvas.grid.height, tile.canvas.grid.width
-
-
-def _out_of_memory(work: UpscaleRequest) -> Failed:
-    message = "The device has too little memory for this request."
-    return Failed("out_of_memory", message, usage=work.usage())
