@@ -210,7 +210,7 @@ class OneByOne:
             self._voice = read_voice(name, given, root=checkpoint, rate=rate, limits=read)
             break
         characters_max = read.sentence_characters or family.sentence_characters
-        self._sentences = Language(read.languages[0]).sentences(TEXT, most=characters_max)
+        self._sentences = Language(read.languages[0]).sentences(TEXT, characters_max=characters_max)
         self._seconds, self._pause_ms = read.sentence_seconds, read.pause_ms
 
     def run(self, requests: int) -> RunResult:
@@ -238,11 +238,11 @@ class OneByOne:
             torch.manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
             parts: list[Any] = []
             with torch.no_grad():
-                self._model.speak(Segment(sentence, self._voice, self._seconds), parts.append)
+                self._model.synthesize(Segment(sentence, self._voice, self._seconds), parts.append)
             for piece in parts:
                 audio_parts.append(crossfader.add(piece.float().numpy().reshape(-1).clip(-1, 1)))
                 result.first_s.setdefault(number, self._now_s() - started_s)
-            audio_parts.append(crossfader.cut())
+            audio_parts.append(crossfader.end_segment())
         samples = np.concatenate([*audio_parts, crossfader.finish()])
         origin = Origin(MODEL, str(number), number)
         audio = Audio(samples[None], self._model.rate)

@@ -18,7 +18,7 @@ import torch
 from wordfreq import top_n_list, word_frequency
 
 from training.speech.teacher import Manner, Teacher, draw_manner
-from workers.engines.speech.spectra import HOP, analyse, levelled
+from workers.engines.speech.spectra import HOP, analyse, normalize_loudness
 
 WORDS: Final = 30_000
 _BINDING_WORDS: Final = (
@@ -96,7 +96,7 @@ def make_sample(teacher: Teacher, text: str, manner: Manner | None) -> Sample | 
     named = sounds_of(text, spoken.sounds)
     if not named:
         return None
-    audio = levelled(torch.from_numpy(spoken.samples))
+    audio = normalize_loudness(torch.from_numpy(spoken.samples))
     features = analyse(audio)
     starts = [0, *(min(len(features), round(at / HOP)) for _, at in named[1:]), len(features)]
     frames = torch.tensor(starts).diff()

@@ -28,7 +28,7 @@ from training.speech.speakers import SPEAKERS
 from training.speech.teacher import Teacher, draw_manner
 from training.speech.understanding import HEARD_RATE, Reader, Sound, at_rate, understood
 from workers.engines.speech.model import Voice
-from workers.engines.speech.spectra import levelled
+from workers.engines.speech.spectra import normalize_loudness
 
 HELD_OUT: Final = 1_000_003
 RECORDED: Final = 6
@@ -44,7 +44,7 @@ def cloned(reader: Reader, teacher: Teacher, *, voices: int, each: int) -> dict[
     encoder = VoiceEncoder("cpu", verbose=False)
 
     def likeness(sound: Sound) -> npt.NDArray[Any]:
-        heard = at_rate(levelled(torch.from_numpy(sound)).numpy(), HEARD_RATE)
+        heard = at_rate(normalize_loudness(torch.from_numpy(sound)).numpy(), HEARD_RATE)
         return np.asarray(encoder.embed_utterance(heard))
 
     def trials(number: int, said: Sound) -> npt.NDArray[Any]:

@@ -34,7 +34,7 @@ from training.common.loop import Mean, adam, clock, set_rate, step
 from training.speech.samples import SOUNDS, Sample, StoredSample, make_samples, read, write
 from training.speech.speakers import SPEAKERS
 from training.speech.teacher import Teacher
-from workers.engines.speech.speaker_encoder import SpeakerEncoder, read_reference
+from workers.engines.speech.speaker_encoder import SpeakerEncoder, read_speaker_encoder
 from workers.engines.speech.spectra import CHANNELS, MELS
 
 WIDTH: Final = 128
@@ -228,7 +228,7 @@ def train(
     model, ear = make_model(), SpeakerEncoder(width=_EAR, size=VOICE)
     if go_on:
         model.load_state_dict(FastSpeech2ConformerModel.from_pretrained(str(out)).state_dict())
-        ear = read_reference(out / "reference")
+        ear = read_speaker_encoder(out / "reference")
     pool = Pool(folder, r)
     model.train()
     weights = [*model.parameters(), *ear.parameters()]
@@ -296,13 +296,13 @@ def save(model: Any, ear: SpeakerEncoder, out: Path) -> None:
 
 def write_voices(out: Path, *, seed: int, each: int = 8) -> None:
     """What the encoder hears in the catalog's voices, on average over some recordings."""
-    ear, teacher, r = read_reference(out / "reference"), Teacher(), random.Random(seed)
+    ear, teacher, r = read_speaker_encoder(out / "reference"), Teacher(), random.Random(seed)
     (out / "voices").mkdir(exist_ok=True)
     for name, manner in SPEAKERS.items():
         # A sentence may be one word, in which no voice can be heard.
         said = [one.audio for one in make_samples(teacher, r, manner, 3 * each)]
         with torch.no_grad():
-            heard = [ear.hear(torch.cat(said[at::each])).voice for at in range(each)]
+            heard = [ear.embed(torch.cat(said[at::each])).embedding for at in range(each)]
         voice = F.normalize(torch.stack(heard).mean(0), dim=0)
         save_file({"voice": voice}, out / "voices" / f"{name}.safetensors")
 

@@ -29,11 +29,11 @@ from training.speech.samples import SOUNDS, sentence
 from training.speech.teacher import Teacher
 from workers.engines.speech.g2p import (
     ALPHABET,
-    BEYOND,
-    REACH,
+    LETTERS_BEYOND,
+    LETTERS_IN_WORD,
     GraphemeToPhoneme,
-    around,
-    written,
+    context_letters,
+    normalize_spelling,
 )
 
 WORDS: Final = 60_000
@@ -155,7 +155,7 @@ def grow(rows: list[tuple[list[int], int]], depth: int = 0, letter: int = 0) -> 
     """As deep as the letters leave open what is said."""
     counts = Counter(chunk for _, chunk in rows)
     node = _Node(letter, counts.most_common(1)[0][0])
-    if len(counts) == 1 or depth == 1 + 2 * REACH + BEYOND:
+    if len(counts) == 1 or depth == 1 + 2 * LETTERS_IN_WORD + LETTERS_BEYOND:
         return node
     parts: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
     for row in rows:
@@ -194,7 +194,7 @@ def make(said: Sequence[AlignedText], out: Path) -> GraphemeToPhoneme:
                 if word[place] == " ":
                     continue
                 number = numbers.setdefault(chunk, len(numbers))
-                rows.append((around(one.text, at + place), number))
+                rows.append((context_letters(one.text, at + place), number))
     tree = table(grow(rows))
     chunks = [[SOUNDS.index(name) for name in chunk] for chunk in numbers]
     out.mkdir(parents=True, exist_ok=True)
@@ -228,7 +228,7 @@ def main() -> None:
     r, teacher = random.Random(given.seed), Teacher()
     letters = set(ALPHABET[1:28])
     words = [one for one in top_n_list("en", given.words) if set(one) <= letters]
-    words = [one for one in words if len(one) > 1 and written(one) == one + "."]
+    words = [one for one in words if len(one) > 1 and normalize_spelling(one) == one + "."]
     kept = words[_HELD_OUT - 1 :: _HELD_OUT]
     known = [one for i, one in enumerate(words, 1) if i % _HELD_OUT]
     texts = sentences(known, r, count=given.sentences)

@@ -18,7 +18,10 @@ from safetensors.torch import save_file
 
 from training.common.loop import Mean, adam, clock, set_rate, step
 from training.speech.samples import StoredSample, read
-from workers.engines.speech.source_filter_vocoder import SourceFilterVocoder, read_excited
+from workers.engines.speech.source_filter_vocoder import (
+    SourceFilterVocoder,
+    read_source_filter_vocoder,
+)
 from workers.engines.speech.spectra import HOP, magnitudes
 
 WIDTH: Final = 112
@@ -56,7 +59,9 @@ def distance(made: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 def train(folder: Path, *, minutes: float, seed: int, out: Path, go_on: bool) -> None:
     torch.manual_seed(seed)
     r = random.Random(seed)
-    model = read_excited(out) if go_on else SourceFilterVocoder(width=WIDTH, depth=DEPTH)
+    model = (
+        read_source_filter_vocoder(out) if go_on else SourceFilterVocoder(width=WIDTH, depth=DEPTH)
+    )
     optimizer = adam((model.parameters(), 1e-3 if go_on else 2e-3))
     mean = Mean(list(model.parameters()), keep=0.995)
     known = read(sorted(folder.glob("*.pt"))[:4], sound=True)

@@ -58,9 +58,9 @@ class Reader:
         parts: list[torch.Tensor] = []
         with torch.no_grad():
             voice = self.talker.check(voice)
-            for one in self._language.sentences(text, most=200):
+            for one in self._language.sentences(text, characters_max=200):
                 torch.manual_seed(0)
-                self.talker.speak(Segment(one, voice, 30), parts.append)
+                self.talker.synthesize(Segment(one, voice, 30), parts.append)
         return torch.cat(parts).float().numpy()
 
 

@@ -60,7 +60,7 @@ class Crossfader:
         self._held = whole[len(whole) - keep :]
         return np.concatenate((lead, whole[: len(whole) - keep]))
 
-    def cut(self) -> Mono:
+    def end_segment(self) -> Mono:
         """End a piece; nothing happens if none has begun."""
         if not self._begun:
             return self._held
@@ -77,7 +77,7 @@ class Crossfader:
 
     def finish(self) -> Mono:
         """End the last piece and return what is left of it."""
-        ended = self.cut()
+        ended = self.end_segment()
         tail, self._tail = self._tail, None
         return ended if tail is None else np.concatenate((ended, tail))
 

@@ -164,10 +164,16 @@ def test_what_is_no_number_or_too_loud_is_tamed() -> None:
 
 @pytest.mark.parametrize("pause_ms", [0, 100])
 def test_pieces_are_joined_without_a_click(pause_ms: int) -> None:
-    joiner = Crossfader(24_000, pause_ms=pause_ms)
+    crossfader = Crossfader(24_000, pause_ms=pause_ms)
     loud = np.full(2_400, 0.8, np.float32)
 
-    said = [joiner.add(loud), joiner.cut(), joiner.add(-loud), joiner.cut(), joiner.finish()]
+    said = [
+        crossfader.add(loud),
+        crossfader.end_segment(),
+        crossfader.add(-loud),
+        crossfader.end_segment(),
+        crossfader.finish(),
+    ]
 
     whole = np.concatenate(said)
     assert np.abs(np.diff(whole, prepend=0, append=0)).max() < 0.8 * 2 / 96 + 1e-6
@@ -183,11 +189,11 @@ def test_however_sound_is_cut_the_joint_is_the_same(size: int, pause_ms: int) ->
 
     whole = []
     for step in (10_000, size):
-        joiner, parts = Crossfader(24_000, pause_ms=pause_ms), []
+        crossfader, parts = Crossfader(24_000, pause_ms=pause_ms), []
         for piece in pieces:
-            parts += [joiner.add(piece[at : at + step]) for at in range(0, len(piece), step)]
-            parts.append(joiner.cut())
-        whole.append(np.concatenate([*parts, joiner.finish()]))
+            parts += [crossfader.add(piece[at : at + step]) for at in range(0, len(piece), step)]
+            parts.append(crossfader.end_segment())
+        whole.append(np.concatenate([*parts, crossfader.finish()]))
 
     assert np.array_equal(whole[0], whole[1])
 

@@ -222,7 +222,7 @@ def test_a_request_whose_numbers_are_none_fails_alone(
         ({"mood": "blue"}, "mood", "accepted are happy, playful"),
         ({"duration_ms": 50_000}, "duration_ms", "at most 40000"),
         ({"duration_ms": 500}, "duration_ms", "0.5 seconds are too short for a bar"),
-        ({"lyrics": "la la"}, "lyrics", "does not sing"),
+        ({"lyrics": "la la"}, "lyrics", "does not support lyrics"),
         ({"sample_rate": 4000}, "sample_rate", "8000 to 48000"),
         ({"parameters": {"cfg": 3}}, "cfg", "no parameter cfg"),
         ({"format": "ogg"}, None, "cannot be read"),

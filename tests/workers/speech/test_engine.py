@@ -287,16 +287,16 @@ def test_there_are_so_many_places_and_no_more(checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("asked", "param", "said"),
     [
-        ({"text": ""}, "text", "nothing to be said"),
-        ({"text": "... !"}, "text", "nothing to be said"),
+        ({"text": ""}, "text", "nothing that can be pronounced"),
+        ({"text": "... !"}, "text", "nothing that can be pronounced"),
         ({"voice": "eve"}, "voice", "ann, bob"),
-        ({"language": "de"}, "language", "it speaks en"),
+        ({"language": "de"}, "language", "it supports en"),
         ({"language": "nonsense!"}, "language", "accepted are en"),
         ({"speed": 9}, "speed", "0.25 to 4"),
         ({"instructions": "whisper"}, "instructions", "no instructions"),
         ({"sample_rate": 100}, "sample_rate", "8000 to 48000"),
         ({"parameters": {"top_k": 3}}, "top_k", "no parameter top_k"),
-        ({"files": [b"RIFF"]}, "recording", "no voice from a recording"),
+        ({"files": [b"RIFF"]}, "recording", "does not support voices from recordings"),
         ({"format": "midi"}, None, "cannot be read"),
     ],
 )

@@ -16,8 +16,8 @@ import torch
 from tests.workers.speech.driver import Driver, samples, speak, spec
 from workers.contract.jobs import Failed
 from workers.engines.speech.engine import SpeechEngine
-from workers.engines.speech.g2p import read_graphemes, written
-from workers.engines.speech.mel_statistics import timbre_of, with_timbre
+from workers.engines.speech.g2p import normalize_spelling, read_g2p
+from workers.engines.speech.mel_statistics import match_mel_statistics, measure_mel_statistics
 from workers.engines.speech.source_filter_vocoder import SourceFilterVocoder
 from workers.engines.speech.spectra import (
     CHANNELS,
@@ -25,7 +25,7 @@ from workers.engines.speech.spectra import (
     MELS,
     RATE,
     analyse,
-    levelled,
+    normalize_loudness,
     pitch_of,
 )
 from workers.protocol.engine import Admitted
@@ -65,7 +65,7 @@ def test_noise_and_silence_have_no_pitch() -> None:
 
 
 def test_an_untrained_vocoder_says_again_what_it_hears() -> None:
-    sound = levelled(torch.from_numpy(hum(140.0)).float())
+    sound = normalize_loudness(torch.from_numpy(hum(140.0)).float())
     frames = analyse(sound)
 
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_an_untrained_vocoder_says_again_what_it_hears() -> None:
 def test_recordings_of_any_loudness_are_the_same() -> None:
     sound = torch.from_numpy(hum(140.0)).float()
 
-    assert torch.allclose(levelled(sound * 0.01), levelled(sound), atol=1e-4)
+    assert torch.allclose(normalize_loudness(sound * 0.01), normalize_loudness(sound), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_recordings_of_any_loudness_are_the_same() -> None:
     ],
 )
 def test_texts_are_written_in_few_letters(text: str, wanted: str) -> None:
-    assert written(text) == wanted
+    assert normalize_spelling(text) == wanted
 
 
 def test_letters_become_the_numbers_of_sounds(checkpoint: Checkpoint) -> None:
-    read = read_graphemes(checkpoint("parts") / "graphemes")
+    read = read_g2p(checkpoint("parts") / "graphemes")
 
     assert read("Ban, nab?").tolist() == [[2, 1, 3, 4, 3, 1, 2, 6]]
     assert read("?!").shape == (1, 0)
@@ -162,14 +162,15 @@ def _frames(count: int, *, level: float, swing: float) -> torch.Tensor:
 
 
 def test_a_copy_takes_on_the_timbre_of_its_recording_the_more_is_known_of_both() -> None:
-    wanted = timbre_of(_frames(4000, level=0.5, swing=0.3))
+    wanted = measure_mel_statistics(_frames(4000, level=0.5, swing=0.3))
 
     long, short = (
-        timbre_of(with_timbre(_frames(count, level=0.1, swing=0.2), wanted)) for count in (4000, 20)
+        measure_mel_statistics(match_mel_statistics(_frames(count, level=0.1, swing=0.2), wanted))
+        for count in (4000, 20)
     )
 
     assert long.mean.numpy() == pytest.approx(wanted.mean.numpy(), abs=0.03)
     assert long.spread.numpy() == pytest.approx(wanted.spread.numpy(), abs=0.03)
     assert 0.15 < float(short.mean.mean()) < 0.35
     silence = torch.zeros(50, CHANNELS)
-    assert torch.equal(with_timbre(silence, wanted), silence), "nobody speaks in it"
+    assert torch.equal(match_mel_statistics(silence, wanted), silence), "nobody speaks in it"

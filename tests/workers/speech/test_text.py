@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engines.speech.text import TURN, Language, with_turns
+from workers.engines.speech.text import TURN_TAG, Language, with_turn_tags
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from workers.engines.speech.text import TURN, Language, with_turns
     ],
 )
 def test_what_is_written_is_said(language: str, written: str, said: str) -> None:
-    found = Language(language).sentences(written, most=1_000)
+    found = Language(language).sentences(written, characters_max=1_000)
 
     assert said in " ".join(" ".join(found).replace(",", ", ").split()).replace(" ,", ",") or (
         said.replace(",", "") in " ".join(" ".join(found).replace(",", " ").split())
@@ -44,7 +44,7 @@ def test_what_is_written_is_said(language: str, written: str, said: str) -> None
 def test_a_text_is_cut_at_its_sentences() -> None:
     text = 'Dr. Smith came at 5 p.m. He said "Hi!" Then what?\n\nA new one.'
 
-    found = Language("en").sentences(text, most=1_000)
+    found = Language("en").sentences(text, characters_max=1_000)
 
     assert found[0].startswith("doctor Smith came")
     assert found[-1] == "A new one."
@@ -54,7 +54,7 @@ def test_a_text_is_cut_at_its_sentences() -> None:
 def test_a_sentence_without_end_is_cut_where_it_hurts_least() -> None:
     text = "one two three, four five six, seven eight nine ten eleven twelve thirteen " + "x" * 50
 
-    found = Language("en").sentences(text, most=24)
+    found = Language("en").sentences(text, characters_max=24)
 
     assert found[0] == "one two three,"
     assert all(len(piece) <= 24 for piece in found)
@@ -63,11 +63,11 @@ def test_a_sentence_without_end_is_cut_where_it_hurts_least() -> None:
 
 @pytest.mark.parametrize("text", ["", "   ", "...", "?!", "\n\n", "—"])
 def test_where_nothing_is_said_there_is_no_sentence(text: str) -> None:
-    assert Language("en").sentences(text, most=100) == []
+    assert Language("en").sentences(text, characters_max=100) == []
 
 
 def test_a_language_without_rules_is_left_as_it_is() -> None:
-    assert Language("sw").sentences("Nina 5 samaki.", most=100) == ["Nina 5 samaki."]
+    assert Language("sw").sentences("Nina 5 samaki.", characters_max=100) == ["Nina 5 samaki."]
 
 
 @pytest.mark.parametrize("tag", ["", "xx-klingon", "1", "english please"])
@@ -77,7 +77,7 @@ def test_what_is_no_language_is_refused(tag: str) -> None:
 
 
 def test_without_normalisation_only_sentences_are_found() -> None:
-    assert Language("en").sentences("2 dogs. 3 cats.", most=99, normalize=False) == [
+    assert Language("en").sentences("2 dogs. 3 cats.", characters_max=99, normalize=False) == [
         "2 dogs.",
         "3 cats.",
     ]
@@ -86,16 +86,16 @@ def test_without_normalisation_only_sentences_are_found() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=200), st.sampled_from(["en", "de", "fr", "ja", "ar", "hi"]))
 def test_no_text_is_too_strange(text: str, language: str) -> None:
-    for piece in Language(language).sentences(text, most=40):
+    for piece in Language(language).sentences(text, characters_max=40):
         assert piece.strip()
         assert len(piece) <= 40
 
 
 def test_turns_are_kept_and_told_before_each_sentence() -> None:
-    said = Language("en").sentences("Hi. I am 2. [S2] So am I. Good! [S1] Bye.", most=100)
+    said = Language("en").sentences("Hi. I am 2. [S2] So am I. Good! [S1] Bye.", characters_max=100)
 
     assert "S one" not in " ".join(said)
-    turns = with_turns(said)
+    turns = with_turn_tags(said)
     assert "".join(turns).count("[S1]") + "".join(turns).count("[S2]") >= len(turns)
-    assert all(TURN.match(turn) for turn in turns)
+    assert all(TURN_TAG.match(turn) for turn in turns)
     assert turns[:2] == ["[S1] Hi.", "[S1] I am two."]

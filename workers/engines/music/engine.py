@@ -161,7 +161,7 @@ class MusicEngine(TorchEngine[Options, _Loaded, MusicRequest]):
         """Refuse by name what this model cannot do, rather than leave it out."""
         name, rate = self._spec.name, asked.sample_rate
         if asked.lyrics:
-            raise InputError("unsupported_parameter", f"{name} does not sing.", "lyrics")
+            raise InputError("unsupported_parameter", f"{name} does not support lyrics.", "lyrics")
         if asked.parameters:
             field = min(asked.parameters)
             raise InputError("unsupported_parameter", f"{name} has no parameter {field}.", field)

@@ -16,15 +16,15 @@ from typing import Final, TypeAlias
 
 import torch
 
-from workers.engines.speech.model import Say
+from workers.engines.speech.model import EmitAudio
 
 Decode: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Codes ``(K, T)`` int64 to sound ``(N,)`` float32."""
 
 _PROBE_FRAMES: Final = 48
-_AHEAD_MAX: Final = 32
+_LOOKAHEAD_MAX: Final = 32
 """A codec that looks further ahead is decoded once, at the end."""
-_EQUAL: Final = 1e-5
+_TOLERANCE: Final = 1e-5
 """Of the loudest sample."""
 _FIRST_S: Final = 0.25
 _GROWTH: Final = 1.5
@@ -37,26 +37,28 @@ class Codec:
 
     decode: Decode
     hop: int
-    frames_a_second: float
-    ahead: int | None
+    frames_per_second: float
+    lookahead: int | None
 
     def frames(self, seconds: float) -> int:
         """Of so much sound, at least one."""
-        return max(1, math.floor(seconds * self.frames_a_second + 1e-6))
+        return max(1, math.floor(seconds * self.frames_per_second + 1e-6))
 
 
-def measured(decode: Decode, *, codebooks: int, size: int, rate: int) -> Codec:
+def measure_codec(decode: Decode, *, codebooks: int, size: int, rate: int) -> Codec:
     """Decode codes by chance, half of them and all, and see from where on the halves differ."""
-    chance = torch.Generator().manual_seed(0)
-    codes = torch.randint(0, size, (codebooks, 2 * _PROBE_FRAMES), generator=chance)
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, size, (codebooks, 2 * _PROBE_FRAMES), generator=generator)
     with torch.no_grad():
-        whole, half = decode(codes).float(), decode(codes[:, :_PROBE_FRAMES]).float()
-    hop = round(len(whole) / (2 * _PROBE_FRAMES))
-    same = min(len(half), _PROBE_FRAMES * hop)
-    apart = ((whole[:same] - half[:same]).abs() > _EQUAL * whole.abs().max()).nonzero()
-    final = int(apart[0]) // hop if len(apart) else same // hop
-    ahead = _PROBE_FRAMES - final
-    return Codec(decode, hop, rate / hop, ahead if ahead <= _AHEAD_MAX else None)
+        audio, first_half = decode(codes).float(), decode(codes[:, :_PROBE_FRAMES]).float()
+    hop = round(len(audio) / (2 * _PROBE_FRAMES))
+    common = min(len(first_half), _PROBE_FRAMES * hop)
+    differing = (
+        (audio[:common] - first_half[:common]).abs() > _TOLERANCE * audio.abs().max()
+    ).nonzero()
+    final_frames = int(differing[0]) // hop if len(differing) else common // hop
+    lookahead = _PROBE_FRAMES - final_frames
+    return Codec(decode, hop, rate / hop, lookahead if lookahead <= _LOOKAHEAD_MAX else None)
 
 
 class StreamingDecoder:
@@ -70,35 +72,35 @@ class StreamingDecoder:
     def __init__(
         self,
         codec: Codec,
-        say: Say,
+        emit: EmitAudio,
         *,
         delays: Sequence[int],
-        ends: Callable[[torch.Tensor], bool] = lambda _: False,
-        prompted: bool = False,
+        is_end: Callable[[torch.Tensor], bool] = lambda _: False,
+        prompt_skipped: bool = False,
     ) -> None:
         self._codec = codec
-        self._say = say
+        self._emit = emit
         self._delays = tuple(delays)
-        self._ends = ends
-        self._written: list[torch.Tensor] = []
-        self._prompted = prompted
+        self._is_end = is_end
+        self._steps: list[torch.Tensor] = []
+        self._prompt_skipped = prompt_skipped
         self._end: int | None = None
-        self._sent = 0
-        self._next = codec.frames(_FIRST_S)
+        self._emitted = 0
+        self._next_frames = codec.frames(_FIRST_S)
 
     def put(self, value: torch.Tensor) -> None:
         """Take a step's codes ``(K,)``."""
-        if not self._prompted:
-            self._prompted = True
+        if not self._prompt_skipped:
+            self._prompt_skipped = True
             return
         step = value.reshape(-1).long()
-        if self._end is None and self._ends(step):
-            self._end = len(self._written)
-        self._written.append(step)
-        ahead = self._codec.ahead
-        if ahead is not None and self.frames - ahead >= self._next:
-            self._next = max(self._next + 1, math.ceil(_GROWTH * self._next))
-            self._pass_on(self._codec.decode(self.codes()), self.frames - ahead)
+        if self._end is None and self._is_end(step):
+            self._end = len(self._steps)
+        self._steps.append(step)
+        lookahead = self._codec.lookahead
+        if lookahead is not None and self.frames - lookahead >= self._next_frames:
+            self._next_frames = max(self._next_frames + 1, math.ceil(_GROWTH * self._next_frames))
+            self._emit_until(self._codec.decode(self.codes()), self.frames - lookahead)
 
     def end(self) -> None:
         """Part of the protocol; a family says itself when all is written."""
@@ -106,24 +108,24 @@ class StreamingDecoder:
     @property
     def frames(self) -> int:
         """Whose codes have all been written."""
-        written = max(0, len(self._written) - max(self._delays))
-        return written if self._end is None else min(written, self._end)
+        complete = max(0, len(self._steps) - max(self._delays))
+        return complete if self._end is None else min(complete, self._end)
 
     def codes(self) -> torch.Tensor:
         """``(K, T)``"""
-        table, frames = torch.stack(self._written), self.frames
+        table, frames = torch.stack(self._steps), self.frames
         rows = [table[delay : delay + frames, k] for k, delay in enumerate(self._delays)]
         return torch.stack(rows)
 
-    def finish(self, whole: torch.Tensor | None = None) -> None:
+    def finish(self, audio: torch.Tensor | None = None) -> None:
         """Say the rest. ``whole``: what all codes decode to, if that is known."""
-        if whole is None:
+        if audio is None:
             if not self.frames:
                 return
-            whole = self._codec.decode(self.codes())
-        self._say(whole[self._sent :])
+            audio = self._codec.decode(self.codes())
+        self._emit(audio[self._emitted :])
 
-    def _pass_on(self, sound: torch.Tensor, frames: int) -> None:
-        until = frames * self._codec.hop
-        self._say(sound[self._sent : until])
-        self._sent = until
+    def _emit_until(self, audio: torch.Tensor, frames: int) -> None:
+        end = frames * self._codec.hop
+        self._emit(audio[self._emitted : end])
+        self._emitted = end

@@ -25,22 +25,22 @@ from transformers import (
 )
 from transformers.models.bark import generation_configuration_bark
 
-from workers.engines.speech.codec import StreamingDecoder, measured
-from workers.engines.speech.model import Say, Segment, Voice
+from workers.engines.speech.codec import StreamingDecoder, measure_codec
+from workers.engines.speech.model import EmitAudio, Segment, Voice
 from workers.engines.speech.options import Options
 from workers.engines.speech.reading import (
+    check_voice_source,
     read_part,
     read_processor,
     read_tokenizer,
     read_vocoder,
-    refuse_all_but,
 )
-from workers.engines.speech.text import FIRST_TURN, TURN
+from workers.engines.speech.text import FIRST_TURN_TAG, TURN_TAG
 
 
-class _Tokens:
+class _CodecModel:
     channels = 1
-    own_speed = False
+    has_speed = False
     recording_rate: int | None = None
     rate: int
     module: torch.nn.Module
@@ -50,7 +50,7 @@ class _Tokens:
         self._device = options.torch_device
 
 
-class CsmTalker(_Tokens):
+class CsmSynthesizer(_CodecModel):
     """Speaks as ``speaker``, or goes on in the voice of a recording with its transcript."""
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -60,12 +60,12 @@ class CsmTalker(_Tokens):
             raise ValueError("its processor has no chat template")
         self._model: Any = read_part(CsmForConditionalGeneration, path, options)
         for model in (self._model, self._model.depth_decoder):
-            _forget_caches(model)
+            _disable_static_cache(model)
         codec = self._model.codec_model.float()
         self.module = self._model
         self.steps = (self._model.backbone_model, codec.encoder, codec.decoder)
         self.rate = self.recording_rate = self._processor.feature_extractor.sampling_rate
-        self._codec = measured(
+        self._codec = measure_codec(
             lambda codes: codec.decode(codes[None].to(self._device)).audio_values[0, 0],
             codebooks=self._model.config.num_codebooks,
             size=codec.config.codebook_size,
@@ -73,40 +73,40 @@ class CsmTalker(_Tokens):
         )
 
     def check(self, voice: Voice) -> Voice:
-        refuse_all_but(voice, "speaker", "recording")
+        check_voice_source(voice, "speaker", "recording")
         _check_transcript(voice)
         return voice
 
-    def speak(self, line: Segment, say: Say) -> None:
-        voice, said = line.voice, []
+    def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
+        voice, messages = segment.voice, []
         if voice.recording is not None:
-            said.append(_turn(voice, voice.transcript))
-            said[0]["content"].append({"type": "audio", "audio": voice.recording})
-        said.append(_turn(voice, line.text))
-        inputs = self._processor.apply_chat_template(said, tokenize=True, return_dict=True)
+            messages.append(_message(voice, voice.transcript))
+            messages[0]["content"].append({"type": "audio", "audio": voice.recording})
+        messages.append(_message(voice, segment.text))
+        inputs = self._processor.apply_chat_template(messages, tokenize=True, return_dict=True)
         end = self._model.config.codebook_eos_token_id
         stream = StreamingDecoder(
             self._codec,
-            say,
+            emit,
             delays=[0] * self._model.config.num_codebooks,
-            ends=lambda codes: bool((codes == end).all()),
+            is_end=lambda codes: bool((codes == end).all()),
         )
         self._model.generate(
             **inputs.to(self._device),
             streamer=stream,
-            max_new_tokens=self._codec.frames(line.seconds),
+            max_new_tokens=self._codec.frames(segment.seconds),
         )
         stream.finish()
 
 
-class MusicgenTalker(_Tokens):
+class MusicgenSynthesizer(_CodecModel):
     """Music to a caption, of exactly the length that is asked for."""
 
     def __init__(self, path: Path, options: Options) -> None:
         super().__init__(options)
         self._tokenizer: Any = read_tokenizer(path)
         self._model: Any = read_part(MusicgenForConditionalGeneration, path, options)
-        _forget_caches(self._model)
+        _disable_static_cache(self._model)
         config = self._model.config.decoder
         if config.audio_channels != 1:
             raise ValueError(f"it makes {config.audio_channels} channels; this engine makes one")
@@ -115,30 +115,30 @@ class MusicgenTalker(_Tokens):
         self.steps = (self._model.text_encoder, self._model.decoder, codec.decoder)
         self.rate = codec.config.sampling_rate
         self._delays = range(config.num_codebooks)
-        self._codec = measured(
-            lambda codes: _encodec_sound(codec, codes.to(self._device)),
+        self._codec = measure_codec(
+            lambda codes: _decode_encodec(codec, codes.to(self._device)),
             codebooks=config.num_codebooks,
             size=codec.config.codebook_size,
             rate=self.rate,
         )
 
     def check(self, voice: Voice) -> Voice:
-        refuse_all_but(voice)
+        check_voice_source(voice)
         return voice
 
-    def speak(self, line: Segment, say: Say) -> None:
-        asked = self._tokenizer(line.text, return_tensors="pt").to(self._device)
-        stream = StreamingDecoder(self._codec, say, delays=self._delays, prompted=True)
-        made = self._model.generate(
-            input_ids=asked["input_ids"],
-            attention_mask=asked["attention_mask"],
-            stopping_criteria=StoppingCriteriaList([_Follower(stream)]),
-            max_new_tokens=self._codec.frames(line.seconds) + max(self._delays),
+    def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
+        tokens = self._tokenizer(segment.text, return_tensors="pt").to(self._device)
+        stream = StreamingDecoder(self._codec, emit, delays=self._delays, prompt_skipped=True)
+        generated = self._model.generate(
+            input_ids=tokens["input_ids"],
+            attention_mask=tokens["attention_mask"],
+            stopping_criteria=StoppingCriteriaList([_StepObserver(stream)]),
+            max_new_tokens=self._codec.frames(segment.seconds) + max(self._delays),
         )
-        stream.finish(made[0, 0])
+        stream.finish(generated[0, 0])
 
 
-class _Follower(StoppingCriteria):
+class _StepObserver(StoppingCriteria):
     """Sees each step, and stops at none: this family's ``generate`` knows no streamer."""
 
     def __init__(self, stream: StreamingDecoder) -> None:
@@ -149,7 +149,7 @@ class _Follower(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-class BarkTalker(_Tokens):
+class BarkSynthesizer(_CodecModel):
     """Speaks after a preset: what somebody said before, as Bark's own codes.
 
     Nothing is heard within a sentence: the codes are refined in windows that overlap.
@@ -164,24 +164,24 @@ class BarkTalker(_Tokens):
             self._semantic = kinds.BarkSemanticGenerationConfig(**limits.semantic_config)
             self._coarse = kinds.BarkCoarseGenerationConfig(**limits.coarse_acoustics_config)
             self._fine = kinds.BarkFineGenerationConfig(**limits.fine_acoustics_config)
-            self.rate, self._codes = limits.sample_rate, limits.codebook_size
+            self.rate, self._codebook_size = limits.sample_rate, limits.codebook_size
         except (AttributeError, TypeError) as error:
             raise ValueError(f"its generation_config.json is not Bark's: {error}") from error
         codec = self._model.codec_model.float()
-        codec.decoder.register_forward_pre_hook(_refuse_silence)
+        codec.decoder.register_forward_pre_hook(_raise_on_silence)
         self.module = self._model
         # The fine model is called by another way than ``__call__``, but not its last norm.
         fine = self._model.fine_acoustics.layernorm_final
         self.steps = (self._model.semantic, self._model.coarse_acoustics, fine, codec.decoder)
 
     def check(self, voice: Voice) -> Voice:
-        refuse_all_but(voice, "preset")
+        check_voice_source(voice, "preset")
         if not voice.preset:
             return voice
         for name, rows, size in (
             ("semantic_prompt", None, self._semantic.semantic_vocab_size),
-            ("coarse_prompt", self._coarse.n_coarse_codebooks, self._codes),
-            ("fine_prompt", self._fine.n_fine_codebooks, self._codes),
+            ("coarse_prompt", self._coarse.n_coarse_codebooks, self._codebook_size),
+            ("fine_prompt", self._fine.n_fine_codebooks, self._codebook_size),
         ):
             if name not in voice.preset:
                 raise ValueError(f"its preset has no {name}")
@@ -192,10 +192,10 @@ class BarkTalker(_Tokens):
                 raise ValueError(f"the {name} of its preset has codes outside 0 to {size - 1}")
         return voice
 
-    def speak(self, line: Segment, say: Say) -> None:
+    def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
         limits = self._semantic
-        asked = self._tokenizer(
-            line.text,
+        tokens = self._tokenizer(
+            segment.text,
             return_tensors="pt",
             padding="max_length",
             max_length=limits.max_input_semantic_length,
@@ -204,28 +204,28 @@ class BarkTalker(_Tokens):
         ).to(self._device)
         preset = {
             name: torch.from_numpy(array).to(self._device)
-            for name, array in line.voice.preset.items()
+            for name, array in segment.voice.preset.items()
         }
-        most = min(limits.max_new_tokens, int(line.seconds * limits.semantic_rate_hz))
+        tokens_max = min(limits.max_new_tokens, int(segment.seconds * limits.semantic_rate_hz))
         try:
-            made = self._model.generate(
-                **asked, history_prompt=preset or None, semantic_max_new_tokens=max(2, most)
+            generated = self._model.generate(
+                **tokens, history_prompt=preset or None, semantic_max_new_tokens=max(2, tokens_max)
             )
-        except _Silence:
+        except _SilenceError:
             return
-        say(made[0])
+        emit(generated[0])
 
 
-class _Silence(Exception):
+class _SilenceError(Exception):
     """A model had nothing to say, where the library would fail over no sound at all."""
 
 
-def _refuse_silence(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+def _raise_on_silence(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
     if not args[0].shape[-1]:
-        raise _Silence
+        raise _SilenceError
 
 
-class DiaTalker(_Tokens):
+class DiaSynthesizer(_CodecModel):
     """Speaks in a voice by chance, or goes on in that of a recording with its transcript.
 
     ``[S1]`` and ``[S2]`` in the text tell who of two speaks.
@@ -240,7 +240,7 @@ class DiaTalker(_Tokens):
             audio_tokenizer=codec,
         )
         self._model: Any = read_part(DiaForConditionalGeneration, path, options)
-        _forget_caches(self._model)
+        _disable_static_cache(self._model)
         self.module = torch.nn.ModuleList([self._model, codec])
         self.steps = (
             self._model.model.encoder,
@@ -250,7 +250,7 @@ class DiaTalker(_Tokens):
         )
         self.rate = self.recording_rate = codec.config.sampling_rate
         self._delays = self._model.config.delay_pattern
-        self._codec = measured(
+        self._codec = measure_codec(
             lambda codes: codec.decode(audio_codes=codes[None].to(self._device)).audio_values[0],
             codebooks=len(self._delays),
             size=codec.config.codebook_size,
@@ -258,23 +258,23 @@ class DiaTalker(_Tokens):
         )
 
     def check(self, voice: Voice) -> Voice:
-        refuse_all_but(voice, "recording")
+        check_voice_source(voice, "recording")
         _check_transcript(voice)
         if voice.recording is None:
             return voice
-        size, places = len(voice.transcript.encode()), self._model.config.encoder_config
-        if size > places.max_position_embeddings // 2:
+        size, positions = len(voice.transcript.encode()), self._model.config.encoder_config
+        if size > positions.max_position_embeddings // 2:
             raise ValueError(f"a transcript of {size} bytes leaves no room for what is to be said")
-        seconds, most = len(voice.recording) / self.rate, self._frames_left(voice)
-        if most < self._codec.frames(1):
+        seconds, tokens_max = len(voice.recording) / self.rate, self._frames_left(voice)
+        if tokens_max < self._codec.frames(1):
             raise ValueError(f"the recording of {seconds:.1f} s leaves no room to speak after it")
         return voice
 
-    def speak(self, line: Segment, say: Say) -> None:
-        voice, config = line.voice, self._model.config.decoder_config
-        text = line.text
+    def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
+        voice, config = segment.voice, self._model.config.decoder_config
+        text = segment.text
         if voice.recording is not None:
-            text = f"{_who(text)} {voice.transcript.strip()} {text}"
+            text = f"{_first_turn(text)} {voice.transcript.strip()} {text}"
         inputs = self._processor(
             text=[text],
             audio=None if voice.recording is None else [voice.recording],
@@ -287,11 +287,11 @@ class DiaTalker(_Tokens):
         )
         stream = StreamingDecoder(
             self._codec,
-            say,
+            emit,
             delays=self._delays,
-            ends=lambda codes: int(codes[0]) == config.eos_token_id,
+            is_end=lambda codes: int(codes[0]) == config.eos_token_id,
         )
-        frames = min(self._codec.frames(line.seconds), self._frames_left(voice))
+        frames = min(self._codec.frames(segment.seconds), self._frames_left(voice))
         self._model.generate(
             **inputs.to(self._device),
             streamer=stream,
@@ -301,24 +301,24 @@ class DiaTalker(_Tokens):
 
     def _frames_left(self, voice: Voice) -> int:
         """That fit behind a recording."""
-        heard = 0 if voice.recording is None else -(-len(voice.recording) // self._codec.hop)
-        places: int = self._model.config.decoder_config.max_position_embeddings
+        recorded = 0 if voice.recording is None else -(-len(voice.recording) // self._codec.hop)
+        positions: int = self._model.config.decoder_config.max_position_embeddings
         delay: int = max(self._delays)
-        return places - heard - delay - 2
+        return positions - recorded - delay - 2
 
 
-def _who(text: str) -> str:
+def _first_turn(text: str) -> str:
     """Whose turn a text begins with."""
-    found = TURN.match(text)
-    return found[0] if found else FIRST_TURN
+    found = TURN_TAG.match(text)
+    return found[0] if found else FIRST_TURN_TAG
 
 
-def _encodec_sound(codec: Any, codes: torch.Tensor) -> torch.Tensor:
-    sound: torch.Tensor = codec.decode(codes[None, None], [None]).audio_values[0, 0]
-    return sound
+def _decode_encodec(codec: Any, codes: torch.Tensor) -> torch.Tensor:
+    audio: torch.Tensor = codec.decode(codes[None, None], [None]).audio_values[0, 0]
+    return audio
 
 
-def _turn(voice: Voice, text: str) -> dict[str, Any]:
+def _message(voice: Voice, text: str) -> dict[str, Any]:
     return {"role": str(voice.speaker or 0), "content": [{"type": "text", "text": text}]}
 
 
@@ -327,6 +327,6 @@ def _check_transcript(voice: Voice) -> None:
         raise ValueError("it needs a transcript of what the recording says")
 
 
-def _forget_caches(model: Any) -> None:
+def _disable_static_cache(model: Any) -> None:
     """A cache of fixed size is kept on the model itself, where two requests would share it."""
     model.generation_config.cache_implementation = None

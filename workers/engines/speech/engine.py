@@ -1,10 +1,10 @@
-"""The engine of speech and music: any request may go on after each forward of the others'.
+"""The engine of speech and music: any request can advance between the steps of the others.
 
-A line is spoken by unmodified library code, which waits wherever the model begins a step of its own
-(``SpeechModel.steps``) until it is its turn. So a short request is not held up
-by a long one, a cancel takes effect at the next step, and each is charged for its own steps.
-Every line has random numbers of its own, from the request's seed: what is said does not depend on
-who else speaks, and a second attempt says it again.
+A segment is synthesised by unmodified library code in a pipeline run of its own, which is suspended
+before each forward of ``SpeechModel.steps``. So a short request does not wait for a long one, a
+cancellation takes effect at the next step, and each request is charged for its own steps. Every
+segment has its own random state, derived from the request's seed: the audio does not depend on
+other requests, and a second attempt reproduces it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from workers.engines.audio_output import AudioOutput
 from workers.engines.cooperative_batching import CooperativeBatcher, PipelineRun, Stopped
 from workers.engines.memory import is_out_of_memory
 from workers.engines.speech.families import CLONING_TASK, MUSIC_TASK, Family, family_of
-from workers.engines.speech.model import Segment, SpeechModel, Voice, read_voice, recorded
+from workers.engines.speech.model import Segment, SpeechModel, Voice, read_recording, read_voice
 from workers.engines.speech.options import Options, read_options
-from workers.engines.speech.request import Asked, SpeechRequest
-from workers.engines.speech.text import Language, with_turns
+from workers.engines.speech.request import AudioInput, SpeechRequest
+from workers.engines.speech.text import Language, with_turn_tags
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import (
     InputError,
@@ -58,40 +58,38 @@ from workers.protocol.engine import CancelReason, Estimate, PhaseClock, StepRepo
 log = logging.getLogger(__name__)
 
 _CHARACTER_US: Final = 5_000
-"""A guess that only orders requests."""
+"""Rough estimate of device time; only orders requests."""
 _CHARACTER_BYTES: Final = 64 * 1024
 
 
 class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
-    """Raise ``ValueError`` if an option is wrong."""
-
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
         self._languages = [Language(tag) for tag in self._options.languages]
-        self._rendezvous = CooperativeBatcher(rows_max=1)
-        self._meet = self._rendezvous.batch_point("step", lambda: None, "forward", batched=False)
+        self._batcher = CooperativeBatcher(rows_max=1)
+        self._suspend = self._batcher.batch_point("step", lambda: None, "forward", batched=False)
         self._family: Family | None = None
         self._voices: dict[str, Voice] = {}
 
     def _load(self) -> SpeechModel:
         self._family = family_of(self._spec)
         path = Path(self._spec.checkpoint or "")
-        talker = self._family.load(path, self._options)
-        self._choose_threads(talker.module)
+        model = self._family.load(path, self._options)
+        self._choose_threads(model.module)
         self._voices = {}
-        for name, given in self._options.voices.items():
-            rate = talker.recording_rate
-            voice = read_voice(name, given, root=path, rate=rate, limits=self._options)
+        for name, voice_options in self._options.voices.items():
+            rate = model.recording_rate
+            voice = read_voice(name, voice_options, root=path, rate=rate, limits=self._options)
             try:
-                self._voices[name] = talker.check(voice)
+                self._voices[name] = model.check(voice)
             except ValueError as error:
                 raise ValueError(f"the voice {name!r} cannot be used: {error}") from error
         torch.manual_seed(0)
         with torch.no_grad():
-            talker.speak(Segment("Hello.", self._voice(""), 0.5), lambda _: None)
-        for module in talker.steps:
-            module.register_forward_pre_hook(self._pause)
-        return talker
+            model.synthesize(Segment("Hello.", self._voice(""), 0.5), lambda _: None)
+        for module in model.steps:
+            module.register_forward_pre_hook(self._suspend_run)
+        return model
 
     def unload(self) -> None:
         self._voices = {}
@@ -103,9 +101,13 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
-        self._start_lines()
-        turn = self._rendezvous.turn(clock.phase)
-        by_run = {id(one.run): one for one in self._running.values() if one.run is not None}
+        self._start_segments()
+        turn = self._batcher.turn(clock.phase)
+        by_run = {
+            id(request.run): request
+            for request in self._running.values()
+            if request.run is not None
+        }
         weights: dict[RequestId, float] = {
             by_run[key].job.request_id: float(rows)
             for key, rows in turn.rows.items()
@@ -115,10 +117,10 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
         outcomes: list[tuple[RequestId, Outcome]] = []
         with clock.phase("postprocess"):
             ended = {id(run) for run in turn.ended}
-            for request_id, one in self._running.items():
-                said = self._go_on(one, ended=id(one.run) in ended)
-                events += [(request_id, event) for event in said]
-                if (outcome := _outcome(one)) is not None:
+            for request_id, request in self._running.items():
+                emitted = self._advance(request, ended=id(request.run) in ended)
+                events += [(request_id, event) for event in emitted]
+                if (outcome := _outcome(request)) is not None:
                     outcomes.append((request_id, outcome))
         if not weights:
             weights = dict.fromkeys((id_ for id_, _ in (*events, *outcomes)), 1.0)
@@ -127,129 +129,135 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         super().cancel(request_id, reason)
         if (run := self._running[request_id].run) is not None:
-            self._rendezvous.stop(run)
+            self._batcher.stop(run)
 
     def release(self, request_id: RequestId) -> None:
-        one = self._running.pop(request_id)
-        if one.run is not None and not one.run.ended:
-            self._rendezvous.stop(one.run)
+        request = self._running.pop(request_id)
+        if request.run is not None and not request.run.ended:
+            self._batcher.stop(request.run)
 
-    # --- What is asked for ------------------------------------------------------------------------
+    # --- Input ------------------------------------------------------------------------------------
 
     def _read(self, job: Job, files: Sequence[bytes]) -> SpeechRequest:
         if job.task not in (self._spec.task, *self._spec.also):
             raise InputError("invalid_input", f"{self._spec.name} does not do {job.task}.")
-        kind: type[Asked] = MusicInput if job.task == MUSIC_TASK else SpeechInput
-        asked = read_input(job, kind)
-        self._check(asked)
-        if isinstance(asked, MusicInput):
-            lines, speed = [self._piece(asked)], 1.0
+        kind: type[AudioInput] = MusicInput if job.task == MUSIC_TASK else SpeechInput
+        input = read_input(job, kind)
+        self._check(input)
+        if isinstance(input, MusicInput):
+            segments, speed = [self._music_segment(input)], 1.0
         else:
-            lines, speed = self._lines(job, asked, files), asked.speed
+            segments, speed = self._speech_segments(job, input, files), input.speed
         rate = self._model.rate
-        own = self._model.own_speed
-        origin = Origin(self._spec.name, str(job.request_id), asked.seed)
+        has_speed = self._model.has_speed
+        origin = Origin(self._spec.name, str(job.request_id), input.seed)
         return SpeechRequest(
             job=job,
-            asked=asked,
-            lines=[replace(line, speed=speed) for line in lines] if own else lines,
-            track=AudioOutput(asked, origin, rate=rate, stream=job.stream),
-            joiner=Crossfader(rate, pause_ms=self._options.pause_ms),
-            tempo=TimeStretcher(rate, 1.0 if own else speed),
-            most=job.limits.audio_ms * rate // 1000 or None,
+            input=input,
+            segments=[replace(segment, speed=speed) for segment in segments]
+            if has_speed
+            else segments,
+            output=AudioOutput(input, origin, rate=rate, stream=job.stream),
+            crossfader=Crossfader(rate, pause_ms=self._options.pause_ms),
+            stretcher=TimeStretcher(rate, 1.0 if has_speed else speed),
+            samples_max=job.limits.audio_ms * rate // 1000 or None,
         )
 
-    def _check(self, asked: Asked) -> None:
-        """Refuse by name what this model cannot do, rather than leave it out."""
-        name, rate = self._spec.name, asked.sample_rate
+    def _check(self, input: AudioInput) -> None:
+        """Raise ``InputError`` for a parameter that the model would otherwise ignore."""
+        name, rate = self._spec.name, input.sample_rate
         if rate is not None and not RATE_MIN <= rate <= RATE_MAX:
             raise InputError(
                 "invalid_input",
                 f"sample_rate is {rate}; accepted are {RATE_MIN} to {RATE_MAX}.",
                 "sample_rate",
             )
-        if asked.parameters:
-            field = min(asked.parameters)
+        if input.parameters:
+            field = min(input.parameters)
             raise InputError("unsupported_parameter", f"{name} has no parameter {field}.", field)
-        if isinstance(asked, MusicInput):
-            if asked.lyrics:
-                raise InputError("unsupported_parameter", f"{name} does not sing.", "lyrics")
+        if isinstance(input, MusicInput):
+            if input.lyrics:
+                raise InputError(
+                    "unsupported_parameter", f"{name} does not support lyrics.", "lyrics"
+                )
             return
-        if asked.instructions:
+        if input.instructions:
             raise InputError(
-                "unsupported_parameter", f"{name} takes no instructions.", "instructions"
+                "unsupported_parameter", f"{name} does not support instructions.", "instructions"
             )
-        if not SPEED_MIN <= asked.speed <= SPEED_MAX:
+        if not SPEED_MIN <= input.speed <= SPEED_MAX:
             raise InputError(
                 "invalid_input",
-                f"speed is {asked.speed:g}; accepted are {SPEED_MIN:g} to {SPEED_MAX:g}.",
+                f"speed is {input.speed:g}; accepted are {SPEED_MIN:g} to {SPEED_MAX:g}.",
                 "speed",
             )
 
-    def _lines(self, job: Job, asked: SpeechInput, files: Sequence[bytes]) -> list[Segment]:
+    def _speech_segments(
+        self, job: Job, input: SpeechInput, files: Sequence[bytes]
+    ) -> list[Segment]:
         assert self._family is not None
-        language = self._language(asked.language)
-        voice = self._voice_of(job, asked, files)
+        language = self._language(input.language)
+        voice = self._voice_of(job, input, files)
         sentences = language.sentences(
-            asked.text,
-            most=self._options.sentence_characters or self._family.sentence_characters,
+            input.text,
+            characters_max=self._options.sentence_characters or self._family.sentence_characters,
             normalize=self._options.normalize,
         )
         if not sentences:
-            raise InputError("invalid_input", "There is nothing to be said in the text.", "text")
-        if self._family.turns:
-            sentences = with_turns(sentences)
+            raise InputError(
+                "invalid_input", "The text contains nothing that can be pronounced.", "text"
+            )
+        if self._family.turn_tags:
+            sentences = with_turn_tags(sentences)
         return [Segment(text, voice, self._options.sentence_seconds) for text in sentences]
 
-    def _piece(self, asked: MusicInput) -> Segment:
-        """What is asked for, in the words of a caption."""
-        wishes = [asked.prompt.strip(), asked.mood]
-        wishes.append(f"in {asked.key}" if asked.key else "")
-        wishes.append("" if asked.tempo is None else f"{asked.tempo:g} bpm")
-        seconds = (asked.duration_ms or 0) / 1000 or self._options.seconds
-        if seconds > (most := float(self._spec.limits.get("seconds", seconds))):
-            message = f"duration_ms is {asked.duration_ms}; at most {most * 1000:g}."
+    def _music_segment(self, input: MusicInput) -> Segment:
+        """Describe the requested music as a caption, which is all that the model reads."""
+        phrases = [input.prompt.strip(), input.mood]
+        phrases.append(f"in {input.key}" if input.key else "")
+        phrases.append("" if input.tempo is None else f"{input.tempo:g} bpm")
+        seconds = (input.duration_ms or 0) / 1000 or self._options.seconds
+        if seconds > (seconds_max := float(self._spec.limits.get("seconds", seconds))):
+            message = f"duration_ms is {input.duration_ms}; at most {seconds_max * 1000:g}."
             raise InputError("invalid_input", message, "duration_ms")
-        return Segment(", ".join(wish for wish in wishes if wish), self._voice(""), seconds)
+        return Segment(", ".join(phrase for phrase in phrases if phrase), self._voice(""), seconds)
 
     def _language(self, tag: str) -> Language:
-        """The entry's language that a request means, in the region that it names."""
+        """Return the requested language, with its region, if the entry has it in any region."""
         if not tag:
             return self._languages[0]
         accepted = ", ".join(self._options.languages)
         try:
-            asked = Language(tag)
+            language = Language(tag)
         except ValueError as error:
             message = f"{error}; accepted are {accepted}."
             raise InputError("invalid_input", message, "language") from error
-        if asked.name not in (language.name for language in self._languages):
+        if language.name not in (known.name for known in self._languages):
             raise InputError(
                 "unsupported_parameter",
-                f"{self._spec.name} does not speak {tag}; it speaks {accepted}.",
+                f"{self._spec.name} does not support language {tag}; it supports {accepted}.",
                 "language",
             )
-        return asked
+        return language
 
-    def _voice_of(self, job: Job, asked: SpeechInput, files: Sequence[bytes]) -> Voice:
-        if not asked.recording:
+    def _voice_of(self, job: Job, input: SpeechInput, files: Sequence[bytes]) -> Voice:
+        if not input.recording:
             if job.task == CLONING_TASK:
-                message = "This task speaks in the voice of a recording; send one."
+                message = "This task needs a recording of the voice."
                 raise InputError("invalid_input", message, "recording")
-            if asked.voice and asked.voice not in self._voices:
-                known = (
-                    f"its voices are {', '.join(self._voices)}" if self._voices else "it has one"
-                )
-                message = f"{self._spec.name} has no voice {asked.voice!r}; {known}."
+            if input.voice and input.voice not in self._voices:
+                accepted = f"one of {', '.join(self._voices)}" if self._voices else "none"
+                message = f"voice is {input.voice!r}; {self._spec.name} accepts {accepted}."
                 raise InputError("invalid_input", message, "voice")
-            return self._voice(asked.voice)
+            return self._voice(input.voice)
         if self._model.recording_rate is None:
-            message = f"{self._spec.name} takes no voice from a recording."
+            message = f"{self._spec.name} does not support voices from recordings."
             raise InputError("unsupported_parameter", message, "recording")
         if not files:
             raise InputError("invalid_input", "The recording is missing.", "recording")
         with reading("recording"):
-            sound = recorded(files[-1], self._model.recording_rate, self._options)
-        voice = Voice("", recording=sound, transcript=asked.transcript)
+            recording = read_recording(files[-1], self._model.recording_rate, self._options)
+        voice = Voice("", recording=recording, transcript=input.transcript)
         try:
             return self._model.check(voice)
         except ValueError as error:
@@ -264,62 +272,70 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
 
     # --- Steps ------------------------------------------------------------------------------------
 
-    def _start_lines(self) -> None:
-        for one in self._running.values():
-            if one.run is None and one.cancelled is None and not one.ended:
-                one.run = PipelineRun(self._work(one, self._model), priority=one.job.priority)
-                self._rendezvous.start(one.run)
+    def _start_segments(self) -> None:
+        for request in self._running.values():
+            if request.run is None and request.cancelled is None and not request.ended:
+                request.run = PipelineRun(
+                    self._make_run(request, self._model), priority=request.job.priority
+                )
+                self._batcher.start(request.run)
 
-    def _work(self, one: SpeechRequest, talker: SpeechModel) -> Any:
-        line, place = one.lines[one.place], one.place
+    def _make_run(self, request: SpeechRequest, model: SpeechModel) -> Any:
+        index = request.segment
+        segment = request.segments[index]
 
         def work() -> None:
-            mixed = np.random.SeedSequence((one.asked.seed % 2**64, place))
+            mixed = np.random.SeedSequence((request.input.seed % 2**64, index))
             torch.manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
-            talker.speak(line, one.say)
+            model.synthesize(segment, request.append)
 
         return work
 
-    def _pause(self, module: torch.nn.Module, args: Any) -> None:
-        """Let others go on, who have random numbers of their own."""
-        here = torch.get_rng_state()
-        there = torch.cuda.get_rng_state() if self._options.torch_device.type == "cuda" else None
-        if there is not None:
-            torch.cuda.synchronize()  # what was begun belongs to whom it was begun for
-        self._meet()
-        torch.set_rng_state(here)
-        if there is not None:
-            torch.cuda.set_rng_state(there)
+    def _suspend_run(self, module: torch.nn.Module, args: Any) -> None:
+        """Let other runs proceed; restore this run's random state afterwards."""
+        cpu_state = torch.get_rng_state()
+        cuda_state = (
+            torch.cuda.get_rng_state() if self._options.torch_device.type == "cuda" else None
+        )
+        if cuda_state is not None:
+            torch.cuda.synchronize()  # so that the pending work is timed as this request's
+        self._suspend()
+        torch.set_rng_state(cpu_state)
+        if cuda_state is not None:
+            torch.cuda.set_rng_state(cuda_state)
 
-    def _go_on(self, one: SpeechRequest, *, ended: bool) -> list[Event]:
-        """Take what was said; events of it."""
-        if one.cancelled is not None:
+    def _advance(self, request: SpeechRequest, *, ended: bool) -> list[Event]:
+        """Emit pending audio, and finish the segment if its run has ended."""
+        if request.cancelled is not None:
             return []
-        if not ended or one.run is None:
-            return one.take()
-        error = one.run.error
+        if not ended or request.run is None:
+            return request.emit()
+        error = request.run.error
         if error is None:
-            return one.end_line()
-        one.failure = _failure(error, one)
-        if one.failure.code == "engine_error":
-            log.error("speech failed", extra={"request_id": one.job.request_id}, exc_info=error)
+            return request.finish_segment()
+        request.failure = _failure(error, request)
+        if request.failure.code == "engine_error":
+            log.error(
+                "speech synthesis failed",
+                extra={"request_id": request.job.request_id},
+                exc_info=error,
+            )
         return []
 
 
-def _outcome(one: SpeechRequest) -> Outcome | None:
-    if one.cancelled is not None:
-        return Cancelled(one.cancelled, usage=one.usage())
-    if one.failure is not None:
-        return one.failure
-    return one.completed() if one.ended else None
+def _outcome(request: SpeechRequest) -> Outcome | None:
+    if request.cancelled is not None:
+        return Cancelled(request.cancelled, usage=request.usage())
+    if request.failure is not None:
+        return request.failure
+    return request.completed() if request.ended else None
 
 
-def _failure(error: BaseException, one: SpeechRequest) -> Failed:
-    name = type(error).__name__
-    if name == "AcceleratorError":  # sticky: the device is gone
+def _failure(error: BaseException, request: SpeechRequest) -> Failed:
+    if type(error).__name__ == "AcceleratorError":  # sticky: the device is lost
         raise error
     if isinstance(error, Stopped):
-        return Failed("engine_error", "The request was stopped.", usage=one.usage())
+        return Failed("engine_error", "The request was stopped.", usage=request.usage())
     if is_out_of_memory(error):
-        return out_of_memory(one.usage())
-    return Failed("engine_error", "The engine failed on this request.", usage=one.usage())
+        return out_of_memory(request.usage())
+    return Failed("engine_error", "The engine failed on this request.", usage=request.usage())

@@ -24,33 +24,35 @@ CLONING_TASK: Final = "voice-clone"
 class Family:
     """How a kind of checkpoint is spoken with."""
 
-    talker: str
+    model_class: str
     module: str = "workers.engines.speech.sentence_models"
     tasks: tuple[str, ...] = ("text-to-speech",)
     sentence_characters: int = 400
     """A longer sentence is spoken in parts."""
-    turns: bool = False
+    turn_tags: bool = False
     """Whether each sentence has to say who of several speaks."""
-    hears: bool = False
+    has_speaker_encoder: bool = False
     """Whether a checkpoint with a ``reference`` encoder takes voices from recordings."""
 
     def load(self, path: Path, options: Options) -> SpeechModel:
         """Raise ``ValueError`` with the reason."""
-        made = getattr(importlib.import_module(self.module), self.talker)
-        return cast(Callable[[Path, Options], SpeechModel], made)(path, options)
+        model_class = getattr(importlib.import_module(self.module), self.model_class)
+        return cast(Callable[[Path, Options], SpeechModel], model_class)(path, options)
 
 
-_TOKENS: Final = "workers.engines.speech.codec_models"
+_CODEC_MODELS: Final = "workers.engines.speech.codec_models"
 
 FAMILIES: Final = {
-    "vits": Family("VitsTalker"),
-    "speecht5": Family("SpeechT5Talker"),
-    "fastspeech2_conformer": Family("FastSpeechTalker", hears=True),
-    "fastspeech2_conformer_with_hifigan": Family("FastSpeechTalker", hears=True),
-    "musicgen": Family("MusicgenTalker", _TOKENS, (MUSIC_TASK,)),
-    "bark": Family("BarkTalker", _TOKENS, sentence_characters=150),
-    "dia": Family("DiaTalker", _TOKENS, ("text-to-speech", CLONING_TASK), turns=True),
-    "csm": Family("CsmTalker", _TOKENS, ("text-to-speech", CLONING_TASK)),
+    "vits": Family("VitsSynthesizer"),
+    "speecht5": Family("SpeechT5Synthesizer"),
+    "fastspeech2_conformer": Family("FastSpeechSynthesizer", has_speaker_encoder=True),
+    "fastspeech2_conformer_with_hifigan": Family("FastSpeechSynthesizer", has_speaker_encoder=True),
+    "musicgen": Family("MusicgenSynthesizer", _CODEC_MODELS, (MUSIC_TASK,)),
+    "bark": Family("BarkSynthesizer", _CODEC_MODELS, sentence_characters=150),
+    "dia": Family(
+        "DiaSynthesizer", _CODEC_MODELS, ("text-to-speech", CLONING_TASK), turn_tags=True
+    ),
+    "csm": Family("CsmSynthesizer", _CODEC_MODELS, ("text-to-speech", CLONING_TASK)),
 }
 """By the ``model_type`` of a checkpoint's ``config.json``."""
 
@@ -68,7 +70,7 @@ def family_of(spec: ModelSpec) -> Family:
         known = ", ".join(FAMILIES)
         raise ValueError(f"the checkpoint is a {kind}; proven to speak here are {known}")
     family = FAMILIES[kind]
-    cloning = family.hears and (config.parent / "reference").is_dir()
+    cloning = family.has_speaker_encoder and (config.parent / "reference").is_dir()
     tasks = (*family.tasks, *([CLONING_TASK] if cloning else []))
     for task in (spec.task, *spec.also):
         if task not in tasks:

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 
 from workers.engines.speech.spectra import MELS
 
-_LOUD: Final = 1.2
+_LOUDNESS_RANGE: Final = 1.2
 """Below the loudest frame, in units of ``spectra``: what is softer is no vowel."""
-_ENOUGH: Final = 40
+_HALF_CONFIDENCE_FRAMES: Final = 40
 """Frames, half a second; of so many, half of the difference is believed."""
-_BENT: Final = (0.7, 1.6)
+_SPREAD_RATIO: Final = (0.7, 1.6)
 """The least and the most by which a band may be made to vary."""
 
 
@@ -31,27 +31,31 @@ class MelStatistics(NamedTuple):
         return MelStatistics(self.mean.to(device), self.spread.to(device), self.frames)
 
 
-def timbre_of(frames: torch.Tensor) -> MelStatistics:
+def measure_mel_statistics(frames: torch.Tensor) -> MelStatistics:
     """Of frames ``(T, 82)`` of ``spectra``."""
     mel, voiced = frames[:, :MELS], frames[:, -1] > 0.5
     level = mel.mean(1).masked_fill(~voiced, -torch.inf)
-    loud = mel[level > level.max() - _LOUD]
+    loud = mel[level > level.max() - _LOUDNESS_RANGE]
     if len(loud) < 2:
         return MelStatistics(torch.zeros(MELS).to(mel), torch.ones(MELS).to(mel), 0)
     return MelStatistics(loud.mean(0), loud.std(0).clamp(min=1e-3), len(loud))
 
 
-def with_timbre(frames: torch.Tensor, wanted: MelStatistics) -> torch.Tensor:
+def match_mel_statistics(frames: torch.Tensor, target: MelStatistics) -> torch.Tensor:
     """Frames ``(T, 82)`` as a voice of such a timbre says them; of few, about."""
-    own = timbre_of(frames)
-    known = min(own.frames, wanted.frames)
-    part = known / (known + _ENOUGH)
-    bend = _smooth((wanted.spread / own.spread).clamp(*_BENT).log(), 5)
+    own = measure_mel_statistics(frames)
+    frame_count = min(own.frames, target.frames)
+    confidence = frame_count / (frame_count + _HALF_CONFIDENCE_FRAMES)
+    spread_ratio = _smooth((target.spread / own.spread).clamp(*_SPREAD_RATIO).log(), 5)
     mel = frames[:, :MELS]
     # Pauses and the breath of an s are much softer than that, and are not to vary more or less.
-    apart = torch.maximum(mel - own.mean, -2 * own.spread)
-    moved = mel + apart * ((part * bend).exp() - 1) + part * _smooth(wanted.mean - own.mean, 3)
-    return torch.cat([moved, frames[:, MELS:]], 1)
+    deviation = torch.maximum(mel - own.mean, -2 * own.spread)
+    shifted = (
+        mel
+        + deviation * ((confidence * spread_ratio).exp() - 1)
+        + confidence * _smooth(target.mean - own.mean, 3)
+    )
+    return torch.cat([shifted, frames[:, MELS:]], 1)
 
 
 def _smooth(bands: torch.Tensor, width: int) -> torch.Tensor:

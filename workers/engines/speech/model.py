@@ -18,12 +18,12 @@ from workers.engines.speech.options import Options, VoiceOptions
 from workers.media.pixels import MediaError
 from workers.media.recordings import read_audio
 
-_SYLLABLE_S: Final = 0.3
+_RECORDING_S_MIN: Final = 0.3
 """Less is nobody's voice."""
 
 Mono: TypeAlias = npt.NDArray[np.float32]
 """``(N,)``, from -1 to 1."""
-Say: TypeAlias = Callable[[torch.Tensor], None]
+EmitAudio: TypeAlias = Callable[[torch.Tensor], None]
 """Takes sound ``(N,)`` of any dtype and device, as soon as it is final."""
 
 
@@ -39,7 +39,7 @@ class Voice:
     recording: Mono | None = None
     """At the family's ``recording_rate``."""
     transcript: str = ""
-    timbre: MelStatistics | None = None
+    statistics: MelStatistics | None = None
     """Of a recording that was heard."""
 
 
@@ -64,7 +64,7 @@ class SpeechModel(Protocol):
     channels: int
     module: torch.nn.Module
     steps: Sequence[torch.nn.Module]
-    own_speed: bool
+    has_speed: bool
     recording_rate: int | None
     """In Hz, of a family that takes its voice from a recording."""
 
@@ -73,7 +73,7 @@ class SpeechModel(Protocol):
         be."""
         ...
 
-    def speak(self, line: Segment, say: Say) -> None: ...
+    def synthesize(self, segment: Segment, emit: EmitAudio) -> None: ...
 
 
 def read_voice(
@@ -88,21 +88,21 @@ def read_voice(
             {} if options.preset is None else _arrays(root, options.preset),
             None
             if options.recording is None
-            else recorded((root / options.recording).read_bytes(), rate, limits),
+            else read_recording((root / options.recording).read_bytes(), rate, limits),
             options.transcript,
         )
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"the voice {name!r} cannot be read: {error}") from error
 
 
-def recorded(data: bytes, rate: int | None, options: Options) -> Mono:
+def read_recording(data: bytes, rate: int | None, options: Options) -> Mono:
     """Decode a voice. Raise ``MediaError``."""
     if rate is None:
         raise MediaError("This model takes no voice from a recording.")
     audio = read_audio(data, rate=rate, seconds_max=options.recording_seconds)
-    if audio.seconds < _SYLLABLE_S:
+    if audio.seconds < _RECORDING_S_MIN:
         raise MediaError(
-            f"The recording is {audio.seconds:.2f} seconds long; at least {_SYLLABLE_S:g} are "
+            f"The recording is {audio.seconds:.2f} seconds long; at least {_RECORDING_S_MIN:g} are "
             "needed, and some seconds are better."
         )
     return np.ascontiguousarray(audio.samples[0])
@@ -113,10 +113,10 @@ def _vector(path: Path) -> torch.Tensor:
         tensors = load_file(path)
         if len(tensors) != 1:
             raise ValueError(f"{path.name} has {len(tensors)} tensors where one is needed")
-        found = next(iter(tensors.values()))
+        tensor = next(iter(tensors.values()))
     else:
-        found = torch.from_numpy(np.load(path, allow_pickle=False))
-    return found.reshape(-1).float()
+        tensor = torch.from_numpy(np.load(path, allow_pickle=False))
+    return tensor.reshape(-1).float()
 
 
 def _arrays(root: Path, preset: str) -> dict[str, npt.NDArray[Any]]:

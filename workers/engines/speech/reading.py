@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from workers.engines.speech.model import Voice
 from workers.engines.speech.options import Options
 
-_UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError)
+_READ_ERRORS: Final = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError)
 
 
 def read_tokenizer(path: Path) -> Any:
@@ -22,7 +22,7 @@ def read_processor(kind: Any, path: Path, name: str = "processor") -> Any:
     """Raise ``ValueError`` with the reason."""
     try:
         return kind.from_pretrained(str(path), local_files_only=True)
-    except _UNREADABLE as error:
+    except _READ_ERRORS as error:
         raise ValueError(f"its {name} cannot be read: {error}") from error
 
 
@@ -32,27 +32,27 @@ def read_part(kind: Any, path: Path, options: Options) -> Any:
         model = kind.from_pretrained(
             str(path), dtype=options.torch_dtype, local_files_only=True, use_safetensors=True
         )
-    except _UNREADABLE as error:
+    except _READ_ERRORS as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     return model.to(options.torch_device).eval().requires_grad_(requires_grad=False)
 
 
 def read_vocoder(kind: Any, path: Path, options: Options) -> Any:
-    place = path / (options.vocoder or "vocoder")
-    if not place.is_dir():
-        raise ValueError(f"it has no vocoder; {place} is no directory")
-    return read_part(kind, place, options)
+    folder = path / (options.vocoder or "vocoder")
+    if not folder.is_dir():
+        raise ValueError(f"it has no vocoder; {folder} is no directory")
+    return read_part(kind, folder, options)
 
 
-def refuse_all_but(voice: Voice, *kinds: str) -> None:
+def check_voice_source(voice: Voice, *kinds: str) -> None:
     """Raise ``ValueError`` for a voice given by anything else."""
-    given = {
+    sources = {
         "speaker": voice.speaker is not None,
         "embedding": voice.embedding is not None,
         "preset": bool(voice.preset),
         "recording": voice.recording is not None,
     }
-    for kind, there in given.items():
-        if there and kind not in kinds:
+    for kind, present in sources.items():
+        if present and kind not in kinds:
             takes = f"this model takes {' or '.join(kinds)}" if kinds else "this model has none"
             raise ValueError(f"it is given by a {kind}; {takes}")

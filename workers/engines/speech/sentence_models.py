@@ -24,18 +24,26 @@ from transformers import (
 )
 
 from workers.engines.speech import spectra
-from workers.engines.speech.g2p import read_graphemes
-from workers.engines.speech.mel_statistics import with_timbre
-from workers.engines.speech.model import Say, Segment, Voice
+from workers.engines.speech.g2p import read_g2p
+from workers.engines.speech.mel_statistics import match_mel_statistics
+from workers.engines.speech.model import EmitAudio, Segment, Voice
 from workers.engines.speech.options import Options
-from workers.engines.speech.reading import read_part, read_tokenizer, read_vocoder, refuse_all_but
-from workers.engines.speech.source_filter_vocoder import SourceFilterVocoder, read_excited
-from workers.engines.speech.speaker_encoder import SpeakerEncoder, read_reference
+from workers.engines.speech.reading import (
+    check_voice_source,
+    read_part,
+    read_tokenizer,
+    read_vocoder,
+)
+from workers.engines.speech.source_filter_vocoder import (
+    SourceFilterVocoder,
+    read_source_filter_vocoder,
+)
+from workers.engines.speech.speaker_encoder import SpeakerEncoder, read_speaker_encoder
 
 
 class _SentenceModel:
     channels = 1
-    own_speed = False
+    has_speed = False
     recording_rate: int | None = None
     rate: int
     module: torch.nn.Module
@@ -44,17 +52,17 @@ class _SentenceModel:
     def __init__(self, path: Path, options: Options) -> None:
         self._device = options.torch_device
         if (path / "graphemes").is_dir():
-            self._read: Callable[[str], torch.Tensor] = read_own(read_graphemes, path / "graphemes")
+            self._tokenize: Callable[[str], torch.Tensor] = _read_own(read_g2p, path / "graphemes")
         else:
             tokenizer = read_tokenizer(path)
-            self._read = lambda text: tokenizer(text, return_tensors="pt")["input_ids"]
+            self._tokenize = lambda text: tokenizer(text, return_tensors="pt")["input_ids"]
 
     def _ids(self, text: str) -> torch.Tensor:
-        return self._read(text).to(self._device)
+        return self._tokenize(text).to(self._device)
 
 
-class VitsTalker(_SentenceModel):
-    own_speed = True
+class VitsSynthesizer(_SentenceModel):
+    has_speed = True
 
     def __init__(self, path: Path, options: Options) -> None:
         super().__init__(path, options)
@@ -63,80 +71,84 @@ class VitsTalker(_SentenceModel):
         self.rate = self._model.config.sampling_rate
         self._speakers: int = self._model.config.num_speakers
         try:
-            self._read("a")
+            self._tokenize("a")
         except ImportError as error:
             raise ValueError(f"the checkpoint reads phonemes: {error}") from error
 
     def check(self, voice: Voice) -> Voice:
-        refuse_all_but(voice, "speaker")
+        check_voice_source(voice, "speaker")
         _check_speaker(voice, self._speakers)
         return voice
 
-    def speak(self, line: Segment, say: Say) -> None:
-        ids = self._ids(line.text)
+    def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
+        ids = self._ids(segment.text)
         if ids.shape[1] < 2:  # nothing that its alphabet has
             return
         made = self._model(
             input_ids=ids,
-            speaker_id=(line.voice.speaker or 0) if self._speakers > 1 else None,
-            speaking_rate=self._model.config.speaking_rate * line.speed,
+            speaker_id=(segment.voice.speaker or 0) if self._speakers > 1 else None,
+            speaking_rate=self._model.config.speaking_rate * segment.speed,
         )
-        say(made.waveform[0])
+        emit(made.waveform[0])
 
 
-class FastSpeechTalker(_SentenceModel):
+class FastSpeechSynthesizer(_SentenceModel):
     """Beside its model a checkpoint may have folders of ours, each instead of something else:
     ``graphemes`` of its tokenizer, ``reference`` of the vectors of its voices, and a ``vocoder`` of
     the kind ``excited``."""
 
     def __init__(self, path: Path, options: Options) -> None:
         super().__init__(path, options)
-        self._reference: SpeakerEncoder | None = None
+        self._speaker_encoder: SpeakerEncoder | None = None
         if (path / (options.vocoder or "vocoder")).is_dir():
             self._model: Any = read_part(FastSpeech2ConformerModel, path, options)
             self._vocoder: Any = _read_vocoder(path, options)
             self.module = torch.nn.ModuleList([self._model, self._vocoder])
         else:
-            whole: Any = read_part(FastSpeech2ConformerWithHifiGan, path, options)
-            self._model, self._vocoder, self.module = whole.model, whole.vocoder, whole
+            combined: Any = read_part(FastSpeech2ConformerWithHifiGan, path, options)
+            self._model, self._vocoder, self.module = combined.model, combined.vocoder, combined
         self.steps = (self._model, self._vocoder)
-        excited = isinstance(self._vocoder, SourceFilterVocoder)
-        self.rate = spectra.RATE if excited else self._vocoder.config.sampling_rate
+        source_filter = isinstance(self._vocoder, SourceFilterVocoder)
+        self.rate = spectra.RATE if source_filter else self._vocoder.config.sampling_rate
         self._speakers: int = self._model.config.num_speakers or 1
         self._width: int | None = self._model.config.speaker_embed_dim
         if (path / "reference").is_dir():
-            self._reference = read_own(read_reference, path / "reference", options)
+            self._speaker_encoder = _read_own(read_speaker_encoder, path / "reference", options)
             self.recording_rate = spectra.RATE
 
     def check(self, voice: Voice) -> Voice:
-        kinds = ("speaker", "embedding", *(["recording"] if self._reference else []))
-        refuse_all_but(voice, *kinds)
+        kinds = ("speaker", "embedding", *(["recording"] if self._speaker_encoder else []))
+        check_voice_source(voice, *kinds)
         _check_speaker(voice, self._speakers)
         if voice.recording is not None:
-            assert self._reference is not None
-            heard = self._reference.hear(torch.from_numpy(voice.recording))
-            voice = replace(voice, recording=None, embedding=heard.voice, timbre=heard.timbre)
+            assert self._speaker_encoder is not None
+            profile = self._speaker_encoder.embed(torch.from_numpy(voice.recording))
+            voice = replace(
+                voice, recording=None, embedding=profile.embedding, statistics=profile.statistics
+            )
         if voice.embedding is not None:
             _check_width(voice, self._width)
         return voice
 
-    def speak(self, line: Segment, say: Say) -> None:
-        voice, given = line.voice, {}
+    def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
+        voice, speaker = segment.voice, {}
         if self._speakers > 1:
-            given["speaker_ids"] = torch.tensor([[voice.speaker or 0]], device=self._device)
+            speaker["speaker_ids"] = torch.tensor([[voice.speaker or 0]], device=self._device)
         if voice.embedding is not None:
             embedding = voice.embedding[None].to(self._device, self._model.dtype)
-            given["speaker_embedding"] = embedding
-        ids = self._ids(line.text)
+            speaker["speaker_embedding"] = embedding
+        ids = self._ids(segment.text)
         if not ids.shape[1]:  # nothing that its alphabet has
             return
-        drawn = self._model(ids, return_dict=True, **given).spectrogram
-        if voice.timbre is not None and isinstance(self._vocoder, SourceFilterVocoder):
-            drawn = with_timbre(drawn[0].float(), voice.timbre.to(drawn.device))[None]
-        say(self._vocoder(drawn)[0])
+        spectrogram = self._model(ids, return_dict=True, **speaker).spectrogram
+        if voice.statistics is not None and isinstance(self._vocoder, SourceFilterVocoder):
+            spectrogram = match_mel_statistics(
+                spectrogram[0].float(), voice.statistics.to(spectrogram.device)
+            )[None]
+        emit(self._vocoder(spectrogram)[0])
 
 
-class SpeechT5Talker(_SentenceModel):
+class SpeechT5Synthesizer(_SentenceModel):
     def __init__(self, path: Path, options: Options) -> None:
         super().__init__(path, options)
         self._model: Any = read_part(SpeechT5ForTextToSpeech, path, options)
@@ -153,34 +165,34 @@ class SpeechT5Talker(_SentenceModel):
             raise ValueError("SpeechT5 speaks in no voice of its own; the entry needs voices")
 
     def check(self, voice: Voice) -> Voice:
-        refuse_all_but(voice, "embedding")
+        check_voice_source(voice, "embedding")
         if voice.embedding is None:
             raise ValueError("it needs an embedding")
         _check_width(voice, self._model.config.speaker_embedding_dim)
         return voice
 
-    def speak(self, line: Segment, say: Say) -> None:
-        assert line.voice.embedding is not None
-        ids = self._ids(line.text)
+    def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
+        assert segment.voice.embedding is not None
+        ids = self._ids(segment.text)
         reduction = self._model.config.reduction_factor
-        most = line.seconds * self._steps_a_second * reduction / ids.shape[1]
-        embedding = line.voice.embedding[None].to(self._device, self._model.dtype)
-        say(
+        ratio_max = segment.seconds * self._steps_a_second * reduction / ids.shape[1]
+        embedding = segment.voice.embedding[None].to(self._device, self._model.dtype)
+        emit(
             self._model.generate_speech(
-                ids, embedding, vocoder=self._vocoder, maxlenratio=min(20.0, most)
+                ids, embedding, vocoder=self._vocoder, maxlenratio=min(20.0, ratio_max)
             )
         )
 
 
 def _read_vocoder(path: Path, options: Options) -> Any:
-    place = path / (options.vocoder or "vocoder")
-    config = place / "config.json"
+    folder = path / (options.vocoder or "vocoder")
+    config = folder / "config.json"
     if config.is_file() and json.loads(config.read_text()).get("model_type") == "excited":
-        return read_own(read_excited, place, options)
+        return _read_own(read_source_filter_vocoder, folder, options)
     return read_vocoder(FastSpeech2ConformerHifiGan, path, options)
 
 
-def read_own(read: Callable[[Path], Any], path: Path, options: Options | None = None) -> Any:
+def _read_own(read: Callable[[Path], Any], path: Path, options: Options | None = None) -> Any:
     """A part that is no model of transformers. Raise ``ValueError`` with the reason."""
     try:
         made = read(path)

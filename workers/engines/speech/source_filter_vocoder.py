@@ -31,9 +31,9 @@ from workers.engines.speech.spectra import (
 )
 
 _BINS: Final = WINDOW // 2 + 1
-_OF_NOISE: Final = 0.5 * math.log(3 / 8 * WINDOW)
+_NOISE_LEVEL: Final = 0.5 * math.log(3 / 8 * WINDOW)
 """How loud white noise of deviation 1 is in a frame, in nepers."""
-_REACH: Final = 3.0
+_SHIFT_MAX: Final = 3.0
 """How far, in nepers, the network may move the loudness of a frequency."""
 
 
@@ -47,8 +47,8 @@ class _Block(nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         mixed = self.norm(self.mix(states).transpose(1, 2))
-        made: torch.Tensor = states + self.down(F.gelu(self.up(mixed))).transpose(1, 2)
-        return made
+        result: torch.Tensor = states + self.down(F.gelu(self.up(mixed))).transpose(1, 2)
+        return result
 
 
 class SourceFilterVocoder(nn.Module):
@@ -65,32 +65,32 @@ class SourceFilterVocoder(nn.Module):
 
     def forward(self, spectrogram: torch.Tensor) -> torch.Tensor:
         frames = spectrogram if spectrogram.ndim == 3 else spectrogram[None]
-        moved = self.last(self.blocks(self.first(frames.to(self.first.weight.dtype).mT)))
-        sound = _filtered(frames.float(), moved.float())
-        return sound if spectrogram.ndim == 3 else sound[0]
+        raw_shift = self.last(self.blocks(self.first(frames.to(self.first.weight.dtype).mT)))
+        audio = _synthesize(frames.float(), raw_shift.float())
+        return audio if spectrogram.ndim == 3 else audio[0]
 
 
-def _filtered(frames: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-    level = loudness(frames[..., :MELS]) @ _spread_out().to(frames) - _OF_NOISE
-    bent = _REACH * torch.tanh(moved.mT / _REACH)
+def _synthesize(frames: torch.Tensor, raw_shift: torch.Tensor) -> torch.Tensor:
+    level = loudness(frames[..., :MELS]) @ _band_weights().to(frames) - _NOISE_LEVEL
+    shift = _SHIFT_MAX * torch.tanh(raw_shift.mT / _SHIFT_MAX)
     voiced = frames[..., MELS + 1 :].clamp(0, 1)
-    pulses = level + bent[..., :_BINS] + torch.log(voiced + 1e-4)
-    noise = level + bent[..., _BINS:] - 4 * voiced
+    pulses = level + shift[..., :_BINS] + torch.log(voiced + 1e-4)
+    noise = level + shift[..., _BINS:] - 4 * voiced
     pitch = pitch_in_hertz(frames[..., MELS])
-    return _through(pulses, _pulses(pitch)) + _through(
+    return _apply_filter(pulses, _pulses(pitch)) + _apply_filter(
         noise, torch.randn(len(frames), frames.shape[1] * HOP, device=frames.device)
     )
 
 
-def _through(level: torch.Tensor, excitation: torch.Tensor) -> torch.Tensor:
+def _apply_filter(level: torch.Tensor, excitation: torch.Tensor) -> torch.Tensor:
     """Filter sound ``(B, T * HOP)`` by logarithms of magnitudes ``(B, T, 513)``."""
     window = hann(WINDOW).to(excitation)
-    seen = torch.stft(excitation, WINDOW, HOP, window=window, return_complex=True)
-    made = seen[..., : level.shape[1]] * _least_phase(level).mT
-    return torch.istft(made, WINDOW, HOP, window=window, length=excitation.shape[1])
+    spectrum = torch.stft(excitation, WINDOW, HOP, window=window, return_complex=True)
+    result = spectrum[..., : level.shape[1]] * _minimum_phase(level).mT
+    return torch.istft(result, WINDOW, HOP, window=window, length=excitation.shape[1])
 
 
-def _least_phase(level: torch.Tensor) -> torch.Tensor:
+def _minimum_phase(level: torch.Tensor) -> torch.Tensor:
     """By folding the cepstrum."""
     cepstrum = torch.fft.irfft(level, WINDOW)
     fold = torch.zeros(WINDOW, device=level.device)
@@ -116,7 +116,7 @@ def _pulses(pitch: torch.Tensor) -> torch.Tensor:
     return exact * torch.sqrt(4 * each / RATE)
 
 
-def _spread_out() -> torch.Tensor:
+def _band_weights() -> torch.Tensor:
     """``(80, 513)``: each frequency's share in the bands around it, and white noise's level."""
     filters = mel_filters()
     shares = filters / filters.sum(1, keepdim=True).clamp(min=1e-9)
@@ -126,7 +126,7 @@ def _spread_out() -> torch.Tensor:
     return shares.T
 
 
-def read_excited(path: Path) -> SourceFilterVocoder:
+def read_source_filter_vocoder(path: Path) -> SourceFilterVocoder:
     """From its directory. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
     vocoder = SourceFilterVocoder(width=config["width"], depth=config["depth"])

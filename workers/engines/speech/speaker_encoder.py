@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from workers.engines.speech.mel_statistics import MelStatistics, timbre_of
-from workers.engines.speech.spectra import CHANNELS, analyse, levelled
+from workers.engines.speech.mel_statistics import MelStatistics, measure_mel_statistics
+from workers.engines.speech.spectra import CHANNELS, analyse, normalize_loudness
 
 
 class SpeakerProfile(NamedTuple):
-    voice: torch.Tensor
+    embedding: torch.Tensor
     """``(D,)`` of length 1, what a model speaks with."""
-    timbre: MelStatistics
+    statistics: MelStatistics
 
 
 class SpeakerEncoder(nn.Module):
@@ -44,24 +44,26 @@ class SpeakerEncoder(nn.Module):
         spread = (states.square().sum(1) / total - mean.square()).clamp(min=1e-5).sqrt()
         return F.normalize(self.last(torch.cat([mean, spread], 1)), dim=1)
 
-    def hear(self, samples: torch.Tensor) -> SpeakerProfile:
+    def embed(self, samples: torch.Tensor) -> SpeakerProfile:
         """Whose voice sound ``(N,)`` at ``spectra.RATE`` is.
 
         Raise ``ValueError`` where nobody is heard to speak.
         """
-        frames = analyse(levelled(samples.float()))
-        if frames[:, -1].sum() < _VOICED_MIN:
+        frames = analyse(normalize_loudness(samples.float()))
+        if frames[:, -1].sum() < _VOICED_FRAMES_MIN:
             raise ValueError("there is too little speech in it")
-        place = next(self.parameters())
-        heard: torch.Tensor = self(frames[None].to(place), torch.ones(1, len(frames)).to(place))
-        return SpeakerProfile(heard[0].float().cpu(), timbre_of(frames))
+        weight = next(self.parameters())
+        embedding: torch.Tensor = self(
+            frames[None].to(weight), torch.ones(1, len(frames)).to(weight)
+        )
+        return SpeakerProfile(embedding[0].float().cpu(), measure_mel_statistics(frames))
 
 
-_VOICED_MIN = 36
+_VOICED_FRAMES_MIN = 36
 """Frames, half a second."""
 
 
-def read_reference(path: Path) -> SpeakerEncoder:
+def read_speaker_encoder(path: Path) -> SpeakerEncoder:
     """From its directory. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
     model = SpeakerEncoder(width=config["width"], size=config["size"])

@@ -35,14 +35,14 @@ def analyse(samples: torch.Tensor) -> torch.Tensor:
     return torch.cat([mel_of(samples), rest], 1)
 
 
-def levelled(samples: torch.Tensor) -> torch.Tensor:
+def normalize_loudness(samples: torch.Tensor) -> torch.Tensor:
     """As loud as all lessons are, whatever it was recorded at; pauses are not counted."""
     if len(samples) < WINDOW:
         return samples
     power = samples.unfold(0, WINDOW, HOP).square().mean(1)
-    heard = power[power > power.max() / 300].mean()
-    made: torch.Tensor = samples * (_LEVEL / heard.sqrt().clamp(min=1e-5))
-    return made
+    audible = power[power > power.max() / 300].mean()
+    result: torch.Tensor = samples * (_LEVEL / audible.sqrt().clamp(min=1e-5))
+    return result
 
 
 def mel_of(samples: torch.Tensor) -> torch.Tensor:
@@ -53,8 +53,8 @@ def mel_of(samples: torch.Tensor) -> torch.Tensor:
 
 def magnitudes(samples: torch.Tensor, window: int, hop: int) -> torch.Tensor:
     """``(B, window / 2 + 1, T)``."""
-    made = torch.stft(samples, window, hop, window=hann(window), return_complex=True)
-    return made.abs()
+    result = torch.stft(samples, window, hop, window=hann(window), return_complex=True)
+    return result.abs()
 
 
 def loudness(mel: torch.Tensor) -> torch.Tensor:
@@ -77,13 +77,13 @@ def pitch_of(samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     power = torch.fft.rfft(frames, 2 * WINDOW).abs() ** 2
     own = torch.fft.irfft(torch.fft.rfft(hann(WINDOW), 2 * WINDOW).abs() ** 2)
     shortest, longest = int(RATE / PITCH_MAX), int(RATE / PITCH_MIN) + 1
-    alike = torch.fft.irfft(power)
-    alike = alike / alike[:, :1].clamp(min=1e-6) * (own[0] / own.clamp(min=1e-6))
-    lags = alike[:, shortest : longest + 1]
+    correlation = torch.fft.irfft(power)
+    correlation = correlation / correlation[:, :1].clamp(min=1e-6) * (own[0] / own.clamp(min=1e-6))
+    lags = correlation[:, shortest : longest + 1]
     peaks = F.max_pool1d(lags[:, None], 5, 1, 2)[:, 0] == lags
     best = lags.masked_fill(~peaks, 0).amax(1)
-    near = peaks & (lags > 0.85 * best[:, None])
-    place = near.int().argmax(1)
+    candidates = peaks & (lags > 0.85 * best[:, None])
+    place = candidates.int().argmax(1)
     rows = torch.arange(len(lags))
     left = lags[rows, (place - 1).clamp(min=0)]
     right = lags[rows, (place + 1).clamp(max=lags.shape[1] - 1)]
@@ -94,18 +94,18 @@ def pitch_of(samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     voiced = (best > 0.5) & loud
     if not voiced.any():
         return torch.full_like(pitch, _PITCH_UNIT), voiced.float()
-    return _carried_on(pitch, voiced), voiced.float()
+    return _interpolate_log(pitch, voiced), voiced.float()
 
 
-def _carried_on(values: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+def _interpolate_log(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Straight lines, of the logarithm, between what is known."""
-    places = known.nonzero()[:, 0].float()
-    logs = values[known].log()
-    at = torch.arange(len(values)).float()
-    after = torch.searchsorted(places, at).clamp(max=len(places) - 1)
+    places = valid.nonzero()[:, 0].float()
+    logs = values[valid].log()
+    positions = torch.arange(len(values)).float()
+    after = torch.searchsorted(places, positions).clamp(max=len(places) - 1)
     before = (after - 1).clamp(min=0)
     span = (places[after] - places[before]).clamp(min=1)
-    part = ((at - places[before]) / span).clamp(0, 1)
+    part = ((positions - places[before]) / span).clamp(0, 1)
     return torch.exp(logs[before] + (logs[after] - logs[before]) * part)
 
 
@@ -123,5 +123,5 @@ def mel_filters(width_min: float = 0.0) -> torch.Tensor:
     centres = edges[1:-1]
     rise = (bins[:, None] - centres) / (centres - edges[:-2]).clamp(min=width_min)
     fall = (centres - bins[:, None]) / (edges[2:] - centres).clamp(min=width_min)
-    made = (1 + torch.minimum(rise, fall)).clamp(min=0)
-    return made / made.sum(0, keepdim=True).clamp(min=1e-6)
+    result = (1 + torch.minimum(rise, fall)).clamp(min=0)
+    return result / result.sum(0, keepdim=True).clamp(min=1e-6)

@@ -24,7 +24,7 @@ from num2words import CONVERTER_CLASSES, num2words
 _DIGITS_MAX: Final = 15
 """Longer ones are no quantity but a name, and are said digit by digit."""
 _CURRENCIES: Final = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW"}
-_SAID: Final[dict[str, dict[str, str]]] = {
+_SIGN_NAMES: Final[dict[str, dict[str, str]]] = {
     "en": {"%": "percent", "&": "and", "+": "plus", "=": "equals", "@": "at", "°": "degrees"},
     "de": {"%": "Prozent", "&": "und", "+": "plus", "=": "gleich", "@": "at", "°": "Grad"},
     "fr": {"%": "pour cent", "&": "et", "+": "plus", "=": "égale", "@": "arobase", "°": "degrés"},
@@ -33,7 +33,7 @@ _SAID: Final[dict[str, dict[str, str]]] = {
     "pt": {"%": "por cento", "&": "e", "+": "mais", "=": "igual a", "@": "arroba", "°": "graus"},
     "nl": {"%": "procent", "&": "en", "+": "plus", "=": "is", "@": "apenstaartje", "°": "graden"},
 }
-_SHORT: Final[dict[str, dict[str, str]]] = {
+_ABBREVIATIONS: Final[dict[str, dict[str, str]]] = {
     "en": {
         "dr.": "doctor",
         "mr.": "mister",
@@ -60,9 +60,9 @@ _SHORT: Final[dict[str, dict[str, str]]] = {
         "nr.": "Nummer",
     },
 }
-TURN: Final = re.compile(r"\[S\d\]")
+TURN_TAG: Final = re.compile(r"\[S\d\]")
 """Who speaks from here on, in a model that knows several speakers."""
-FIRST_TURN: Final = "[S1]"
+FIRST_TURN_TAG: Final = "[S1]"
 _NUMBER: Final = r"\d+(?:[.,\u00a0\u202f'\u2019]\d+)*"
 _SIGNS: Final = "".join(map(re.escape, _CURRENCIES))
 _AMOUNT: Final = re.compile(rf"([{_SIGNS}])\s?({_NUMBER})|({_NUMBER})\s?([{_SIGNS}])")
@@ -91,27 +91,27 @@ class Language:
         known = (one for one in (regional, self.name) if one in CONVERTER_CLASSES)
         self._numbers: str | None = next(known, None)
 
-    def sentences(self, text: str, *, most: int, normalize: bool = True) -> list[str]:
+    def sentences(self, text: str, *, characters_max: int, normalize: bool = True) -> list[str]:
         """Cut a text into what is said in one breath, each of at most ``most`` characters."""
         found: list[str] = []
         for part in sentencex.segment(self.name, unicodedata.normalize("NFC", text)):
-            said = self.normalize(part) if normalize else part
-            said = _WORD.sub(" ", said).strip()
-            found += [piece for piece in _within(said, most) if _is_said(piece)]
+            spoken = self.normalize(part) if normalize else part
+            spoken = _WORD.sub(" ", spoken).strip()
+            found += [piece for piece in _split(spoken, characters_max) if _is_speakable(piece)]
         return found
 
     def normalize(self, text: str) -> str:
         """Write out numbers, amounts, dates, times, signs and common abbreviations."""
-        if turns := TURN.findall(text):
-            said = (self.normalize(part) for part in TURN.split(text))
-            return "".join(map("".join, zip_longest(said, turns, fillvalue="")))
-        for short, long in _SHORT.get(self.name, {}).items():
-            pattern = rf"(?<![\w.]){re.escape(short)}(?!\w)"
-            text = re.sub(pattern, long, text, flags=re.IGNORECASE)
+        if turns := TURN_TAG.findall(text):
+            spoken = (self.normalize(part) for part in TURN_TAG.split(text))
+            return "".join(map("".join, zip_longest(spoken, turns, fillvalue="")))
+        for abbreviation, full in _ABBREVIATIONS.get(self.name, {}).items():
+            pattern = rf"(?<![\w.]){re.escape(abbreviation)}(?!\w)"
+            text = re.sub(pattern, full, text, flags=re.IGNORECASE)
         if self._numbers is not None:
-            for pattern_, say in self._rules():
-                text = pattern_.sub(_or_as_it_is(say), text)
-        for sign, name in _SAID.get(self.name, {}).items():
+            for pattern_, to_words in self._rules():
+                text = pattern_.sub(_or_unchanged(to_words), text)
+        for sign, name in _SIGN_NAMES.get(self.name, {}).items():
             text = text.replace(sign, f" {name} ")
         return text
 
@@ -133,8 +133,8 @@ class Language:
         amount = self._parse(found[2] or found[3])
         try:
             if amount != int(amount):
-                said = num2words(float(amount), to="currency", lang=self._numbers, currency=code)
-                return str(said).replace(",", "")
+                spoken = num2words(float(amount), to="currency", lang=self._numbers, currency=code)
+                return str(spoken).replace(",", "")
         except (NotImplementedError, KeyError, AttributeError, TypeError):
             pass
         name = get_currency_name(code, count=float(amount), locale=self._locale)
@@ -151,12 +151,12 @@ class Language:
         date = datetime.date(int(year), int(month), int(day))
         written = format_date(date, "long", locale=self._locale)
 
-        def say(found: re.Match[str]) -> str:
+        def to_words(found: re.Match[str]) -> str:
             if len(found[0]) == 4:
                 return self._words(int(found[0]), "year")
             return self._words(int(found[0]), "ordinal" if self.name == "en" else "cardinal")
 
-        return re.sub(r"\d+", say, written)
+        return re.sub(r"\d+", to_words, written)
 
     def _time(self, found: re.Match[str]) -> str:
         hour, minute = int(found[1]), int(found[2])
@@ -177,8 +177,8 @@ class Language:
             return " ".join(self._words(int(part)) for part in re.findall(r"\d+", written))
         if written == digits and len(digits) == 4 and not sign and self._is_year(int(number)):
             return self._words(int(number), "year")
-        said = self._words(-number if sign else number)
-        return f" {said} " if found[3] else said
+        spoken = self._words(-number if sign else number)
+        return f" {spoken} " if found[3] else spoken
 
     def _is_year(self, number: int) -> bool:
         return self.name == "en" and (1100 <= number < 2000 or 2010 <= number < 2100)
@@ -191,34 +191,34 @@ class Language:
         return str(num2words(whole, lang=self._numbers, to=to)).replace(",", "")
 
 
-def with_turns(sentences: Sequence[str]) -> list[str]:
+def with_turn_tags(sentences: Sequence[str]) -> list[str]:
     """Say before each sentence whose turn it is."""
-    turn, found = FIRST_TURN, []
+    turn, found = FIRST_TURN_TAG, []
     for sentence in sentences:
-        found.append(sentence if TURN.match(sentence) else f"{turn} {sentence}")
-        turn = (TURN.findall(sentence) or [turn])[-1]
+        found.append(sentence if TURN_TAG.match(sentence) else f"{turn} {sentence}")
+        turn = (TURN_TAG.findall(sentence) or [turn])[-1]
     return found
 
 
-def _or_as_it_is(say: Callable[[re.Match[str]], str]) -> Callable[[re.Match[str]], str]:
+def _or_unchanged(to_words: Callable[[re.Match[str]], str]) -> Callable[[re.Match[str]], str]:
     """What a library cannot say in its language stays as it was written."""
 
     def attempt(found: re.Match[str]) -> str:
         try:
-            return say(found)
+            return to_words(found)
         except (ValueError, NotImplementedError, OverflowError, LookupError, TypeError):
             return found[0]
 
     return attempt
 
 
-def _is_said(piece: str) -> bool:
+def _is_speakable(piece: str) -> bool:
     return any(character.isalnum() for character in piece)
 
 
-def _within(text: str, most: int) -> Iterator[str]:
+def _split(text: str, characters_max: int) -> Iterator[str]:
     """Cut where it hurts least: behind a clause, between words, and only then anywhere."""
-    if len(text) <= most:
+    if len(text) <= characters_max:
         yield text
         return
     for cut in (_CLAUSE, _WORD):
@@ -226,13 +226,13 @@ def _within(text: str, most: int) -> Iterator[str]:
         if len(parts) > 1:
             break
     else:
-        yield from (text[at : at + most] for at in range(0, len(text), most))
+        yield from (text[at : at + characters_max] for at in range(0, len(text), characters_max))
         return
-    line = ""
+    chunk = ""
     for part in parts:
-        if line and len(line) + 1 + len(part) > most:
-            yield from _within(line, most)
-            line = part
+        if chunk and len(chunk) + 1 + len(part) > characters_max:
+            yield from _split(chunk, characters_max)
+            chunk = part
         else:
-            line = f"{line} {part}" if line else part
-    yield from _within(line, most)
+            chunk = f"{chunk} {part}" if chunk else part
+    yield from _split(chunk, characters_max)
