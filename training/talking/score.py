@@ -20,7 +20,7 @@ from PIL import Image
 from training.common import scenes
 from training.talking import faces
 from training.talking.utterances import utter
-from workers.engines.talking.listening import loudness, mouths_of
+from workers.engines.talking.mouth_shapes import loudness, predict_mouths
 from workers.engines.talking.networks import MouthPredictor, Networks, read_networks
 from workers.engines.talking.portrait import Portrait, PortraitError
 from workers.media.pixels import Pixels
@@ -48,7 +48,7 @@ def score_ear(ear: MouthPredictor, *, count: int = 24) -> Heard:
         one = utter(r, seconds=5.12)
         rows = len(one.mouths)
         bands = loudness(one.samples)
-        heard.append(mouths_of(ear, bands, fps=Fraction(100), frames=rows))
+        heard.append(predict_mouths(ear, bands, fps=Fraction(100), frames=rows))
         truth.append(one.mouths)
         silent.append(one.silent)
     said, meant, quiet = np.concatenate(heard), np.concatenate(truth), np.concatenate(silent)
@@ -80,7 +80,9 @@ def score_eyes(networks: Networks, *, count: int = 48) -> Seen:
         shut = torch.zeros(1, 4)
         points = (faces.points(people, shut)[0] + 1) * SIDE / 2
         try:
-            portrait = Portrait(drawn(people, shut), networks.finder, networks.painter)
+            portrait = Portrait(
+                drawn(people, shut), networks.landmark_detector, networks.mouth_renderer
+            )
         except PortraitError:
             missed += 1
             continue
@@ -99,7 +101,7 @@ def score_eyes(networks: Networks, *, count: int = 48) -> Seen:
         scene = scenes.draw([faceless(seed)], SIDE)[0]
         pixels = ((scene + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
         try:
-            Portrait(pixels, networks.finder, networks.painter)
+            Portrait(pixels, networks.landmark_detector, networks.mouth_renderer)
             imagined += 1
         except PortraitError:
             continue
@@ -121,8 +123,8 @@ def drawn(people: faces.Faces, shapes: torch.Tensor, *, side: int = SIDE) -> Pix
 def spoken(networks: Networks, portrait: Portrait, shapes: torch.Tensor) -> list[Pixels]:
     """A portrait with its mouth in each of the shapes ``(T, 4)``."""
     with torch.inference_mode():
-        seen = [one.expand(len(shapes), -1, -1, -1) for one in portrait.seen]
-        return portrait.frames(networks.painter(seen, shapes))
+        seen = [one.expand(len(shapes), -1, -1, -1) for one in portrait.features]
+        return portrait.frames(networks.mouth_renderer(seen, shapes))
 
 
 def faceless(seed: int) -> scenes.Scene:
@@ -138,11 +140,13 @@ def sheet(networks: Networks, path: Path, *, rows: int = 6, columns: int = 9) ->
         people = faces.choose(g, 1, near=(0.6, 0.85))
         try:
             pixels = drawn(people, torch.zeros(1, 4))
-            portrait = Portrait(pixels, networks.finder, networks.painter)
+            portrait = Portrait(pixels, networks.landmark_detector, networks.mouth_renderer)
         except PortraitError:
             continue
         bands = loudness(utter(r, seconds=1.6).samples)
-        shapes = mouths_of(networks.ear, bands, fps=Fraction(5), frames=columns - 1)
+        shapes = predict_mouths(
+            networks.mouth_predictor, bands, fps=Fraction(5), frames=columns - 1
+        )
         page += [portrait.pixels, *spoken(networks, portrait, torch.from_numpy(shapes))]
     pictures = torch.from_numpy(np.stack(page)).permute(0, 3, 1, 2) / 127.5 - 1
     laid = scenes.sheet(pictures, columns=columns).numpy()
@@ -162,7 +166,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     networks = read_networks(asked.checkpoint)
-    print(score_ear(networks.ear))
+    print(score_ear(networks.mouth_predictor))
     print(score_eyes(networks))
     if asked.sheet:
         sheet(networks, asked.sheet)

@@ -24,10 +24,10 @@ from training.common.loop import Mean, adam, clock, set_rate, step
 from training.talking import faces
 from training.talking.utterances import Utterance, utter
 from workers.engines.talking import networks
-from workers.engines.talking.listening import loudness
+from workers.engines.talking.mouth_shapes import loudness
 from workers.engines.talking.networks import (
-    FINDER_SIDE,
-    PAINTER_SIDE,
+    DETECTOR_SIDE,
+    RENDERER_SIDE,
     LandmarkDetector,
     MouthPredictor,
     MouthRenderer,
@@ -108,7 +108,7 @@ def draw_seen(generator: torch.Generator, count: int) -> Seen:
     shapes = mouths(generator, count, closed=0.4)
     chance = torch.rand(count, generator=generator)
     mouthless = (chance < _MOUTHLESS).float()
-    places = faces.grid(count, FINDER_SIDE)
+    places = faces.grid(count, DETECTOR_SIDE)
     drawn, _ = faces.draw(people, shapes, places, mouthless=mouthless[:, None, None])
     points = faces.points(people, shapes)
     inside = (points[:, :3].abs() < 0.97).flatten(1).all(1)
@@ -128,10 +128,10 @@ def _nobody(generator: torch.Generator) -> torch.Tensor:
     kind = seed % 4
     if kind < 2:
         scene = scenes.scene(random.Random(seed), wide=True)
-        return (scenes.draw([scene], FINDER_SIDE)[0] + 1) / 2
+        return (scenes.draw([scene], DETECTOR_SIDE)[0] + 1) / 2
     coarse = torch.rand(1, 3, 3 + seed % 20, 3 + seed % 20, generator=generator)
     mode = "bilinear" if kind == 2 else "nearest"
-    return F.interpolate(coarse, size=FINDER_SIDE, mode=mode)[0]
+    return F.interpolate(coarse, size=DETECTOR_SIDE, mode=mode)[0]
 
 
 def _spoiled(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -171,14 +171,14 @@ def train_finder(finder: LandmarkDetector, *, minutes: float, seed: int) -> None
             maps, wanted = maps[there], points[there]
             target = _bumps(wanted, maps.shape[-1])
             near = -(target * maps.flatten(2).log_softmax(2)).sum(2).mean()
-            off = (finder.places(maps) - wanted).norm(dim=2)
+            off = (finder.peaks(maps) - wanted).norm(dim=2)
             loss = loss + 0.5 * near + 4 * off.clamp(max=0.15).mean()
         step(optimizer, finder.parameters(), loss)
         mean.update()
         if done - shown > 0.1:
             shown = done
             right = ((sure > 0) == there).float().mean()
-            pixels = off.mean() * FINDER_SIDE / 2
+            pixels = off.mean() * DETECTOR_SIDE / 2
             print(
                 f"finder {done:.2f} step {turns} loss {loss:.3f} right {right:.2f} "
                 f"off {pixels:.2f} px",
@@ -227,7 +227,7 @@ def draw_pairs(generator: torch.Generator, count: int, *, unsure: float = 0.03) 
     found = points + unsure * half * torch.randn(points.shape, generator=generator)
     square = mouth_square(found)
     size = 1 + 0.05 * torch.randn(count, generator=generator)
-    places = Square(square.centre, square.half * size, square.turn).places(PAINTER_SIDE)
+    places = Square(square.centre, square.half * size, square.turn).pixel_centres(RENDERER_SIDE)
     before, _ = faces.draw(people, old, places)
     after, inside = faces.draw(people, new, places)
     return Pairs(before, after, new, inside)
@@ -235,9 +235,9 @@ def draw_pairs(generator: torch.Generator, count: int, *, unsure: float = 0.03) 
 
 def painted(
     painter: MouthRenderer, before: torch.Tensor, shapes: torch.Tensor
-) -> tuple[torch.Tensor, networks.Stroke]:
+) -> tuple[torch.Tensor, networks.MouthPatch]:
     """The pictures after a stroke, and the stroke, at the square's own resolution."""
-    stroke = painter(painter.look(before), shapes)
+    stroke = painter(painter.encode(before), shapes)
     flow = stroke.flow.float().permute(0, 2, 3, 1)
     whole = faces.grid(len(before), before.shape[-1])
     warped = F.grid_sample(before, whole + flow, padding_mode="border", align_corners=False)
@@ -299,14 +299,18 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(asked.seed)
-    found = networks.fresh()
+    found = networks.create_networks()
     if asked.only and (asked.out / networks.WEIGHTS).exists():
         found = networks.read_networks(asked.out)
         found.module.requires_grad_(True).train()
     trainers = {
-        "ear": lambda minutes: train_ear(found.ear, minutes=minutes, seed=asked.seed),
-        "finder": lambda minutes: train_finder(found.finder, minutes=minutes, seed=asked.seed),
-        "painter": lambda minutes: train_painter(found.painter, minutes=minutes, seed=asked.seed),
+        "ear": lambda minutes: train_ear(found.mouth_predictor, minutes=minutes, seed=asked.seed),
+        "finder": lambda minutes: train_finder(
+            found.landmark_detector, minutes=minutes, seed=asked.seed
+        ),
+        "painter": lambda minutes: train_painter(
+            found.mouth_renderer, minutes=minutes, seed=asked.seed
+        ),
     }
     for name, part in PARTS.items():
         if asked.only in (None, name):

@@ -293,7 +293,7 @@ def test_there_are_so_many_places_and_no_more(checkpoint: Checkpoint) -> None:
         ({"language": "de"}, "language", "it supports en"),
         ({"language": "nonsense!"}, "language", "accepted are en"),
         ({"speed": 9}, "speed", "0.25 to 4"),
-        ({"instructions": "whisper"}, "instructions", "no instructions"),
+        ({"instructions": "whisper"}, "instructions", "does not support instructions"),
         ({"sample_rate": 100}, "sample_rate", "8000 to 48000"),
         ({"parameters": {"top_k": 3}}, "top_k", "no parameter top_k"),
         ({"files": [b"RIFF"]}, "recording", "does not support voices from recordings"),

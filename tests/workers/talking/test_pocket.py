@@ -24,7 +24,7 @@ from training.common import scenes
 from training.talking import faces
 from training.talking.score import drawn, faceless, score_ear, spoken
 from workers.contract.jobs import Completed
-from workers.engines.talking.listening import loudness, mouths_of
+from workers.engines.talking.mouth_shapes import loudness, predict_mouths
 from workers.engines.talking.networks import Networks, read_networks
 from workers.engines.talking.portrait import Portrait, PortraitError
 
@@ -46,7 +46,7 @@ def test_the_weights_are_few_and_those_on_the_card() -> None:
 def test_the_opening_is_heard_in_voices_that_it_never_heard_and_silence_is_shut(
     networks: Networks,
 ) -> None:
-    found = score_ear(networks.ear, count=6)
+    found = score_ear(networks.mouth_predictor, count=6)
 
     opening, width, teeth, _ = found.correlation
     assert opening > 0.85
@@ -60,7 +60,7 @@ def test_how_loud_a_recording_is_says_nothing(networks: Networks) -> None:
     said = said / np.abs(said).max()
 
     loud, quiet = (
-        mouths_of(networks.ear, loudness(said * gain), fps=Fraction(25), frames=50)
+        predict_mouths(networks.mouth_predictor, loudness(said * gain), fps=Fraction(25), frames=50)
         for gain in (0.9, 0.09)
     )
 
@@ -72,7 +72,9 @@ def test_mouths_are_found_in_people_that_it_never_saw(networks: Networks) -> Non
     for seed in range(20, 36):
         pixels, points = person(seed, side=192)
         try:
-            found = Portrait(pixels, networks.finder, networks.painter).points.numpy()
+            found = Portrait(
+                pixels, networks.landmark_detector, networks.mouth_renderer
+            ).points.numpy()
         except PortraitError:
             missed += 1
             continue
@@ -87,7 +89,7 @@ def test_no_mouth_is_found_where_nobody_is(networks: Networks) -> None:
         picture = scenes.draw([faceless(seed)], 128)[0]
         pixels = ((picture + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
         with pytest.raises(PortraitError):
-            Portrait(pixels, networks.finder, networks.painter)
+            Portrait(pixels, networks.landmark_detector, networks.mouth_renderer)
 
 
 def test_a_mouth_is_found_in_a_tall_picture_and_in_a_large_one(networks: Networks) -> None:
@@ -95,8 +97,8 @@ def test_a_mouth_is_found_in_a_tall_picture_and_in_a_large_one(networks: Network
     tall = np.pad(pixels, ((0, 120), (20, 20), (0, 0)), mode="edge")
     large = np.kron(pixels, np.ones((4, 4, 1), np.uint8))
 
-    in_tall = Portrait(tall, networks.finder, networks.painter).points.numpy()
-    in_large = Portrait(large, networks.finder, networks.painter).points.numpy()
+    in_tall = Portrait(tall, networks.landmark_detector, networks.mouth_renderer).points.numpy()
+    in_large = Portrait(large, networks.landmark_detector, networks.mouth_renderer).points.numpy()
 
     assert np.abs(in_tall[:2] - (points[:2] + np.array((20, 0)))).max() < 5
     assert np.abs(in_large[:2] - points[:2] * 4).max() < 20
@@ -105,7 +107,7 @@ def test_a_mouth_is_found_in_a_tall_picture_and_in_a_large_one(networks: Network
 def test_only_mouth_and_chin_move_and_more_the_wider_it_opens(networks: Networks) -> None:
     people = faces.choose(torch.Generator().manual_seed(77), 1, near=(0.7, 0.8))
     shut = torch.zeros(1, 4)
-    portrait = Portrait(drawn(people, shut), networks.finder, networks.painter)
+    portrait = Portrait(drawn(people, shut), networks.landmark_detector, networks.mouth_renderer)
     shapes = torch.zeros(4, 4)
     shapes[:, 0] = torch.tensor([0.0, 0.3, 0.6, 1.0])
 

@@ -94,10 +94,10 @@ def _image(outcome: Outcome, index: int = 0, *, alpha: bool = False) -> Pixels:
     return decode.read_image(outcome.files[index].data, alpha=alpha)
 
 
-def _whole(path: Path, picture: Pixels) -> Pixels:
+def _whole(path: Path, image: Pixels) -> Pixels:
     """The network on all of a picture at once."""
     model = Compact.from_weights(load_file(path / "model.safetensors"))
-    low = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None] / 255
+    low = torch.from_numpy(image.copy()).permute(2, 0, 1)[None] / 255
     with torch.inference_mode():
         drawn = model(low)[0].clamp(0, 1).permute(1, 2, 0)
     return np.asarray((drawn * 255).round().byte())
@@ -123,10 +123,10 @@ def test_a_tile_in_a_batch_is_the_tile_alone(checkpoint: Path) -> None:
     assert network is not None
     tiles = np.stack([_picture(40, 30, seed=seed) for seed in range(5)])
 
-    together = network.draw(tiles)
+    together = network.upscale(tiles)
 
     for tile, drawn in zip(tiles, together, strict=True):
-        np.testing.assert_allclose(network.draw(tile[None])[0], drawn, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(network.upscale(tile[None])[0], drawn, atol=1e-5, rtol=0)
 
 
 def test_requests_share_steps_and_get_what_they_get_alone(checkpoint: Path) -> None:
@@ -179,12 +179,12 @@ def test_less_than_the_network_draws_may_be_asked_for(
 
 @pytest.mark.parametrize("format", ["png", "webp", "jpeg"])
 def test_transparency_stays_where_the_format_has_it(format: Any, checkpoint: Path) -> None:
-    picture = _picture(30, 20, 4)
-    picture[..., 3] = 255
-    picture[:10, :, 3] = 0
+    image = _picture(30, 20, 4)
+    image[..., 3] = 255
+    image[:10, :, 3] = 0
     job = _image_job("a", format=format, compression=95)
 
-    outcome = Run(_engine(checkpoint), (job, [encode.image(picture, "png")])).finish()["a"]
+    outcome = Run(_engine(checkpoint), (job, [encode.image(image, "png")])).finish()["a"]
 
     found = _image(outcome, alpha=True)
     assert found.shape == (80, 120, 3 if format == "jpeg" else 4)
@@ -265,7 +265,7 @@ def _fail_above(engine: UpscaleEngine, too_much: Callable[[Any], bool]) -> list[
     """Let memory run out for batches of which something is true; return sizes that were tried."""
     network = engine._loaded
     assert network is not None
-    draw, tried = network.draw, []
+    draw, tried = network.upscale, []
 
     def draw_or_fail(tiles: Any) -> Any:
         tried.append(len(tiles))
@@ -273,7 +273,7 @@ def _fail_above(engine: UpscaleEngine, too_much: Callable[[Any], bool]) -> list[
             raise torch.OutOfMemoryError("out of memory")
         return draw(tiles)
 
-    network.draw = draw_or_fail  # type: ignore[method-assign]
+    network.upscale = draw_or_fail  # type: ignore[method-assign]
     return tried
 
 
@@ -322,19 +322,19 @@ def test_a_video_that_turns_out_to_be_damaged_costs_nobody_else(checkpoint: Path
 @pytest.mark.parametrize(
     ("job", "files", "code", "said"),
     [
-        (_image_job("a"), [], "invalid_input", "no picture to enlarge"),
+        (_image_job("a"), [], "invalid_input", "image to upscale is missing"),
         (_image_job("a"), [b"?"], "invalid_input", "no picture that can be read"),
         (_image_job("a"), [_png(101, 100)], "invalid_input", "10100 pixels; at most 10000"),
         (_image_job("a", n=2), [_png(9, 9)], "unsupported_parameter", "n is 2"),
-        (_image_job("a", scale=8), [_png(9, 9)], "unsupported_parameter", "1 to 4 times"),
+        (_image_job("a", scale=8), [_png(9, 9)], "unsupported_parameter", "supports 1 to 4"),
         (_image_job("a", width=37), [_png(9, 9)], "unsupported_parameter", "at most 36x36"),
         (
             _image_job("a", width=30, height=20),
             [_png(9, 9)],
             "unsupported_parameter",
-            "other proportions",
+            "aspect ratio",
         ),
-        (_video_job("a"), [], "invalid_input", "no video to enlarge"),
+        (_video_job("a"), [], "invalid_input", "video to upscale is missing"),
         (_video_job("a"), [_png(9, 9)], "invalid_input", "no video that can be read"),
         (_video_job("a"), [_clip(25)], "invalid_input", "2.1 seconds long; at most 2"),
         (_video_job("a", scale=5), [_clip(3)], "unsupported_parameter", "scale is 5"),
@@ -393,7 +393,7 @@ def test_weights_as_training_programs_wrap_them_are_read(checkpoint: Path, tmp_p
 
 
 def test_checkpoints_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no weights"):
+    with pytest.raises(ValueError, match="contains no weights"):
         _engine(tmp_path)
     save_file({"conv.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="spandrel"):

@@ -31,7 +31,7 @@ def test_a_picture_that_is_cut_is_put_together_again(height: int, width: int, sc
         canvas.put(place, (cut / np.float32(255)).repeat(scale, 0).repeat(scale, 1))
 
     assert canvas.done
-    np.testing.assert_array_equal(canvas.picture(), source.repeat(scale, 0).repeat(scale, 1))
+    np.testing.assert_array_equal(canvas.image(), source.repeat(scale, 0).repeat(scale, 1))
 
 
 @pytest.mark.parametrize("length", [33, 56, 57, 100, 1000])

@@ -15,7 +15,7 @@ from workers.engines.cooperative_batching import CooperativeBatcher
 from workers.engines.diffusion.options import Options
 from workers.engines.upscale import options as upscale_options
 from workers.engines.upscale.network import Network
-from workers.engines.upscale.request import resized
+from workers.engines.upscale.request import resize
 from workers.engines.upscale.tiles import Canvas, plan
 from workers.media.pixels import Pixels
 
@@ -36,7 +36,7 @@ class Upscaler:
         self._draw = rendezvous.batch_point("upscaler", self._call, "postprocess")
 
     def _call(self, tiles: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(self._network.draw(tiles.numpy()))
+        return torch.from_numpy(self._network.upscale(tiles.numpy()))
 
     def enlarge(self, pixels: Pixels, scale: int) -> Pixels:
         """``(H, W, 3)`` becomes ``scale`` times as high and wide, at most the network's own."""
@@ -46,7 +46,7 @@ class Upscaler:
         for tile in range(grid.tiles):
             cut = torch.from_numpy(np.ascontiguousarray(canvas.cut(tile))[None])
             canvas.put(tile, self._draw(cut)[0].numpy())
-        drawn = canvas.picture()
+        drawn = canvas.image()
         if scale == self.scale:
             return drawn
-        return resized(drawn, (width * scale, height * scale))
+        return resize(drawn, (width * scale, height * scale))

@@ -1,1 +1,1 @@
-"""Portraits that speak: what a mouth does is heard in a recording and drawn into the portrait."""
+"""Engine of ``talking-head``: animates portraits by recordings of speech."""

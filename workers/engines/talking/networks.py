@@ -1,7 +1,7 @@
-"""Three small networks: one hears what a mouth does, one finds it, one moves and paints it.
+"""Three small networks: predict mouth shapes from audio, find the mouth, and render it.
 
-All work at fixed scales (rows a hundredth of a second apart, squares of 96 and of 64 pixels), so
-that portraits of any size are rows of one batch. Weights are read as data only.
+All work at fixed scales (a row every 10 ms, squares of 96 and of 64 pixels), so that portraits of
+any size can share a batch. Weights are read as data only.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ ARCHITECTURE: Final = "tollgate-talking-1"
 WEIGHTS: Final = "model.safetensors"
 BANDS: Final = 40
 SHAPES: Final = 4
-"""Of a mouth: opening, width (-1 rounded, 1 spread), teeth, tongue."""
+"""Parameters of a mouth shape: opening, width (-1 rounded, 1 spread), teeth, tongue."""
 POINTS: Final = 5
-"""Corners of the mouth, chin, eyes; left is left in the picture."""
-FINDER_SIDE: Final = 96
-PAINTER_SIDE: Final = 64
-_HEAR: Final = 64
-_REACH: Final = 0.3
-"""The farthest that a pixel comes from, of half of the square."""
+"""Landmarks: corners of the mouth, chin, eyes; left is left in the image."""
+DETECTOR_SIDE: Final = 96
+RENDERER_SIDE: Final = 64
+_WIDTH: Final = 64
+_FLOW_MAX: Final = 0.3
+"""Maximum displacement of a pixel, in half sides of the square."""
 
 
 class MouthPredictor(nn.Module):
-    """Loudness of bands ``(B, 40, T)``, a row each hundredth of a second, to mouths ``(B, 4, T)``.
+    """Maps band loudness ``(B, 40, T)``, a row every 10 ms, to mouth shapes ``(B, 4, T)``.
 
-    It hears 0.3 seconds back and ahead.
+    Its receptive field is 0.3 seconds in both directions.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Conv1d(BANDS, _HEAR, 5, padding=2)
+        self.first = nn.Conv1d(BANDS, _WIDTH, 5, padding=2)
         self.layers = nn.ModuleList(
-            nn.Conv1d(_HEAR, _HEAR, 5, padding=2 * wide, dilation=wide) for wide in (1, 2, 4, 8)
+            nn.Conv1d(_WIDTH, _WIDTH, 5, padding=2 * wide, dilation=wide) for wide in (1, 2, 4, 8)
         )
-        self.last = nn.Conv1d(_HEAR, SHAPES, 1)
+        self.last = nn.Conv1d(_WIDTH, SHAPES, 1)
 
     def forward(self, bands: torch.Tensor) -> torch.Tensor:
         hidden = F.silu(self.first(bands))
         for layer in self.layers:
             hidden = hidden + F.silu(layer(hidden))
-        said = self.last(hidden)
-        opening, width, rest = said[:, :1], said[:, 1:2], said[:, 2:]
+        raw = self.last(hidden)
+        opening, width, rest = raw[:, :1], raw[:, 1:2], raw[:, 2:]
         return torch.cat([opening.sigmoid(), width.tanh(), rest.sigmoid()], dim=1)
 
 
 class LandmarkDetector(nn.Module):
-    """Pictures ``(B, 3, 96, 96)`` from 0 to 1 to maps ``(B, 5, 24, 24)``, whose peaks are points of
-    a face, and whether there is a mouth ``(B,)``, as a logit."""
+    """Maps images ``(B, 3, 96, 96)`` from 0 to 1 to heat maps ``(B, 5, 24, 24)``, whose peaks are
+    the landmarks of a face, and to the logit of a mouth being present ``(B,)``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,29 +86,29 @@ class LandmarkDetector(nn.Module):
         coarse = self.coarse(fine)
         wide = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)
         maps = self.map(self.joined(torch.cat([fine, wide], dim=1)))
-        seen = torch.cat([coarse.mean((2, 3)), maps.amax((2, 3)) - maps.mean((2, 3))], dim=1)
-        return maps, self.there(seen)[:, 0]
+        features = torch.cat([coarse.mean((2, 3)), maps.amax((2, 3)) - maps.mean((2, 3))], dim=1)
+        return maps, self.there(features)[:, 0]
 
     @staticmethod
-    def places(maps: torch.Tensor) -> torch.Tensor:
-        """Where the peaks are, to a part of a cell: ``(B, 5, 2)``, x and y from -1 to 1."""
+    def peaks(maps: torch.Tensor) -> torch.Tensor:
+        """Locate the peaks with subcell precision: ``(B, 5, 2)``, x and y from -1 to 1."""
         count, points, high, wide = maps.shape
         best = maps.flatten(2).argmax(2)
-        line = (torch.arange(wide, device=maps.device) + 0.5) * 2 / wide - 1
+        axis = (torch.arange(wide, device=maps.device) + 0.5) * 2 / wide - 1
         row, column = best // wide, best % wide
         cells = torch.arange(wide, device=maps.device)
         near_y = ((cells[None, None] - row[..., None]).abs() <= 2)[..., :, None]
         near_x = ((cells[None, None] - column[..., None]).abs() <= 2)[..., None, :]
         weights = maps.masked_fill(~(near_y & near_x), -torch.inf).flatten(2).softmax(2)
         weights = weights.view(count, points, high, wide)
-        x = (weights.sum(2) * line).sum(2)
-        y = (weights.sum(3) * line).sum(2)
+        x = (weights.sum(2) * axis).sum(2)
+        y = (weights.sum(3) * axis).sum(2)
         return torch.stack([x, y], dim=2)
 
 
 class MouthRenderer(nn.Module):
-    """Mouths ``(B, 3, 64, 64)`` from 0 to 1, as they are and how they shall be ``(B, 4)``, to how
-    each is moved and what is painted over it: see ``Stroke``."""
+    """Maps mouth images ``(B, 3, 64, 64)`` from 0 to 1 and target shapes ``(B, 4)`` to a
+    ``MouthPatch``: how pixels are moved, and what is painted over them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,47 +122,54 @@ class MouthRenderer(nn.Module):
         self.out2 = nn.Conv2d(48 + 32, 40, 3, padding=1)
         self.out1 = nn.Conv2d(40 + 16, 24, 3, padding=1)
         self.last = nn.Conv2d(24, 6, 3, padding=1)
-        line = (torch.arange(PAINTER_SIDE) + 0.5) * 2 / PAINTER_SIDE - 1
-        fade = ((1 - line.abs()) / 0.15).clamp(0, 1)
+        axis = (torch.arange(RENDERER_SIDE) + 0.5) * 2 / RENDERER_SIDE - 1
+        fade = ((1 - axis.abs()) / 0.15).clamp(0, 1)
         fade = fade * fade * (3 - 2 * fade)
         self.window: torch.Tensor
-        # Nothing moves at the edge, so that nobody sees where the square was.
+        # Nothing changes at the edge, so that the square leaves no visible border.
         self.register_buffer("window", fade[:, None] * fade[None, :], persistent=False)
 
-    def look(self, mouths: torch.Tensor) -> list[torch.Tensor]:
-        """What does not depend on how a mouth shall be: once for each portrait."""
-        found = [F.silu(self.in1(mouths * 2 - 1))]
+    def encode(self, mouths: torch.Tensor) -> list[torch.Tensor]:
+        """Compute the features that do not depend on the shape; once per portrait."""
+        networks = [F.silu(self.in1(mouths * 2 - 1))]
         for layer in (self.in2, self.in3, self.in4):
-            found.append(F.silu(layer(found[-1])))
-        return found
+            networks.append(F.silu(layer(networks[-1])))
+        return networks
 
-    def forward(self, seen: list[torch.Tensor], shapes: torch.Tensor) -> Stroke:
-        told = self.told(shapes)[:, :, None, None]
-        scale, shift = told.chunk(2, dim=1)
-        place = 0
+    def forward(self, features: list[torch.Tensor], shapes: torch.Tensor) -> MouthPatch:
+        modulation = self.told(shapes)[:, :, None, None]
+        scale, shift = modulation.chunk(2, dim=1)
+        channel = 0
 
-        def tell(hidden: torch.Tensor) -> torch.Tensor:
-            nonlocal place
-            part = slice(place, place + hidden.shape[1])
-            place += hidden.shape[1]
+        def modulate(hidden: torch.Tensor) -> torch.Tensor:
+            nonlocal channel
+            part = slice(channel, channel + hidden.shape[1])
+            channel += hidden.shape[1]
             return F.silu(hidden * (1 + scale[:, part]) + shift[:, part])
 
-        hidden = tell(self.middle(seen[3]))
-        for layer, other in ((self.out3, seen[2]), (self.out2, seen[1]), (self.out1, seen[0])):
+        hidden = modulate(self.middle(features[3]))
+        for layer, skip in (
+            (self.out3, features[2]),
+            (self.out2, features[1]),
+            (self.out1, features[0]),
+        ):
             hidden = F.interpolate(hidden, scale_factor=2, mode="bilinear", align_corners=False)
-            hidden = tell(layer(torch.cat([hidden, other], dim=1)))
-        drawn = self.last(hidden)
-        return Stroke(
-            drawn[:, :2].tanh() * _REACH * self.window,
-            drawn[:, 2:3].sigmoid() * self.window,
-            drawn[:, 3:].sigmoid(),
+            hidden = modulate(layer(torch.cat([hidden, skip], dim=1)))
+        raw = self.last(hidden)
+        return MouthPatch(
+            raw[:, :2].tanh() * _FLOW_MAX * self.window,
+            raw[:, 2:3].sigmoid() * self.window,
+            raw[:, 3:].sigmoid(),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Stroke:
-    """``flow`` ``(B, 2, H, W)``: how far from each place its pixel comes, x and y, in halves of the
-    square; ``cover`` ``(B, 1, H, W)``: how much ``paint`` ``(B, 3, H, W)`` hides it."""
+class MouthPatch:
+    """A change of the mouth square.
+
+    ``flow`` ``(B, 2, H, W)``: offset x and y of each pixel's source, in half sides; ``cover``
+    ``(B, 1, H, W)``: opacity of ``paint`` ``(B, 3, H, W)`` over it.
+    """
 
     flow: torch.Tensor
     cover: torch.Tensor
@@ -171,29 +178,29 @@ class Stroke:
 
 @dataclass(frozen=True, slots=True)
 class Square:
-    """Where a mouth is worked on: ``centre`` ``(B, 2)``, ``half`` its half side and ``turn`` its
-    angle, ``(B,)``, in whatever unit the points were."""
+    """Squares around mouths: ``centre`` ``(B, 2)``, ``half`` side ``(B,)`` and ``turn``, the angle,
+    ``(B,)``; lengths are in the unit of the landmarks."""
 
     centre: torch.Tensor
     half: torch.Tensor
     turn: torch.Tensor
 
-    def places(self, side: int) -> torch.Tensor:
-        """Centres of its pixels: ``(B, side, side, 2)``."""
-        line = (torch.arange(side, device=self.half.device) + 0.5) * 2 / side - 1
-        v, u = torch.meshgrid(line, line, indexing="ij")
-        return self.at(torch.stack([u, v], dim=2)[None])
+    def pixel_centres(self, side: int) -> torch.Tensor:
+        """Return the centres of ``side`` by ``side`` pixels: ``(B, side, side, 2)``."""
+        axis = (torch.arange(side, device=self.half.device) + 0.5) * 2 / side - 1
+        v, u = torch.meshgrid(axis, axis, indexing="ij")
+        return self.to_image(torch.stack([u, v], dim=2)[None])
 
-    def at(self, places: torch.Tensor) -> torch.Tensor:
-        """Take ``(B, H, W, 2)`` from -1 to 1 within the square to where that is outside."""
+    def to_image(self, positions: torch.Tensor) -> torch.Tensor:
+        """Map positions ``(B, H, W, 2)`` from -1 to 1 in the square to image coordinates."""
         cos, sin = (f(self.turn)[:, None, None] for f in (torch.cos, torch.sin))
-        u, v = places[..., 0], places[..., 1]
+        u, v = positions[..., 0], positions[..., 1]
         turned = torch.stack([cos * u - sin * v, sin * u + cos * v], dim=3)
         return turned * self.half[:, None, None, None] + self.centre[:, None, None]
 
 
 def mouth_square(points: torch.Tensor) -> Square:
-    """Around mouth and chin, upright as the mouth is. ``points`` is ``(B, 5, 2)``."""
+    """Return the square around mouth and chin, rotated with the mouth; points ``(B, 5, 2)``."""
     left, right, chin = points[:, 0], points[:, 1], points[:, 2]
     across = right - left
     turn = torch.atan2(across[:, 1], across[:, 0])
@@ -210,36 +217,42 @@ def mouth_square(points: torch.Tensor) -> Square:
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    ear: MouthPredictor
-    finder: LandmarkDetector
-    painter: MouthRenderer
+    mouth_predictor: MouthPredictor
+    landmark_detector: LandmarkDetector
+    mouth_renderer: MouthRenderer
 
     @property
     def module(self) -> nn.Module:
-        return nn.ModuleDict({"ear": self.ear, "finder": self.finder, "painter": self.painter})
+        return nn.ModuleDict(
+            {
+                "ear": self.mouth_predictor,
+                "finder": self.landmark_detector,
+                "painter": self.mouth_renderer,
+            }
+        )
 
     def save(self, path: Path) -> None:
-        """Leave the weights in a directory, in half precision, which changes no frame visibly."""
+        """Save the weights in half precision, which has no visible effect on frames."""
         path.mkdir(parents=True, exist_ok=True)
         weights = {name: one.half().contiguous() for name, one in self.module.state_dict().items()}
         save_file(weights, path / WEIGHTS)
         (path / "config.json").write_text(json.dumps({"architecture": ARCHITECTURE}) + "\n")
 
 
-def fresh() -> Networks:
+def create_networks() -> Networks:
     return Networks(MouthPredictor(), LandmarkDetector(), MouthRenderer())
 
 
 def read_networks(path: Path) -> Networks:
-    """Raise ``ValueError`` if the directory holds no such networks."""
-    found = fresh()
+    """Load the networks. Raise ``ValueError`` if the directory does not contain them."""
+    networks = create_networks()
     try:
         architecture = json.loads((path / "config.json").read_text()).get("architecture")
         if architecture != ARCHITECTURE:
             raise ValueError(f"its architecture is {architecture!r}, not {ARCHITECTURE!r}")
         weights = load_file(path / WEIGHTS)
-        found.module.load_state_dict({name: one.float() for name, one in weights.items()})
+        networks.module.load_state_dict({name: one.float() for name, one in weights.items()})
     except (OSError, ValueError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    found.module.eval().requires_grad_(False)
-    return found
+    networks.module.eval().requires_grad_(False)
+    return networks

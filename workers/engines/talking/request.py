@@ -1,4 +1,4 @@
-"""One request on its way: a portrait, what it says, and the clip that becomes of both."""
+"""State of one talking-head request: portrait, recording, and the video so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from workers.contract.jobs import Progress, RequestId, Usage
-from workers.engines.talking.listening import mouths_of
+from workers.engines.talking.mouth_shapes import predict_mouths
 from workers.engines.talking.networks import Networks
 from workers.engines.talking.portrait import Portrait
 from workers.media.clip_files import ClipFiles, band
@@ -23,48 +23,52 @@ from workers.protocol.engine import CancelReason
 class TalkingHeadRequest:
     request_id: RequestId
     pixels: Pixels
-    """The portrait as large as the video."""
+    """The portrait, in the size of the video."""
     bands: torch.Tensor
-    """Loudness of the recording, see ``listening``."""
+    """Band loudness of the recording, see ``mouth_shapes``."""
     fps: Fraction
     frames: int
     clip: ClipFiles
     portrait: Portrait | None = None
-    """Once it has been looked at."""
+    """The analysed portrait; None before ``analyse``."""
     mouths: npt.NDArray[np.float32] | None = None
-    """``(frames, 4)``, once the recording has been heard."""
+    """Mouth shapes ``(frames, 4)``; None before ``analyse``."""
     finishing: bool = False
-    """Whether its clip is being made into files, which then also closes it."""
+    """Whether the video is being encoded; that also closes it."""
     cancelled: CancelReason | None = None
-    began: float = field(default_factory=time.monotonic)
-    _shown: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+    _reported: int = 0
 
     @property
     def ready(self) -> bool:
         return self.portrait is not None
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return self.frames - self.clip.frames
 
-    def begin(self, networks: Networks) -> None:
-        """Hear the recording and look at the portrait. Raise ``NoMouth``."""
-        self.portrait = Portrait(self.pixels, networks.finder, networks.painter)
-        self.mouths = mouths_of(networks.ear, self.bands, fps=self.fps, frames=self.frames)
+    def analyse(self, networks: Networks) -> None:
+        """Find the mouth and predict its shapes. Raise ``PortraitError`` if there is no mouth."""
+        self.portrait = Portrait(self.pixels, networks.landmark_detector, networks.mouth_renderer)
+        self.mouths = predict_mouths(
+            networks.mouth_predictor, self.bands, fps=self.fps, frames=self.frames
+        )
 
-    def next(self, count: int) -> npt.NDArray[np.float32]:
-        """The mouths of the next frames."""
+    def next_mouths(self, count: int) -> npt.NDArray[np.float32]:
+        """Return the mouth shapes of the next ``count`` frames."""
         assert self.mouths is not None
         return self.mouths[self.clip.frames : self.clip.frames + count]
 
     def progress(self) -> Progress | None:
-        """How far it is, if that is a percent more than was said before."""
+        """Return the progress if it has grown by a percent since the last report."""
         done = self.clip.frames
-        if (done - self._shown) * 100 < self.frames and (done < self.frames or done == self._shown):
+        if (done - self._reported) * 100 < self.frames and (
+            done < self.frames or done == self._reported
+        ):
             return None
-        self._shown = done
-        spent_ms = (time.monotonic() - self.began) * 1000
-        return Progress(done, self.frames, round(spent_ms * self.left / done))
+        self._reported = done
+        spent_ms = (time.monotonic() - self.started_s) * 1000
+        return Progress(done, self.frames, round(spent_ms * self.remaining / done))
 
     def usage(self) -> Usage:
         height, width = self.pixels.shape[:2]

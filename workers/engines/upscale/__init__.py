@@ -1,1 +1,1 @@
-"""Engine of ``image-upscale`` and ``video-upscale``: pictures and frames, tile by tile."""
+"""Engine of ``image-upscale`` and ``video-upscale``: images and frames, tile by tile."""

@@ -1,8 +1,8 @@
 """The compact super-resolution network of Real-ESRGAN (X. Wang et al., 2021), with its names.
 
-Convolutions of one width at the low resolution, then one shuffle of channels into pixels, on top of
-the picture as it is. Weights are named as everywhere else (``body.0.weight``, …), so checkpoints go
-both ways.
+Convolutions of one width at the low resolution, then a pixel shuffle; its result is added to the
+input, upscaled by nearest neighbour. Weights have the usual names (``body.0.weight``, …), so
+checkpoints are compatible in both directions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 
 class Compact(nn.Module):
-    """``(B, 3, H, W)`` from 0 to 1 becomes ``(B, 3, scale * H, scale * W)``.
+    """Maps ``(B, 3, H, W)`` from 0 to 1 to ``(B, 3, scale * H, scale * W)``.
 
     ``depth`` counts the layers between the first and the last.
     """
@@ -25,7 +25,7 @@ class Compact(nn.Module):
         super().__init__()
         self.scale = scale
         self.reach = depth + 2
-        """Pixels of the input, in each direction, that an output pixel depends on."""
+        """Receptive field: input pixels in each direction on which an output pixel depends."""
         layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1), nn.PReLU(width)]
         for _ in range(depth):
             layers += [nn.Conv2d(width, width, 3, padding=1), nn.PReLU(width)]
@@ -35,12 +35,12 @@ class Compact(nn.Module):
         hidden = low
         for layer in self.body:
             hidden = layer(hidden)
-        upright = F.interpolate(low, scale_factor=self.scale, mode="nearest")
-        return F.pixel_shuffle(hidden, self.scale) + upright
+        nearest = F.interpolate(low, scale_factor=self.scale, mode="nearest")
+        return F.pixel_shuffle(hidden, self.scale) + nearest
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, torch.Tensor]) -> Compact:
-        """Raise ``ValueError`` if the weights are of another shape."""
+        """Raise ``ValueError`` if the weights are not those of a compact network."""
         try:
             last = max(int(name.split(".")[1]) for name in weights)
             width = weights["body.0.weight"].shape[0]

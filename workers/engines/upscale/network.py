@@ -1,8 +1,8 @@
-"""A super-resolution checkpoint as something that draws a batch of equal tiles larger.
+"""A super-resolution checkpoint that upscales a batch of tiles of equal size.
 
-Compact networks are read here. Those of any other architecture are read by spandrel, if it is
-installed; it is not part of the worker's own dependencies, because it needs a torchvision of the
-same build as torch. Weights are read as data only, never unpickled.
+Compact networks are loaded here. Other architectures are loaded by spandrel, if it is installed; it
+is not a dependency of the worker, because it needs a torchvision of the same build as torch.
+Weights are read as data only, never unpickled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from workers.engines.upscale.compact import Compact
 from workers.engines.upscale.options import Options
 
 _SMALL: Final = 1_000_000
-"""Weights of a network that a CPU computes in large tiles."""
+"""Maximum number of weights for which a CPU uses large tiles."""
 _TILE: Final = 192
 _TILE_SLOW: Final = 64
 _STEP_PIXELS_CUDA: Final = 1_048_576
 _SUFFIXES: Final = (".safetensors", ".pth", ".pt")
 _WRAPPERS: Final = ("params_ema", "params", "state_dict", "model_state_dict")
-"""What training programs put weights under."""
+"""Keys under which training programs store the weights."""
 
 
 class Network:
@@ -38,7 +38,7 @@ class Network:
     def __init__(self, spec: ModelSpec, options: Options) -> None:
         self._device = options.torch_device
         self._dtype = options.torch_dtype
-        self.module, self.scale, self._call = _build(_read(_find(spec)))
+        self.module, self.scale, self._call = _build(_read_weights(_find_weights(spec)))
         self.module.eval().requires_grad_(False).to(self._device, self._dtype)
         weights = sum(weight.numel() for weight in self.module.parameters())
         fast = self._device.type == "cuda" or weights <= _SMALL
@@ -47,32 +47,32 @@ class Network:
             _STEP_PIXELS_CUDA if self._device.type == "cuda" else self.tile**2
         )
 
-    def draw(self, tiles: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """``(B, h, w, 3)`` becomes ``(B, h * scale, w * scale, 3)`` from 0 to 1, on the CPU.
+    def upscale(self, tiles: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """Upscale ``(B, h, w, 3)`` to ``(B, h * scale, w * scale, 3)``, on the CPU.
 
-        It may lie a little outside. Raise torch's error of that name if memory runs out.
+        Values are about 0 to 1 and not clipped. Raise torch's ``OutOfMemoryError``.
         """
         low = torch.from_numpy(tiles).to(self._device).permute(0, 3, 1, 2)
         with torch.inference_mode():
-            drawn = self._call(low.to(self._dtype) / 255)
-            return drawn.float().permute(0, 2, 3, 1).cpu().numpy()
+            upscaled = self._call(low.to(self._dtype) / 255)
+            return upscaled.float().permute(0, 2, 3, 1).cpu().numpy()
 
 
-def _find(spec: ModelSpec) -> Path:
-    """The one file of weights: the checkpoint itself, or the only one in its directory."""
+def _find_weights(spec: ModelSpec) -> Path:
+    """Return the file of weights: the checkpoint itself, or the only one in its directory."""
     path = Path(spec.checkpoint or "")
     if path.is_file():
         return path
     found = [file for suffix in _SUFFIXES for file in sorted(path.glob(f"*{suffix}"))]
     if not found:
-        raise ValueError(f"{path} holds no weights; one of {', '.join(_SUFFIXES)} is needed")
+        raise ValueError(f"{path} contains no weights; a file in {', '.join(_SUFFIXES)} is needed")
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise ValueError(f"{path} holds several files of weights: {names}; name the one to use")
+        raise ValueError(f"{path} contains several files of weights: {names}; name the one to use")
     return found[0]
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     try:
         if path.suffix == ".safetensors":
             found: Any = load_file(path)
@@ -86,14 +86,14 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     if not isinstance(found, Mapping) or not all(
         isinstance(value, torch.Tensor) for value in found.values()
     ):
-        raise ValueError(f"{path.name} holds something other than weights")
+        raise ValueError(f"{path.name} does not contain weights only")
     return dict(found)
 
 
 def _build(
     weights: dict[str, torch.Tensor],
 ) -> tuple[torch.nn.Module, int, Callable[[torch.Tensor], torch.Tensor]]:
-    """The network, how many times larger it draws, and how it is called."""
+    """Return the network, its upscaling factor, and the function that runs it."""
     try:
         compact = Compact.from_weights(weights)
         return compact, compact.scale, compact
@@ -109,7 +109,7 @@ def _build(
     except Exception as error:
         raise ValueError(f"spandrel cannot load the checkpoint: {error}") from error
     if not isinstance(found, spandrel.ImageModelDescriptor) or found.purpose != "SR":
-        raise ValueError(f"{found.architecture.name} is no network that draws pictures larger")
+        raise ValueError(f"{found.architecture.name} is not an upscaling network")
     if (found.input_channels, found.output_channels) != (3, 3):
-        raise ValueError(f"{found.architecture.name} reads other than three channels")
+        raise ValueError(f"{found.architecture.name} does not use three channels")
     return found.model, found.scale, found

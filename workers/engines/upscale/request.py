@@ -1,7 +1,7 @@
-"""One request on its way: what it still wants drawn, tile by tile, and what became of it.
+"""State of one upscaling request: tiles still to be processed, and the output so far.
 
-It knows no network and no batch. Tiles are handed out in order and come back in order, so frames of
-a video are encoded as soon as they are whole, and never more of them are at hand than a step takes.
+Knows neither the network nor batching. Tiles are handed out and returned in order, so a video frame
+is encoded as soon as its last tile is done, and memory holds no more frames than one step needs.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Size: TypeAlias = tuple[int, int]
 """Width and height."""
 
 
-def resized(pixels: Pixels, size: Size) -> Pixels:
-    """As large as asked; what the network drew is only ever made smaller."""
+def resize(pixels: Pixels, size: Size) -> Pixels:
+    """Resize to the output size, which is never larger than what the network produced."""
     if (pixels.shape[1], pixels.shape[0]) == size:
         return pixels
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
 
 
 class Result(Protocol):
-    """Takes finished pictures or frames, in order, and becomes files."""
+    """Collects finished images or frames, in order, and encodes them."""
 
-    def add(self, drawn: Pixels, source: Pixels) -> None: ...
+    def add(self, upscaled: Pixels, source: Pixels) -> None: ...
 
     def finish(self) -> tuple[list[Medium], list[File]]: ...
 
@@ -49,21 +49,21 @@ class Result(Protocol):
 
 
 @dataclass(slots=True)
-class Pictures:
-    """Each picture becomes a file of its own; alpha is enlarged beside the network."""
+class ImageResult:
+    """One file per image. Alpha is resized bilinearly, not by the network."""
 
     sizes: list[Size]
     format: ImageFormat
     quality: int
     origin: Origin
-    drawn: list[tuple[Pixels, Pixels]] = field(default_factory=list)
+    upscaled: list[tuple[Pixels, Pixels]] = field(default_factory=list)
     files: list[File] = field(default_factory=list)
 
-    def add(self, drawn: Pixels, source: Pixels) -> None:
-        self.drawn.append((drawn, source))
+    def add(self, upscaled: Pixels, source: Pixels) -> None:
+        self.upscaled.append((upscaled, source))
 
-    def _encode(self, drawn: Pixels, source: Pixels) -> None:
-        pixels = resized(drawn, self.sizes[len(self.files)])
+    def _encode(self, upscaled: Pixels, source: Pixels) -> None:
+        pixels = resize(upscaled, self.sizes[len(self.files)])
         if source.shape[2] == 4 and self.format != "jpeg":
             size = (pixels.shape[1], pixels.shape[0])
             alpha = Image.fromarray(source[..., 3]).resize(size, Image.Resampling.BILINEAR)
@@ -72,8 +72,8 @@ class Pictures:
         self.files.append(File(CONTENT_TYPES[self.format], data))
 
     def finish(self) -> tuple[list[Medium], list[File]]:
-        for drawn, source in self.drawn:
-            self._encode(drawn, source)
+        for upscaled, source in self.upscaled:
+            self._encode(upscaled, source)
         media = [
             Medium(
                 "image",
@@ -92,21 +92,21 @@ class Pictures:
     def usage(self) -> Usage:
         width, height = self.sizes[0]
         attributes = {"size": f"{width}x{height}"}
-        return Usage(requests=1, images=len(self.drawn), attributes=attributes)
+        return Usage(requests=1, images=len(self.upscaled), attributes=attributes)
 
     def close(self) -> None:
-        self.drawn = []
+        self.upscaled = []
 
 
 @dataclass(slots=True)
-class Video:
-    """Frames become one clip."""
+class VideoResult:
+    """All frames as one video."""
 
     size: Size
     clip: ClipFiles
 
-    def add(self, drawn: Pixels, source: Pixels) -> None:
-        self.clip.add(resized(drawn, self.size))
+    def add(self, upscaled: Pixels, source: Pixels) -> None:
+        self.clip.add(resize(upscaled, self.size))
 
     def finish(self) -> tuple[list[Medium], list[File]]:
         return self.clip.finish()
@@ -124,13 +124,13 @@ class Video:
 
 @dataclass(slots=True, eq=False)
 class UpscaleRequest:
-    """A request: sources still to come, canvases being drawn, and the result."""
+    """Sources still to be read, canvases in progress, and the result."""
 
     request_id: RequestId
     sources: Iterator[Pixels]
     result: Result
     steps: int
-    """Tiles in all, as expected."""
+    """Expected number of tiles."""
     scale: int
     tile: int
     overlap: int
@@ -138,18 +138,18 @@ class UpscaleRequest:
     cancelled: CancelReason | None = None
     exhausted: bool = False
     finishing: bool = False
-    """Whether its result is being made into files, which then also closes it."""
-    began: float = field(default_factory=time.monotonic)
+    """Whether the result is being encoded; that also closes it."""
+    started_s: float = field(default_factory=time.monotonic)
     waiting: deque[tuple[Canvas, int]] = field(default_factory=deque)
-    drawing: deque[tuple[Canvas, Pixels]] = field(default_factory=deque)
-    _shown: int = 0
+    canvases: deque[tuple[Canvas, Pixels]] = field(default_factory=deque)
+    _reported: int = 0
 
     @property
     def done(self) -> bool:
-        return self.exhausted and not self.drawing
+        return self.exhausted and not self.canvases
 
-    def next(self) -> tuple[Canvas, int] | None:
-        """The next tile to be drawn, not yet taken. Raise ``MediaError`` if a source is damaged."""
+    def next_tile(self) -> tuple[Canvas, int] | None:
+        """Return the next tile without taking it. Raise ``MediaError`` if a source is damaged."""
         if not self.waiting and not self.exhausted:
             source = next(self.sources, None)
             if source is None:
@@ -158,38 +158,38 @@ class UpscaleRequest:
                 height, width = source.shape[:2]
                 grid = plan(height, width, tile=self.tile, overlap=self.overlap)
                 canvas = Canvas(source[..., :3], grid, self.scale)
-                self.drawing.append((canvas, source))
-                self.waiting.extend((canvas, place) for place in range(grid.tiles))
+                self.canvases.append((canvas, source))
+                self.waiting.extend((canvas, tile) for tile in range(grid.tiles))
         return self.waiting[0] if self.waiting else None
 
     def take(self) -> tuple[Canvas, int]:
         return self.waiting.popleft()
 
-    def put(self, canvas: Canvas, place: int, drawn: npt.NDArray[np.float32]) -> None:
-        canvas.put(place, drawn)
+    def put(self, canvas: Canvas, tile: int, upscaled: npt.NDArray[np.float32]) -> None:
+        canvas.put(tile, upscaled)
         self.step += 1
 
     def collect(self) -> None:
-        """Encode what is whole."""
-        while self.drawing and self.drawing[0][0].done:
-            canvas, source = self.drawing.popleft()
-            self.result.add(canvas.picture(), source)
+        """Pass complete images or frames on to the result."""
+        while self.canvases and self.canvases[0][0].done:
+            canvas, source = self.canvases.popleft()
+            self.result.add(canvas.image(), source)
 
     def progress(self) -> Progress | None:
-        """How far it is, if that is a percent more than was said before."""
+        """Return the progress if it has grown by a percent since the last report."""
         steps = max(self.steps, self.step)
-        if self.step == 0 or ((self.step - self._shown) * 100 < steps and self.step < steps):
+        if self.step == 0 or ((self.step - self._reported) * 100 < steps and self.step < steps):
             return None
-        self._shown = self.step
-        spent_ms = (time.monotonic() - self.began) * 1000
+        self._reported = self.step
+        spent_ms = (time.monotonic() - self.started_s) * 1000
         return Progress(self.step, steps, round(spent_ms * (steps - self.step) / self.step))
 
     def usage(self) -> Usage:
-        found = self.result.usage()
+        usage = self.result.usage()
         return Usage(
-            requests=found.requests,
-            images=found.images,
-            video_ms=found.video_ms,
+            requests=usage.requests,
+            images=usage.images,
+            video_ms=usage.video_ms,
             steps=self.step,
-            attributes=found.attributes,
+            attributes=usage.attributes,
         )
