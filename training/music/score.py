@@ -44,7 +44,7 @@ from workers.contract.models import ModelSpec
 from workers.engines.music.engine import TASK, MusicEngine
 from workers.engines.music.midi import read_midi
 from workers.engines.music.notes import MOODS, Piece
-from workers.engines.music.prompt import caption, read
+from workers.engines.music.prompt import caption, parse_prompt
 from workers.protocol.engine import Admitted, Phase
 
 HELD_OUT: Final = 1_000_003
@@ -139,7 +139,7 @@ def score(of: Sequence[tuple[Piece, str]], made: Sequence[Made]) -> dict[str, fl
     """Shares of pieces, but for the notes in the scale, which are of notes."""
     marks: dict[str, list[float]] = defaultdict(list)
     for (wanted, said), one in zip(of, made, strict=True):
-        piece, told, (sound, rate) = one.piece, read(said), one.sound
+        piece, told, (sound, rate) = one.piece, parse_prompt(said), one.sound
         if told.key is not None:
             marks["key told, and kept"].append(piece.key == told.key)
         if told.tempo is not None:

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from training.music.tunes import tune
 from workers.engines.music.notes import END, HEADER, MARKS, PAD, PROMPT, TOKENS, UNKNOWN, encode
-from workers.engines.music.prompt import caption, known_words, read
+from workers.engines.music.prompt import caption, known_words, parse_prompt
 
 CONTEXT: Final = 640
 """Tokens that a sample has at most, and that the model can look back on; a longer tune is cut."""
@@ -81,7 +81,7 @@ def make_model(tokenizer: Any) -> Any:
 def make_sample(tokenizer: Any, r: random.Random) -> tuple[list[int], int]:
     """A caption and its tune as tokens, and where the tune begins."""
     piece = tune(r)
-    said = [PROMPT, *read(caption(piece, r)).words]
+    said = [PROMPT, *parse_prompt(caption(piece, r)).words]
     ids: list[int] = tokenizer.convert_tokens_to_ids([*said, *encode(piece)])
     return ids, len(said)
 

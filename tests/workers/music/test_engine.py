@@ -28,7 +28,7 @@ from workers.engines.music.engine import MusicEngine
 from workers.engines.music.midi import read_midi
 from workers.engines.music.notes import Key
 from workers.engines.music.synth import render
-from workers.engines.music.writer import Writing
+from workers.engines.music.writer import PieceWriter
 from workers.engines.registry import obstacle
 from workers.media.audio import AUDIO_TYPES, encoded_rate
 from workers.protocol.engine import Admitted, Wait
@@ -78,12 +78,12 @@ def test_key_tempo_mood_and_length_are_as_ordered(driver: Driver) -> None:
 
 def test_the_sound_is_that_of_the_notes(driver: Driver) -> None:
     driver.admit("heard")
-    writing = driver.engine._running["heard"].writing  # type: ignore[index]
+    writer = driver.engine._running["heard"].writer  # type: ignore[index]
     driver.finish()
 
     heard = samples(driver.completed("heard").files[0].data)
-    assert writing.head is not None
-    played = render(replace(writing.head, bars=tuple(writing.bars))).T
+    assert writer.head is not None
+    played = render(replace(writer.head, bars=tuple(writer.bars))).T
     certain = heard.shape[1] - 24_000
     assert np.abs(heard[:, :certain] - played[:, :certain]).max() < 1e-4
     assert np.abs(heard[:, -1]).max() < 1e-3
@@ -195,12 +195,12 @@ def test_a_request_whose_numbers_are_none_fails_alone(
 ) -> None:
     driver.admit("bad", seed=1)
     driver.admit("good", seed=2)
-    writing = driver.engine._running["bad"].writing  # type: ignore[index]
-    choose = Writing.choose
+    writer = driver.engine._running["bad"].writer  # type: ignore[index]
+    sample = PieceWriter.sample
     monkeypatch.setattr(
-        Writing,
-        "choose",
-        lambda self, row: choose(self, row * torch.nan if self is writing else row),
+        PieceWriter,
+        "sample",
+        lambda self, row: sample(self, row * torch.nan if self is writer else row),
     )
 
     driver.finish()

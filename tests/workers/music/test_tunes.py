@@ -12,7 +12,7 @@ from training.music.styles import STYLES
 from training.music.tunes import tune
 from workers.engines.music.form import bars_for, plan
 from workers.engines.music.notes import METRES, MOODS, RANGES, SCALES, Key, Piece
-from workers.engines.music.prompt import caption, known_words, read
+from workers.engines.music.prompt import caption, known_words, parse_prompt
 
 SEEDS = range(60)
 
@@ -119,7 +119,7 @@ def test_a_full_caption_says_what_is_true() -> None:
     for seed in SEEDS:
         r = random.Random(seed)
         piece = tune(r)
-        told = read(caption(piece, r, full=True))
+        told = parse_prompt(caption(piece, r, full=True))
 
         assert (told.key, told.tempo) == (piece.key, piece.tempo)
         assert told.metre == piece.metre
@@ -129,7 +129,7 @@ def test_captions_use_words_that_the_model_knows() -> None:
     known = set(known_words())
     for seed in range(300):
         r = random.Random(seed)
-        said = read(caption(tune(r, bars=1), r)).words
+        said = parse_prompt(caption(tune(r, bars=1), r)).words
 
         assert {word for word in said if not word.startswith("<")} <= known
 
@@ -149,11 +149,11 @@ def test_captions_use_words_that_the_model_knows() -> None:
     ],
 )
 def test_keys_are_read(text: str, key: Key | None) -> None:
-    assert read(text).key == key
+    assert parse_prompt(text).key == key
 
 
 def test_tempo_and_metre_are_read() -> None:
-    told = read("A waltz at 97 BPM with piano")
+    told = parse_prompt("A waltz at 97 BPM with piano")
 
     assert (told.tempo, told.metre) == (97, "3/4")
     assert told.words == ("a", "waltz", "at", "<tempo:96>", "with", "piano")
@@ -172,7 +172,7 @@ def test_tempo_and_metre_are_read() -> None:
 def test_moods_and_instruments_are_read(
     text: str, mood: str | None, instruments: dict[str, str]
 ) -> None:
-    told = read(text)
+    told = parse_prompt(text)
 
     assert told.mood == mood
     assert instruments.items() <= told.instruments.items()
@@ -180,7 +180,7 @@ def test_moods_and_instruments_are_read(
 
 def test_a_full_caption_is_read_as_what_it_was_said_of() -> None:
     for piece in tunes():
-        told = read(caption(piece, random.Random(1), full=True))
+        told = parse_prompt(caption(piece, random.Random(1), full=True))
 
         assert (told.mood, told.key, told.tempo) == (piece.mood, piece.key, piece.tempo)
         assert (told.instruments["lead"], told.instruments["bass"]) == (piece.lead, piece.bass)
@@ -188,7 +188,7 @@ def test_a_full_caption_is_read_as_what_it_was_said_of() -> None:
 
 
 def test_a_prompt_cannot_speak_the_tokens_of_music() -> None:
-    assert read("<tempo:200> <end>").words == ("tempo", "end")
+    assert parse_prompt("<tempo:200> <end>").words == ("tempo", "end")
 
 
 def test_a_listener_hears_the_key_of_a_tune() -> None:

@@ -14,37 +14,37 @@ from training.music.train import CONTEXT, HEAD, batches, make_model, make_tokeni
 from training.music.tunes import tune
 from workers.engines.music.form import RING, bars_for, plan
 from workers.engines.music.notes import END, TOKENS, Key, Piece, decode, encode
-from workers.engines.music.writer import PieceOrder, Writing
+from workers.engines.music.writer import PieceSpec, PieceWriter
 
 VOCABULARY: dict[str, int] = make_tokenizer().get_vocab()
 
 
-def write(order: PieceOrder, *, context: int = CONTEXT) -> Writing:
+def write(order: PieceSpec, *, context: int = CONTEXT) -> PieceWriter:
     """As a model would that says anything."""
-    writing = Writing(order, VOCABULARY, context=context)
+    writer = PieceWriter(order, VOCABULARY, context=context)
     chance = torch.Generator().manual_seed(order.seed)
     held = 0
-    while not writing.ended:
-        start, ids = writing.unread()
+    while not writer.ended:
+        start, ids = writer.next_input()
         assert ids
         assert start in (0, held)
         assert (held := start + len(ids)) <= context
-        writing.choose(torch.randn(len(VOCABULARY), generator=chance))
-    return writing
+        writer.sample(torch.randn(len(VOCABULARY), generator=chance))
+    return writer
 
 
-def piece_of(writing: Writing) -> Piece:
-    assert writing.head is not None
-    return replace(writing.head, bars=tuple(writing.bars))
+def piece_of(writer: PieceWriter) -> Piece:
+    assert writer.head is not None
+    return replace(writer.head, bars=tuple(writer.bars))
 
 
 def test_what_is_written_is_a_piece_as_long_as_planned() -> None:
-    writing = write(PieceOrder("a sad waltz in F# minor at 91 bpm", seconds=12, seed=3))
+    writer = write(PieceSpec("a sad waltz in F# minor at 91 bpm", seconds=12, seed=3))
 
-    piece = piece_of(writing)
+    piece = piece_of(writer)
     assert (piece.key, piece.tempo, piece.metre) == (Key(6, "minor"), 91, "3/4")
-    assert len(piece.bars) == writing.count == bars_for(12, "3/4", 91)
-    assert [(bar.section, bar.place) for bar in piece.bars] == list(plan(writing.count))
+    assert len(piece.bars) == writer.count == bars_for(12, "3/4", 91)
+    assert [(bar.section, bar.place) for bar in piece.bars] == list(plan(writer.count))
     as_written = replace(piece, tempo=92)
     assert decode(encode(as_written)) == as_written
     assert 0 <= in_scale(piece) <= 1
@@ -52,7 +52,7 @@ def test_what_is_written_is_a_piece_as_long_as_planned() -> None:
 
 
 def test_an_order_goes_before_its_prompt() -> None:
-    order = PieceOrder(
+    order = PieceSpec(
         "in C major at 60 bpm", key=Key(2, "minor"), tempo=150, mood="tense", seconds=4
     )
     head = piece_of(write(order))
@@ -61,14 +61,14 @@ def test_an_order_goes_before_its_prompt() -> None:
 
 
 def test_mood_and_instruments_of_a_prompt_are_kept() -> None:
-    head = piece_of(write(PieceOrder("a gloomy waltz with organ and cello, no drums", seconds=4)))
+    head = piece_of(write(PieceSpec("a gloomy waltz with organ and cello, no drums", seconds=4)))
 
     assert (head.mood, head.lead, head.bass, head.drums) == ("dark", "organ", "cello", "none")
 
 
 def test_the_same_seed_writes_the_same() -> None:
     once, again, other = (
-        piece_of(write(PieceOrder("a tune", tempo=120, seconds=4, seed=seed))) for seed in (1, 1, 2)
+        piece_of(write(PieceSpec("a tune", tempo=120, seconds=4, seed=seed))) for seed in (1, 1, 2)
     )
 
     assert once == again
@@ -76,16 +76,16 @@ def test_the_same_seed_writes_the_same() -> None:
 
 
 def test_a_piece_may_be_longer_than_the_context() -> None:
-    writing = write(PieceOrder(tempo=120, metre="4/4", seconds=61), context=300)
+    writer = write(PieceSpec(tempo=120, metre="4/4", seconds=61), context=300)
 
-    assert len(writing.bars) == 30
-    assert len(encode(piece_of(writing))) > 600
+    assert len(writer.bars) == 30
+    assert len(encode(piece_of(writer))) > 600
 
 
 @pytest.mark.parametrize("seconds", [2, 3, 5])
 def test_a_short_piece_is_fast_enough_for_a_bar(seconds: float) -> None:
     for seed in range(5):
-        piece = piece_of(write(PieceOrder(seconds=seconds, seed=seed)))
+        piece = piece_of(write(PieceSpec(seconds=seconds, seed=seed)))
 
         assert piece.bars
         assert len(piece.bars) * piece.bar_seconds <= seconds - RING + 1e-6
@@ -94,14 +94,14 @@ def test_a_short_piece_is_fast_enough_for_a_bar(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (PieceOrder(seconds=1.5), "1.5 seconds are too short for a bar"),
-        (PieceOrder(seconds=3, tempo=50), "3 seconds are too short for a bar at 50 beats a minute"),
-        (PieceOrder("at 90 bpm in 4/4", seconds=3), "at 90 beats a minute"),
+        (PieceSpec(seconds=1.5), "1.5 seconds are too short for a bar"),
+        (PieceSpec(seconds=3, tempo=50), "3 seconds are too short for a bar at 50 beats a minute"),
+        (PieceSpec("at 90 bpm in 4/4", seconds=3), "at 90 beats a minute"),
     ],
 )
-def test_what_there_is_no_time_for_is_refused(order: PieceOrder, said: str) -> None:
+def test_what_there_is_no_time_for_is_refused(order: PieceSpec, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Writing(order, VOCABULARY, context=CONTEXT)
+        PieceWriter(order, VOCABULARY, context=CONTEXT)
 
 
 def test_every_token_has_a_number_of_its_own() -> None:

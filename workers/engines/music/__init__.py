@@ -1,1 +1,1 @@
-"""Music that is written note by note, and played by a synthesiser of ours while it is written."""
+"""Music generated note by note, and rendered by our own synthesiser while it is generated."""

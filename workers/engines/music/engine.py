@@ -1,9 +1,9 @@
-"""The engine of music that is written as notes: a token for each piece in a step, in one forward.
+"""The engine of music that is generated as notes: each step adds a token to every piece.
 
-The model runs on the decoder of language models, where nobody's logits depend on who else is there,
-and each piece draws from random numbers of its own: the same seed writes the same piece, whatever
-the load. A bar is played as soon as it is written, so a piece is heard while the rest of it is
-still to come, and ends between two notes when it is cancelled.
+The model runs on the decoder of language models, which is batch-invariant, and each piece has its
+own random state: the same seed gives the same piece under any load. A bar is rendered as soon as it
+is complete, so a piece can be streamed while it is generated. Cancellation takes effect between two
+tokens.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from workers.engines.memory import is_out_of_memory
 from workers.engines.music.instruments import Bank
 from workers.engines.music.notes import MARKS, MOODS, TEMPOS, TOKENS
 from workers.engines.music.options import Options, decoding, read_options
-from workers.engines.music.prompt import key_named, mood_named, read
+from workers.engines.music.prompt import parse_key, parse_mood, parse_prompt
 from workers.engines.music.request import RATE, MusicRequest
-from workers.engines.music.writer import PieceOrder, Writing
+from workers.engines.music.writer import PieceSpec, PieceWriter
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import InputError, TorchEngine, out_of_memory, read_input
 from workers.media.encode import Origin
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 TASK: Final = "text-to-music"
 _BAR_WEIGHT: Final = 25.0
-"""To play a bar takes as long as to write so many tokens; measured with pocket-music."""
+"""Time to render a bar, in units of the time for one token; measured with pocket-music."""
 _SECOND_US: Final = 200_000
-"""Of device time for a second of music: a guess that only orders requests."""
+"""Device time per second of music: rough, only orders requests."""
 _SECOND_BYTES: Final = RATE * 2 * 4
 
 
@@ -52,12 +52,10 @@ class _Loaded:
     vocabulary: Mapping[str, int]
     context: int
     tables: tuple[tuple[int, ...], ...]
-    """Of each place among the slots, the blocks of the cache that are its own."""
+    """The KV cache blocks of each slot."""
 
 
 class MusicEngine(TorchEngine[Options, _Loaded, MusicRequest]):
-    """Raise ``ValueError`` if an option is wrong."""
-
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
         self._bank = Bank(RATE)
@@ -65,19 +63,19 @@ class MusicEngine(TorchEngine[Options, _Loaded, MusicRequest]):
     def _load(self) -> _Loaded:
         for task in (self._spec.task, *self._spec.also):
             if task != TASK:
-                raise ValueError(f"the engine music does {TASK}, not {task}")
+                raise ValueError(f"the engine music supports {TASK}, not {task}")
         options = decoding(self._options)
         weights = Weights(self._spec, options)
         tokenizer = AutoTokenizer.from_pretrained(
             weights.path, local_files_only=True, trust_remote_code=False
         )
         vocabulary: dict[str, int] = tokenizer.get_vocab()
-        if lacking := next((t for t in (*MARKS, *TOKENS) if t not in vocabulary), None):
-            raise ValueError(f"the checkpoint writes no music: its tokenizer lacks {lacking}")
+        if missing := next((t for t in (*MARKS, *TOKENS) if t not in vocabulary), None):
+            raise ValueError(f"not a music checkpoint: its tokenizer lacks {missing}")
         self._choose_threads(weights.model)
-        each = -(-weights.context // weights.shape.block_tokens)
-        first = [1 + place * each for place in range(self._options.slots)]
-        tables = tuple(tuple(range(begin, begin + each)) for begin in first)
+        blocks_per_slot = -(-weights.context // weights.shape.block_tokens)
+        first = [1 + slot * blocks_per_slot for slot in range(self._options.slots)]
+        tables = tuple(tuple(range(begin, begin + blocks_per_slot)) for begin in first)
         decoder = make_decoder(weights, options)
         return _Loaded(decoder, vocabulary, weights.context, tables)
 
@@ -86,159 +84,165 @@ class MusicEngine(TorchEngine[Options, _Loaded, MusicRequest]):
         super().unload()
 
     def estimate(self, job: Job) -> Estimate:
-        asked = job.input.get("duration_ms")
-        seconds = asked / 1000 if isinstance(asked, int | float) else self._options.seconds
+        requested_ms = job.input.get("duration_ms")
+        if isinstance(requested_ms, int | float):
+            seconds = requested_ms / 1000
+        else:
+            seconds = self._options.seconds
         return Estimate(round(seconds * _SECOND_US), round(seconds * _SECOND_BYTES))
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
-        writing = [
-            one
-            for one in self._running.values()
-            if one.cancelled is None and one.failure is None and not one.writing.ended
+        active = [
+            request
+            for request in self._running.values()
+            if request.cancelled is None and request.failure is None and not request.writer.ended
         ]
-        feeds = [self._feed(one) for one in writing]
+        inputs = [self._next_input(request) for request in active]
         events: list[tuple[RequestId, Event]] = []
         weights: dict[RequestId, float] = {}
         with torch.inference_mode():
-            logits = self._compute(feeds, clock)
+            logits = self._compute(inputs, clock)
             with clock.phase("postprocess"):
-                for one, feed, row in zip(writing, feeds, logits, strict=True):
-                    name, bars = one.job.request_id, one.played
-                    events += [(name, event) for event in _go_on(one, row)]
-                    weights[name] = len(feed.ids) + (one.played - bars) * _BAR_WEIGHT
+                for request, sequence, row in zip(active, inputs, logits, strict=True):
+                    name, bars = request.job.request_id, request.bars_rendered
+                    events += [(name, event) for event in _advance(request, row)]
+                    weights[name] = len(sequence.ids) + (request.bars_rendered - bars) * _BAR_WEIGHT
         with clock.phase("postprocess"):
             outcomes = [
                 (name, outcome)
-                for name, one in self._running.items()
-                if (outcome := _outcome(one)) is not None
+                for name, request in self._running.items()
+                if (outcome := _outcome(request)) is not None
             ]
         return StepReport(weights or dict.fromkeys(dict(outcomes), 1.0), events, outcomes)
 
     # --- One step ---------------------------------------------------------------------------------
 
-    def _feed(self, one: MusicRequest) -> SequenceInput:
-        start, ids = one.writing.unread()
-        return SequenceInput(ids, start, self._model.tables[one.place])
+    def _next_input(self, request: MusicRequest) -> SequenceInput:
+        start, ids = request.writer.next_input()
+        return SequenceInput(ids, start, self._model.tables[request.slot])
 
-    def _compute(self, feeds: Sequence[SequenceInput], clock: PhaseClock) -> list[torch.Tensor]:
-        """The logits ``(vocabulary,)`` after each feed, on the CPU."""
+    def _compute(self, inputs: Sequence[SequenceInput], clock: PhaseClock) -> list[torch.Tensor]:
+        """Compute the logits ``(vocabulary,)`` after each input, on the CPU."""
         decoder = self._model.decoder
-        single = [place for place, feed in enumerate(feeds) if len(feed.ids) == 1]
-        longer = [place for place, feed in enumerate(feeds) if len(feed.ids) > 1]
+        decodes = [row for row, sequence in enumerate(inputs) if len(sequence.ids) == 1]
+        prefills = [row for row, sequence in enumerate(inputs) if len(sequence.ids) > 1]
         with clock.phase("transfer"):
-            staged = decoder.stage([feeds[p] for p in single], [feeds[p] for p in longer])
+            staged = decoder.stage(
+                [inputs[row] for row in decodes], [inputs[row] for row in prefills]
+            )
             decoder.wait()
         with clock.phase("forward"):
             logits = decoder.run(staged).cpu()
-        return [logits[row] for row in _inverse([*single, *longer])]
+        return [logits[row] for row in _inverse([*decodes, *prefills])]
 
-    # --- What is asked for ------------------------------------------------------------------------
+    # --- Input ------------------------------------------------------------------------------------
 
     def _read(self, job: Job, files: Sequence[bytes]) -> MusicRequest:
         if job.task != TASK:
             raise InputError("invalid_input", f"{self._spec.name} does not do {job.task}.")
-        asked = read_input(job, MusicInput)
-        order = self._order(asked, job.limits.audio_ms)
+        input = read_input(job, MusicInput)
+        spec = self._piece_spec(input, job.limits.audio_ms)
         try:
-            writing = Writing(order, self._model.vocabulary, context=self._model.context)
+            writer = PieceWriter(spec, self._model.vocabulary, context=self._model.context)
         except ValueError as error:
             raise InputError("invalid_input", f"{error}.", "duration_ms") from error
-        origin = Origin(self._spec.name, str(job.request_id), asked.seed)
-        track = AudioOutput(asked, origin, rate=RATE, stream=job.stream, channels=2)
-        samples = round(order.seconds * RATE)
-        track.characters = characters(asked.prompt)
-        taken = {one.place for one in self._running.values()}
-        place = next(place for place in range(self._options.slots) if place not in taken)
-        return MusicRequest(job, asked, writing, samples, track, self._bank, place)
+        origin = Origin(self._spec.name, str(job.request_id), input.seed)
+        output = AudioOutput(input, origin, rate=RATE, stream=job.stream, channels=2)
+        samples = round(spec.seconds * RATE)
+        output.characters = characters(input.prompt)
+        used = {request.slot for request in self._running.values()}
+        slot = next(slot for slot in range(self._options.slots) if slot not in used)
+        return MusicRequest(job, input, writer, samples, output, self._bank, slot)
 
     def _start(self, request_id: RequestId, request: MusicRequest, clock: PhaseClock) -> None:
         with clock.phase("transfer"):
-            self._model.decoder.zero_blocks(self._model.tables[request.place])
+            self._model.decoder.zero_blocks(self._model.tables[request.slot])
         super()._start(request_id, request, clock)
 
-    def _order(self, asked: MusicInput, audio_ms_max: int) -> PieceOrder:
-        """Refuse by name what this model cannot do, rather than leave it out."""
-        name, rate = self._spec.name, asked.sample_rate
-        if asked.lyrics:
+    def _piece_spec(self, input: MusicInput, audio_ms_max: int) -> PieceSpec:
+        """Raise ``InputError`` for a parameter that the model would otherwise ignore."""
+        name, rate = self._spec.name, input.sample_rate
+        if input.lyrics:
             raise InputError("unsupported_parameter", f"{name} does not support lyrics.", "lyrics")
-        if asked.parameters:
-            field = min(asked.parameters)
+        if input.parameters:
+            field = min(input.parameters)
             raise InputError("unsupported_parameter", f"{name} has no parameter {field}.", field)
         if rate is not None and not RATE_MIN <= rate <= RATE_MAX:
             message = f"sample_rate is {rate}; accepted are {RATE_MIN} to {RATE_MAX}."
             raise InputError("invalid_input", message, "sample_rate")
-        key, mood = key_named(asked.key), mood_named(asked.mood)
-        if asked.key and key is None:
-            message = f"key is {asked.key!r}; accepted are such as C major, F# minor and Eb major."
+        key, mood = parse_key(input.key), parse_mood(input.mood)
+        if input.key and key is None:
+            message = f"key is {input.key!r}; use names such as C major, F# minor or Eb major."
             raise InputError("invalid_input", message, "key")
-        if asked.mood and mood is None:
-            message = f"mood is {asked.mood!r}; accepted are {', '.join(MOODS)}, or a like word."
+        if input.mood and mood is None:
+            message = f"mood is {input.mood!r}; accepted are {', '.join(MOODS)} and synonyms."
             raise InputError("invalid_input", message, "mood")
-        return PieceOrder(
-            asked.prompt,
+        return PieceSpec(
+            input.prompt,
             key=key,
-            tempo=_tempo(asked),
+            tempo=_tempo(input),
             mood=mood,
-            seconds=self._seconds(asked, audio_ms_max),
-            seed=asked.seed,
+            seconds=self._seconds(input, audio_ms_max),
+            seed=input.seed,
             temperature=self._options.temperature,
         )
 
-    def _seconds(self, asked: MusicInput, audio_ms_max: int) -> float:
-        """As asked for, or as usual; never more than there is a limit or a hold for."""
-        most = float(self._spec.limits.get("seconds", 600))
+    def _seconds(self, input: MusicInput, audio_ms_max: int) -> float:
+        """Return the requested or the default length, within the entry's limit and the hold."""
+        seconds_max = float(self._spec.limits.get("seconds", 600))
         if audio_ms_max:
-            most = min(most, audio_ms_max / 1000)
-        if asked.duration_ms is None:
-            return min(self._options.seconds, most)
-        if asked.duration_ms > most * 1000:
-            message = f"duration_ms is {asked.duration_ms}; at most {most * 1000:g}."
+            seconds_max = min(seconds_max, audio_ms_max / 1000)
+        if input.duration_ms is None:
+            return min(self._options.seconds, seconds_max)
+        if input.duration_ms > seconds_max * 1000:
+            message = f"duration_ms is {input.duration_ms}; at most {seconds_max * 1000:g}."
             raise InputError("invalid_input", message, "duration_ms")
-        return asked.duration_ms / 1000
+        return input.duration_ms / 1000
 
 
-def _tempo(asked: MusicInput) -> int | None:
-    """Of the field, or of the prompt."""
-    accepted = f"accepted are {TEMPOS[0]} to {TEMPOS[-1]}, whole beats a minute"
-    told = read(asked.prompt).tempo
-    if asked.tempo is None:
-        if told is not None and not TEMPOS[0] <= told <= TEMPOS[-1]:
-            raise InputError("invalid_input", f"The prompt says {told} bpm; {accepted}.", "prompt")
-        return told
-    if not TEMPOS[0] <= asked.tempo <= TEMPOS[-1] or asked.tempo != int(asked.tempo):
-        raise InputError("invalid_input", f"tempo is {asked.tempo:g}; {accepted}.", "tempo")
-    return int(asked.tempo)
+def _tempo(input: MusicInput) -> int | None:
+    """Return the tempo from the field or, without it, from the prompt."""
+    accepted = f"accepted are {TEMPOS[0]} to {TEMPOS[-1]}, in whole beats per minute"
+    from_prompt = parse_prompt(input.prompt).tempo
+    if input.tempo is None:
+        if from_prompt is not None and not TEMPOS[0] <= from_prompt <= TEMPOS[-1]:
+            message = f"The prompt names {from_prompt} bpm; {accepted}."
+            raise InputError("invalid_input", message, "prompt")
+        return from_prompt
+    if not TEMPOS[0] <= input.tempo <= TEMPOS[-1] or input.tempo != int(input.tempo):
+        raise InputError("invalid_input", f"tempo is {input.tempo:g}; {accepted}.", "tempo")
+    return int(input.tempo)
 
 
-def _inverse(places: Sequence[int]) -> list[int]:
-    """Where in a list each place stands."""
-    return sorted(range(len(places)), key=places.__getitem__)
+def _inverse(order: Sequence[int]) -> list[int]:
+    """Invert a permutation."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _go_on(one: MusicRequest, logits: torch.Tensor) -> list[Event]:
-    """Write the next token, and play the bar that it ends. Whatever goes wrong is one request's."""
+def _advance(request: MusicRequest, logits: torch.Tensor) -> list[Event]:
+    """Sample the next token, and render the bar that it completes. An error fails this request."""
     try:
-        one.writing.choose(logits)
-        return one.hear()
+        request.writer.sample(logits)
+        return request.render()
     except Exception as error:
         if is_out_of_memory(error):
-            one.failure = out_of_memory(one.usage())
+            request.failure = out_of_memory(request.usage())
         else:
-            log.exception("music failed", extra={"request_id": one.job.request_id})
+            log.exception("music generation failed", extra={"request_id": request.job.request_id})
             message = "The engine failed on this request."
-            one.failure = Failed("engine_error", message, usage=one.usage())
+            request.failure = Failed("engine_error", message, usage=request.usage())
     return []
 
 
-def _outcome(one: MusicRequest) -> Outcome | None:
-    if one.cancelled is not None:
-        return Cancelled(one.cancelled, usage=one.usage())
-    if one.failure is not None:
-        return one.failure
-    if not one.writing.ended:
+def _outcome(request: MusicRequest) -> Outcome | None:
+    if request.cancelled is not None:
+        return Cancelled(request.cancelled, usage=request.usage())
+    if request.failure is not None:
+        return request.failure
+    if not request.writer.ended:
         return None
     try:
-        return one.completed()
+        return request.completed()
     except MemoryError:
-        return out_of_memory(one.usage())
+        return out_of_memory(request.usage())

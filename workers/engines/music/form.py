@@ -1,4 +1,4 @@
-"""The form of a tune: its sections at any length, and how many bars there is time for."""
+"""The form of a tune: its sections for a number of bars, and the number of bars for a length."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final
 from workers.engines.music.notes import METRES
 
 PHRASE: Final = 4
-"""Bars."""
+"""Bars in a phrase."""
 RING: Final = 1.0
-"""Seconds that are left at the end of a piece for what rings on."""
+"""Seconds reserved at the end of a piece for notes that ring on."""
 
 
 def plan(bars: int) -> tuple[tuple[str, int], ...]:
-    """Section and place of each bar of a tune, which is complete at any length from 1 on."""
+    """Return the section and place of each bar; the tune is complete for any number from 1."""
     if bars <= PHRASE:
         return (*(("a", place) for place in range(1, bars)), ("outro", 1))
     edges_min = 1 if bars < 12 else 2
@@ -32,5 +32,5 @@ def plan(bars: int) -> tuple[tuple[str, int], ...]:
 
 
 def bars_for(seconds: float, metre: str, tempo: float) -> int:
-    """How many bars there is time for before the last chord rings on; none if one is too long."""
+    """Return the number of bars that fit before ``RING``; 0 if not even one does."""
     return max(0, int((seconds - RING) * tempo / 60 / METRES[metre].beats + 1e-9))

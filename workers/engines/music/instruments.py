@@ -1,8 +1,8 @@
-"""The instruments of our synthesiser: single notes and strokes as samples, computed from formulas.
+"""The instruments of the synthesiser: single notes and drum strokes, computed from formulas.
 
-Sustained tones are read from a table of one period, plucked ones from a row of periods whose
-overtones die away the faster the higher they are, struck bars are a few partials, drums noise and
-falling tones. Nothing was recorded. A note begins and ends in silence, so nothing clicks.
+Sustained tones use a wavetable of one period; plucked tones a series of periods whose overtones
+decay faster the higher they are; struck bars a few partials; drums noise and falling tones. Nothing
+was recorded. Each note starts and ends in silence, so that it does not click.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ Floats = npt.NDArray[np.float64]
 
 _TABLE: Final = 2048
 _PERIOD: Final = 256
-"""Samples of one period of a plucked tone."""
+"""Samples in a period of a plucked tone."""
 _CACHE_BYTES: Final = 48 << 20
 _DRUM_SEED: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
 class InstrumentVoice:
-    """How an instrument sounds. Times are in seconds."""
+    """Parameters of an instrument. Times are in seconds."""
 
     kind: Literal["tone", "pluck", "bar"]
     slope: float
-    """Overtone ``n`` has a strength of ``n ** -slope``."""
+    """Strength of overtone ``n`` is ``n ** -slope``."""
     attack: float
     release: float
     decay: float = 1.0
-    """Time to a third, of the fundamental in the middle octave."""
+    """Time in which the fundamental decays to a third, in the middle octave."""
     sustain: float = 1.0
-    """Of a tone, what is left of it when it has decayed."""
+    """Level of a tone after its decay."""
     damping: float = 0.0
-    """How much faster each overtone dies away than the one below it."""
+    """Additional decay of each overtone over the one below it."""
     even: float = 1.0
     """Strength of the even overtones."""
     overtones: int = 40
     vibrato: float = 0.0
-    """In semitones."""
+    """Depth in semitones."""
     voices: int = 1
-    """So many of them play together, a little out of tune."""
+    """Number of slightly detuned copies."""
     breath: float = 0.0
-    """Noise in it."""
+    """Level of added noise."""
     partials: tuple[tuple[float, float, float], ...] = ()
-    """Of a bar: frequency, strength and decay of each, relative to the first."""
+    """Partials of a struck bar: frequency, strength and decay, relative to the first."""
 
 
 _BELL: Final = ((1.0, 1.0, 1.0), (2.76, 0.35, 0.5), (5.40, 0.16, 0.25))
@@ -77,47 +77,47 @@ VOICES: Final = {
     "synth-bass": InstrumentVoice("tone", 1.25, 0.006, 0.06, decay=0.22, sustain=0.5, overtones=24),
 }
 _DETUNED: Final = {1: (0.0,), 2: (-0.025, 0.025), 3: (-0.07, 0.0, 0.07)}
-"""In semitones."""
+"""Detuning of each copy, in semitones."""
 
 
 def frequency(pitch: float) -> float:
-    """Of a MIDI pitch, in Hz; 69 is 440."""
+    """Return the frequency of a MIDI pitch in Hz; pitch 69 is 440 Hz."""
     return 440.0 * math.pow(2.0, (pitch - 69) / 12)
 
 
 class Bank:
-    """Notes that were computed, for one sampling rate in Hz; the last used are kept.
+    """Cache of computed notes at one sample rate in Hz, least recently used first out.
 
-    What it returns must not be changed.
+    Callers must not modify what it returns.
     """
 
     def __init__(self, rate: int) -> None:
         self.rate = rate
-        self._kept: OrderedDict[tuple[str, int, int], Mono] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, int, int], Mono] = OrderedDict()
         self._bytes = 0
 
     def note(self, name: str, pitch: int, held: int) -> Mono:
-        """A note that is held for so many samples and then let go, about 1 in strength."""
+        """Return a note released after ``held`` samples, with a level of about 1."""
         return self._find((name, pitch, held))
 
     def drum(self, kit: str, pitch: int) -> Mono:
         return self._find((kit, pitch, 0))
 
-    def _find(self, wanted: tuple[str, int, int]) -> Mono:
-        if wanted in self._kept:
-            self._kept.move_to_end(wanted)
-            return self._kept[wanted]
-        name, pitch, held = wanted
+    def _find(self, key: tuple[str, int, int]) -> Mono:
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        name, pitch, held = key
         if name in VOICES:
-            made = _note(VOICES[name], frequency(pitch), held, self.rate)
+            samples = _note(VOICES[name], frequency(pitch), held, self.rate)
         else:
-            made = _drum(pitch, self.rate, low=name == "electronic")
-        self._kept[wanted] = made
-        self._bytes += made.nbytes
-        while self._bytes > _CACHE_BYTES and len(self._kept) > 1:
-            _, oldest = self._kept.popitem(last=False)
+            samples = _drum(pitch, self.rate, low=name == "electronic")
+        self._cache[key] = samples
+        self._bytes += samples.nbytes
+        while self._bytes > _CACHE_BYTES and len(self._cache) > 1:
+            _, oldest = self._cache.popitem(last=False)
             self._bytes -= oldest.nbytes
-        return made
+        return samples
 
 
 def _note(voice: InstrumentVoice, hertz: float, held: int, rate: int) -> Mono:
@@ -126,23 +126,23 @@ def _note(voice: InstrumentVoice, hertz: float, held: int, rate: int) -> Mono:
     count = held + round(voice.release * rate)
     time = np.arange(count) / rate
     if voice.kind == "tone":
-        sound = _tone(voice, hertz, time, rate)
+        samples = _tone(voice, hertz, time, rate)
     elif voice.kind == "pluck":
-        sound = _pluck(voice, hertz, time, rate)
+        samples = _pluck(voice, hertz, time, rate)
     else:
-        sound = _bar(voice, hertz, time, rate)
-    sound[:attack] *= _rise(attack)
-    sound[held:] *= _rise(count - held)[::-1]
-    return sound.astype(np.float32)
+        samples = _bar(voice, hertz, time, rate)
+    samples[:attack] *= _fade_in(attack)
+    samples[held:] *= _fade_in(count - held)[::-1]
+    return samples.astype(np.float32)
 
 
-def _rise(count: int) -> Floats:
-    """From 0 to 1 without a corner."""
+def _fade_in(count: int) -> Floats:
+    """Return a smooth ramp from 0 to 1."""
     return 0.5 - 0.5 * np.cos(np.pi * np.arange(count) / max(1, count - 1))
 
 
 def _overtones(voice: InstrumentVoice, hertz: float, rate: int) -> Floats:
-    """Strength of each overtone that can be heard at a rate, the fundamental first."""
+    """Compute the strength of each overtone below the Nyquist frequency, fundamental first."""
     count = max(1, min(voice.overtones, int(0.45 * rate / hertz)))
     strength: Floats = np.arange(1, count + 1, dtype=np.float64) ** -voice.slope
     strength[1::2] *= voice.even
@@ -153,39 +153,39 @@ def _overtones(voice: InstrumentVoice, hertz: float, rate: int) -> Floats:
 def _tone(voice: InstrumentVoice, hertz: float, time: Floats, rate: int) -> Floats:
     strength = _overtones(voice, hertz, rate)
     spectrum = np.zeros(_TABLE // 2 + 1, np.complex128)
-    # Phases that differ keep the peaks of the sum low.
+    # Different phases keep the peaks of the sum low.
     phases = np.exp(1j * np.pi * np.arange(len(strength)) ** 2 / len(strength))
     spectrum[1 : len(strength) + 1] = -1j * strength * phases * _TABLE / 2
     table = np.fft.irfft(spectrum, _TABLE)
     table = np.append(table, table[0])
-    sound = np.zeros(len(time))
+    samples = np.zeros(len(time))
     for number, detuned in enumerate(_DETUNED[voice.voices]):
         tuned = hertz * 2 ** (detuned / 12)
         cycles = tuned * time + 0.31 * number
         if voice.vibrato:
-            swing = tuned * (2 ** (voice.vibrato / 12) - 1) / (2 * np.pi * 5.3)
-            late = np.minimum(1, time / 0.4) ** 2
-            cycles -= swing * late * np.cos(2 * np.pi * 5.3 * time + number)
-        sound += _read(table, (cycles % 1.0) * _TABLE)
-    sound /= math.sqrt(voice.voices)
+            depth = tuned * (2 ** (voice.vibrato / 12) - 1) / (2 * np.pi * 5.3)
+            onset = np.minimum(1, time / 0.4) ** 2
+            cycles -= depth * onset * np.cos(2 * np.pi * 5.3 * time + number)
+        samples += _interpolate(table, (cycles % 1.0) * _TABLE)
+    samples /= math.sqrt(voice.voices)
     if voice.sustain < 1:
-        sound *= voice.sustain + (1 - voice.sustain) * np.exp(-time / voice.decay)
+        samples *= voice.sustain + (1 - voice.sustain) * np.exp(-time / voice.decay)
     if voice.breath:
         noise = np.random.default_rng(_DRUM_SEED).standard_normal(len(time) + 8)
-        sound += voice.breath * np.convolve(noise, np.ones(9) / 3, "valid")
-    return sound
+        samples += voice.breath * np.convolve(noise, np.ones(9) / 3, "valid")
+    return samples
 
 
-def _read(table: Floats, place: Floats) -> Floats:
-    """Read between the samples of a table that ends as it begins."""
-    whole = place.astype(np.int64)
+def _interpolate(table: Floats, positions: Floats) -> Floats:
+    """Interpolate linearly in a table whose last sample equals its first."""
+    whole = positions.astype(np.int64)
     low = table[whole]
-    found: Floats = low + (table[whole + 1] - low) * (place - whole)
+    found: Floats = low + (table[whole + 1] - low) * (positions - whole)
     return found
 
 
 def _pluck(voice: InstrumentVoice, hertz: float, time: Floats, rate: int) -> Floats:
-    """All periods at once: overtone ``n`` dies away in ``decay / (1 + n * damping)``."""
+    """Compute all periods at once; overtone ``n`` decays in ``decay / (1 + n * damping)``."""
     strength = _overtones(voice, hertz, rate)
     number = np.arange(1, len(strength) + 1)
     decay = voice.decay * (262 / hertz) ** 0.4
@@ -196,24 +196,24 @@ def _pluck(voice: InstrumentVoice, hertz: float, time: Floats, rate: int) -> Flo
     fading = loss[None] ** np.arange(rows)[:, None]
     spectrum[:, 1 : len(strength) + 1] = -1j * strength * phases * fading * _PERIOD / 2
     periods = np.fft.irfft(spectrum, _PERIOD, axis=1).ravel()
-    return _read(periods, time * hertz * _PERIOD)
+    return _interpolate(periods, time * hertz * _PERIOD)
 
 
 def _bar(voice: InstrumentVoice, hertz: float, time: Floats, rate: int) -> Floats:
-    sound = np.zeros(len(time))
+    samples = np.zeros(len(time))
     decay = voice.decay * (523 / hertz) ** 0.5
-    for ratio, strength, lasting in voice.partials:
+    for ratio, strength, decay_ratio in voice.partials:
         if hertz * ratio < 0.45 * rate:
             wave = np.sin(2 * np.pi * hertz * ratio * time)
-            sound += 1.5 * strength * wave * np.exp(-time / (decay * lasting))
-    return sound
+            samples += 1.5 * strength * wave * np.exp(-time / (decay * decay_ratio))
+    return samples
 
 
 # --- Drums ---------------------------------------------------------------------------------------
 
 _NAMES: Final = {pitch: name for name, pitch in DRUMS.items()}
-_LENGTHS: Final = {"crash": 1.6, "ride": 0.7, "open-hat": 0.35, "kick": 0.4, "low-tom": 0.45}
-_NOISES: Final = {
+_SECONDS: Final = {"crash": 1.6, "ride": 0.7, "open-hat": 0.35, "kick": 0.4, "low-tom": 0.45}
+_NOISE_BURSTS: Final = {
     # Lowest frequency in Hz, decay in seconds, strength.
     "snare": (1200.0, 0.055, 0.55),
     "clap": (900.0, 0.06, 0.6),
@@ -223,8 +223,8 @@ _NOISES: Final = {
     "crash": (3000.0, 0.45, 0.5),
     "shaker": (5000.0, 0.022, 0.25),
 }
-_FALLS: Final = {
-    # From and to how many Hz, decay in seconds, strength.
+_TONES: Final = {
+    # Initial and final frequency in Hz, decay in seconds, strength.
     "kick": (130.0, 48.0, 0.11, 1.0),
     "snare": (230.0, 180.0, 0.05, 0.45),
     "low-tom": (140.0, 85.0, 0.13, 0.8),
@@ -234,28 +234,28 @@ _FALLS: Final = {
 
 
 def _drum(pitch: int, rate: int, *, low: bool) -> Mono:
-    """One stroke; of the electronic kit lower and longer."""
+    """Compute one stroke; ``low``, for the electronic kit, is lower and longer."""
     name = _NAMES[pitch]
-    count = round(_LENGTHS.get(name, 0.28) * (1.2 if low else 1) * rate)
+    count = round(_SECONDS.get(name, 0.28) * (1.2 if low else 1) * rate)
     time = np.arange(count) / rate
-    sound = np.zeros(count)
-    if name in _FALLS:
-        top, bottom, decay, strength = _FALLS[name]
+    samples = np.zeros(count)
+    if name in _TONES:
+        top, bottom, decay, strength = _TONES[name]
         factor = 0.85 if low else 1.0
         falling = factor * (bottom + (top - bottom) * np.exp(-time / 0.03))
         wave = np.sin(2 * np.pi * np.cumsum(falling) / rate)
-        sound += strength * wave * np.exp(-time / (decay / factor))
-    if name in _NOISES:
-        lowest, decay, strength = _NOISES[name]
+        samples += strength * wave * np.exp(-time / (decay / factor))
+    if name in _NOISE_BURSTS:
+        lowest, decay, strength = _NOISE_BURSTS[name]
         noise = np.fft.rfft(np.random.default_rng(pitch).standard_normal(count))
         hertz = np.fft.rfftfreq(count, 1 / rate)
         noise *= 1 / (1 + (lowest / np.maximum(hertz, 1)) ** 4)
         burst = np.fft.irfft(noise, count) * np.exp(-time / decay)
         if name == "clap":
             burst *= 0.4 + 0.6 * (np.sin(2 * np.pi * 45 * np.minimum(time, 0.033)) ** 2)
-        sound += strength * burst
+        samples += strength * burst
     attack = round(0.0015 * rate)
-    sound[:attack] *= _rise(attack)
+    samples[:attack] *= _fade_in(attack)
     fade = count // 4
-    sound[-fade:] *= _rise(fade)[::-1]
-    return sound.astype(np.float32)
+    samples[-fade:] *= _fade_in(fade)[::-1]
+    return samples.astype(np.float32)

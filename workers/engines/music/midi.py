@@ -1,7 +1,7 @@
-"""Pieces as Standard MIDI Files, for any sequencer, and back: what was written here is read whole.
+"""Pieces as Standard MIDI Files, and back; files written here are read without loss.
 
-The notes are the file's; what MIDI has no word for (mood, sections, chords, instruments by our
-names) stands in it as text and markers, which players show or pass over.
+What MIDI cannot express (mood, sections, chords, our names of instruments) is stored as text and
+markers, which players display or ignore.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.engines.music.notes import (
 )
 
 _TICKS: Final = 480
-"""To a quarter."""
+"""Ticks per quarter."""
 _STEP: Final = _TICKS // 4
 PROGRAMS: Final = {
     "piano": 0,
@@ -49,19 +49,19 @@ PROGRAMS: Final = {
     "kit": 0,
     "electronic": 25,
 }
-"""General MIDI's, counted from 0; of drums the kit."""
+"""General MIDI programs, from 0; for drums, the kit."""
 _CHANNELS: Final[dict[Part, int]] = {"lead": 0, "chords": 1, "bass": 2, "drums": 9}
 _TEXT: Final = "mood: "
 
 
 def velocity(loudness: int, start: int, beat_steps: int) -> float:
-    """How hard a note is struck, from 0 to 1: harder on the bar's first beat, softer off beats."""
+    """Compute a velocity from 0 to 1: highest on the bar's first beat, lowest off the beat."""
     accent = 0.12 if start == 0 else 0.05 if start % beat_steps == 0 else 0.0
     return 0.34 + 0.13 * loudness + accent
 
 
 def write_midi(piece: Piece) -> bytes:
-    """Write a piece as a file of type 1, a track for each part."""
+    """Encode a piece as a file of type 1, with a track for each part."""
     metre = METRES[piece.metre]
     file = mido.MidiFile(type=1, ticks_per_beat=_TICKS)
     quarter = piece.tempo * metre.steps / 4
@@ -71,7 +71,7 @@ def write_midi(piece: Piece) -> bytes:
         (0, mido.MetaMessage("text", text=f"{_TEXT}{piece.mood}")),
         (0, mido.MetaMessage("set_tempo", tempo=round(60e6 / quarter))),
         (0, mido.MetaMessage("time_signature", numerator=upper, denominator=lower)),
-        (0, mido.MetaMessage("key_signature", key=_SIGNATURES.get(name, name))),
+        (0, mido.MetaMessage("key_signature", key=_SHARP_KEYS.get(name, name))),
     ]
     for index, bar in enumerate(piece.bars):
         chords = " ".join(f"{step}={chord.root}-{chord.quality}" for step, chord in bar.chords)
@@ -88,9 +88,9 @@ def write_midi(piece: Piece) -> bytes:
     return out.getvalue()
 
 
-_SIGNATURES: Final = {"Gbm": "F#m", "Dbm": "C#m", "Abm": "G#m"}
-"""Of keys that are written with sharps."""
-_FLAT: Final = {written: ours for ours, written in _SIGNATURES.items()}
+_SHARP_KEYS: Final = {"Gbm": "F#m", "Dbm": "C#m", "Abm": "G#m"}
+"""Keys that MIDI names with sharps."""
+_OUR_KEYS: Final = {key_name: ours for ours, key_name in _SHARP_KEYS.items()}
 
 
 def _part(piece: Piece, part: Part, trimmed: list[list[tuple[int, Note]]]) -> Any:
@@ -104,16 +104,16 @@ def _part(piece: Piece, part: Part, trimmed: list[list[tuple[int, Note]]]) -> An
         for end, note in notes:
             if note.part != part:
                 continue
-            hard = round(127 * velocity(bar.loudness, note.start, metre.steps))
+            hardness = round(127 * velocity(bar.loudness, note.start, metre.steps))
             start = (index * metre.bar + note.start) * _STEP
-            on = mido.Message("note_on", channel=channel, note=note.pitch, velocity=hard)
+            on = mido.Message("note_on", channel=channel, note=note.pitch, velocity=hardness)
             off = mido.Message("note_off", channel=channel, note=note.pitch, velocity=0)
             events += [(start, on), (end * _STEP, off)]
     return _track(events, len(piece.bars) * metre.bar * _STEP)
 
 
 def _track(events: list[tuple[int, Any]], end: int) -> Any:
-    """Put events in order, those that end a note before those that begin one."""
+    """Sort events; at the same time, ends of notes come before starts."""
     track, now = mido.MidiTrack(), 0
     for at, message in sorted(events, key=lambda e: (e[0], e[1].type == "note_on")):
         track.append(message.copy(time=at - now))
@@ -123,26 +123,26 @@ def _track(events: list[tuple[int, Any]], end: int) -> Any:
 
 
 def read_midi(data: bytes) -> Piece:
-    """Read a file that ``write_midi`` wrote. Raise ``ValueError`` if it is no such file."""
+    """Decode a file that ``write_midi`` wrote. Raise ``ValueError`` if it is not one."""
     try:
         file = mido.MidiFile(file=io.BytesIO(data))
     except (OSError, EOFError, ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"this is no MIDI file that can be read: {error}") from error
+        raise ValueError(f"not a readable MIDI file: {error}") from error
     if not file.tracks or file.ticks_per_beat != _TICKS:
-        raise ValueError("this MIDI file was not written here: its grid is another")
-    said: dict[str, Any] = {}
+        raise ValueError("MIDI file from another program: its grid differs")
+    meta: dict[str, Any] = {}
     markers: list[str] = []
     for message in file.tracks[0]:
         if message.type == "marker":
             markers.append(message.text)
         elif message.is_meta:
-            said[message.type] = message
-    if not said.keys() >= {"text", "set_tempo", "time_signature", "key_signature"}:
-        raise ValueError("this MIDI file was not written here: it says nothing of mood and key")
-    signature = said["time_signature"]
+            meta[message.type] = message
+    if not meta.keys() >= {"text", "set_tempo", "time_signature", "key_signature"}:
+        raise ValueError("MIDI file from another program: it lacks mood or key")
+    signature = meta["time_signature"]
     metre = f"{signature.numerator}/{signature.denominator}"
-    if metre not in METRES or not said["text"].text.startswith(_TEXT):
-        raise ValueError(f"this MIDI file was not written here: {metre}, {said['text'].text!r}")
+    if metre not in METRES or not meta["text"].text.startswith(_TEXT):
+        raise ValueError(f"MIDI file from another program: {metre}, {meta['text'].text!r}")
     instruments = {"drums": "none"}
     notes: dict[int, list[Note]] = defaultdict(list)
     for track in file.tracks[1:]:
@@ -150,13 +150,13 @@ def read_midi(data: bytes) -> Piece:
         instruments[part] = name
         for bar, note in _notes(track, part, METRES[metre].bar):
             notes[bar].append(note)
-    written = _FLAT.get(said["key_signature"].key, said["key_signature"].key)
-    tonic = TONICS.index(written.removesuffix("m").lower())
+    key_name = _OUR_KEYS.get(meta["key_signature"].key, meta["key_signature"].key)
+    tonic = TONICS.index(key_name.removesuffix("m").lower())
     return Piece(
-        mood=said["text"].text.removeprefix(_TEXT),
-        key=Key(tonic, MODES[written.endswith("m")]),
+        mood=meta["text"].text.removeprefix(_TEXT),
+        key=Key(tonic, MODES[key_name.endswith("m")]),
         metre=metre,
-        tempo=round(60e6 / said["set_tempo"].tempo * 4 / METRES[metre].steps),
+        tempo=round(60e6 / meta["set_tempo"].tempo * 4 / METRES[metre].steps),
         lead=instruments["lead"],
         chords=instruments["chords"],
         bass=instruments["bass"],
@@ -167,14 +167,14 @@ def read_midi(data: bytes) -> Piece:
 
 def _notes(track: Any, part: Any, bar_steps: int) -> list[tuple[int, Note]]:
     found: list[tuple[int, Note]] = []
-    begun: dict[int, int] = {}
+    started: dict[int, int] = {}
     now = 0
     for message in track:
         now += message.time
         if message.type == "note_on":
-            begun[message.note] = now
+            started[message.note] = now
         elif message.type == "note_off":
-            start = begun.pop(message.note)
+            start = started.pop(message.note)
             bar, step = divmod(start // _STEP, bar_steps)
             found.append((bar, Note(step, part, message.note, (now - start) // _STEP)))
     return found

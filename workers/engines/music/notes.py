@@ -1,9 +1,9 @@
-"""Music as notes and as tokens: what the pocket music model writes, and nothing of how it sounds.
+"""Music as notes and as tokens: what the pocket music model generates. Knows nothing of audio.
 
-A ``Piece`` is exact and small: a key, a tempo, a metre, four parts, and bars of notes on a grid of
-sixteenths. As tokens it is written relative to its tonic, so a model learns one major and one
-minor, and the key of what it writes is right by construction. ``Grammar`` knows what may come next;
-whatever it lets through is a piece.
+A ``Piece`` has a key, a tempo, a metre, four parts, and bars of notes on a grid of sixteenths. Its
+tokens are relative to the tonic, so a model learns only one major and one minor mode, and the key
+of its output is right by construction. ``Grammar`` returns the tokens allowed next; every sequence
+that it allows is a valid piece.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SCALES: Final[dict[Mode, tuple[int, ...]]] = {
     "major": (0, 2, 4, 5, 7, 9, 11),
     "minor": (0, 2, 3, 5, 7, 8, 10),
 }
-"""Of minor the natural one; its leading note, 11, belongs to the dominant."""
+"""Natural minor; its leading note, 11, occurs in the dominant."""
 MOODS: Final = ("happy", "playful", "epic", "dreamy", "calm", "sad", "dark", "tense")
 PARTS: Final[tuple[Part, ...]] = ("lead", "chords", "bass", "drums")
-"""In the order in which they are written at a place."""
+"""Parts, in the order of their tokens at one position."""
 INSTRUMENTS: Final[dict[Part, tuple[str, ...]]] = {
     "lead": ("piano", "flute", "violin", "guitar", "bells", "synth", "organ", "marimba"),
     "chords": ("piano", "strings", "guitar", "pad", "organ", "harp"),
@@ -44,7 +44,7 @@ DRUMS: Final = {
     "ride": 51,
     "shaker": 70,
 }
-"""The pitch of each, which is that of General MIDI."""
+"""General MIDI pitch of each drum."""
 QUALITIES: Final = {
     "maj": (0, 4, 7),
     "min": (0, 3, 7),
@@ -55,19 +55,19 @@ QUALITIES: Final = {
     "min7": (0, 3, 7, 10),
 }
 SECTIONS: Final = {"intro": 4, "a": 8, "b": 8, "outro": 4}
-"""How many bars each may have before it begins again."""
+"""Maximum bars of each section before it starts again."""
 LOUDNESS: Final = (1, 2, 3, 4)
 TEMPOS: Final = range(40, 202, 2)
-"""Beats a minute that can be written; any other is rounded to the nearest of them."""
+"""Tempos with a token, in beats per minute; others are rounded to the nearest."""
 LENGTHS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32)
-"""Of a note, in sixteenths."""
+"""Possible lengths of a note, in sixteenths."""
 RANGES: Final[dict[Part, range]] = {
     "lead": range(55, 92),
     "chords": range(43, 77),
     "bass": range(26, 56),
     "drums": range(min(DRUMS.values()), max(DRUMS.values()) + 1),
 }
-"""MIDI pitches of a piece in C; in another key they lie up to 6 lower or 5 higher."""
+"""MIDI pitches of a piece in C; in another key up to 6 lower or 5 higher."""
 BARS_MAX: Final = 512
 
 
@@ -82,7 +82,7 @@ class Metre(NamedTuple):
 
 
 METRES: Final = {"4/4": Metre(4, 4), "3/4": Metre(3, 4), "6/8": Metre(2, 6)}
-"""A beat is a quarter, or in 6/8 a dotted quarter: what one would tap, and what tempo counts."""
+"""A beat is a quarter, or in 6/8 a dotted quarter; the tempo counts beats."""
 _STEPS_MAX: Final = max(metre.bar for metre in METRES.values())
 
 
@@ -114,24 +114,24 @@ class Chord(NamedTuple):
 
 class Note(NamedTuple):
     start: int
-    """Sixteenths from the beginning of its bar."""
+    """Position in its bar, in sixteenths."""
     part: Part
     pitch: int
-    """MIDI's: 60 is the middle C; of drums, which drum."""
+    """MIDI pitch: 60 is middle C; for drums, the drum."""
     steps: int
-    """Its length in sixteenths; it may reach into later bars. Of drums 1."""
+    """Length in sixteenths; may reach into later bars. Always 1 for drums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     section: str
     place: int
-    """In its section, from 1."""
+    """Number of the bar in its section, from 1."""
     loudness: int
     chords: tuple[tuple[int, Chord], ...]
-    """From which sixteenth on; the first from 0."""
+    """Chords, each with the sixteenth at which it starts; the first starts at 0."""
     notes: tuple[Note, ...]
-    """In order. A part strikes its notes at one place for one length; lead and bass have one."""
+    """Sorted. Notes of a part that start together have one length; lead and bass have one each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Piece:
     key: Key
     metre: str
     tempo: int
-    """Beats a minute."""
+    """Beats per minute."""
     lead: str
     chords: str
     bass: str
@@ -153,7 +153,6 @@ class Piece:
 
     @property
     def bar_seconds(self) -> float:
-        """Of each of its bars."""
         return self.step_seconds * METRES[self.metre].bar
 
     def instrument(self, part: Part) -> str:
@@ -176,7 +175,7 @@ HEADER: Final[dict[str, tuple[str, ...]]] = {
     "tempo": tuple(str(tempo) for tempo in TEMPOS),
     **{f"{part}-by": names for part, names in INSTRUMENTS.items()},
 }
-"""What a tune begins with, in this order."""
+"""Header fields of a tune, in order, with their values."""
 _PITCHED: Final[tuple[Part, ...]] = ("lead", "chords", "bass")
 
 
@@ -200,7 +199,7 @@ def _tokens() -> Iterable[str]:
 
 
 TOKENS: Final = tuple(_tokens())
-"""Of music, without the marks."""
+"""All music tokens, without the marks."""
 _DRUM_NAMES: Final = {pitch: name for name, pitch in DRUMS.items()}
 
 
@@ -210,7 +209,7 @@ def tempo_token(tempo: float) -> str:
 
 
 def fold(pitch: int, part: Part) -> int:
-    """The same note in the octave of a part's range, of a piece in C."""
+    """Transpose a pitch by octaves into a part's range, for a piece in C."""
     allowed = RANGES[part]
     while pitch < allowed.start:
         pitch += 12
@@ -231,29 +230,33 @@ def encode_header(piece: Piece) -> list[str]:
 
 
 def encode_bar(bar: Bar, key: Key) -> list[str]:
-    """Write a bar. Raise ``ValueError`` if it has what cannot be written."""
-    said = [token(bar.section, bar.place), token("loud", bar.loudness)]
+    """Encode a bar. Raise ``ValueError`` if something in it has no token."""
+    symbols = [token(bar.section, bar.place), token("loud", bar.loudness)]
     chords = dict(bar.chords)
     played = {start: list(notes) for start, notes in groupby(sorted(bar.notes), lambda n: n.start)}
     for step in sorted({*chords, *played}):
-        said.append(token("at", step))
+        symbols.append(token("at", step))
         if step in chords:
-            said.append(token("chord", f"{chords[step].root}-{chords[step].quality}"))
-        here = played.get(step, [])
+            symbols.append(token("chord", f"{chords[step].root}-{chords[step].quality}"))
+        notes_here = played.get(step, [])
         for part in _PITCHED:
-            said += _strike(part, [note for note in here if note.part == part], key)
-        said += [token("drum", _DRUM_NAMES[note.pitch]) for note in here if note.part == "drums"]
-    if unknown := [one for one in said if one not in _KNOWN]:
-        raise ValueError(f"{unknown[0]} cannot be written, in {bar}")
-    return said
+            symbols += _encode_notes(part, [note for note in notes_here if note.part == part], key)
+        symbols += [
+            token("drum", _DRUM_NAMES[note.pitch]) for note in notes_here if note.part == "drums"
+        ]
+    if unknown := [one for one in symbols if one not in _KNOWN]:
+        raise ValueError(f"there is no token {unknown[0]}, needed for {bar}")
+    return symbols
 
 
-def _strike(part: Part, notes: Sequence[Note], key: Key) -> list[str]:
+def _encode_notes(part: Part, notes: Sequence[Note], key: Key) -> list[str]:
     if not notes:
         return []
     (steps, *others) = {note.steps for note in notes}
     if others or (part != "chords" and len(notes) > 1):
-        raise ValueError(f"at {notes[0].start} the {part} strikes what it cannot: {notes}")
+        raise ValueError(
+            f"notes of {part} at {notes[0].start} differ in length or are too many: {notes}"
+        )
     return [
         *(token(part, pitch) for pitch in sorted(note.pitch - key.shift for note in notes)),
         token("for", steps),
@@ -261,48 +264,50 @@ def _strike(part: Part, notes: Sequence[Note], key: Key) -> list[str]:
 
 
 def encode(piece: Piece) -> list[str]:
-    """Write a piece. Raise ``ValueError`` if it has what cannot be written."""
-    bars = (said for bar in piece.bars for said in encode_bar(bar, piece.key))
+    """Encode a piece. Raise ``ValueError`` if something in it has no token."""
+    bars = (symbol for bar in piece.bars for symbol in encode_bar(bar, piece.key))
     return [TUNE, *encode_header(piece), *bars, END]
 
 
-def parse(said: str) -> tuple[str, str]:
-    """Part a token of music into its kind and value; a mark has no value."""
-    kind, _, value = said[1:-1].partition(":")
+def parse(symbol: str) -> tuple[str, str]:
+    """Split a token into its kind and value; the value of a mark is empty."""
+    kind, _, value = symbol[1:-1].partition(":")
     return kind, value
 
 
 _KNOWN: Final = frozenset(TOKENS)
-_PARSED: Final = {said: parse(said) for said in (*MARKS, *TOKENS)}
+_PARSED: Final = {symbol: parse(symbol) for symbol in (*MARKS, *TOKENS)}
 
 
 def decode_header(tokens: Sequence[str]) -> Piece:
-    """Read a header: a piece without bars. Raise ``ValueError`` if it is none."""
-    said = dict(_parsed(tokens))
-    if list(said) != list(HEADER) or len(tokens) != len(HEADER):
-        raise ValueError(f"a header says {', '.join(HEADER)}, in this order; not {list(said)}")
+    """Decode a header to a piece without bars. Raise ``ValueError`` if it is invalid."""
+    fields = dict(_parsed(tokens))
+    if list(fields) != list(HEADER) or len(tokens) != len(HEADER):
+        raise ValueError(
+            f"a header has the fields {', '.join(HEADER)}, in this order; not {list(fields)}"
+        )
     return Piece(
-        mood=said["mood"],
-        key=Key(TONICS.index(said["tonic"]), cast(Mode, said["mode"])),
-        metre=said["metre"],
-        tempo=int(said["tempo"]),
-        lead=said["lead-by"],
-        chords=said["chords-by"],
-        bass=said["bass-by"],
-        drums=said["drums-by"],
+        mood=fields["mood"],
+        key=Key(TONICS.index(fields["tonic"]), cast(Mode, fields["mode"])),
+        metre=fields["metre"],
+        tempo=int(fields["tempo"]),
+        lead=fields["lead-by"],
+        chords=fields["chords-by"],
+        bass=fields["bass-by"],
+        drums=fields["drums-by"],
         bars=(),
     )
 
 
 def decode_bar(tokens: Sequence[str], key: Key) -> Bar:
-    """Read a bar. Raise ``ValueError`` if it is none."""
+    """Decode a bar. Raise ``ValueError`` if it is invalid."""
     (section, place), (loud, loudness), *rest = _parsed(tokens)
     if section not in SECTIONS or loud != "loud":
         raise ValueError(f"a bar begins with its section and loudness, not {tokens[:2]}")
     step = 0
     chords: list[tuple[int, Chord]] = []
     notes: list[Note] = []
-    struck: list[tuple[Part, int]] = []
+    pitched: list[tuple[Part, int]] = []
     for kind, value in rest:
         if kind == "at":
             step = int(value)
@@ -312,31 +317,33 @@ def decode_bar(tokens: Sequence[str], key: Key) -> Bar:
         elif kind == "drum":
             notes.append(Note(step, "drums", DRUMS[value], 1))
         elif kind == "for":
-            notes += [Note(step, part, pitch + key.shift, int(value)) for part, pitch in struck]
-            struck = []
+            notes += [Note(step, part, pitch + key.shift, int(value)) for part, pitch in pitched]
+            pitched = []
         elif kind in _PITCHED:
-            struck.append((kind, int(value)))
+            pitched.append((kind, int(value)))
         else:
-            raise ValueError(f"{token(kind, value)} has no place in a bar")
+            raise ValueError(f"{token(kind, value)} is not allowed in a bar")
     return Bar(section, int(place), int(loudness), tuple(chords), tuple(sorted(notes)))
 
 
 def _parsed(tokens: Sequence[str]) -> list[tuple[str, str]]:
     try:
-        return [_PARSED[said] for said in tokens]
+        return [_PARSED[symbol] for symbol in tokens]
     except KeyError as unknown:
-        raise ValueError(f"{unknown} is no token of music") from None
+        raise ValueError(f"{unknown} is not a music token") from None
 
 
 def decode(tokens: Sequence[str]) -> Piece:
-    """Read a whole piece. Raise ``ValueError`` if it is none."""
+    """Decode a piece. Raise ``ValueError`` if it is invalid."""
     if len(tokens) < 2 or tokens[0] != TUNE or tokens[-1] != END:
-        raise ValueError(f"a tune is told between {TUNE} and {END}")
+        raise ValueError(f"a tune starts with {TUNE} and ends with {END}")
     head, rest = tokens[1 : 1 + len(HEADER)], tokens[1 + len(HEADER) : -1]
     piece = decode_header(head)
-    begins = [place for place, said in enumerate(rest) if _PARSED.get(said, ("",))[0] in SECTIONS]
+    begins = [
+        place for place, symbol in enumerate(rest) if _PARSED.get(symbol, ("",))[0] in SECTIONS
+    ]
     if rest and begins[:1] != [0]:
-        raise ValueError(f"{rest[0]} stands before the first bar")
+        raise ValueError(f"{rest[0]} precedes the first bar")
     ends = [*begins[1:], len(rest)]
     bars = tuple(
         decode_bar(rest[begin:end], piece.key) for begin, end in zip(begins, ends, strict=True)
@@ -354,23 +361,23 @@ def decode(tokens: Sequence[str]) -> Piece:
     )
 
 
-# --- What may come next --------------------------------------------------------------------------
+# --- Grammar -------------------------------------------------------------------------------------
 
 _AT: Final = tuple(token("at", step) for step in range(_STEPS_MAX))
-_CHORDS: Final = tuple(said for said in TOKENS if _PARSED[said][0] == "chord")
-_OF_PART: Final[dict[str, tuple[str, ...]]] = {
+_CHORDS: Final = tuple(symbol for symbol in TOKENS if _PARSED[symbol][0] == "chord")
+_PITCHES: Final[dict[str, tuple[str, ...]]] = {
     part: tuple(token(part, pitch) for pitch in RANGES[part]) for part in _PITCHED
 }
 _DRUM: Final = tuple(token("drum", name) for name in sorted(DRUMS, key=lambda name: DRUMS[name]))
 _FOR: Final = tuple(token("for", steps) for steps in LENGTHS)
 _LOUD: Final = tuple(token("loud", level) for level in LOUDNESS)
-_BAR: Final = tuple(said for said in TOKENS if _PARSED[said][0] in SECTIONS)
+_BAR: Final = tuple(symbol for symbol in TOKENS if _PARSED[symbol][0] in SECTIONS)
 _VOICES_MAX: Final = 4
 _ORDER: Final = ("chord", *_PITCHED, "drum")
 
 
 class Grammar:
-    """Which tokens may follow, after those that were pushed, from ``<tune>`` on."""
+    """Tokens allowed after those that were pushed, from ``<tune>`` on."""
 
     def __init__(self) -> None:
         self._header = list(HEADER)
@@ -379,9 +386,9 @@ class Grammar:
         self._step = -1
         self._last: tuple[str, str] = ("", "")
         self._group = 0
-        """How many pitches were struck together."""
+        """Number of pitches so far in the current chord of notes."""
         self._stage = 0
-        """In the order of what is written at a place."""
+        """Index into ``_ORDER`` of what can follow at the current position."""
 
     def allowed(self) -> tuple[str, ...]:
         if self._header:
@@ -395,7 +402,7 @@ class Grammar:
         if kind == "at" and self._step == 0:
             return _CHORDS
         if kind in _PITCHED:
-            higher = _OF_PART["chords"][int(value) + 1 - RANGES["chords"].start :]
+            higher = _PITCHES["chords"][int(value) + 1 - RANGES["chords"].start :]
             more = kind == "chords" and self._group < _VOICES_MAX
             return (*_FOR, *higher) if more else _FOR
         if kind in ("end", "drums-by"):
@@ -403,22 +410,22 @@ class Grammar:
         return self._next(kind, value)
 
     def _next(self, kind: str, value: str) -> tuple[str, ...]:
-        said: list[str] = []
+        symbols: list[str] = []
         for part in _ORDER[self._stage :]:
             if part == "chord":
-                said += _CHORDS
+                symbols += _CHORDS
             elif part in _PITCHED:
-                said += _OF_PART[part]
+                symbols += _PITCHES[part]
             elif self._drums:
-                said += _DRUM[_DRUM.index(token(kind, value)) + 1 :] if kind == "drum" else _DRUM
+                symbols += _DRUM[_DRUM.index(token(kind, value)) + 1 :] if kind == "drum" else _DRUM
         if kind == "at":
-            return tuple(said)
-        return (*said, *_AT[self._step + 1 : self._bar], *_BAR, END)
+            return tuple(symbols)
+        return (*symbols, *_AT[self._step + 1 : self._bar], *_BAR, END)
 
-    def push(self, said: str) -> None:
-        kind, value = _PARSED[said]
+    def push(self, symbol: str) -> None:
+        kind, value = _PARSED[symbol]
         if self._header:
-            assert kind == self._header.pop(0), said
+            assert kind == self._header.pop(0), symbol
             if kind == "metre":
                 self._bar = METRES[value].bar
             elif kind == "drums-by":
@@ -436,20 +443,20 @@ class Grammar:
 
 
 def trim(bars: Sequence[Bar], bar_steps: int) -> list[list[tuple[int, Note]]]:
-    """Notes of each bar with the sixteenth, from the piece's begin, where they end.
+    """Return the notes of each bar with their ends, in sixteenths from the start of the piece.
 
-    A note ends where it is struck again, that of a lead or bass where the next begins, and all
-    where the piece does.
+    A note ends where the same pitch is played again, in lead and bass where the next note starts,
+    and at the latest at the end of the piece.
     """
     ends: dict[tuple[str, int], int] = {}
     total = len(bars) * bar_steps
     trimmed: list[list[tuple[int, Note]]] = []
     for index in range(len(bars) - 1, -1, -1):
-        here = []
+        notes_here = []
         for note in sorted(bars[index].notes, reverse=True):
             start = index * bar_steps + note.start
             voice = (note.part, note.pitch if note.part in ("chords", "drums") else 0)
-            here.append((min(start + note.steps, ends.get(voice, total)), note))
+            notes_here.append((min(start + note.steps, ends.get(voice, total)), note))
             ends[voice] = start
-        trimmed.append(here[::-1])
+        trimmed.append(notes_here[::-1])
     return trimmed[::-1]

@@ -1,4 +1,4 @@
-"""The options of a catalog entry that this engine understands, checked."""
+"""Options of the music engine in a catalog entry, validated."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from workers.engines.options import TorchOptions, read
 
 
 class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry; what every engine has in common is in ``TorchOptions``."""
-
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
 
     seconds: float = 30.0
-    """Of a piece whose length is left open."""
+    """Length of a piece if the request names none."""
     temperature: float = 0.85
-    """Below 1 a piece keeps to what is likely."""
+    """Sampling temperature; below 1, likely tokens are preferred."""
 
 
 def read_options(spec: ModelSpec) -> Options:
-    """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
+    """Raise ``ValueError`` if an option is unknown or not supported here."""
     options = read(spec, Options)
     for name in ("seconds", "temperature"):
         if getattr(options, name) <= 0:
-            raise ValueError(f"{name} is {getattr(options, name)}; more than 0 is needed")
+            raise ValueError(f"{name} is {getattr(options, name)}; it must be positive")
     return options
 
 
 def decoding(options: Options) -> llm.Options:
-    """What the decoder of language models is to be told."""
+    """Return the options for the decoder of language models."""
     return llm.Options(
         dtype=options.dtype, device=options.device, slots=options.slots, threads=options.threads
     )

@@ -1,8 +1,8 @@
-"""What is said of tunes: captions of pieces, and what an order of music says in so many words.
+"""Captions of pieces for training, and prompts of requests.
 
-A prompt reaches the model as known words, in which key, tempo and metre already stand as the tokens
-of music that they mean. Those three, read here by rule, are kept exactly; what the other words mean
-the model has learnt from captions.
+A prompt reaches the model as words of its vocabulary, in which key, tempo and metre are replaced by
+their music tokens. These three are parsed by rules and kept exactly; the meaning of other words is
+learnt from captions.
 """
 
 from __future__ import annotations
@@ -79,48 +79,48 @@ def _key_name(key: Key, r: random.Random) -> str:
 
 
 def caption(piece: Piece, r: random.Random, *, full: bool = False) -> str:
-    """Say of a piece some of what is true of it, or in full all of it; rarely nothing."""
+    """Describe a piece by a random selection of its properties, or by all; rarely by none."""
     if not full and r.random() < 0.05:
         return ""
 
-    def told(share: float) -> bool:
+    def include(share: float) -> bool:
         return full or r.random() < share
 
     noun = r.choice(_NOUNS)
     words = []
-    if told(0.2) and not _SLOW <= piece.tempo <= _FAST:
+    if include(0.2) and not _SLOW <= piece.tempo <= _FAST:
         words.append("slow" if piece.tempo < _SLOW else "fast")
     by_scene = not full and r.random() < 0.15
-    if not by_scene and told(0.9):
+    if not by_scene and include(0.9):
         words.append(r.choice(MOOD_WORDS[piece.mood]))
-    if piece.metre == "3/4" and told(0.3):
+    if piece.metre == "3/4" and include(0.3):
         noun = "waltz"
     opening = r.choice(_OPENINGS)
     article = "" if noun == "music" else "a "
-    said = f"{opening}{article}{' '.join((*words, noun))}"
-    if by_scene or told(0.1):
-        said += f" for {r.choice(SCENES[piece.mood])}"
-    if told(0.45):
-        said += f" in {_key_name(piece.key, r)}"
-    if told(0.45):
-        said += f" at {piece.tempo} bpm"
-    if told(0.15) and noun != "waltz":
-        said += f" in {piece.metre}"
-    parts = [_name(r, piece.lead)] if told(0.6) else []
-    if told(0.4) and piece.chords != piece.lead:
+    text = f"{opening}{article}{' '.join((*words, noun))}"
+    if by_scene or include(0.1):
+        text += f" for {r.choice(SCENES[piece.mood])}"
+    if include(0.45):
+        text += f" in {_key_name(piece.key, r)}"
+    if include(0.45):
+        text += f" at {piece.tempo} bpm"
+    if include(0.15) and noun != "waltz":
+        text += f" in {piece.metre}"
+    parts = [_name(r, piece.lead)] if include(0.6) else []
+    if include(0.4) and piece.chords != piece.lead:
         parts.append(_name(r, piece.chords))
-    if told(0.2):
+    if include(0.2):
         parts.append(_name(r, piece.bass))
-    if piece.drums != "none" and told(0.4):
+    if piece.drums != "none" and include(0.4):
         parts.append(_name(r, piece.drums))
     if parts:
-        said += f" with {' and '.join((', '.join(parts[:-1]), parts[-1])[len(parts) == 1 :])}"
-    if piece.drums == "none" and told(0.3):
-        said += ", no drums" if parts else " without drums"
-    return said
+        text += f" with {' and '.join((', '.join(parts[:-1]), parts[-1])[len(parts) == 1 :])}"
+    if piece.drums == "none" and include(0.3):
+        text += ", no drums" if parts else " without drums"
+    return text
 
 
-# --- Reading -------------------------------------------------------------------------------------
+# --- Prompts -------------------------------------------------------------------------------------
 
 _KEY: Final = re.compile(
     r"\b([a-g])(?:\s?(#|♯|b|♭)|[\s-](sharp|flat))?[\s-]?(major|minor|maj|min)\b"
@@ -129,13 +129,13 @@ _NO_ARTICLE: Final = re.compile(r"(?:\bin|\bof|\bkey|\bkey is|[,:;(])\s*$")
 _TEMPO: Final = re.compile(r"\b(\d{2,3})\s*(?:bpm|beats per minute|beats a minute)\b")
 _METRE: Final = re.compile(r"\b(4/4|3/4|6/8)(?!\d)")
 _NO_DRUMS: Final = re.compile(r"\b(?:no|without)(?: any)? (?:drums|percussion)\b")
-_SPOKEN: Final = {
+_NAMES: Final = {
     "grand piano": "piano",
     **{name: name for part in PARTS if part != "drums" for name in INSTRUMENTS[part]},
     **{word.removeprefix("a "): name for name, words in INSTRUMENT_WORDS.items() for word in words},
 }
 _INSTRUMENT: Final = re.compile(
-    rf"\b({'|'.join(sorted(map(re.escape, _SPOKEN), key=len, reverse=True))})s?\b"
+    rf"\b({'|'.join(sorted(map(re.escape, _NAMES), key=len, reverse=True))})s?\b"
 )
 _MOODS: Final = {word: mood for mood, words in MOOD_WORDS.items() for word in words}
 _WORD: Final = re.compile(r"<[a-z-]+:[^>\s]+>|[a-z]+(?:['-][a-z]+)*")
@@ -143,20 +143,20 @@ _WORD: Final = re.compile(r"<[a-z-]+:[^>\s]+>|[a-z]+(?:['-][a-z]+)*")
 
 @dataclass(frozen=True, slots=True)
 class MusicPrompt:
-    """What a prompt says in so many words. None where it says nothing."""
+    """What a prompt states explicitly; None if it does not."""
 
     key: Key | None
     tempo: int | None
-    """Beats a minute."""
+    """Beats per minute."""
     metre: str | None
     mood: str | None
     instruments: Mapping[Part, str]
     words: tuple[str, ...]
-    """All of it as the model reads it, known or not."""
+    """The prompt as the model's input, including words outside the vocabulary."""
 
 
-def read(text: str) -> MusicPrompt:
-    """Read a prompt in English. What is not understood here is left to the model."""
+def parse_prompt(text: str) -> MusicPrompt:
+    """Parse a prompt in English. What no rule matches is left to the model."""
     text = text.lower().replace("<", " ").replace(">", " ")
     key, tempo, metre = None, None, None
     instruments = _instruments(text)
@@ -164,8 +164,8 @@ def read(text: str) -> MusicPrompt:
     mood = next((_MOODS[word] for word in described if word in _MOODS), None)
     if found := _find_key(text):
         key = _key(found)
-        said = f" {token('tonic', TONICS[key.tonic])} {token('mode', key.mode)} "
-        text = text[: found.start()] + said + text[found.end() :]
+        tags = f" {token('tonic', TONICS[key.tonic])} {token('mode', key.mode)} "
+        text = text[: found.start()] + tags + text[found.end() :]
     if found := _TEMPO.search(text):
         tempo = int(found[1])
         text = f"{text[: found.start()]} {tempo_token(tempo)} {text[found.end() :]}"
@@ -173,32 +173,32 @@ def read(text: str) -> MusicPrompt:
         metre = found[1]
         text = f"{text[: found.start()]} {token('metre', metre)} {text[found.end() :]}"
     words = tuple(_WORD.findall(text))
-    for word, meant in _METRE_WORDS.items():
+    for word, implied in _METRE_WORDS.items():
         if metre is None and word in words:
-            metre = meant
+            metre = implied
     assert metre is None or metre in METRES
     return MusicPrompt(key, tempo, metre, mood, instruments, words)
 
 
 def _instruments(text: str) -> dict[Part, str]:
-    """Each for the first part that it can play and that has none yet."""
+    """Assign each instrument to the first free part that can use it."""
     found: dict[Part, str] = {"drums": "none"} if _NO_DRUMS.search(text) else {}
-    for said in _INSTRUMENT.finditer(_NO_DRUMS.sub(" ", text)):
-        name = _SPOKEN[said[1]]
+    for match in _INSTRUMENT.finditer(_NO_DRUMS.sub(" ", text)):
+        name = _NAMES[match[1]]
         free = (part for part in PARTS if name in INSTRUMENTS[part] and part not in found)
         if part := next(free, None):
             found[part] = name
     return found
 
 
-def key_named(name: str) -> Key | None:
-    """The key that a name such as ``F# minor`` means; None if it means none."""
+def parse_key(name: str) -> Key | None:
+    """Parse the name of a key, such as ``F# minor``. Return None if it is not valid."""
     found = _KEY.fullmatch(name.strip().lower())
     return found and _key(found)
 
 
 def _find_key(text: str) -> re.Match[str] | None:
-    """The first key that is named; an A by itself must be no article."""
+    """Find the first key; a single ``a`` must not be an article."""
     for found in _KEY.finditer(text):
         if found[1] != "a" or found[2] or found[3] or _NO_ARTICLE.search(text[: found.start()]):
             return found
@@ -214,13 +214,13 @@ def _key(found: re.Match[str]) -> Key:
     return Key(tonic % 12, mode)
 
 
-def mood_named(name: str) -> str | None:
-    """The mood that a word such as ``cheerful`` means; None if it means none."""
+def parse_mood(name: str) -> str | None:
+    """Map a word such as ``cheerful`` to its mood. Return None if it is unknown."""
     return _MOODS.get(name.strip().lower())
 
 
 def known_words() -> tuple[str, ...]:
-    """Every word that a caption can use, in order."""
+    """Return all words that captions use, sorted."""
     texts = [
         *(word for words in MOOD_WORDS.values() for word in words),
         *(scene for scenes in SCENES.values() for scene in scenes),

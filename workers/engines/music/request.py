@@ -1,4 +1,4 @@
-"""One request while it is written and played: its notes, its sound so far, and the stream of it."""
+"""State of one music request: its notes, the audio so far, and the stream built from it."""
 
 from __future__ import annotations
 
@@ -13,67 +13,64 @@ from workers.engines.audio_output import AudioOutput
 from workers.engines.music.instruments import Bank
 from workers.engines.music.midi import write_midi
 from workers.engines.music.synth import Player, Stereo
-from workers.engines.music.writer import Writing
+from workers.engines.music.writer import PieceWriter
 from workers.protocol.engine import CancelReason
 
 RATE: Final = 48_000
-"""At which everything is played, in Hz."""
+"""Sample rate of all rendered music, in Hz."""
 MIDI_TYPE: Final = "audio/midi"
 _FADE: Final = RATE // 2
 
 
 @dataclass(slots=True, eq=False)
 class MusicRequest:
-    """``place`` is the request's among the slots."""
-
     job: Job
-    asked: MusicInput
-    writing: Writing
+    input: MusicInput
+    writer: PieceWriter
     samples_max: int
-    """No piece is longer than it was ordered."""
-    track: AudioOutput
+    """Requested length; the audio never exceeds it."""
+    output: AudioOutput
     bank: Bank
-    place: int
+    slot: int
     player: Player | None = None
-    played: int = 0
-    """Bars."""
+    bars_rendered: int = 0
     failure: Failed | None = None
     cancelled: CancelReason | None = None
 
-    def hear(self) -> list[Event]:
-        """Play what has been written since the last time."""
-        writing, events = self.writing, list[Event]()
-        if writing.head is None:
+    def render(self) -> list[Event]:
+        """Render the bars completed since the last call. Return the stream's new events."""
+        writer, events = self.writer, list[Event]()
+        if writer.head is None:
             return events
         if self.player is None:
-            self.player = Player(writing.head, rate=RATE, bank=self.bank)
-        for bar in writing.bars[self.played :]:
-            events += self.track.add(self.player.play(bar))
-            self.played += 1
-            events.append(Progress(self.played, writing.count))
-        if writing.ended:
-            events += self.track.add(self._faded(self.player.finish()))
-            events += self.track.finish()
+            self.player = Player(writer.head, rate=RATE, bank=self.bank)
+        for bar in writer.bars[self.bars_rendered :]:
+            events += self.output.add(self.player.play(bar))
+            self.bars_rendered += 1
+            events.append(Progress(self.bars_rendered, writer.count))
+        if writer.ended:
+            events += self.output.add(self._fade_out(self.player.finish()))
+            events += self.output.finish()
         return events
 
-    def _faded(self, rest: Stereo) -> Stereo:
-        """What rings on, as far as there is time for it."""
-        room = self.samples_max - self.track.samples
-        if len(rest) > room:
-            rest = rest[:room]
-            falling = np.linspace(1, 0, min(room, _FADE), dtype=np.float32)
-            rest[room - len(falling) :] *= falling[:, None]
+    def _fade_out(self, rest: Stereo) -> Stereo:
+        """Cut what rings on after the last bar to the requested length, with a fade."""
+        samples_left = self.samples_max - self.output.samples
+        if len(rest) > samples_left:
+            rest = rest[:samples_left]
+            fade = np.linspace(1, 0, min(samples_left, _FADE), dtype=np.float32)
+            rest[samples_left - len(fade) :] *= fade[:, None]
         return rest
 
     def usage(self) -> Usage:
-        counted = characters(self.asked.prompt)
-        return Usage(requests=1, characters=counted, audio_ms=self.track.duration_ms)
+        counted = characters(self.input.prompt)
+        return Usage(requests=1, characters=counted, audio_ms=self.output.duration_ms)
 
     def completed(self) -> Completed:
-        """The whole as a file, and its notes as another."""
-        assert self.writing.head is not None
-        notes = write_midi(replace(self.writing.head, bars=tuple(self.writing.bars)))
-        score = Medium("audio", blob=1, role="score", content_type=MIDI_TYPE, seed=self.asked.seed)
-        output: dict[str, Any] = {"media": [self.track.medium(), score]}
-        files = (self.track.file(), File(MIDI_TYPE, notes))
+        """Return the outcome: the audio as one file, the notes as MIDI in another."""
+        assert self.writer.head is not None
+        notes = write_midi(replace(self.writer.head, bars=tuple(self.writer.bars)))
+        score = Medium("audio", blob=1, role="score", content_type=MIDI_TYPE, seed=self.input.seed)
+        output: dict[str, Any] = {"media": [self.output.medium(), score]}
+        files = (self.output.file(), File(MIDI_TYPE, notes))
         return Completed(self.usage(), output=output, files=files)

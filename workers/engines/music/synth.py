@@ -1,7 +1,7 @@
-"""Plays pieces: notes to stereo samples, bar by bar, with room around them and nothing too loud.
+"""Renders pieces: notes to stereo samples, bar by bar, with reverb and a limiter.
 
-A bar is heard as soon as it is written: what rings on goes into the bars after it. The samples do
-not depend on who asks for how many bars at a time, nor on what else is played.
+A bar can be rendered as soon as it is complete; what rings on is mixed into later bars. The samples
+do not depend on how many bars are rendered at a time, or on other pieces.
 """
 
 from __future__ import annotations
@@ -23,96 +23,96 @@ Stereo = npt.NDArray[np.float32]
 
 RATES: Final = (44_100, 48_000)
 _LEVELS: Final[dict[Part, float]] = {"lead": 0.155, "chords": 0.062, "bass": 0.15, "drums": 0.36}
-_PLACES: Final[dict[Part, float]] = {"lead": 0.12, "chords": -0.28, "bass": 0.0, "drums": 0.0}
-"""From -1 on the left to 1 on the right."""
-_DRUM_PLACES: Final = {"hat": 0.3, "open-hat": 0.3, "ride": -0.35, "shaker": 0.4, "high-tom": 0.25}
-_ROOM: Final[dict[Part, float]] = {"lead": 0.5, "chords": 0.6, "bass": 0.08, "drums": 0.25}
-"""How much of a part is heard from the walls."""
-_ROOM_SECONDS: Final = 1.2
-_ROOM_LEVEL: Final = 0.42
+_PANNING: Final[dict[Part, float]] = {"lead": 0.12, "chords": -0.28, "bass": 0.0, "drums": 0.0}
+"""Position from -1, left, to 1, right."""
+_DRUM_PANNING: Final = {"hat": 0.3, "open-hat": 0.3, "ride": -0.35, "shaker": 0.4, "high-tom": 0.25}
+_REVERB: Final[dict[Part, float]] = {"lead": 0.5, "chords": 0.6, "bass": 0.08, "drums": 0.25}
+"""Reverb level of each part."""
+_REVERB_SECONDS: Final = 1.2
+_REVERB_LEVEL: Final = 0.42
 _STRUM: Final = 0.011
 """Seconds between the strings of a guitar or harp."""
 _KNEE: Final = 0.7
-"""Up to here samples stay as they are; above they are bent, and never reach 1."""
+"""Level above which samples are compressed, so that they never reach 1."""
 _FADE: Final = 0.05
 
 
 class Player:
-    """Plays one piece. ``head`` tells key, tempo and instruments; its bars are not looked at."""
+    """Renders one piece. ``head`` has key, tempo and instruments; its bars are ignored."""
 
     def __init__(self, head: Piece, *, rate: int = 48_000, bank: Bank | None = None) -> None:
-        """A ``bank`` may be shared by players of the same rate."""
+        """Players of the same rate may share a ``bank``."""
         self._head = head
         self._rate = rate
         self._bank = bank or Bank(rate)
         assert self._bank.rate == rate
         self._played = 0
-        self._ringing = np.zeros((0, 3))
-        """Left, right and what goes into the room, from now on."""
+        self._tail = np.zeros((0, 3))
+        """Samples after the last rendered bar: left, right, reverb input."""
         self._echo = np.zeros((0, 2))
-        self._room = _room(rate)
+        self._reverb = _reverb(rate)
         self._spectra: dict[int, npt.NDArray[np.complex128]] = {}
 
     def play(self, bar: Bar) -> Stereo:
-        """The next bar."""
-        start = self._at(self._played)
-        count = self._at(self._played + 1) - start
-        strokes = [
-            stroke for note in bar.notes for stroke in self._strokes(note, bar, bar.notes, start)
+        """Render the next bar."""
+        start = self._start_of(self._played)
+        count = self._start_of(self._played + 1) - start
+        sounds = [
+            sound for note in bar.notes for sound in self._sounds(note, bar, bar.notes, start)
         ]
-        end = max([count, len(self._ringing), *(at + len(sound) for at, sound, _ in strokes)])
-        mixed = _extended(self._ringing, end)
-        for at, sound, gains in strokes:
+        end = max([count, len(self._tail), *(at + len(sound) for at, sound, _ in sounds)])
+        mixed = _pad(self._tail, end)
+        for at, sound, gains in sounds:
             mixed[at : at + len(sound)] += sound[:, None] * gains
         self._played += 1
-        self._ringing = mixed[count:]
-        return self._heard(mixed[:count])
+        self._tail = mixed[count:]
+        return self._add_reverb(mixed[:count])
 
     def finish(self) -> Stereo:
-        """What rings on after the last bar, until it is silent."""
-        dry = _extended(self._ringing, len(self._ringing) + len(self._room))
-        self._ringing, heard = np.zeros((0, 3)), self._heard(dry)
+        """Render what rings on after the last bar, until silence."""
+        dry = _pad(self._tail, len(self._tail) + len(self._reverb))
+        self._tail, output = np.zeros((0, 3)), self._add_reverb(dry)
         fade = round(_FADE * self._rate)
-        heard[-fade:] *= np.linspace(1, 0, fade, dtype=np.float32)[:, None] ** 2
-        return heard
+        output[-fade:] *= np.linspace(1, 0, fade, dtype=np.float32)[:, None] ** 2
+        return output
 
-    def _at(self, bar: int) -> int:
+    def _start_of(self, bar: int) -> int:
         return round(bar * self._head.bar_seconds * self._rate)
 
-    def _strokes(
-        self, note: Note, bar: Bar, beside: tuple[Note, ...], start: int
+    def _sounds(
+        self, note: Note, bar: Bar, notes: tuple[Note, ...], start: int
     ) -> Iterator[tuple[int, npt.NDArray[np.float32], npt.NDArray[np.float64]]]:
-        """When, what, and how loud on the left, on the right and in the room."""
+        """Yield position, samples, and gains for left, right and reverb."""
         head, part, rate = self._head, note.part, self._rate
         name = head.instrument(part)
         if name == "none":
             return
         step = head.step_seconds
-        at = self._at(self._played) - start + round(note.start * step * rate)
-        loud = velocity(bar.loudness, note.start, METRES[head.metre].steps) ** 1.5
-        place = _PLACES[part]
+        at = self._start_of(self._played) - start + round(note.start * step * rate)
+        loudness = velocity(bar.loudness, note.start, METRES[head.metre].steps) ** 1.5
+        pan = _PANNING[part]
         if part == "drums":
             sound = self._bank.drum(name, note.pitch)
-            place = _DRUM_PLACES.get(_DRUM_NAMES[note.pitch], place)
+            pan = _DRUM_PANNING.get(_DRUM_NAMES[note.pitch], pan)
         else:
             if part == "chords" and name in ("guitar", "harp"):
-                lower = sum(n.part == part and n.start == note.start and n < note for n in beside)
+                lower = sum(n.part == part and n.start == note.start and n < note for n in notes)
                 at += round(lower * _STRUM * rate)
             sound = self._bank.note(name, note.pitch, max(1, round(note.steps * step * rate)))
-        turn = (place + 1) * math.pi / 4
-        level = _LEVELS[part] * loud
-        gains = np.array([math.cos(turn), math.sin(turn), _ROOM[part]])
+        angle = (pan + 1) * math.pi / 4
+        level = _LEVELS[part] * loudness
+        gains = np.array([math.cos(angle), math.sin(angle), _REVERB[part]])
         yield at, sound, level * gains
 
-    def _heard(self, mixed: npt.NDArray[np.float64]) -> Stereo:
-        """Add the room's answer, and keep what comes of it below 1."""
-        count, room = len(mixed), self._room
-        size = 2 ** math.ceil(math.log2(max(2, count + len(room))))
+    def _add_reverb(self, mixed: npt.NDArray[np.float64]) -> Stereo:
+        """Add reverb and apply the limiter."""
+        count, reverb = len(mixed), self._reverb
+        size = 2 ** math.ceil(math.log2(max(2, count + len(reverb))))
         if size not in self._spectra:
-            self._spectra = {size: np.fft.rfft(room, size, axis=0)}
-        sent = np.fft.rfft(mixed[:, 2], size)
-        echo = np.fft.irfft(sent[:, None] * self._spectra[size], size, axis=0)
-        echo = echo[: count + len(room)]
+            self._spectra = {size: np.fft.rfft(reverb, size, axis=0)}
+        reverb_input = np.fft.rfft(mixed[:, 2], size)
+        echo = np.fft.irfft(reverb_input[:, None] * self._spectra[size], size, axis=0)
+        echo = echo[: count + len(reverb)]
         echo[: len(self._echo)] += self._echo[: len(echo)]
         self._echo = echo[count:]
         return limit(mixed[:, :2] + echo[:count])
@@ -122,35 +122,35 @@ _DRUM_NAMES: Final = {pitch: name for name, pitch in DRUMS.items()}
 
 
 def limit(sound: npt.NDArray[np.float64]) -> Stereo:
-    """Bend what is louder than the knee, sample by sample, so that nothing reaches 1."""
+    """Compress samples above the knee one by one, so that none reaches 1."""
     size = np.abs(sound)
     over = np.maximum(0, size - _KNEE) / (1 - _KNEE)
     bent = np.minimum(size, _KNEE) + (1 - _KNEE) * np.tanh(over) * 0.999
     return np.asarray(np.copysign(bent, sound), np.float32)
 
 
-def _room(rate: int) -> npt.NDArray[np.float64]:
-    """How a room answers to a clap: noise that dies away, darker and another on each side."""
-    count = round(_ROOM_SECONDS * rate)
+def _reverb(rate: int) -> npt.NDArray[np.float64]:
+    """Compute an impulse response: decaying, filtered noise, different on each side."""
+    count = round(_REVERB_SECONDS * rate)
     time = np.arange(count) / rate
     noise = np.random.default_rng(1).standard_normal((count, 2))
     spectrum = np.fft.rfft(noise, axis=0)
     hertz = np.fft.rfftfreq(count, 1 / rate)[:, None]
     spectrum *= hertz**2 / (hertz**2 + 200**2) / (1 + (hertz / 4500) ** 2)
-    answer = np.fft.irfft(spectrum, count, axis=0)
-    answer *= (np.exp(-time / 0.22) * np.minimum(1, time / 0.012))[:, None]
+    impulse = np.fft.irfft(spectrum, count, axis=0)
+    impulse *= (np.exp(-time / 0.22) * np.minimum(1, time / 0.012))[:, None]
     fade = count // 5
-    answer[-fade:] *= np.linspace(1, 0, fade)[:, None]
-    return np.asarray(_ROOM_LEVEL * answer / np.sqrt((answer**2).sum(0)), np.float64)
+    impulse[-fade:] *= np.linspace(1, 0, fade)[:, None]
+    return np.asarray(_REVERB_LEVEL * impulse / np.sqrt((impulse**2).sum(0)), np.float64)
 
 
-def _extended(sound: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.float64]:
+def _pad(sound: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.float64]:
     longer = np.zeros((max(count, len(sound)), sound.shape[1]))
     longer[: len(sound)] = sound
     return longer
 
 
 def render(piece: Piece, *, rate: int = 48_000) -> Stereo:
-    """Play a whole piece, with what rings on after it."""
+    """Render a complete piece, with what rings on after it."""
     player = Player(replace(piece, bars=()), rate=rate)
     return np.concatenate([*(player.play(bar) for bar in piece.bars), player.finish()])
