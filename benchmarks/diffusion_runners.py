@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def kind(self) -> str:
-        return loading.kind_of(self.checkpoint)
+        return loading.pipeline_class_of(self.checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ class _Watched(DiffusionEngine):
 
         pipeline.__class__ = type(kind.__name__, (kind,), {"__call__": generate})
 
-    def _measure(self, turn: TurnResult, seconds: float) -> None:
-        super()._measure(turn, seconds)
+    def _update_step_time(self, turn: TurnResult, seconds: float) -> None:
+        super()._update_step_time(turn, seconds)
         if turn.point is not None and turn.point.phase == "forward":
             self.result.batches.append(len(turn.rows))
 
@@ -248,4 +248,4 @@ class Pipeline:
 
 def _encode(image: Any, arrival: Arrival) -> None:
     origin = encode.Origin(MODEL, str(arrival.number), arrival.number)
-    request.picture_file(request.to_pixels(image), ImageInput(arrival.prompt), origin)
+    request.image_file(request.to_pixels(image), ImageInput(arrival.prompt), origin)

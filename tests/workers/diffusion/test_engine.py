@@ -173,17 +173,17 @@ def test_one_failed_picture_costs_only_itself(sd3: Path, monkeypatch: pytest.Mon
 def test_a_file_that_cannot_be_made_costs_only_itself(
     sd3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workers.engines.diffusion import request
+    from workers.engines.diffusion import engine
 
-    picture_file = request.picture_file
+    image_file = engine.image_file
 
     def fail_one(pixels: Any, asked: Any, origin: Any) -> Any:
         if origin.request_id == "bad":
             raise OSError("the encoder broke")
-        return picture_file(pixels, asked, origin)
+        return image_file(pixels, asked, origin)
 
     driver = Driver(spec(sd3))
-    monkeypatch.setattr(request, "picture_file", fail_one)
+    monkeypatch.setattr(engine, "image_file", fail_one)
     driver.admit("bad")
     driver.admit("good")
     driver.finish()

@@ -20,7 +20,7 @@ from workers.engines.cooperative_batching import CooperativeBatcher, PipelineRun
 from workers.engines.diffusion import loading, masks
 from workers.engines.diffusion.families import FAMILIES
 from workers.engines.diffusion.options import read_options
-from workers.engines.diffusion.request import Generation, Request, covering, work
+from workers.engines.diffusion.request import Generation, Request, crop_to_fit, make_pipeline_call
 from workers.media.pixels import Weights
 
 TOLERANCE = 1e-4
@@ -28,7 +28,7 @@ STEPS = (3, 6, 4, 6)
 # Tasks that are called in one way count as one.
 TASKS = list(
     {
-        (kind, id((masked and family.masked) or family), masked): (kind, task, masked)
+        (kind, id((masked and family.inpainting) or family), masked): (kind, task, masked)
         for kind in MAKERS
         for task, family in FAMILIES[kind].items()
         for masked in (False, True)
@@ -43,22 +43,22 @@ def _request(
 ) -> tuple[Request, Generation]:
     family = loaded.families[task]
     if masked:
-        family = family.masked or family
+        family = family.inpainting or family
     kind = VideoInput if family.frames else ImageInput
     image = Image.open(io.BytesIO(picture(index)))
     drawing = Generation(0, seed=index)
     request = Request(
         job=Job(RequestId(f"r{index}"), "acct", "painter", task, {}),
-        asked=kind(prompt=PROMPTS[index], negative_prompt="square" if family.negative else ""),
+        input=kind(prompt=PROMPTS[index], negative_prompt="square" if family.negative else ""),
         family=family,
         width=SIZE,
         height=SIZE,
         frames=9,
         steps=STEPS[index],
         strength=0.8,
-        sources=(covering(image, SIZE, SIZE),) if family.image else (),
+        sources=(crop_to_fit(image, SIZE, SIZE),) if family.image else (),
         mask=_half() if masked else None,
-        drawings=[drawing],
+        generations=[drawing],
     )
     return request, drawing
 
@@ -89,7 +89,7 @@ def test_together_gives_what_alone_gives(
         for index in range(len(STEPS)):
             request, drawing = _request(loaded, task, index, masked=masked)
             pipeline = loaded.copy_for(request.family, None)
-            begin = work(request, drawing, pipeline, None)
+            begin = make_pipeline_call(request, drawing, pipeline, None)
             alone.append(begin())
             done.append(drawing.done)
     forwards = 0
@@ -97,7 +97,7 @@ def test_together_gives_what_alone_gives(
     for index in range(len(STEPS)):
         request, drawing = _request(loaded, task, index, masked=masked)
         pipeline = loaded.copy_for(request.family, None)
-        runs.append(PipelineRun(work(request, drawing, pipeline, None)))
+        runs.append(PipelineRun(make_pipeline_call(request, drawing, pipeline, None)))
         rendezvous.start(runs[-1])
     ended = 0
     while ended < len(runs):
@@ -127,7 +127,7 @@ def test_in_sixteen_bits_they_draw_together_as_well(
     for index in (0, 2):
         request, drawing = _request(loaded, task, index, masked=masked)
         pipeline = loaded.copy_for(request.family, None)
-        runs.append(PipelineRun(work(request, drawing, pipeline, None)))
+        runs.append(PipelineRun(make_pipeline_call(request, drawing, pipeline, None)))
     rendezvous.start(runs[0])
     ended = turns = 0
     while ended < len(runs):
@@ -154,7 +154,7 @@ def test_what_starts_from_a_picture_changes_no_others_precision(
     for task in ("text-to-image", "image-to-image"):
         request, drawing = _request(loaded, task, 0, masked=False)
         pipeline = loaded.copy_for(request.family, None)
-        runs.append(PipelineRun(work(request, drawing, pipeline, None)))
+        runs.append(PipelineRun(make_pipeline_call(request, drawing, pipeline, None)))
     rendezvous.start(runs[0])
     ended = turns = 0
     while ended < len(runs):

@@ -82,6 +82,6 @@ def test_a_frame_of_the_last_latents_is_the_video_s(
         output_type="np",
     )
     with torch.no_grad():
-        seen = previews.look_at_frame(pipeline, last[0], SIZE, SIZE)
+        seen = previews.decode_middle_frame(pipeline, last[0], SIZE, SIZE)
 
     assert np.abs(np.clip(seen, 0, 1) - made.frames[0][place]).max() <= 1e-5

@@ -44,14 +44,14 @@ from workers.engines.diffusion.families import PipelineFamily
 from workers.engines.diffusion.options import Options, read_options
 from workers.engines.diffusion.request import (
     PREVIEW_TYPE,
-    Asked,
     Generation,
     GenerationError,
     Request,
-    covering,
-    picture_file,
+    VisualInput,
+    crop_to_fit,
+    image_file,
+    make_pipeline_call,
     video_files,
-    work,
 )
 from workers.engines.diffusion.upscaling import Upscaler
 from workers.engines.memory import is_out_of_memory
@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 VIDEO_TASKS: Final = ("text-to-video", "image-to-video")
 SOURCE_PIXELS_MAX: Final = 32_000_000
-_STEP_US: Final = 50_000
+_INITIAL_STEP_US: Final = 50_000
 _BYTES_PER_PIXEL: Final = 256
 """Of activations, while one picture is being made; a guess that only orders requests."""
 
@@ -74,28 +74,26 @@ _BYTES_PER_PIXEL: Final = 256
 class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
-        self._rendezvous = CooperativeBatcher(
-            rows_max=self._options.rows or 2 * self._options.slots
-        )
-        self._enlarger: Upscaler | None = None
-        self._drawn_by: dict[int, tuple[Request, Generation]] = {}
-        self._step_us = float(_STEP_US)
+        self._batcher = CooperativeBatcher(rows_max=self._options.rows or 2 * self._options.slots)
+        self._upscaler: Upscaler | None = None
+        self._by_run: dict[int, tuple[Request, Generation]] = {}
+        self._step_us = float(_INITIAL_STEP_US)
 
     def _load(self) -> loading.LoadedCheckpoint:
-        loaded = loading.load(self._spec, self._options, self._rendezvous)
+        loaded = loading.load(self._spec, self._options, self._batcher)
         if self._options.upscaler is not None:
-            self._enlarger = Upscaler(self._options.upscaler, self._options, self._rendezvous)
+            self._upscaler = Upscaler(self._options.upscaler, self._options, self._batcher)
         self._choose_threads(loaded.denoiser)
         return loaded
 
     def unload(self) -> None:
-        self._enlarger = None
+        self._upscaler = None
         super().unload()
 
     def estimate(self, job: Job) -> Estimate:
-        asked = _read_input(job)
-        steps = (asked.steps or self._options.steps) * getattr(asked, "n", 1)
-        pixels = (asked.width or 512) * (asked.height or 512)
+        input = _read_input(job)
+        steps = (input.steps or self._options.steps) * getattr(input, "n", 1)
+        pixels = (input.width or 512) * (input.height or 512)
         return Estimate(round(steps * self._step_us), pixels * _BYTES_PER_PIXEL)
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> Request | Failed:
@@ -104,18 +102,18 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
-        self._start_drawings()
+        self._start_generations()
         began = time.monotonic()
-        turn = self._rendezvous.turn(lambda name: self._phase(clock, name))
-        self._measure(turn, time.monotonic() - began)
+        turn = self._batcher.turn(lambda name: self._phase(clock, name))
+        self._update_step_time(turn, time.monotonic() - began)
         weights: dict[RequestId, float] = {}
         for key, rows in turn.rows.items():
-            if key in self._drawn_by:
-                request_id = self._drawn_by[key][0].job.request_id
+            if key in self._by_run:
+                request_id = self._by_run[key][0].job.request_id
                 weights[request_id] = weights.get(request_id, 0.0) + rows
         events: list[tuple[RequestId, Event | Later]] = []
         for run in turn.ended:
-            self._finish(run)
+            self._collect_result(run)
         for request in self._running.values():
             events += [(request.job.request_id, event) for event in _events(request)]
         outcomes = [
@@ -129,10 +127,10 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
 
     def release(self, request_id: RequestId) -> None:
         request = self._running.pop(request_id)
-        runs = [one.run for one in request.drawings if one.run is not None and not one.run.ended]
-        self._rendezvous.stop(*runs)
+        runs = [one.run for one in request.generations if one.run is not None and not one.run.ended]
+        self._batcher.stop(*runs)
         for run in runs:
-            self._drawn_by.pop(id(run), None)
+            self._by_run.pop(id(run), None)
 
     # --- Into the engine --------------------------------------------------------------------------
 
@@ -140,82 +138,84 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
     def _occupied(self) -> int:
         """Number of outputs that are not finished, started or not."""
         return sum(
-            not drawing.ended for request in self._running.values() for drawing in request.drawings
+            not generation.ended
+            for request in self._running.values()
+            for generation in request.generations
         )
 
     def _read(self, job: Job, files: Sequence[bytes]) -> Request:
         family = self._model.families.get(job.task)
         if family is None:
             raise InputError("invalid_input", f"{self._spec.name} does not do {job.task}.")
-        asked = _read_input(job)
-        masked = isinstance(asked, ImageInput) and asked.mask
-        if masked and family.masked is not None:
-            family = family.masked
-        self._check(asked, family)
+        input = _read_input(job)
+        has_mask = isinstance(input, ImageInput) and input.mask
+        if has_mask and family.inpainting is not None:
+            family = family.inpainting
+        self._check(input, family)
         with reading("image"):
-            pictures = [
+            images = [
                 Image.fromarray(read_image(data, pixels_max=SOURCE_PIXELS_MAX))
-                for data in files[: asked.images]
+                for data in files[: input.images]
             ]
-        width, height = self._size(asked)
-        sources = tuple(covering(one, width, height) for one in pictures)
+        width, height = self._size(input)
+        sources = tuple(crop_to_fit(one, width, height) for one in images)
         mask = None
-        if masked:
-            mask = _mask(files[asked.images], pictures[0], (width, height))
-        count = asked.n if isinstance(asked, ImageInput) else 1
+        if has_mask:
+            mask = _mask(files[input.images], images[0], (width, height))
+        count = input.n if isinstance(input, ImageInput) else 1
         return Request(
             job=job,
-            asked=asked,
+            input=input,
             family=family,
             width=width,
             height=height,
-            frames=self._frames(asked) if family.frames else 1,
-            steps=asked.steps or self._options.steps,
-            strength=self._strength(asked, family),
+            frames=self._frames(input) if family.frames else 1,
+            steps=input.steps or self._options.steps,
+            strength=self._strength(input, family),
             sources=sources,
             mask=mask,
-            drawings=[Generation(index, asked.seed + index) for index in range(count)],
+            generations=[Generation(index, input.seed + index) for index in range(count)],
         )
 
-    def _check(self, asked: Asked, family: PipelineFamily) -> None:
+    def _check(self, input: VisualInput, family: PipelineFamily) -> None:
         """Refuse by name what this pipeline cannot do, rather than leave it out."""
         name = self._spec.name
-        if asked.negative_prompt and not family.negative:
+        if input.negative_prompt and not family.negative:
             raise InputError(
                 "unsupported_parameter", f"{name} reads no negative prompt.", "negative_prompt"
             )
-        if asked.guidance is not None and family.guidance is None:
+        if input.guidance is not None and family.guidance is None:
             raise InputError("unsupported_parameter", f"{name} has no guidance.", "guidance")
-        if (asked.images and family.image is None) or asked.images > family.sources:
+        if (input.images and family.image is None) or input.images > family.images_max:
             raise InputError(
-                "invalid_input", f"{name} reads at most {family.sources} pictures.", "image"
+                "invalid_input", f"{name} reads at most {family.images_max} pictures.", "image"
             )
-        masked = isinstance(asked, ImageInput) and asked.mask
-        if masked and not asked.images:
+        has_mask = isinstance(input, ImageInput) and input.mask
+        if has_mask and not input.images:
             raise InputError("invalid_input", "A mask belongs to a picture; send one.", "mask")
-        if family.mask is not None and not masked:
+        if family.mask is not None and not has_mask:
             raise InputError(
                 "invalid_input", f"{name} edits what a mask lets change; send one.", "mask"
             )
-        if not asked.images and (family.strength is not None or not family.sized):
+        if not input.images and (family.strength is not None or not family.sized):
             raise InputError("invalid_input", "This task starts from a picture; send one.", "image")
-        scale = asked.scale or 1
-        if scale > 1 and self._enlarger is None:
+        scale = input.scale or 1
+        if scale > 1 and self._upscaler is None:
             raise InputError("unsupported_parameter", f"{name} has no upscaler.", "scale")
-        if self._enlarger is not None and scale > self._enlarger.scale:
+        if self._upscaler is not None and scale > self._upscaler.scale:
             raise InputError(
-                "invalid_input", f"{name} enlarges at most {self._enlarger.scale} times.", "scale"
+                "invalid_input", f"{name} enlarges at most {self._upscaler.scale} times.", "scale"
             )
-        if asked.parameters:
-            field = min(asked.parameters)
+        if input.parameters:
+            field = min(input.parameters)
             raise InputError("unsupported_parameter", f"{name} has no parameter {field}.", field)
 
-    def _strength(self, asked: Asked, family: PipelineFamily) -> float:
+    def _strength(self, input: VisualInput, family: PipelineFamily) -> float:
         """Raise ``InputError`` if so little would be done that no step is left."""
-        given = asked.strength if isinstance(asked, ImageInput) else None
-        own = self._options.strength if self._options.strength is not None else family.strength
-        strength = (own or 0.0) if given is None else given
-        steps = asked.steps or self._options.steps
+        requested = input.strength if isinstance(input, ImageInput) else None
+        default = self._options.strength if self._options.strength is not None else family.strength
+        strength = (default or 0.0) if requested is None else requested
+        steps = input.steps or self._options.steps
         if family.strength is not None and int(steps * strength) < 1:
             raise InputError(
                 "invalid_input",
@@ -225,12 +225,12 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             )
         return strength
 
-    def _size(self, asked: Asked) -> tuple[int, int]:
+    def _size(self, input: VisualInput) -> tuple[int, int]:
         """Width and height, as asked or the model's own. Raise ``InputError``."""
         pipeline = next(iter(self._model.pipelines.values()))
         side = _native_side(pipeline)
-        width, height = asked.width or side, asked.height or side
-        multiple = _multiple(pipeline)
+        width, height = input.width or side, input.height or side
+        multiple = _side_multiple(pipeline)
         if width % multiple or height % multiple:
             raise InputError(
                 "invalid_input",
@@ -240,42 +240,42 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             )
         return width, height
 
-    def _frames(self, asked: Asked) -> int:
-        assert isinstance(asked, VideoInput)
-        fps = asked.fps or self._options.fps
-        if asked.duration_ms is None:
+    def _frames(self, input: VisualInput) -> int:
+        assert isinstance(input, VideoInput)
+        fps = input.fps or self._options.fps
+        if input.duration_ms is None:
             return self._options.frames or 2 * fps + 1
-        return max(1, round(asked.duration_ms * fps / 1000))
+        return max(1, round(input.duration_ms * fps / 1000))
 
-    def _start_drawings(self) -> None:
+    def _start_generations(self) -> None:
         """Begin what there are slots for; the most urgent first, then as they came."""
-        free = self._options.slots - len(self._drawn_by)
+        free = self._options.slots - len(self._by_run)
         if free <= 0:
             return
         waiting = [
-            (request, drawing)
+            (request, generation)
             for request in sorted(self._running.values(), key=lambda one: -one.job.priority)
             if request.cancelled is None
-            for drawing in request.drawings
-            if drawing.run is None and not drawing.ended
+            for generation in request.generations
+            if generation.run is None and not generation.ended
         ]
-        for request, drawing in waiting[:free]:
-            asked = request.asked
-            name = asked.scheduler or self._options.scheduler
+        for request, generation in waiting[:free]:
+            input = request.input
+            name = input.scheduler or self._options.scheduler
             try:
                 pipeline = self._model.copy_for(request.family, name)
             except ValueError as error:
-                drawing.error = Failed("unsupported_parameter", f"{error}.", param="scheduler")
+                generation.error = Failed("unsupported_parameter", f"{error}.", param="scheduler")
                 continue
-            guidance = asked.guidance if asked.guidance is not None else self._options.guidance
+            guidance = input.guidance if input.guidance is not None else self._options.guidance
             run = PipelineRun(
-                work(request, drawing, pipeline, guidance, self._enlarger),
+                make_pipeline_call(request, generation, pipeline, guidance, self._upscaler),
                 priority=request.job.priority,
             )
-            request.began_s = request.began_s or time.monotonic()
-            drawing.run = run
-            self._drawn_by[id(run)] = (request, drawing)
-            self._rendezvous.start(run)
+            request.started_s = request.started_s or time.monotonic()
+            generation.run = run
+            self._by_run[id(run)] = (request, generation)
+            self._batcher.start(run)
 
     # --- Out of the engine ------------------------------------------------------------------------
 
@@ -287,45 +287,45 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             if self._options.torch_device.type == "cuda":
                 torch.cuda.synchronize()
 
-    def _measure(self, turn: TurnResult, seconds: float) -> None:
+    def _update_step_time(self, turn: TurnResult, seconds: float) -> None:
         if turn.point is not None and turn.point.phase == "forward" and turn.rows:
             self._step_us += 0.1 * (seconds * 1e6 / len(turn.rows) - self._step_us)
 
-    def _finish(self, run: PipelineRun) -> None:
+    def _collect_result(self, run: PipelineRun) -> None:
         """Keep what a run returned, of which files are made later, or why there is nothing."""
-        request, drawing = self._drawn_by.pop(id(run), (None, None))
-        if request is None or drawing is None:
+        request, generation = self._by_run.pop(id(run), (None, None))
+        if request is None or generation is None:
             return
-        drawing.pixels, run.result = run.result, None
+        generation.pixels, run.result = run.result, None
         if run.error is not None:
-            self._note(request, drawing, run.error)
+            self._record_error(request, generation, run.error)
 
-    def _note(self, request: Request, drawing: Generation, error: BaseException) -> None:
-        drawing.error = _failure(error, drawing)
+    def _record_error(self, request: Request, generation: Generation, error: BaseException) -> None:
+        generation.error = _failure(error, generation)
         expected = isinstance(error, Stopped | GenerationError)
-        if drawing.error.code == "engine_error" and not expected:
+        if generation.error.code == "engine_error" and not expected:
             log.error(
                 "drawing failed",
                 extra={"request_id": request.job.request_id},
                 exc_info=error,
             )
 
-    def _media(
-        self, request: Request, drawing: Generation, pixels: Pixels
+    def _encode_media(
+        self, request: Request, generation: Generation, pixels: Pixels
     ) -> list[tuple[Medium, File]]:
-        asked, job = request.asked, request.job
-        origin = encode.Origin(self._spec.name, str(job.request_id), drawing.seed)
-        if isinstance(asked, VideoInput):
-            return video_files(pixels, asked.fps or self._options.fps, asked, origin)
-        kind, file = picture_file(pixels, asked, origin)
+        input, job = request.input, request.job
+        origin = encode.Origin(self._spec.name, str(job.request_id), generation.seed)
+        if isinstance(input, VideoInput):
+            return video_files(pixels, input.fps or self._options.fps, input, origin)
+        kind, file = image_file(pixels, input, origin)
         height, width = pixels.shape[:2]
         medium = Medium(
             "image",
-            index=drawing.index,
+            index=generation.index,
             content_type=kind,
             width=width,
             height=height,
-            seed=drawing.seed,
+            seed=generation.seed,
         )
         return [(medium, file)]
 
@@ -334,28 +334,30 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             return Cancelled(request.cancelled, usage=_usage(request))
         if not request.ended:
             return None
-        return Later(lambda: self._made(request), usage=_usage(request))
+        return Later(lambda: self._complete(request), usage=_usage(request))
 
-    def _made(self, request: Request) -> Outcome:
+    def _complete(self, request: Request) -> Outcome:
         """Make files of all that was drawn. Runs beside the steps of other requests."""
-        for drawing in request.drawings:
-            if drawing.pixels is None:
+        for generation in request.generations:
+            if generation.pixels is None:
                 continue
             try:
-                drawing.media = self._media(request, drawing, drawing.pixels)
+                generation.media = self._encode_media(request, generation, generation.pixels)
             except Exception as error:  # of an encoder, say; the others' files are none of its
-                self._note(request, drawing, error)
-            drawing.pixels = None
-        if all(drawing.error is not None for drawing in request.drawings):
-            first = request.drawings[0].error
+                self._record_error(request, generation, error)
+            generation.pixels = None
+        if all(generation.error is not None for generation in request.generations):
+            first = request.generations[0].error
             assert first is not None
             return msgspec.structs.replace(first, usage=_usage(request))
         media: list[Medium] = []
         files: list[File] = []
-        for drawing in request.drawings:
-            if drawing.error is not None:
-                media.append(Medium("image", index=drawing.index, error=drawing.error.message))
-            for medium, file in drawing.media:
+        for generation in request.generations:
+            if generation.error is not None:
+                media.append(
+                    Medium("image", index=generation.index, error=generation.error.message)
+                )
+            for medium, file in generation.media:
                 media.append(msgspec.structs.replace(medium, blob=len(files)))
                 files.append(file)
         return Completed(
@@ -365,16 +367,16 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         )
 
 
-def _read_input(job: Job) -> Asked:
-    kind: type[Asked] = VideoInput if job.task in VIDEO_TASKS else ImageInput
+def _read_input(job: Job) -> VisualInput:
+    kind: type[VisualInput] = VideoInput if job.task in VIDEO_TASKS else ImageInput
     return read_input(job, kind)
 
 
-def _mask(data: bytes, picture: Image.Image, size: tuple[int, int]) -> Weights:
+def _mask(data: bytes, image: Image.Image, size: tuple[int, int]) -> Weights:
     """A mask, cut and resized as its picture is. Raise ``InputError``."""
     with reading("mask"):
-        found = read_mask(data, picture.size, pixels_max=SOURCE_PIXELS_MAX)
-    fitted = covering(masks.as_picture(found), *size)
+        found = read_mask(data, image.size, pixels_max=SOURCE_PIXELS_MAX)
+    fitted = crop_to_fit(masks.as_image(found), *size)
     mask = np.asarray(fitted, dtype=np.float32) / np.float32(255)
     if not mask.any():
         raise InputError(
@@ -395,7 +397,7 @@ def _native_side(pipeline: Any) -> int:
     return int(default or 64) * int(getattr(pipeline, "vae_scale_factor", 8))
 
 
-def _multiple(pipeline: Any) -> int:
+def _side_multiple(pipeline: Any) -> int:
     """What both sides must be multiples of."""
     scale: Any = getattr(pipeline, "vae_scale_factor", None)
     scale = scale or getattr(pipeline, "vae_scale_factor_spatial", 8)
@@ -408,22 +410,24 @@ def _multiple(pipeline: Any) -> int:
 
 def _events(request: Request) -> list[Event | Later]:
     found: list[Event | Later] = []
-    full = not request.family.frames  # of a video a thumbnail is shown
+    full_size = not request.family.frames  # of a video a thumbnail is shown
     if (progress := request.progress()) is not None:
         found.append(progress)
-    for drawing in request.drawings:
-        first = drawing.shown - len(drawing.previews)
-        for place, pixels in enumerate(drawing.previews, start=first):
-            found.append(Later(partial(_sketch, drawing.index, place, pixels, full)))
-        drawing.previews.clear()
+    for generation in request.generations:
+        first = generation.previews_taken - len(generation.previews)
+        for position, pixels in enumerate(generation.previews, start=first):
+            found.append(
+                Later(partial(_encode_preview, generation.index, position, pixels, full_size))
+            )
+        generation.previews.clear()
     return found
 
 
-def _sketch(index: int, place: int, pixels: Pixels, full: bool) -> Sketch:
-    return Sketch(index, place, File(PREVIEW_TYPE, encode.image(pixels, "png")), full)
+def _encode_preview(index: int, position: int, pixels: Pixels, full_size: bool) -> Sketch:
+    return Sketch(index, position, File(PREVIEW_TYPE, encode.image(pixels, "png")), full_size)
 
 
-def _failure(error: BaseException, drawing: Generation) -> Failed:
+def _failure(error: BaseException, generation: Generation) -> Failed:
     """What a client may know of an exception of a pipeline."""
     if isinstance(error, Stopped):
         return Failed("engine_error", "The drawing was stopped.")
@@ -431,18 +435,18 @@ def _failure(error: BaseException, drawing: Generation) -> Failed:
         return Failed("engine_error", str(error))
     if is_out_of_memory(error):
         return Failed("out_of_memory", "The device ran out of memory.")
-    if isinstance(error, ValueError) and drawing.done == 0:
+    if isinstance(error, ValueError) and generation.done == 0:
         return Failed("invalid_input", f"The model refused the input: {error}")
     return Failed("engine_error", "The engine failed on this request.")
 
 
 def _usage(request: Request) -> Usage:
-    made = [medium for drawing in request.drawings for medium, _ in drawing.media]
+    media = [medium for generation in request.generations for medium, _ in generation.media]
     attributes = {"size": f"{request.width}x{request.height}"} | request.job.limits.attributes
     return Usage(
         requests=1,
-        images=sum(one.kind == "image" and one.role == "output" for one in made),
-        video_ms=sum(one.duration_ms for one in made if one.kind == "video"),
+        images=sum(one.kind == "image" and one.role == "output" for one in media),
+        video_ms=sum(one.duration_ms for one in media if one.kind == "video"),
         steps=request.done,
         attributes=attributes,
     )

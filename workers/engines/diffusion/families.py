@@ -25,11 +25,11 @@ class PipelineFamily:
     module: str = "diffusers"
     image: str | None = None
     """The argument for source pictures."""
-    sources: int = 0
+    images_max: int = 0
     """How many pictures it reads at most; more than one are passed as a list."""
     mask: str | None = None
     """The argument for a mask, of a pipeline that draws under one and not without."""
-    masked: PipelineFamily | None = None
+    inpainting: PipelineFamily | None = None
     """Which is called instead where a mask is sent; without it the same one, see ``masks``."""
     strength: float | None = None
     """How much of the source is forgotten if nobody says, of a pipeline that can be told."""
@@ -50,67 +50,70 @@ class PipelineFamily:
 
 
 _POCKET_IMAGE: Final = PipelineFamily(
-    "PocketImagePipeline", module="workers.engines.diffusion.pocket_image", image="image", sources=2
-)
-_POCKET_OVER: Final = PipelineFamily(
     "PocketImagePipeline",
     module="workers.engines.diffusion.pocket_image",
     image="image",
-    sources=1,
+    images_max=2,
+)
+_POCKET_IMG2IMG: Final = PipelineFamily(
+    "PocketImagePipeline",
+    module="workers.engines.diffusion.pocket_image",
+    image="image",
+    images_max=1,
     strength=0.6,
 )
 _POCKET_VIDEO: Final = PipelineFamily(
     "PocketVideoPipeline",
     module="workers.engines.diffusion.pocket_video",
     image="image",
-    sources=1,
+    images_max=1,
     frames=True,
 )
-_INSTRUCTED: Final = PipelineFamily(
-    "StableDiffusionInstructPix2PixPipeline", image="image", sources=1, sized=False
+_INSTRUCT_PIX2PIX: Final = PipelineFamily(
+    "StableDiffusionInstructPix2PixPipeline", image="image", images_max=1, sized=False
 )
 _KONTEXT: Final = PipelineFamily(
     "FluxKontextPipeline",
     image="image",
-    sources=1,
+    images_max=1,
     negative=False,
     area="max_area",
     extra={"_auto_resize": False},
 )
-_KONTEXT_WITHIN: Final = replace(
+_KONTEXT_INPAINT: Final = replace(
     _KONTEXT, pipeline="FluxKontextInpaintPipeline", mask="mask_image", strength=1.0
 )
 
 
-def _within(pipeline: str, *, negative: bool = True) -> PipelineFamily:
+def _inpaint(pipeline: str, *, negative: bool = True) -> PipelineFamily:
     """What draws under a mask; in there nothing need be kept."""
     return PipelineFamily(
-        pipeline, image="image", sources=1, mask="mask_image", strength=1.0, negative=negative
+        pipeline, image="image", images_max=1, mask="mask_image", strength=1.0, negative=negative
     )
 
 
-def _over(pipeline: str, within: PipelineFamily, *, sized: bool = False) -> PipelineFamily:
+def _img2img(pipeline: str, inpaint: PipelineFamily, *, sized: bool = False) -> PipelineFamily:
     return PipelineFamily(
         pipeline,
         image="image",
-        sources=1,
-        masked=within,
+        images_max=1,
+        inpainting=inpaint,
         strength=0.6,
         sized=sized,
-        negative=within.negative,
+        negative=inpaint.negative,
     )
 
 
-_SD_WITHIN: Final = _within("StableDiffusionInpaintPipeline")
-_SDXL_WITHIN: Final = _within("StableDiffusionXLInpaintPipeline")
-_SD3_WITHIN: Final = _within("StableDiffusion3InpaintPipeline")
-_FLUX_WITHIN: Final = _within("FluxInpaintPipeline", negative=False)
+_SD_INPAINT: Final = _inpaint("StableDiffusionInpaintPipeline")
+_SDXL_INPAINT: Final = _inpaint("StableDiffusionXLInpaintPipeline")
+_SD3_INPAINT: Final = _inpaint("StableDiffusion3InpaintPipeline")
+_FLUX_INPAINT: Final = _inpaint("FluxInpaintPipeline", negative=False)
 
 
 FAMILIES: Final[Mapping[str, Mapping[str, PipelineFamily]]] = {
     "PocketImagePipeline": {
         "text-to-image": _POCKET_IMAGE,
-        "image-to-image": _POCKET_OVER,
+        "image-to-image": _POCKET_IMG2IMG,
         "image-edit": _POCKET_IMAGE,
         "image-relight": _POCKET_IMAGE,
         "image-restyle": _POCKET_IMAGE,
@@ -119,39 +122,40 @@ FAMILIES: Final[Mapping[str, Mapping[str, PipelineFamily]]] = {
     "PocketVideoPipeline": {"text-to-video": _POCKET_VIDEO, "image-to-video": _POCKET_VIDEO},
     "StableDiffusionPipeline": {
         "text-to-image": PipelineFamily("StableDiffusionPipeline"),
-        "image-to-image": _over("StableDiffusionImg2ImgPipeline", _SD_WITHIN),
+        "image-to-image": _img2img("StableDiffusionImg2ImgPipeline", _SD_INPAINT),
     },
-    "StableDiffusionInpaintPipeline": {"image-edit": _SD_WITHIN},
+    "StableDiffusionInpaintPipeline": {"image-edit": _SD_INPAINT},
     "StableDiffusionXLPipeline": {
         "text-to-image": PipelineFamily("StableDiffusionXLPipeline"),
-        "image-to-image": _over("StableDiffusionXLImg2ImgPipeline", _SDXL_WITHIN),
+        "image-to-image": _img2img("StableDiffusionXLImg2ImgPipeline", _SDXL_INPAINT),
     },
-    "StableDiffusionXLInpaintPipeline": {"image-edit": _SDXL_WITHIN},
+    "StableDiffusionXLInpaintPipeline": {"image-edit": _SDXL_INPAINT},
     "StableDiffusion3Pipeline": {
         "text-to-image": PipelineFamily("StableDiffusion3Pipeline"),
-        "image-to-image": _over("StableDiffusion3Img2ImgPipeline", _SD3_WITHIN, sized=True),
+        "image-to-image": _img2img("StableDiffusion3Img2ImgPipeline", _SD3_INPAINT, sized=True),
     },
     "FluxPipeline": {
         "text-to-image": PipelineFamily("FluxPipeline", negative=False),
-        "image-to-image": _over("FluxImg2ImgPipeline", _FLUX_WITHIN, sized=True),
+        "image-to-image": _img2img("FluxImg2ImgPipeline", _FLUX_INPAINT, sized=True),
     },
-    "FluxFillPipeline": {"image-edit": _within("FluxFillPipeline", negative=False)},
+    "FluxFillPipeline": {"image-edit": _inpaint("FluxFillPipeline", negative=False)},
     "StableDiffusionInstructPix2PixPipeline": dict.fromkeys(
-        ("image-edit", "image-relight", "image-restyle"), _INSTRUCTED
+        ("image-edit", "image-relight", "image-restyle"), _INSTRUCT_PIX2PIX
     ),
     "FluxKontextPipeline": dict.fromkeys(
-        ("image-edit", "image-relight", "image-restyle"), replace(_KONTEXT, masked=_KONTEXT_WITHIN)
+        ("image-edit", "image-relight", "image-restyle"),
+        replace(_KONTEXT, inpainting=_KONTEXT_INPAINT),
     ),
     "WanPipeline": {"text-to-video": PipelineFamily("WanPipeline", frames=True, frame_step=4)},
     "WanImageToVideoPipeline": {
         "image-to-video": PipelineFamily(
-            "WanImageToVideoPipeline", image="image", sources=1, frames=True, frame_step=4
+            "WanImageToVideoPipeline", image="image", images_max=1, frames=True, frame_step=4
         )
     },
     "LTXPipeline": {
         "text-to-video": PipelineFamily("LTXPipeline", frames=True, frame_step=8),
         "image-to-video": PipelineFamily(
-            "LTXImageToVideoPipeline", image="image", sources=1, frames=True, frame_step=8
+            "LTXImageToVideoPipeline", image="image", images_max=1, frames=True, frame_step=8
         ),
     },
 }
@@ -162,14 +166,20 @@ DENOISERS: Final = ("unet", "transformer", "transformer_2")
 ENCODERS: Final = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
 
 
-def families_of(kind: str, spec: ModelSpec) -> Mapping[str, PipelineFamily]:
+def families_of(pipeline_class: str, spec: ModelSpec) -> Mapping[str, PipelineFamily]:
     """The families of an entry's tasks. Raise ``ValueError`` with the reason if one cannot run."""
-    if kind not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        exists = "" if hasattr(diffusers, kind) else ", which the installed diffusers does not know"
-        raise ValueError(f"the checkpoint is for {kind}{exists}; proven to run here are {known}")
-    tasks = FAMILIES[kind]
+    if pipeline_class not in FAMILIES:
+        supported = ", ".join(FAMILIES)
+        exists = (
+            ""
+            if hasattr(diffusers, pipeline_class)
+            else ", which the installed diffusers does not know"
+        )
+        raise ValueError(
+            f"the checkpoint is for {pipeline_class}{exists}; proven to run here are {supported}"
+        )
+    tasks = FAMILIES[pipeline_class]
     for task in (spec.task, *spec.also):
         if task not in tasks:
-            raise ValueError(f"{kind} does not do {task}; it does {', '.join(tasks)}")
+            raise ValueError(f"{pipeline_class} does not do {task}; it does {', '.join(tasks)}")
     return {task: tasks[task] for task in (spec.task, *spec.also)}

@@ -42,33 +42,35 @@ class LoadedCheckpoint:
         return pipeline
 
 
-def load(spec: ModelSpec, options: Options, rendezvous: CooperativeBatcher) -> LoadedCheckpoint:
+def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> LoadedCheckpoint:
     """Read the weights. Raise ``ValueError`` with a sentence for the operator."""
     path = Path(spec.checkpoint or "")
-    kind = kind_of(path)
-    families = families_of(kind, spec)
-    own = next(iter(families.values()))
-    pipeline = _read(path, kind, own, options)
+    class_name = pipeline_class_of(path)
+    families = families_of(class_name, spec)
+    family = next(iter(families.values()))
+    pipeline = _load_pipeline(path, class_name, family, options)
     _add_loras(pipeline, options)
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
             quantize(part, options.dtype)
     pipeline.to(options.torch_device)
     schedulers.choose(pipeline.scheduler, options.scheduler)
-    _keep_wide(pipeline)
-    _meet(pipeline, rendezvous)
-    within = [family.masked for family in families.values() if family.masked is not None]
+    _keep_vae_in_float32(pipeline)
+    _add_batch_points(pipeline, batcher)
+    inpainting = [
+        family.inpainting for family in families.values() if family.inpainting is not None
+    ]
     pipelines = {
         family.pipeline: pipeline
         if family.pipeline == type(pipeline).__name__
-        else _same_parts(pipeline, family)
-        for family in (*families.values(), *within)
+        else _share_components(pipeline, family)
+        for family in (*families.values(), *inpainting)
     }
     denoiser = next(part for name in DENOISERS if (part := getattr(pipeline, name, None)))
     return LoadedCheckpoint(pipelines, families, denoiser)
 
 
-def kind_of(path: Path) -> str:
+def pipeline_class_of(path: Path) -> str:
     """The class of pipeline that a checkpoint is for. Raise ``ValueError`` if it is none."""
     index = path / "model_index.json"
     if not index.is_file():
@@ -79,11 +81,11 @@ def kind_of(path: Path) -> str:
         raise ValueError(f"{index} cannot be read: {error}") from error
 
 
-def _read(path: Path, kind: str, family: PipelineFamily, options: Options) -> Any:
-    of_ours = family.module != "diffusers"
-    made_by = family.load_class() if of_ours else DiffusionPipeline
-    for noise in (diffusers_logging, transformers_logging):
-        library: Any = noise
+def _load_pipeline(path: Path, class_name: str, family: PipelineFamily, options: Options) -> Any:
+    is_own = family.module != "diffusers"
+    pipeline_class = family.load_class() if is_own else DiffusionPipeline
+    for module in (diffusers_logging, transformers_logging):
+        library: Any = module
         library.set_verbosity_error()
         library.disable_progress_bar()
     settings: dict[str, Any] = {
@@ -99,9 +101,9 @@ def _read(path: Path, kind: str, family: PipelineFamily, options: Options) -> An
         if not options.safety:
             settings |= {"safety_checker": None, "requires_safety_checker": False}
     elif options.safety:
-        raise ValueError(f"safety is on, but {kind} has no safety checker")
+        raise ValueError(f"safety is on, but {class_name} has no safety checker")
     try:
-        pipeline = made_by.from_pretrained(str(path), **settings)
+        pipeline = pipeline_class.from_pretrained(str(path), **settings)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     for part in pipeline.components.values():
@@ -127,7 +129,7 @@ def _add_loras(pipeline: Any, options: Options) -> None:
             raise ValueError(f"the LoRA {path.name} cannot be added: {error}") from error
 
 
-def _keep_wide(pipeline: Any) -> None:
+def _keep_vae_in_float32(pipeline: Any) -> None:
     """Keep an autoencoder in float32 that would overflow in 16 bits.
 
     Pipelines would cast it there and back around each use, under the hands of all other runs.
@@ -149,24 +151,24 @@ def _casting(function: Callable[..., Any], vae: Any) -> Callable[..., Any]:
     return call
 
 
-def _meet(pipeline: Any, rendezvous: CooperativeBatcher) -> None:
+def _add_batch_points(pipeline: Any, batcher: CooperativeBatcher) -> None:
     """Have runs meet at every forward of the pipeline's parts."""
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
-            part.forward = rendezvous.batch_point(name, part.forward, "forward", module=part)
+            part.forward = batcher.batch_point(name, part.forward, "forward", module=part)
     for name in ENCODERS:
         if (part := getattr(pipeline, name, None)) is not None:
-            part.forward = rendezvous.batch_point(name, part.forward, "preprocess", module=part)
+            part.forward = batcher.batch_point(name, part.forward, "preprocess", module=part)
     if (vae := getattr(pipeline, "vae", None)) is not None:
         encode, decode = _casting(vae.encode, vae), _casting(vae.decode, vae)
-        vae.encode = rendezvous.batch_point("vae", encode, "preprocess", module=vae)
-        vae.decode = rendezvous.batch_point("vae", decode, "postprocess", module=vae)
+        vae.encode = batcher.batch_point("vae", encode, "preprocess", module=vae)
+        vae.decode = batcher.batch_point("vae", decode, "postprocess", module=vae)
 
 
-def _same_parts(pipeline: Any, family: PipelineFamily) -> Any:
+def _share_components(pipeline: Any, family: PipelineFamily) -> Any:
     """Another pipeline over the same parts, without reading or casting them again."""
-    made_by = family.load_class()
-    expected, optional = made_by._get_signature_keys(made_by)
+    pipeline_class = family.load_class()
+    expected, optional = pipeline_class._get_signature_keys(pipeline_class)
     components = {
         name: part
         for name, part in pipeline.components.items()
@@ -176,4 +178,4 @@ def _same_parts(pipeline: Any, family: PipelineFamily) -> Any:
         name: value for name, value in pipeline.config.items() if name in optional and value
     }
     settings = {name: value for name, value in settings.items() if not name.startswith("_")}
-    return made_by(**{**settings, **components})
+    return pipeline_class(**{**settings, **components})

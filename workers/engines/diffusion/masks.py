@@ -37,30 +37,32 @@ class Blend:
 
     def keep(self, latents: torch.Tensor, timestep: Any) -> torch.Tensor:
         """The latents that a step has made, at the noise of the step after ``timestep``."""
-        kept = self._noisy(timestep)
-        return (self._weights * latents + (1 - self._weights) * kept).to(latents.dtype)
+        outside = self._noisy(timestep)
+        return (self._weights * latents + (1 - self._weights) * outside).to(latents.dtype)
 
     def _noisy(self, timestep: Any) -> torch.Tensor:
         steps = self._scheduler.timesteps
-        after = getattr(self._scheduler, "step_index", None)
-        if after is None:
-            after = int((steps == timestep).nonzero()[0]) + 1
-        if after == len(steps):
+        next_step = getattr(self._scheduler, "step_index", None)
+        if next_step is None:
+            next_step = int((steps == timestep).nonzero()[0]) + 1
+        if next_step == len(steps):
             return self._source
         add = getattr(self._scheduler, "scale_noise", None)
         if add is not None:
-            noisy: torch.Tensor = add(self._source, steps[after : after + 1], self._noise)
+            noisy: torch.Tensor = add(self._source, steps[next_step : next_step + 1], self._noise)
         else:
-            noisy = self._scheduler.add_noise(self._source, self._noise, steps[after : after + 1])
+            noisy = self._scheduler.add_noise(
+                self._source, self._noise, steps[next_step : next_step + 1]
+            )
         return noisy
 
 
-def as_picture(mask: Weights) -> Image.Image:
+def as_image(mask: Weights) -> Image.Image:
     return Image.fromarray((mask * 255).round().astype(np.uint8))
 
 
-def keep_outside(drawn: Pixels, source: Image.Image, mask: Weights) -> Pixels:
+def keep_outside(pixels: Pixels, source: Image.Image, mask: Weights) -> Pixels:
     """Take from the source whatever the mask protects. All three of one size."""
     weight = mask[:, :, None]
-    kept = np.asarray(source, dtype=np.float32)
-    return (drawn * weight + kept * (1 - weight)).round().astype(np.uint8)
+    outside = np.asarray(source, dtype=np.float32)
+    return (pixels * weight + outside * (1 - weight)).round().astype(np.uint8)

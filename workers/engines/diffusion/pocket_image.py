@@ -97,7 +97,7 @@ class PocketPipeline(DiffusionPipeline):  # type: ignore[misc]
             raise ValueError(f"height and width must be multiples of {self.vae_scale_factor}")
         return height, width
 
-    def _read(
+    def _encode_prompt(
         self, prompt: str, negative_prompt: str, guidance_scale: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The prompt, behind what it is guided away from; ``guidance_scale`` 1 guides nowhere."""
@@ -106,9 +106,9 @@ class PocketPipeline(DiffusionPipeline):  # type: ignore[misc]
 
     def _noise(self, height: int, width: int, generator: torch.Generator | None) -> torch.Tensor:
         """(1, C, h, w), for all that the denoiser makes at once."""
-        small = self.vae_scale_factor
+        factor = self.vae_scale_factor
         noise: torch.Tensor = randn_tensor(
-            (1, int(self.unet.config.out_channels), height // small, width // small),
+            (1, int(self.unet.config.out_channels), height // factor, width // factor),
             generator=generator,
             device=self._execution_device,
             dtype=self.unet.dtype,
@@ -119,28 +119,28 @@ class PocketPipeline(DiffusionPipeline):  # type: ignore[misc]
         self,
         latents: torch.Tensor,
         sources: list[torch.Tensor],
-        words: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        text: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         timesteps: torch.Tensor,
         guidance_scale: float,
     ) -> torch.Tensor:
         """Take the noise out of latents, beside which the denoiser sees the sources."""
-        states, mask, summary = words
-        place = coordinates(*latents.shape[2:]).to(latents)
-        fixed = torch.cat([*sources, place], 1)
+        states, mask, summary = text
+        position = coordinates(*latents.shape[2:]).to(latents)
+        conditions = torch.cat([*sources, position], 1)
         with self.progress_bar(total=len(timesteps)) as bar:
             for timestep in timesteps:
-                seen = torch.cat([latents, fixed], 1).expand(len(states), -1, -1, -1)
+                unet_input = torch.cat([latents, conditions], 1).expand(len(states), -1, -1, -1)
                 clean = self.unet(
-                    seen,
-                    timestep.expand(len(states)).to(seen.dtype),
+                    unet_input,
+                    timestep.expand(len(states)).to(unet_input.dtype),
                     encoder_hidden_states=states,
                     encoder_attention_mask=mask,
                     class_labels=summary,
                     return_dict=False,
                 )[0]
                 if len(states) > 1:
-                    without, with_ = clean.chunk(2)
-                    clean = without + guidance_scale * (with_ - without)
+                    unconditional, conditional = clean.chunk(2)
+                    clean = unconditional + guidance_scale * (conditional - unconditional)
                 sigma = (timestep / self.scheduler.config.num_train_timesteps).clamp(min=SIGMA_MIN)
                 velocity = (latents - clean) / sigma
                 latents = self.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
@@ -171,7 +171,7 @@ class PocketImagePipeline(PocketPipeline):
         """
         height, width = self._size(height, width)
         images = [] if image is None else image if isinstance(image, list) else [image]
-        words = self._read(prompt, negative_prompt, guidance_scale)
+        text = self._encode_prompt(prompt, negative_prompt, guidance_scale)
         noise = self._noise(height, width, generator)
         encoded = [self.encode_image(one, height, width) for one in images[:SOURCES]]
         self.scheduler.set_timesteps(num_inference_steps, device=self._execution_device)
@@ -185,10 +185,10 @@ class PocketImagePipeline(PocketPipeline):
             latents = (1 - sigma) * encoded[0] + sigma * noise
             encoded = []
         sources = [*encoded, *[torch.zeros_like(noise)] * (SOURCES - len(encoded))]
-        latents = self._denoise(latents, sources, words, timesteps, guidance_scale)
+        latents = self._denoise(latents, sources, text, timesteps, guidance_scale)
         if output_type == "latent":
             return ImagePipelineOutput(images=latents)
-        made: list[Image.Image] | np.ndarray = self.image_processor.postprocess(
+        output: list[Image.Image] | np.ndarray = self.image_processor.postprocess(
             self.decode_latents(latents), output_type=output_type
         )
-        return ImagePipelineOutput(images=made)
+        return ImagePipelineOutput(images=output)

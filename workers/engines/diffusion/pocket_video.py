@@ -47,36 +47,36 @@ class PocketVideoPipeline(PocketPipeline):
         ``np`` or ``pt``. Raise ``ValueError`` for a size that is no multiple of the scale factor.
         """
         height, width = self._size(height, width)
-        words = self._read(prompt, negative_prompt, guidance_scale)
+        text = self._encode_prompt(prompt, negative_prompt, guidance_scale)
         first = None if image is None else self.encode_image(image, height, width)
-        wanted = num_frames or self.clip_frames
+        frame_count = num_frames or self.clip_frames
         # A clip that goes on from another shares a frame with it.
-        clips = 1 + max(0, -(-(wanted - self.clip_frames) // (self.clip_frames - 1)))
+        clips = 1 + max(0, -(-(frame_count - self.clip_frames) // (self.clip_frames - 1)))
         self._num_timesteps = clips * num_inference_steps
         frames: list[torch.Tensor] = []
         for _ in range(clips):
             noise = self._noise(height, width, generator)
             self.scheduler.set_timesteps(num_inference_steps, device=self._execution_device)
-            made = self._clip(noise, first, words, guidance_scale)
-            frames.append(made[1:] if frames else made)
-            first = made[-1:]
-        drawn = self.decode_latents(torch.cat(frames)[:wanted])
-        pictures = (drawn.float() / 2 + 0.5).clamp(0, 1)
+            clip = self._clip(noise, first, text, guidance_scale)
+            frames.append(clip[1:] if frames else clip)
+            first = clip[-1:]
+        pixels = self.decode_latents(torch.cat(frames)[:frame_count])
+        images = (pixels.float() / 2 + 0.5).clamp(0, 1)
         if output_type == "pt":
-            return VideoOutput(frames=pictures[None])
-        return VideoOutput(frames=pictures.permute(0, 2, 3, 1).cpu().numpy()[None])
+            return VideoOutput(frames=images[None])
+        return VideoOutput(frames=images.permute(0, 2, 3, 1).cpu().numpy()[None])
 
     def _clip(
         self,
         noise: torch.Tensor,
         first: torch.Tensor | None,
-        words: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        text: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         guidance_scale: float,
     ) -> torch.Tensor:
         """Denoise one clip: (frames, channels, height, width)."""
         frames = noise.view(self.clip_frames, -1, *noise.shape[2:])
-        given = torch.zeros_like(frames[:1]) if first is None else first
-        latents = self._denoise(noise, [given], words, self.scheduler.timesteps, guidance_scale)
+        condition = torch.zeros_like(frames[:1]) if first is None else first
+        latents = self._denoise(noise, [condition], text, self.scheduler.timesteps, guidance_scale)
         frames = latents.view_as(frames)
         if first is not None:
             frames = torch.cat([first, frames[1:]])

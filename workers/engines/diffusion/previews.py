@@ -12,14 +12,16 @@ import numpy as np
 import torch
 
 
-def look(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> np.ndarray:
+def decode_image(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> np.ndarray:
     """Decode the latents of a picture: ``(H, W, 3)`` from 0 to 1."""
     if hasattr(pipeline, "_unpack_latents"):
         latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)
-    return _decoded(pipeline.vae, latents)
+    return _decode(pipeline.vae, latents)
 
 
-def look_at_frame(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> np.ndarray:
+def decode_middle_frame(
+    pipeline: Any, latents: torch.Tensor, height: int, width: int
+) -> np.ndarray:
     """Decode the middle one of a video's latent frames alone: ``(H, W, 3)`` from 0 to 1.
 
     Latents are ``(1, C, T, h, w)``, or tokens of these, or of our own model's clip
@@ -27,8 +29,8 @@ def look_at_frame(pipeline: Any, latents: torch.Tensor, height: int, width: int)
     """
     vae = pipeline.vae
     if latents.ndim == 3:
-        small = pipeline.vae_spatial_compression_ratio
-        sides = (height // small, width // small)
+        compression = pipeline.vae_spatial_compression_ratio
+        sides = (height // compression, width // compression)
         patches = (
             pipeline.transformer_spatial_patch_size,
             pipeline.transformer_temporal_patch_size,
@@ -38,24 +40,24 @@ def look_at_frame(pipeline: Any, latents: torch.Tensor, height: int, width: int)
         latents = pipeline._unpack_latents(latents, frames, *sides, *patches)
     if latents.ndim == 4:
         frames = latents.reshape(-1, vae.config.latent_channels, *latents.shape[2:])
-        return _decoded(vae, frames[len(frames) // 2][None])
+        return _decode(vae, frames[len(frames) // 2][None])
     middle = latents.shape[2] // 2
-    return _decoded(vae, latents[:, :, middle : middle + 1])
+    return _decode(vae, latents[:, :, middle : middle + 1])
 
 
-def _decoded(vae: Any, latents: torch.Tensor) -> np.ndarray:
+def _decode(vae: Any, latents: torch.Tensor) -> np.ndarray:
     config = vae.config
     extra: dict[str, Any] = {}
     if getattr(config, "timestep_conditioning", False):
         extra["temb"] = torch.zeros(1, device=latents.device, dtype=vae.dtype)
-    wide = _unscaled(vae, latents).to(vae.dtype)
-    drawn = vae.decode(wide, return_dict=False, **extra)[0]
-    picture = drawn[0] if drawn.ndim == 4 else drawn[0, :, 0]
-    seen: np.ndarray = (picture.float() / 2 + 0.5).permute(1, 2, 0).cpu().numpy()
-    return seen
+    unscaled = _unscale(vae, latents).to(vae.dtype)
+    decoded = vae.decode(unscaled, return_dict=False, **extra)[0]
+    image = decoded[0] if decoded.ndim == 4 else decoded[0, :, 0]
+    result: np.ndarray = (image.float() / 2 + 0.5).permute(1, 2, 0).cpu().numpy()
+    return result
 
 
-def _unscaled(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+def _unscale(vae: Any, latents: torch.Tensor) -> torch.Tensor:
     """Latents as the autoencoder has them, whose mean and spread is taken off for the denoiser."""
     config, buffers = vae.config, dict(vae.named_buffers())
     scale = getattr(config, "scaling_factor", None) or 1.0

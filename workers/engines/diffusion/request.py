@@ -27,7 +27,7 @@ from workers.media import encode
 from workers.media.pixels import Pixels, Weights
 from workers.protocol.engine import CancelReason
 
-Asked: TypeAlias = ImageInput | VideoInput
+VisualInput: TypeAlias = ImageInput | VideoInput
 PREVIEW_TYPE: Final = "image/png"
 
 
@@ -42,7 +42,7 @@ class Generation:
     done: int = 0
     previews: list[Pixels] = field(default_factory=list)
     """Taken on the way and not yet shown."""
-    shown: int = 0
+    previews_taken: int = 0
     pixels: Pixels | None = None
     """What was drawn, until a file is made of it."""
     media: list[tuple[Medium, File]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Generation:
 @dataclass(slots=True, eq=False)
 class Request:
     job: Job
-    asked: Asked
+    input: VisualInput
     family: PipelineFamily
     width: int
     height: int
@@ -65,62 +65,62 @@ class Request:
     strength: float
     sources: tuple[Image.Image, ...]
     mask: Weights | None
-    drawings: list[Generation]
+    generations: list[Generation]
     cancelled: CancelReason | None = None
-    began_s: float = 0.0
-    told: int = -1
+    started_s: float = 0.0
+    reported: int = -1
 
     @property
     def done(self) -> int:
-        return sum(one.done for one in self.drawings)
+        return sum(one.done for one in self.generations)
 
     @property
     def ended(self) -> bool:
-        return all(one.ended for one in self.drawings)
+        return all(one.ended for one in self.generations)
 
     def progress(self) -> Progress | None:
         """What is new to be told of the way, if anything is."""
         done = self.done
-        if done == self.told or not done:
+        if done == self.reported or not done:
             return None
-        self.told = done
-        total = sum(one.steps or self.steps for one in self.drawings)
-        left_s = (time.monotonic() - self.began_s) / done * max(0, total - done)
-        return Progress(done, max(done, total), round(left_s * 1000))
+        self.reported = done
+        total = sum(one.steps or self.steps for one in self.generations)
+        remaining_s = (time.monotonic() - self.started_s) / done * max(0, total - done)
+        return Progress(done, max(done, total), round(remaining_s * 1000))
 
 
 class GenerationError(Exception):
     """Nothing could be made; the message is for the client."""
 
 
-def work(
+def make_pipeline_call(
     request: Request,
-    drawing: Generation,
+    generation: Generation,
     pipeline: Any,
     guidance: float | None,
-    enlarger: Upscaler | None = None,
+    upscaler: Upscaler | None = None,
 ) -> Callable[[], Pixels]:
     """What the drawing's run executes: the pipeline, called as its family is.
 
     It returns a picture ``(H, W, 3)`` or the frames of a video ``(T, H, W, 3)``.
     """
-    asked, family = request.asked, request.family
+    input, family = request.input, request.family
     arguments: dict[str, Any] = {
-        "prompt": asked.prompt,
+        "prompt": input.prompt,
         "num_inference_steps": request.steps,
-        "generator": torch.Generator().manual_seed(drawing.seed),
+        "generator": torch.Generator().manual_seed(generation.seed),
         "output_type": "np",
         **family.extra,
     }
-    if family.negative and asked.negative_prompt:
-        arguments["negative_prompt"] = asked.negative_prompt
+    if family.negative and input.negative_prompt:
+        arguments["negative_prompt"] = input.negative_prompt
     if family.guidance is not None and guidance is not None:
         arguments[family.guidance] = guidance
     if family.image is not None and request.sources:
-        several = family.sources > 1
+        several = family.images_max > 1
         arguments[family.image] = list(request.sources) if several else request.sources[0]
     if family.mask is not None and request.mask is not None:
-        arguments[family.mask] = masks.as_picture(request.mask)
+        arguments[family.mask] = masks.as_image(request.mask)
     if family.strength is not None:
         arguments["strength"] = request.strength
     if family.area is not None:
@@ -131,82 +131,86 @@ def work(
         step = family.frame_step
         arguments["num_frames"] = -(-(request.frames - 1) // step) * step + 1
 
-    def draw() -> Pixels:
+    def call() -> Pixels:
         blend = None
         if request.mask is not None and family.mask is None:
-            blend = masks.Blend(pipeline, request.sources[0], request.mask, drawing.seed)
-        _watch(pipeline, drawing, request, blend)
+            blend = masks.Blend(pipeline, request.sources[0], request.mask, generation.seed)
+        _observe_steps(pipeline, generation, request, blend)
         result = pipeline(**arguments)
         flagged = getattr(result, "nsfw_content_detected", None)
         if flagged and flagged[0]:
             raise GenerationError("The model's safety checker holds it back.")
         if family.frames:
             frames = to_pixels(np.asarray(result.frames[0]))[: request.frames]
-            return np.stack([_enlarged(frame, enlarger, asked.scale) for frame in frames])
-        pixels = _masked(to_pixels(np.asarray(result.images[0])), request)
-        return _enlarged(pixels, enlarger, asked.scale)
+            return np.stack([_upscale(frame, upscaler, input.scale) for frame in frames])
+        pixels = _keep_outside(to_pixels(np.asarray(result.images[0])), request)
+        return _upscale(pixels, upscaler, input.scale)
 
-    return draw
+    return call
 
 
-def _masked(pixels: Pixels, request: Request) -> Pixels:
+def _keep_outside(pixels: Pixels, request: Request) -> Pixels:
     if request.mask is None:
         return pixels
     return masks.keep_outside(pixels, request.sources[0], request.mask)
 
 
-def _watch(pipeline: Any, drawing: Generation, request: Request, blend: masks.Blend | None) -> None:
+def _observe_steps(
+    pipeline: Any, generation: Generation, request: Request, blend: masks.Blend | None
+) -> None:
     """Count a drawing's steps at its own scheduler, keep to its mask, and look at it on the way."""
-    scheduler, wanted = pipeline.scheduler, request.asked.previews
+    scheduler, previews_max = pipeline.scheduler, request.input.previews
     step = scheduler.step
-    drawing.steps = drawing.done = 0
+    generation.steps = generation.done = 0
 
     @functools.wraps(step)  # pipelines ask for the parameters of a scheduler's step
-    def counted(
+    def observed_step(
         output: torch.Tensor, timestep: Any, noisy: torch.Tensor, *rest: Any, **more: Any
     ) -> Any:
-        if drawing.done == 0:
+        if generation.done == 0:
             begin = getattr(scheduler, "begin_index", None) or 0
-            counted_by = getattr(pipeline, "_num_timesteps", None)
-            drawing.steps = counted_by or len(scheduler.timesteps) - begin
+            total = getattr(pipeline, "_num_timesteps", None)
+            generation.steps = total or len(scheduler.timesteps) - begin
         stepped = step(output, timestep, noisy, *rest, **more)
-        drawing.done += 1
-        due = drawing.steps * (drawing.shown + 1) // (wanted + 1)
-        if drawing.shown < wanted and due <= drawing.done < drawing.steps:
-            drawing.shown += 1
-            clean = schedulers.clean(scheduler, output, noisy, timestep)
-            drawing.previews.append(_look(pipeline, clean, request))
+        generation.done += 1
+        due = generation.steps * (generation.previews_taken + 1) // (previews_max + 1)
+        if generation.previews_taken < previews_max and due <= generation.done < generation.steps:
+            generation.previews_taken += 1
+            clean = schedulers.predict_clean(scheduler, output, noisy, timestep)
+            generation.previews.append(_decode_preview(pipeline, clean, request))
         if blend is None:
             return stepped
         return (blend.keep(stepped[0], timestep), *stepped[1:])
 
-    scheduler.step = counted
+    scheduler.step = observed_step
 
 
-def _look(pipeline: Any, latents: torch.Tensor, request: Request) -> Pixels:
+def _decode_preview(pipeline: Any, latents: torch.Tensor, request: Request) -> Pixels:
     """Decode latents on the way: ``(H, W, 3)``, of a video a frame made small."""
     height, width = request.height, request.width
     if request.family.frames:
-        frame = previews.look_at_frame(pipeline, latents, height, width)
+        frame = previews.decode_middle_frame(pipeline, latents, height, width)
         return encode.thumbnail(to_pixels(frame))
-    return _masked(to_pixels(previews.look(pipeline, latents, height, width)), request)
+    return _keep_outside(
+        to_pixels(previews.decode_image(pipeline, latents, height, width)), request
+    )
 
 
-def _enlarged(pixels: Pixels, enlarger: Upscaler | None, scale: int | None) -> Pixels:
-    if enlarger is None or scale is None or scale == 1:
+def _upscale(pixels: Pixels, upscaler: Upscaler | None, scale: int | None) -> Pixels:
+    if upscaler is None or scale is None or scale == 1:
         return pixels
-    return enlarger.enlarge(pixels, scale)
+    return upscaler.upscale(pixels, scale)
 
 
-def to_pixels(drawn: Any) -> Pixels:
+def to_pixels(array: Any) -> Pixels:
     """From 0 to 1, as pipelines return them, to bytes. Raise ``GenerationError`` for no numbers."""
-    if not np.isfinite(drawn).all():
+    if not np.isfinite(array).all():
         raise GenerationError("The picture came out as something that is no number.")
-    pixels: Pixels = (np.clip(drawn, 0.0, 1.0) * 255).round().astype(np.uint8)
+    pixels: Pixels = (np.clip(array, 0.0, 1.0) * 255).round().astype(np.uint8)
     return pixels
 
 
-def covering(image: Image.Image, width: int, height: int) -> Image.Image:
+def crop_to_fit(image: Image.Image, width: int, height: int) -> Image.Image:
     """Cut a picture to the shape of ``width`` and ``height``, from its middle, and resize it."""
     scale = max(width / image.width, height / image.height)
     cut_w, cut_h = width / scale, height / scale
@@ -215,31 +219,31 @@ def covering(image: Image.Image, width: int, height: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.LANCZOS, box=box)
 
 
-def picture_file(pixels: Pixels, asked: ImageInput, origin: encode.Origin) -> tuple[str, File]:
-    kind = f"image/{asked.format}"
-    return kind, File(
-        kind, encode.image(pixels, asked.format, quality=asked.compression, origin=origin)
+def image_file(pixels: Pixels, input: ImageInput, origin: encode.Origin) -> tuple[str, File]:
+    content_type = f"image/{input.format}"
+    return content_type, File(
+        content_type, encode.image(pixels, input.format, quality=input.compression, origin=origin)
     )
 
 
 def video_files(
-    frames: Pixels, fps: int, asked: VideoInput, origin: encode.Origin
+    frames: Pixels, fps: int, input: VideoInput, origin: encode.Origin
 ) -> list[tuple[Medium, File]]:
     """A video with its thumbnail and spritesheet."""
     count, height, width, _ = frames.shape
     duration_ms = round(count * 1000 / fps)
-    data = encode.video(frames, Fraction(fps), asked.format, origin=origin)
-    kind = "video/mp4" if asked.format == "mp4" else "image/webp"
+    data = encode.video(frames, Fraction(fps), input.format, origin=origin)
+    content_type = "video/mp4" if input.format == "mp4" else "image/webp"
     first = Medium(
         "video",
-        content_type=kind,
+        content_type=content_type,
         width=width,
         height=height,
         duration_ms=duration_ms,
         fps=fps,
-        seed=asked.seed,
+        seed=input.seed,
     )
-    made = [(first, File(kind, data))]
+    media = [(first, File(content_type, data))]
     stills = (
         ("thumbnail", encode.thumbnail(frames[0])),
         ("spritesheet", encode.spritesheet(list(frames))),
@@ -252,5 +256,5 @@ def video_files(
             width=still.shape[1],
             height=still.shape[0],
         )
-        made.append((medium, File("image/webp", encode.image(still, "webp"))))
-    return made
+        media.append((medium, File("image/webp", encode.image(still, "webp"))))
+    return media

@@ -46,28 +46,30 @@ def choose(scheduler: Any, name: str | None) -> Any:
     if name is None:
         return type(scheduler).from_config(config)
     flow = is_flow(scheduler)
-    known = _FLOW if flow else _NOISE
-    if name not in known:
-        raise ValueError(f"scheduler is {name!r}; this model has {', '.join(known)}")
-    kind, settings = known[name]
+    schedulers = _FLOW if flow else _NOISE
+    if name not in schedulers:
+        raise ValueError(f"scheduler is {name!r}; this model has {', '.join(schedulers)}")
+    kind, settings = schedulers[name]
     settings = dict(settings)
     if flow and name != "euler" and config.get("flow_shift") is None:
         settings["flow_shift"] = config.get("shift", 1.0)
     return getattr(diffusers, kind).from_config(config, **settings)
 
 
-def clean(scheduler: Any, output: torch.Tensor, noisy: torch.Tensor, timestep: Any) -> torch.Tensor:
+def predict_clean(
+    scheduler: Any, output: torch.Tensor, noisy: torch.Tensor, timestep: Any
+) -> torch.Tensor:
     """What a step of the denoiser takes the clean latents to be, to show them on the way."""
     if is_flow(scheduler):
         time = float(timestep) / float(scheduler.config.num_train_timesteps)
         return noisy - time * output
-    kept: torch.Tensor = scheduler.alphas_cumprod.to(noisy.device)[int(timestep)]
+    alpha: torch.Tensor = scheduler.alphas_cumprod.to(noisy.device)[int(timestep)]
     kind = scheduler.config.prediction_type
     if type(scheduler).__name__.startswith("Euler"):
-        sigma = ((1 - kept) / kept) ** 0.5
+        sigma = ((1 - alpha) / alpha) ** 0.5
         noisy = noisy / (sigma**2 + 1) ** 0.5
     if kind == "sample":
         return output
     if kind == "v_prediction":
-        return kept.sqrt() * noisy - (1 - kept).sqrt() * output
-    return (noisy - (1 - kept).sqrt() * output) / kept.sqrt()
+        return alpha.sqrt() * noisy - (1 - alpha).sqrt() * output
+    return (noisy - (1 - alpha).sqrt() * output) / alpha.sqrt()

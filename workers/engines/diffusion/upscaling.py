@@ -25,7 +25,7 @@ _OVERLAP: Final = 16
 class Upscaler:
     """Raise ``ValueError`` if the checkpoint cannot be read."""
 
-    def __init__(self, path: str, options: Options, rendezvous: CooperativeBatcher) -> None:
+    def __init__(self, path: str, options: Options, batcher: CooperativeBatcher) -> None:
         own = {"device": options.device, "overlap": _OVERLAP}
         spec = ModelSpec("upscaler", "image-upscale", checkpoint=path, options=own)
         try:
@@ -33,20 +33,20 @@ class Upscaler:
         except ValueError as error:
             raise ValueError(f"the upscaler: {error}") from error
         self.scale = self._network.scale
-        self._draw = rendezvous.batch_point("upscaler", self._call, "postprocess")
+        self._upscale_tiles = batcher.batch_point("upscaler", self._call, "postprocess")
 
     def _call(self, tiles: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(self._network.upscale(tiles.numpy()))
 
-    def enlarge(self, pixels: Pixels, scale: int) -> Pixels:
+    def upscale(self, pixels: Pixels, scale: int) -> Pixels:
         """``(H, W, 3)`` becomes ``scale`` times as high and wide, at most the network's own."""
         height, width = pixels.shape[:2]
         grid = plan(height, width, tile=self._network.tile, overlap=_OVERLAP)
         canvas = Canvas(pixels, grid, self.scale)
         for tile in range(grid.tiles):
-            cut = torch.from_numpy(np.ascontiguousarray(canvas.cut(tile))[None])
-            canvas.put(tile, self._draw(cut)[0].numpy())
-        drawn = canvas.image()
+            crop = torch.from_numpy(np.ascontiguousarray(canvas.cut(tile))[None])
+            canvas.put(tile, self._upscale_tiles(crop)[0].numpy())
+        upscaled = canvas.image()
         if scale == self.scale:
-            return drawn
-        return resize(drawn, (width * scale, height * scale))
+            return upscaled
+        return resize(upscaled, (width * scale, height * scale))
