@@ -169,13 +169,13 @@ def test_what_starts_from_a_picture_changes_no_others_precision(
 def test_what_is_not_proven_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "KandinskyPipeline"}')
     of = spec(tmp_path)
-    with pytest.raises(ValueError, match=r"KandinskyPipeline.*proven to run here are"):
+    with pytest.raises(ValueError, match=r"KandinskyPipeline.*supported are"):
         loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
 
 
 def test_a_task_that_a_pipeline_does_not_do_is_refused(checkpoint: Callable[[str], Path]) -> None:
     of = spec(checkpoint("FluxPipeline"), "text-to-image", "image-blend")
-    with pytest.raises(ValueError, match="FluxPipeline does not do image-blend; it does"):
+    with pytest.raises(ValueError, match="FluxPipeline does not support image-blend; it supports"):
         loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
 
 

@@ -1,8 +1,8 @@
-"""The engine of diffusion models: any request joins the others' steps, each with its own pipeline.
+"""The engine of diffusion models: continuous batching of requests, each with its own pipeline.
 
-A step is one forward of the denoiser (or of a text encoder, or the autoencoder) over everybody who
-has come to the same place. Requests enter and leave between steps; the more urgent go first, and
-who is not urgent waits where it is, with nothing but its latents.
+A step is one forward of the denoiser, a text encoder or the autoencoder, over all runs suspended at
+that batch point. Requests enter and leave between steps. More urgent requests go first; others stay
+suspended and keep only their latents.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ VIDEO_TASKS: Final = ("text-to-video", "image-to-video")
 SOURCE_PIXELS_MAX: Final = 32_000_000
 _INITIAL_STEP_US: Final = 50_000
 _BYTES_PER_PIXEL: Final = 256
-"""Of activations, while one picture is being made; a guess that only orders requests."""
+"""Memory for activations per pixel: rough, only orders requests."""
 
 
 class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
@@ -97,7 +97,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         return Estimate(round(steps * self._step_us), pixels * _BYTES_PER_PIXEL)
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> Request | Failed:
-        """Read the pictures of a job, and make them as large as what is drawn."""
+        """Decode the images of a job, cropped and resized to the size of the output."""
         return self._prepare(job, files)
 
     def step(self, clock: PhaseClock) -> StepReport:
@@ -132,7 +132,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         for run in runs:
             self._by_run.pop(id(run), None)
 
-    # --- Into the engine --------------------------------------------------------------------------
+    # --- Input ------------------------------------------------------------------------------------
 
     @property
     def _occupied(self) -> int:
@@ -146,7 +146,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
     def _read(self, job: Job, files: Sequence[bytes]) -> Request:
         family = self._model.families.get(job.task)
         if family is None:
-            raise InputError("invalid_input", f"{self._spec.name} does not do {job.task}.")
+            raise InputError("invalid_input", f"{self._spec.name} does not support {job.task}.")
         input = _read_input(job)
         has_mask = isinstance(input, ImageInput) and input.mask
         if has_mask and family.inpainting is not None:
@@ -178,40 +178,44 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         )
 
     def _check(self, input: VisualInput, family: PipelineFamily) -> None:
-        """Refuse by name what this pipeline cannot do, rather than leave it out."""
+        """Raise ``InputError`` for a parameter that the pipeline would otherwise ignore."""
         name = self._spec.name
         if input.negative_prompt and not family.negative:
             raise InputError(
-                "unsupported_parameter", f"{name} reads no negative prompt.", "negative_prompt"
+                "unsupported_parameter",
+                f"{name} does not support negative prompts.",
+                "negative_prompt",
             )
         if input.guidance is not None and family.guidance is None:
-            raise InputError("unsupported_parameter", f"{name} has no guidance.", "guidance")
+            raise InputError(
+                "unsupported_parameter", f"{name} does not support guidance.", "guidance"
+            )
         if (input.images and family.image is None) or input.images > family.images_max:
             raise InputError(
-                "invalid_input", f"{name} reads at most {family.images_max} pictures.", "image"
+                "invalid_input", f"{name} accepts at most {family.images_max} images.", "image"
             )
         has_mask = isinstance(input, ImageInput) and input.mask
         if has_mask and not input.images:
-            raise InputError("invalid_input", "A mask belongs to a picture; send one.", "mask")
+            raise InputError("invalid_input", "A mask needs an image; send one.", "mask")
         if family.mask is not None and not has_mask:
-            raise InputError(
-                "invalid_input", f"{name} edits what a mask lets change; send one.", "mask"
-            )
+            raise InputError("invalid_input", f"{name} edits the area of a mask; send one.", "mask")
         if not input.images and (family.strength is not None or not family.sized):
-            raise InputError("invalid_input", "This task starts from a picture; send one.", "image")
+            raise InputError("invalid_input", "This task needs an image; send one.", "image")
         scale = input.scale or 1
         if scale > 1 and self._upscaler is None:
             raise InputError("unsupported_parameter", f"{name} has no upscaler.", "scale")
         if self._upscaler is not None and scale > self._upscaler.scale:
             raise InputError(
-                "invalid_input", f"{name} enlarges at most {self._upscaler.scale} times.", "scale"
+                "invalid_input",
+                f"scale is {scale}; {name} supports at most {self._upscaler.scale}.",
+                "scale",
             )
         if input.parameters:
             field = min(input.parameters)
             raise InputError("unsupported_parameter", f"{name} has no parameter {field}.", field)
 
     def _strength(self, input: VisualInput, family: PipelineFamily) -> float:
-        """Raise ``InputError`` if so little would be done that no step is left."""
+        """Return the strength. Raise ``InputError`` if it leaves no step."""
         requested = input.strength if isinstance(input, ImageInput) else None
         default = self._options.strength if self._options.strength is not None else family.strength
         strength = (default or 0.0) if requested is None else requested
@@ -219,14 +223,13 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         if family.strength is not None and int(steps * strength) < 1:
             raise InputError(
                 "invalid_input",
-                f"A strength of {strength} leaves none of {steps} steps; at least {1 / steps:.2g} "
-                "does.",
+                f"strength is {strength}; with {steps} steps it must be at least {1 / steps:.2g}.",
                 "strength",
             )
         return strength
 
     def _size(self, input: VisualInput) -> tuple[int, int]:
-        """Width and height, as asked or the model's own. Raise ``InputError``."""
+        """Return width and height, requested or native. Raise ``InputError`` if not supported."""
         pipeline = next(iter(self._model.pipelines.values()))
         side = _native_side(pipeline)
         width, height = input.width or side, input.height or side
@@ -234,8 +237,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         if width % multiple or height % multiple:
             raise InputError(
                 "invalid_input",
-                f"{width}x{height} is no size of {self._spec.name}: both must be multiples of "
-                f"{multiple}.",
+                f"size is {width}x{height}; {self._spec.name} needs multiples of {multiple}.",
                 "size",
             )
         return width, height
@@ -248,7 +250,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         return max(1, round(input.duration_ms * fps / 1000))
 
     def _start_generations(self) -> None:
-        """Begin what there are slots for; the most urgent first, then as they came."""
+        """Start generations in free slots: by priority, then in order of arrival."""
         free = self._options.slots - len(self._by_run)
         if free <= 0:
             return
@@ -277,11 +279,11 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             self._by_run[id(run)] = (request, generation)
             self._batcher.start(run)
 
-    # --- Out of the engine ------------------------------------------------------------------------
+    # --- Output -----------------------------------------------------------------------------------
 
     @contextmanager
     def _phase(self, clock: PhaseClock, name: Phase) -> Iterator[None]:
-        """A phase that ends when the device has done its work, not when it has been told to."""
+        """Time a phase until the device has finished, not only until work is enqueued."""
         with clock.phase(name):
             yield
             if self._options.torch_device.type == "cuda":
@@ -292,7 +294,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             self._step_us += 0.1 * (seconds * 1e6 / len(turn.rows) - self._step_us)
 
     def _collect_result(self, run: PipelineRun) -> None:
-        """Keep what a run returned, of which files are made later, or why there is nothing."""
+        """Store the result of a run, to be encoded later, or its error."""
         request, generation = self._by_run.pop(id(run), (None, None))
         if request is None or generation is None:
             return
@@ -305,7 +307,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         expected = isinstance(error, Stopped | GenerationError)
         if generation.error.code == "engine_error" and not expected:
             log.error(
-                "drawing failed",
+                "generation failed",
                 extra={"request_id": request.job.request_id},
                 exc_info=error,
             )
@@ -337,13 +339,13 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         return Later(lambda: self._complete(request), usage=_usage(request))
 
     def _complete(self, request: Request) -> Outcome:
-        """Make files of all that was drawn. Runs beside the steps of other requests."""
+        """Encode all results. Runs on another thread, in parallel to the steps."""
         for generation in request.generations:
             if generation.pixels is None:
                 continue
             try:
                 generation.media = self._encode_media(request, generation, generation.pixels)
-            except Exception as error:  # of an encoder, say; the others' files are none of its
+            except Exception as error:  # such as an encoder's; fails only this output
                 self._record_error(request, generation, error)
             generation.pixels = None
         if all(generation.error is not None for generation in request.generations):
@@ -373,7 +375,7 @@ def _read_input(job: Job) -> VisualInput:
 
 
 def _mask(data: bytes, image: Image.Image, size: tuple[int, int]) -> Weights:
-    """A mask, cut and resized as its picture is. Raise ``InputError``."""
+    """Decode a mask, cropped and resized like its image. Raise ``InputError``."""
     with reading("mask"):
         found = read_mask(data, image.size, pixels_max=SOURCE_PIXELS_MAX)
     fitted = crop_to_fit(masks.as_image(found), *size)
@@ -381,7 +383,7 @@ def _mask(data: bytes, image: Image.Image, size: tuple[int, int]) -> Weights:
     if not mask.any():
         raise InputError(
             "invalid_input",
-            "The mask protects the whole picture; make transparent, or white, what may change.",
+            "The mask protects the whole image; the area to edit must be transparent or white.",
             "mask",
         )
     return mask
@@ -398,7 +400,7 @@ def _native_side(pipeline: Any) -> int:
 
 
 def _side_multiple(pipeline: Any) -> int:
-    """What both sides must be multiples of."""
+    """Return the number of which both sides must be multiples."""
     scale: Any = getattr(pipeline, "vae_scale_factor", None)
     scale = scale or getattr(pipeline, "vae_scale_factor_spatial", 8)
     if hasattr(pipeline, "_unpack_latents"):
@@ -410,7 +412,7 @@ def _side_multiple(pipeline: Any) -> int:
 
 def _events(request: Request) -> list[Event | Later]:
     found: list[Event | Later] = []
-    full_size = not request.family.frames  # of a video a thumbnail is shown
+    full_size = not request.family.frames  # the preview of a video is a thumbnail
     if (progress := request.progress()) is not None:
         found.append(progress)
     for generation in request.generations:
@@ -428,15 +430,15 @@ def _encode_preview(index: int, position: int, pixels: Pixels, full_size: bool) 
 
 
 def _failure(error: BaseException, generation: Generation) -> Failed:
-    """What a client may know of an exception of a pipeline."""
+    """Map an exception of a pipeline to a failure that reveals nothing internal."""
     if isinstance(error, Stopped):
-        return Failed("engine_error", "The drawing was stopped.")
+        return Failed("engine_error", "The generation was stopped.")
     if isinstance(error, GenerationError):
         return Failed("engine_error", str(error))
     if is_out_of_memory(error):
         return Failed("out_of_memory", "The device ran out of memory.")
     if isinstance(error, ValueError) and generation.done == 0:
-        return Failed("invalid_input", f"The model refused the input: {error}")
+        return Failed("invalid_input", f"The model rejected the input: {error}")
     return Failed("engine_error", "The engine failed on this request.")
 
 

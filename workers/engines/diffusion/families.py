@@ -1,8 +1,8 @@
-"""Which pipelines run here, for which tasks, and how each is called.
+"""The supported pipelines, their tasks, and how each is called.
 
-A pipeline is on this list when a test has shown that its runs, fused at every forward, give what
-each gives alone. Any checkpoint whose ``model_index.json`` names one of them can be served; another
-is refused by its name.
+A pipeline is listed if a test shows that its runs, batched at every forward, have the same results
+as each alone. Any checkpoint whose ``model_index.json`` names a listed pipeline can be served;
+others are refused by name.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from workers.contract.models import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class PipelineFamily:
-    """How one pipeline is called. A name that is None is an argument that it does not have."""
+    """How a pipeline is called. An argument whose name is None does not exist."""
 
     pipeline: str
     module: str = "diffusers"
     image: str | None = None
-    """The argument for source pictures."""
+    """Name of the argument for source images."""
     images_max: int = 0
-    """How many pictures it reads at most; more than one are passed as a list."""
+    """Maximum number of source images; if above 1, they are passed as a list."""
     mask: str | None = None
-    """The argument for a mask, of a pipeline that draws under one and not without."""
+    """Name of the argument for a mask, if the pipeline requires one."""
     inpainting: PipelineFamily | None = None
-    """Which is called instead where a mask is sent; without it the same one, see ``masks``."""
+    """Pipeline for requests with a mask. None: this one, with the blending of ``masks``."""
     strength: float | None = None
-    """How much of the source is forgotten if nobody says, of a pipeline that can be told."""
+    """Default strength, from 0 (keep the source) to 1. None: there is no such argument."""
     guidance: str | None = "guidance_scale"
     negative: bool = True
     frames: bool = False
-    """Whether it makes a video of ``num_frames``."""
+    """Whether it generates a video of ``num_frames``."""
     frame_step: int = 1
-    """The number of frames is 1 more than a multiple of this, where that is more than 1."""
+    """The number of frames must be 1 more than a multiple of this."""
     sized: bool = True
-    """Whether it takes a width and a height; otherwise they are the source's."""
+    """Whether it takes width and height; otherwise they are those of the source."""
     area: str | None = None
-    """The argument for the most pixels, of a pipeline that would choose a size by itself."""
+    """Name of the argument for the maximum area, if the pipeline chooses its own size."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def load_class(self) -> Any:
@@ -86,7 +86,7 @@ _KONTEXT_INPAINT: Final = replace(
 
 
 def _inpaint(pipeline: str, *, negative: bool = True) -> PipelineFamily:
-    """What draws under a mask; in there nothing need be kept."""
+    """An inpainting pipeline; its default strength keeps nothing of the masked area."""
     return PipelineFamily(
         pipeline, image="image", images_max=1, mask="mask_image", strength=1.0, negative=negative
     )
@@ -159,27 +159,26 @@ FAMILIES: Final[Mapping[str, Mapping[str, PipelineFamily]]] = {
         ),
     },
 }
-"""By the class that a checkpoint names, and the task."""
+"""By the class named in the checkpoint, and the task."""
 
-# Parts of pipelines whose forward is met at, and in which phase of a receipt their time belongs.
+# Components whose forward is a batch point; which of the two decides the phase of their time.
 DENOISERS: Final = ("unet", "transformer", "transformer_2")
 ENCODERS: Final = ("text_encoder", "text_encoder_2", "text_encoder_3", "image_encoder")
 
 
 def families_of(pipeline_class: str, spec: ModelSpec) -> Mapping[str, PipelineFamily]:
-    """The families of an entry's tasks. Raise ``ValueError`` with the reason if one cannot run."""
+    """Return the families of an entry's tasks. Raise ``ValueError`` if one is not supported."""
     if pipeline_class not in FAMILIES:
         supported = ", ".join(FAMILIES)
-        exists = (
-            ""
-            if hasattr(diffusers, pipeline_class)
-            else ", which the installed diffusers does not know"
-        )
+        known = hasattr(diffusers, pipeline_class)
+        unknown = "" if known else ", which the installed diffusers does not have"
         raise ValueError(
-            f"the checkpoint is for {pipeline_class}{exists}; proven to run here are {supported}"
+            f"unsupported pipeline {pipeline_class}{unknown}; supported are {supported}"
         )
     tasks = FAMILIES[pipeline_class]
     for task in (spec.task, *spec.also):
         if task not in tasks:
-            raise ValueError(f"{pipeline_class} does not do {task}; it does {', '.join(tasks)}")
+            raise ValueError(
+                f"{pipeline_class} does not support {task}; it supports {', '.join(tasks)}"
+            )
     return {task: tasks[task] for task in (spec.task, *spec.also)}

@@ -1,4 +1,4 @@
-"""Reads a checkpoint directory in diffusers' format and puts its parts under the rendezvous."""
+"""Loads a checkpoint in diffusers' format, and adds batch points to its components."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """A checkpoint in memory: pipelines by their classes, over the same parts."""
+    """A checkpoint in memory: pipelines by class name; they share their components."""
 
     pipelines: Mapping[str, Any]
     families: Mapping[str, PipelineFamily]
-    """By task."""
+    """Families by task."""
     denoiser: Any
 
     def copy_for(self, family: PipelineFamily, scheduler: str | None) -> Any:
-        """A pipeline whose state is its own: a shallow copy with a fresh scheduler."""
+        """Return a shallow copy of a pipeline with a new scheduler, so that no state is shared."""
         pipeline = copy.copy(self.pipelines[family.pipeline])
         pipeline.scheduler = schedulers.choose(pipeline.scheduler, scheduler)
         pipeline.set_progress_bar_config(disable=True)
@@ -43,7 +43,7 @@ class LoadedCheckpoint:
 
 
 def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> LoadedCheckpoint:
-    """Read the weights. Raise ``ValueError`` with a sentence for the operator."""
+    """Load the weights. Raise ``ValueError`` with a sentence for the operator."""
     path = Path(spec.checkpoint or "")
     class_name = pipeline_class_of(path)
     families = families_of(class_name, spec)
@@ -71,7 +71,7 @@ def load(spec: ModelSpec, options: Options, batcher: CooperativeBatcher) -> Load
 
 
 def pipeline_class_of(path: Path) -> str:
-    """The class of pipeline that a checkpoint is for. Raise ``ValueError`` if it is none."""
+    """Return the pipeline class named in a checkpoint. Raise ``ValueError`` if there is none."""
     index = path / "model_index.json"
     if not index.is_file():
         raise ValueError(f"{path} has no model_index.json; is it a directory in diffusers' format?")
@@ -113,10 +113,10 @@ def _load_pipeline(path: Path, class_name: str, family: PipelineFamily, options:
 
 
 def _add_loras(pipeline: Any, options: Options) -> None:
-    """Add adapters to the denoiser for good. Raise ``ValueError`` if they do not fit."""
+    """Merge LoRA weights into the denoiser. Raise ``ValueError`` if they do not fit."""
     for lora in options.lora:
         if not hasattr(pipeline, "load_lora_weights"):
-            raise ValueError(f"{type(pipeline).__name__} takes no LoRA")
+            raise ValueError(f"{type(pipeline).__name__} does not support LoRA")
         path = Path(lora.checkpoint)
         try:
             if path.is_file():
@@ -126,13 +126,13 @@ def _add_loras(pipeline: Any, options: Options) -> None:
             pipeline.fuse_lora(lora_scale=lora.scale)
             pipeline.unload_lora_weights()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ValueError(f"the LoRA {path.name} cannot be added: {error}") from error
+            raise ValueError(f"could not load the LoRA {path.name}: {error}") from error
 
 
 def _keep_vae_in_float32(pipeline: Any) -> None:
-    """Keep an autoencoder in float32 that would overflow in 16 bits.
+    """Keep an autoencoder that would overflow in 16 bits in float32.
 
-    Pipelines would cast it there and back around each use, under the hands of all other runs.
+    Pipelines would otherwise cast it back and forth around each use, while other runs use it too.
     """
     vae = getattr(pipeline, "vae", None)
     if vae is not None and hasattr(pipeline, "upcast_vae") and vae.config.force_upcast:
@@ -141,7 +141,7 @@ def _keep_vae_in_float32(pipeline: Any) -> None:
 
 
 def _casting(function: Callable[..., Any], vae: Any) -> Callable[..., Any]:
-    """Call with pixels or latents in the precision of the autoencoder."""
+    """Wrap a function to cast its first argument to the precision of the autoencoder."""
 
     def call(first: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.is_tensor(first) and first.is_floating_point():
@@ -152,7 +152,7 @@ def _casting(function: Callable[..., Any], vae: Any) -> Callable[..., Any]:
 
 
 def _add_batch_points(pipeline: Any, batcher: CooperativeBatcher) -> None:
-    """Have runs meet at every forward of the pipeline's parts."""
+    """Make every forward of the pipeline's components a batch point."""
     for name in DENOISERS:
         if (part := getattr(pipeline, name, None)) is not None:
             part.forward = batcher.batch_point(name, part.forward, "forward", module=part)
@@ -166,7 +166,7 @@ def _add_batch_points(pipeline: Any, batcher: CooperativeBatcher) -> None:
 
 
 def _share_components(pipeline: Any, family: PipelineFamily) -> Any:
-    """Another pipeline over the same parts, without reading or casting them again."""
+    """Create another pipeline over the same components, without loading or casting them again."""
     pipeline_class = family.load_class()
     expected, optional = pipeline_class._get_signature_keys(pipeline_class)
     components = {

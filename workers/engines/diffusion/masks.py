@@ -1,8 +1,8 @@
-"""What a mask does: within it a picture is drawn anew, outside it stays as it is, to the pixel.
+"""Masks: inside, an image is regenerated; outside, every pixel stays as it is.
 
-A pipeline that reads masks is given it. With any other, the latents outside are put back after each
-step to what the source is at that much noise (blended latent diffusion, arXiv 2206.02779), so that
-what is drawn goes on from what stays. In both cases the pixels outside are put back at the end.
+Inpainting pipelines receive the mask. For other pipelines, the latents outside are reset after each
+step to the source at the same noise level (blended latent diffusion, arXiv 2206.02779), so that the
+generated area continues its surroundings. In both cases the pixels outside are restored at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.media.pixels import Pixels, Weights
 
 
 class Blend:
-    """Keeps the latents of one run outside of its mask; made, and called, within the run."""
+    """Resets the latents of one run outside its mask. Created and called within the run."""
 
     def __init__(self, pipeline: Any, source: Image.Image, mask: Weights, seed: int) -> None:
         vae, device = pipeline.vae, pipeline._execution_device
@@ -28,15 +28,15 @@ class Blend:
         shift = getattr(vae.config, "shift_factor", None) or 0.0
         self._scheduler = pipeline.scheduler
         self._source: torch.Tensor = (latents - shift) * vae.config.scaling_factor
-        # Drawn as the pipeline draws its own, so outside it takes away the very noise it added.
+        # Same generator as the pipeline's, so that outside it removes exactly the noise it added.
         generator = torch.Generator().manual_seed(seed)
         self._noise = torch.randn(self._source.shape, generator=generator).to(self._source)
-        # Whatever holds a pixel that may change may change.
+        # A latent pixel may change if any of its pixels may.
         weights = torch.from_numpy(mask)[None, None].to(self._source)
         self._weights = F.adaptive_max_pool2d(weights, self._source.shape[-2:])
 
     def keep(self, latents: torch.Tensor, timestep: Any) -> torch.Tensor:
-        """The latents that a step has made, at the noise of the step after ``timestep``."""
+        """Blend the latents after ``timestep`` with the source at the next step's noise level."""
         outside = self._noisy(timestep)
         return (self._weights * latents + (1 - self._weights) * outside).to(latents.dtype)
 
@@ -62,7 +62,7 @@ def as_image(mask: Weights) -> Image.Image:
 
 
 def keep_outside(pixels: Pixels, source: Image.Image, mask: Weights) -> Pixels:
-    """Take from the source whatever the mask protects. All three of one size."""
+    """Restore what the mask protects from the source. All three have the same size."""
     weight = mask[:, :, None]
     outside = np.asarray(source, dtype=np.float32)
     return (pixels * weight + outside * (1 - weight)).round().astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The options of a catalog entry that this engine understands, checked."""
+"""Options of the diffusion engine in a catalog entry, validated."""
 
 from __future__ import annotations
 
@@ -9,39 +9,36 @@ from workers.engines.options import TorchOptions, read
 
 
 class Lora(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Weights that are added to the denoiser's when it is loaded, for every request."""
+    """Weights merged into the denoiser when it is loaded, for all requests."""
 
     checkpoint: str
-    """A directory or a ``.safetensors`` file; a relative one starts at the catalog's directory."""
+    """A directory or a ``.safetensors`` file, relative to the catalog's directory."""
     scale: float = 1.0
 
 
 class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry; what every engine has in common is in ``TorchOptions``."""
-
     slots: int = 8
-    """Pictures or videos that are being made at a time, whoever asked for them."""
+    """Maximum images or videos generated at a time, over all requests."""
     rows: int | None = None
-    """Of one forward, at most; guidance takes two for each picture. By default twice the slots."""
+    """Maximum rows of a forward; guidance takes two per image. Default: twice the slots."""
     steps: int = 20
-    """Where neither request nor entry says how many."""
+    """Steps if the request names none."""
     strength: float | None = None
-    """Where neither request nor entry says how much; without it 0.6, or 1 of inpainting."""
+    """Strength if the request names none. Default: 0.6, for inpainting 1."""
     guidance: float | None = None
-    """Where neither request nor entry says how much; without it the pipeline's own."""
+    """Guidance if the request names none. Default: the pipeline's own."""
     scheduler: str | None = None
-    """By name, see ``schedulers``; by default the one that the checkpoint names."""
+    """Name of a scheduler, see ``schedulers``. Default: the checkpoint's own."""
     lora: tuple[Lora, ...] = ()
     safety: bool = False
-    """Whether the checkpoint's own safety checker looks at every picture; off, as in most places,
-    and an error where the checkpoint has none."""
+    """Whether the checkpoint's safety checker checks every image; an error if it has none."""
     upscaler: str | None = None
-    """Which enlarges what is drawn: a directory, or in a catalog the name of another entry."""
+    """Checkpoint of an upscaler: a directory or, in a catalog, the name of another entry."""
     frames: int | None = None
-    """Of a video whose length is left open."""
+    """Frames of a video if the request names no length."""
     fps: int = 8
 
 
 def read_options(spec: ModelSpec) -> Options:
-    """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
+    """Raise ``ValueError`` if an option is unknown or not supported here."""
     return read(spec, Options, counts=("rows", "steps", "frames", "fps"))

@@ -1,8 +1,8 @@
 """The pocket image model as one diffusers pipeline: text to image, and six ways to change images.
 
-The denoiser sees the noisy latents, the latents of up to two source pictures and two coordinates,
-side by side on channels; a source that is not given is zeros. It predicts the clean latents
-(x-prediction), from which the velocity follows that schedulers for rectified flow expect.
+The denoiser's input is the noisy latents, the latents of up to two source images and two
+coordinates, concatenated on channels; a missing source is zeros. It predicts the clean latents
+(x-prediction); the velocity that schedulers for rectified flow expect is derived from them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SOURCES: Final = 2
 COORDINATES: Final = 2
 TEXT_TOKENS: Final = 32
 SIGMA_MIN: Final = 0.02
-"""Below it the velocity would be a quotient of two small numbers."""
+"""Lower bound of the divisor; the velocity would be a quotient of two small numbers."""
 
 
 def coordinates(height: int, width: int) -> torch.Tensor:
-    """Where each latent pixel lies, from -1 to 1: (1, 2, height, width)."""
+    """Return the position of each latent pixel, from -1 to 1: (1, 2, height, width)."""
     x = torch.linspace(-1, 1, width)[None, :].expand(height, width)
     y = torch.linspace(-1, 1, height)[:, None].expand(height, width)
     return torch.stack([x, y])[None]
@@ -35,8 +35,8 @@ def coordinates(height: int, width: int) -> torch.Tensor:
 def encode_text(
     tokenizer: Any, text_encoder: Any, texts: list[str], *, padding: str = "max_length"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Read texts: states (B, TEXT_TOKENS, D), which are text (B, TEXT_TOKENS), and of each a
-    summary (B, D), which stands at its end."""
+    """Encode texts. Return states (B, TEXT_TOKENS, D), their mask (B, TEXT_TOKENS), and a summary
+    of each text (B, D), the state of its last token."""
     tokens = tokenizer(
         texts, padding=padding, truncation=True, max_length=TEXT_TOKENS, return_tensors="pt"
     ).to(text_encoder.device)
@@ -46,9 +46,9 @@ def encode_text(
 
 
 class PocketPipeline(DiffusionPipeline):  # type: ignore[misc]
-    """What the image and the video model have in common.
+    """Base of the image and the video pipeline.
 
-    Components are diffusers' and transformers' own classes, read by ``from_pretrained``.
+    Components are classes of diffusers and transformers, loaded by ``from_pretrained``.
     """
 
     model_cpu_offload_seq = "text_encoder->unet->vae"
@@ -75,7 +75,7 @@ class PocketPipeline(DiffusionPipeline):  # type: ignore[misc]
         return (latents - self._shift) * self._scale
 
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        """Pixels (B, 3, H, W), about from -1 to 1."""
+        """Return pixels (B, 3, H, W), about from -1 to 1."""
         pixels: torch.Tensor = self.vae.decode(
             latents / self._scale + self._shift, return_dict=False
         )[0]
@@ -90,7 +90,7 @@ class PocketPipeline(DiffusionPipeline):  # type: ignore[misc]
         return float(self.vae.config.scaling_factor)
 
     def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Height and width, or the model's own. Raise ``ValueError`` for what it cannot draw."""
+        """Return height and width, by default native. Raise ``ValueError`` if not supported."""
         side = int(self.unet.config.sample_size) * self.vae_scale_factor
         height, width = height or side, width or side
         if height % self.vae_scale_factor or width % self.vae_scale_factor:
@@ -100,12 +100,12 @@ class PocketPipeline(DiffusionPipeline):  # type: ignore[misc]
     def _encode_prompt(
         self, prompt: str, negative_prompt: str, guidance_scale: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The prompt, behind what it is guided away from; ``guidance_scale`` 1 guides nowhere."""
+        """Encode the negative prompt and the prompt; only the prompt without guidance, at 1."""
         texts = [prompt] if guidance_scale == 1.0 else [negative_prompt, prompt]
         return encode_text(self.tokenizer, self.text_encoder, texts)
 
     def _noise(self, height: int, width: int, generator: torch.Generator | None) -> torch.Tensor:
-        """(1, C, h, w), for all that the denoiser makes at once."""
+        """Return noise (1, C, h, w) for all output channels of the denoiser."""
         factor = self.vae_scale_factor
         noise: torch.Tensor = randn_tensor(
             (1, int(self.unet.config.out_channels), height // factor, width // factor),
@@ -123,7 +123,7 @@ class PocketPipeline(DiffusionPipeline):  # type: ignore[misc]
         timesteps: torch.Tensor,
         guidance_scale: float,
     ) -> torch.Tensor:
-        """Take the noise out of latents, beside which the denoiser sees the sources."""
+        """Denoise latents, conditioned on the sources and the text."""
         states, mask, summary = text
         position = coordinates(*latents.shape[2:]).to(latents)
         conditions = torch.cat([*sources, position], 1)
@@ -163,11 +163,11 @@ class PocketImagePipeline(PocketPipeline):
         generator: torch.Generator | None = None,
         output_type: str = "pil",
     ) -> ImagePipelineOutput:
-        """Draw, or do to ``image`` (at most two) what the prompt says.
+        """Generate an image, or edit ``image`` (at most two) as the prompt describes.
 
-        With a ``strength`` below 1 the first image is instead drawn over: noise is added to it and
-        the prompt says what it is to become. ``guidance_scale`` 1 looks at the prompt once a step,
-        any other twice. Raise ``ValueError`` for a size that is no multiple of the scale factor.
+        With a ``strength`` below 1, noise is added to the first image instead, and the prompt
+        describes the result. ``guidance_scale`` 1 takes one forward per step, any other two. Raise
+        ``ValueError`` if the size is not a multiple of the scale factor.
         """
         height, width = self._size(height, width)
         images = [] if image is None else image if isinstance(image, list) else [image]

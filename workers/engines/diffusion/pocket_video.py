@@ -1,8 +1,8 @@
-"""The pocket video model as one diffusers pipeline: from words, or from words and a first frame.
+"""The pocket video model as one diffusers pipeline: from text, or from text and a first frame.
 
-The frames of a clip lie side by side on the denoiser's channels, behind them the latents of the
-first frame, if it is given, and two coordinates. It predicts the clean latents (x-prediction). A
-longer video is made clip by clip, each from the last frame of the one before.
+The denoiser's channels are the frames of a clip, the latents of the first frame, if given, and two
+coordinates. It predicts the clean latents (x-prediction). A longer video is generated clip by clip,
+each from the last frame of the one before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workers.engines.diffusion.pocket_image import PocketPipeline
 
 
 class VideoOutput(BaseOutput):  # type: ignore[misc]
-    """``frames``: of one video, (1, T, H, W, 3) from 0 to 1, or (1, T, 3, H, W) as a tensor."""
+    """``frames`` of one video: (1, T, H, W, 3) from 0 to 1, or (1, T, 3, H, W) as a tensor."""
 
     frames: np.ndarray | torch.Tensor
 
@@ -24,7 +24,7 @@ class VideoOutput(BaseOutput):  # type: ignore[misc]
 class PocketVideoPipeline(PocketPipeline):
     @property
     def clip_frames(self) -> int:
-        """Frames that are made at once."""
+        """Frames in a clip, which are generated together."""
         return int(self.unet.config.out_channels) // int(self.vae.config.latent_channels)
 
     @torch.no_grad()
@@ -41,16 +41,16 @@ class PocketVideoPipeline(PocketPipeline):
         generator: torch.Generator | None = None,
         output_type: str = "np",
     ) -> VideoOutput:
-        """Make a video of ``num_frames``, of which ``image`` is the first.
+        """Generate a video of ``num_frames``, the first of which is ``image``, if given.
 
-        ``guidance_scale`` 1 looks at the prompt once a step, any other twice. ``output_type`` is
-        ``np`` or ``pt``. Raise ``ValueError`` for a size that is no multiple of the scale factor.
+        ``guidance_scale`` 1 takes one forward per step, any other two. ``output_type`` is ``np`` or
+        ``pt``. Raise ``ValueError`` if the size is not a multiple of the scale factor.
         """
         height, width = self._size(height, width)
         text = self._encode_prompt(prompt, negative_prompt, guidance_scale)
         first = None if image is None else self.encode_image(image, height, width)
         frame_count = num_frames or self.clip_frames
-        # A clip that goes on from another shares a frame with it.
+        # A clip that continues another shares a frame with it.
         clips = 1 + max(0, -(-(frame_count - self.clip_frames) // (self.clip_frames - 1)))
         self._num_timesteps = clips * num_inference_steps
         frames: list[torch.Tensor] = []
@@ -73,7 +73,7 @@ class PocketVideoPipeline(PocketPipeline):
         text: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         guidance_scale: float,
     ) -> torch.Tensor:
-        """Denoise one clip: (frames, channels, height, width)."""
+        """Denoise one clip. Return (frames, channels, height, width)."""
         frames = noise.view(self.clip_frames, -1, *noise.shape[2:])
         condition = torch.zeros_like(frames[:1]) if first is None else first
         latents = self._denoise(noise, [condition], text, self.scheduler.timesteps, guidance_scale)

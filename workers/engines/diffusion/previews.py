@@ -1,7 +1,6 @@
-"""What a model takes the finished picture to be while it is still on its way; of a video, a frame.
+"""Previews: decodes intermediate latents to an image or, for a video, to one frame.
 
-Latents are taken as the pipeline's scheduler sees them, and are decoded at the same place as all
-others are.
+Latents have the scheduler's layout, and are decoded at the same batch point as final ones.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 
 
 def decode_image(pipeline: Any, latents: torch.Tensor, height: int, width: int) -> np.ndarray:
-    """Decode the latents of a picture: ``(H, W, 3)`` from 0 to 1."""
+    """Decode the latents of an image: ``(H, W, 3)`` from 0 to 1."""
     if hasattr(pipeline, "_unpack_latents"):
         latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)
     return _decode(pipeline.vae, latents)
@@ -22,10 +21,9 @@ def decode_image(pipeline: Any, latents: torch.Tensor, height: int, width: int) 
 def decode_middle_frame(
     pipeline: Any, latents: torch.Tensor, height: int, width: int
 ) -> np.ndarray:
-    """Decode the middle one of a video's latent frames alone: ``(H, W, 3)`` from 0 to 1.
+    """Decode only the middle latent frame of a video: ``(H, W, 3)`` from 0 to 1.
 
-    Latents are ``(1, C, T, h, w)``, or tokens of these, or of our own model's clip
-    ``(1, T * C, h, w)``.
+    Latents are ``(1, C, T, h, w)``, or tokens of these, or ``(1, T * C, h, w)`` of our own model.
     """
     vae = pipeline.vae
     if latents.ndim == 3:
@@ -58,7 +56,7 @@ def _decode(vae: Any, latents: torch.Tensor) -> np.ndarray:
 
 
 def _unscale(vae: Any, latents: torch.Tensor) -> torch.Tensor:
-    """Latents as the autoencoder has them, whose mean and spread is taken off for the denoiser."""
+    """Undo the normalisation of latents for the denoiser: restore mean and deviation."""
     config, buffers = vae.config, dict(vae.named_buffers())
     scale = getattr(config, "scaling_factor", None) or 1.0
     mean, spread = (

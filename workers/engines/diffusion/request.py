@@ -1,7 +1,7 @@
-"""One request for pictures or a video in the engine: what is drawn for it, and what came of it.
+"""State of one request for images or a video: its generations, and the output so far.
 
-A request for ``n`` pictures is ``n`` drawings, each with a seed of its own, which share steps with
-each other as with those of others. A drawing that fails costs its request only that picture.
+A request for ``n`` images has ``n`` generations, each with its own seed; they are batched like
+those of other requests. If one fails, the request lacks only that image.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREVIEW_TYPE: Final = "image/png"
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One picture or video on its way."""
+    """One image or video being generated."""
 
     index: int
     seed: int
@@ -41,10 +41,10 @@ class Generation:
     steps: int = 0
     done: int = 0
     previews: list[Pixels] = field(default_factory=list)
-    """Taken on the way and not yet shown."""
+    """Previews not yet reported."""
     previews_taken: int = 0
     pixels: Pixels | None = None
-    """What was drawn, until a file is made of it."""
+    """The result, until it is encoded."""
     media: list[tuple[Medium, File]] = field(default_factory=list)
     error: Failed | None = None
 
@@ -79,7 +79,7 @@ class Request:
         return all(one.ended for one in self.generations)
 
     def progress(self) -> Progress | None:
-        """What is new to be told of the way, if anything is."""
+        """Return the progress if it has changed since the last report."""
         done = self.done
         if done == self.reported or not done:
             return None
@@ -90,7 +90,7 @@ class Request:
 
 
 class GenerationError(Exception):
-    """Nothing could be made; the message is for the client."""
+    """A generation without a result. The message is a sentence for the client."""
 
 
 def make_pipeline_call(
@@ -100,9 +100,9 @@ def make_pipeline_call(
     guidance: float | None,
     upscaler: Upscaler | None = None,
 ) -> Callable[[], Pixels]:
-    """What the drawing's run executes: the pipeline, called as its family is.
+    """Return the function that a generation's run executes: a call of the pipeline.
 
-    It returns a picture ``(H, W, 3)`` or the frames of a video ``(T, H, W, 3)``.
+    It returns an image ``(H, W, 3)`` or the frames of a video ``(T, H, W, 3)``.
     """
     input, family = request.input, request.family
     arguments: dict[str, Any] = {
@@ -139,7 +139,7 @@ def make_pipeline_call(
         result = pipeline(**arguments)
         flagged = getattr(result, "nsfw_content_detected", None)
         if flagged and flagged[0]:
-            raise GenerationError("The model's safety checker holds it back.")
+            raise GenerationError("The result was blocked by the model's safety checker.")
         if family.frames:
             frames = to_pixels(np.asarray(result.frames[0]))[: request.frames]
             return np.stack([_upscale(frame, upscaler, input.scale) for frame in frames])
@@ -158,12 +158,12 @@ def _keep_outside(pixels: Pixels, request: Request) -> Pixels:
 def _observe_steps(
     pipeline: Any, generation: Generation, request: Request, blend: masks.Blend | None
 ) -> None:
-    """Count a drawing's steps at its own scheduler, keep to its mask, and look at it on the way."""
+    """Wrap the scheduler's step to count steps, apply the mask and take previews."""
     scheduler, previews_max = pipeline.scheduler, request.input.previews
     step = scheduler.step
     generation.steps = generation.done = 0
 
-    @functools.wraps(step)  # pipelines ask for the parameters of a scheduler's step
+    @functools.wraps(step)  # pipelines inspect the signature
     def observed_step(
         output: torch.Tensor, timestep: Any, noisy: torch.Tensor, *rest: Any, **more: Any
     ) -> Any:
@@ -186,7 +186,7 @@ def _observe_steps(
 
 
 def _decode_preview(pipeline: Any, latents: torch.Tensor, request: Request) -> Pixels:
-    """Decode latents on the way: ``(H, W, 3)``, of a video a frame made small."""
+    """Decode intermediate latents: ``(H, W, 3)``; for a video, a thumbnail of one frame."""
     height, width = request.height, request.width
     if request.family.frames:
         frame = previews.decode_middle_frame(pipeline, latents, height, width)
@@ -203,15 +203,15 @@ def _upscale(pixels: Pixels, upscaler: Upscaler | None, scale: int | None) -> Pi
 
 
 def to_pixels(array: Any) -> Pixels:
-    """From 0 to 1, as pipelines return them, to bytes. Raise ``GenerationError`` for no numbers."""
+    """Convert values from 0 to 1 to bytes. Raise ``GenerationError`` if any is not finite."""
     if not np.isfinite(array).all():
-        raise GenerationError("The picture came out as something that is no number.")
+        raise GenerationError("The model produced non-finite values.")
     pixels: Pixels = (np.clip(array, 0.0, 1.0) * 255).round().astype(np.uint8)
     return pixels
 
 
 def crop_to_fit(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Cut a picture to the shape of ``width`` and ``height``, from its middle, and resize it."""
+    """Crop an image around its centre to an aspect ratio, and resize it."""
     scale = max(width / image.width, height / image.height)
     cut_w, cut_h = width / scale, height / scale
     left, top = (image.width - cut_w) / 2, (image.height - cut_h) / 2
@@ -229,7 +229,7 @@ def image_file(pixels: Pixels, input: ImageInput, origin: encode.Origin) -> tupl
 def video_files(
     frames: Pixels, fps: int, input: VideoInput, origin: encode.Origin
 ) -> list[tuple[Medium, File]]:
-    """A video with its thumbnail and spritesheet."""
+    """Encode a video, its thumbnail and its spritesheet."""
     count, height, width, _ = frames.shape
     duration_ms = round(count * 1000 / fps)
     data = encode.video(frames, Fraction(fps), input.format, origin=origin)

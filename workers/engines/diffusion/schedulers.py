@@ -1,4 +1,4 @@
-"""The schedulers that an entry may name and, where it lists them, a client may choose."""
+"""The schedulers that a catalog entry can name and, if it lists them, a client can choose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FLOW: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         {"prediction_type": "flow_prediction", "use_flow_sigmas": True},
     ),
 }
-"""Of rectified flow, which knows no noise levels but a time from 0 to 1."""
+"""Schedulers for rectified flow, which has a time from 0 to 1 instead of noise levels."""
 
 
 def is_flow(scheduler: Any) -> bool:
@@ -38,9 +38,9 @@ def is_flow(scheduler: Any) -> bool:
 
 
 def choose(scheduler: Any, name: str | None) -> Any:
-    """Make a fresh scheduler of a pipeline's own, or one by name with the same noise levels.
+    """Create a scheduler of the pipeline's class, or one by name with the same noise levels.
 
-    Raise ``ValueError`` that lists what there is.
+    Raise ``ValueError`` if the name is unknown.
     """
     config = scheduler.config
     if name is None:
@@ -48,28 +48,28 @@ def choose(scheduler: Any, name: str | None) -> Any:
     flow = is_flow(scheduler)
     schedulers = _FLOW if flow else _NOISE
     if name not in schedulers:
-        raise ValueError(f"scheduler is {name!r}; this model has {', '.join(schedulers)}")
-    kind, settings = schedulers[name]
+        raise ValueError(f"scheduler is {name!r}; this model supports {', '.join(schedulers)}")
+    class_name, settings = schedulers[name]
     settings = dict(settings)
     if flow and name != "euler" and config.get("flow_shift") is None:
         settings["flow_shift"] = config.get("shift", 1.0)
-    return getattr(diffusers, kind).from_config(config, **settings)
+    return getattr(diffusers, class_name).from_config(config, **settings)
 
 
 def predict_clean(
     scheduler: Any, output: torch.Tensor, noisy: torch.Tensor, timestep: Any
 ) -> torch.Tensor:
-    """What a step of the denoiser takes the clean latents to be, to show them on the way."""
+    """Compute the clean latents that a denoiser's output predicts, for previews."""
     if is_flow(scheduler):
         time = float(timestep) / float(scheduler.config.num_train_timesteps)
         return noisy - time * output
     alpha: torch.Tensor = scheduler.alphas_cumprod.to(noisy.device)[int(timestep)]
-    kind = scheduler.config.prediction_type
+    prediction_type = scheduler.config.prediction_type
     if type(scheduler).__name__.startswith("Euler"):
         sigma = ((1 - alpha) / alpha) ** 0.5
         noisy = noisy / (sigma**2 + 1) ** 0.5
-    if kind == "sample":
+    if prediction_type == "sample":
         return output
-    if kind == "v_prediction":
+    if prediction_type == "v_prediction":
         return alpha.sqrt() * noisy - (1 - alpha).sqrt() * output
     return (noisy - (1 - alpha).sqrt() * output) / alpha.sqrt()

@@ -1,6 +1,6 @@
-"""Draws finished pictures larger with an upscaling network, tile by tile, within runs.
+"""Upscales generated images with an upscaling network, tile by tile, within pipeline runs.
 
-Each tile is a call of its own at the rendezvous, so that steps stay short and requests share them.
+Each tile is a separate call at a batch point, so that steps stay short and requests share them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Upscaler:
         return torch.from_numpy(self._network.upscale(tiles.numpy()))
 
     def upscale(self, pixels: Pixels, scale: int) -> Pixels:
-        """``(H, W, 3)`` becomes ``scale`` times as high and wide, at most the network's own."""
+        """Upscale ``(H, W, 3)`` by ``scale``, which is at most the network's factor."""
         height, width = pixels.shape[:2]
         grid = plan(height, width, tile=self._network.tile, overlap=_OVERLAP)
         canvas = Canvas(pixels, grid, self.scale)
