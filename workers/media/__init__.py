@@ -1,1 +1,1 @@
-"""Pictures and clips between bytes and pixels: what clients send, and what they get back."""
+"""Decodes media from clients, and encodes media for them."""

@@ -1,9 +1,8 @@
-"""Sound as files that clients get: whole, or byte by byte while it is made.
+"""Encodes audio for clients: as a complete file, or as a stream while it is generated.
 
-A whole file has an exact length and says what made it (``Origin``), where its format has a place
-for that: ADTS and bare samples have none. A stream has the same form but for what is known only at
-the end; the same samples added in the same pieces give the same bytes, on which it rests that a
-stream can go on where it broke off.
+A complete file has an exact length and names its ``Origin``, if its format has metadata: ADTS and
+raw samples have none. A stream has the same format without what is known only at the end. The same
+samples added in the same chunks give the same bytes; a stream can be resumed because of that.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from workers.media.encode import Origin
 from workers.media.pixels import Audio
 
 Samples = npt.NDArray[np.float32]
-"""``(channels, N)`` or, of one channel, ``(N,)``, from -1 to 1."""
+"""``(channels, N)`` or, for one channel, ``(N,)``, from -1 to 1."""
 
 AUDIO_TYPES: Final[dict[AudioFormat, str]] = {
     "wav": "audio/wav",
@@ -53,38 +52,40 @@ _RATES: Final[dict[AudioFormat, tuple[int, ...]]] = {
     "ulaw": (8_000,),
     "alaw": (8_000,),
 }
-"""What a codec knows; the others take any rate."""
+"""Sample rates of each codec; other formats accept any rate."""
 _BITS: Final[dict[AudioFormat, float]] = {"mp3": 4.0, "opus": 2.0, "aac": 4.0}
-"""Of each sample, where it is compressed with loss: speech and music in good quality."""
+"""Bits per sample of lossy formats, for good quality of speech and music."""
 _BITRATES: Final[dict[AudioFormat, tuple[int, int]]] = {
-    "mp3": (32_000, 64_000),  # of MPEG 2.5, the slowest rates, at most 64 in all
+    "mp3": (32_000, 64_000),  # MPEG 2.5, for the lowest sample rates, allows 64 kbit/s in all
     "opus": (24_000, 64_000),
     "aac": (32_000, 96_000),
 }
-"""Least and most for each channel."""
+"""Minimum and maximum bit rate per channel."""
 _MP3_BITRATES: Final = (
     (24_000, (32_000, 320_000)),
     (12_000, (8_000, 160_000)),
     (0, (8_000, 64_000)),
 )
-"""Least and most of each version of MPEG, known by the rate that it begins above."""
-_BARE: Final[tuple[AudioFormat, ...]] = ("aac", "pcm", "ulaw", "alaw")
-"""Without a place for what made them."""
+"""Minimum and maximum bit rate of each MPEG version, with the sample rate that it exceeds."""
+_WITHOUT_METADATA: Final[tuple[AudioFormat, ...]] = ("aac", "pcm", "ulaw", "alaw")
+"""Formats without metadata."""
 _PAGE_US: Final = 200_000
-"""Of an Ogg stream: what a listener waits for, at most."""
+"""Maximum duration of an Ogg page, and so the delay of a stream."""
 _STREAM_OPTIONS: Final[dict[AudioFormat, dict[str, str]]] = {
-    # No table of contents, which is written last and in front.
+    # No seek table: it would be written at the end, to the start of the file.
     "mp3": {"write_xing": "0"},
     "opus": {"page_duration": str(_PAGE_US)},
 }
 
 
 def encoded_rate(format: AudioFormat, rate: int) -> int:
-    """The rate in Hz at which a format holds sound of some rate: the same, or the next above it
-    that the codec knows, or its highest."""
+    """Return the sample rate in Hz at which a format stores audio of ``rate``.
+
+    The same if the codec supports it, otherwise the next higher or its highest.
+    """
     rate = min(max(rate, RATE_MIN), RATE_MAX)
-    known = _RATES.get(format, (rate,))
-    return next((one for one in known if one >= rate), known[-1])
+    supported = _RATES.get(format, (rate,))
+    return next((one for one in supported if one >= rate), supported[-1])
 
 
 def encode_audio(
@@ -95,7 +96,7 @@ def encode_audio(
     bitrate: int | None = None,
     origin: Origin | None = None,
 ) -> bytes:
-    """Encode one or two channels at the nearest rate to ``rate`` that the format has."""
+    """Encode one or two channels at ``encoded_rate`` of ``rate``."""
     out = io.BytesIO()
     encoder = _Encoder(out, format, len(audio.samples), audio.rate, rate, bitrate, origin)
     encoder.add(audio.samples)
@@ -104,7 +105,7 @@ def encode_audio(
 
 
 class AudioWriter:
-    """Encodes sound as it comes. Each call returns what bytes became available, perhaps none."""
+    """Encodes audio incrementally. Each call returns the bytes that became available, if any."""
 
     def __init__(
         self,
@@ -119,21 +120,21 @@ class AudioWriter:
         self._out = _Pipe()
         self._encoder = _Encoder(self._out, format, channels, source_rate, rate, bitrate, origin)
         self._source_rate = source_rate
-        self._heard = 0
+        self._samples = 0
 
     @property
     def rate(self) -> int:
-        """Of what is written, in Hz."""
+        """Sample rate of the output, in Hz."""
         return self._encoder.rate
 
     @property
     def duration_ms(self) -> int:
-        """Of what was added so far."""
-        return round(self._heard * 1000 / self._source_rate)
+        """Duration of the audio added so far."""
+        return round(self._samples * 1000 / self._source_rate)
 
     def add(self, samples: Samples) -> bytes:
         samples = np.atleast_2d(samples)
-        self._heard += samples.shape[1]
+        self._samples += samples.shape[1]
         self._encoder.add(samples)
         return self._out.take()
 
@@ -143,29 +144,29 @@ class AudioWriter:
         return self._out.take()
 
 
-def _bitrate(format: AudioFormat, channels: int, rate: int, asked: int | None) -> int:
-    """In bits a second: what was asked for, as far as the codec goes."""
-    if asked is None:
+def _bitrate(format: AudioFormat, channels: int, rate: int, requested: int | None) -> int:
+    """Return the bit rate per second: the requested one, within the codec's limits."""
+    if requested is None:
         least, most = _BITRATES[format]
         return int(channels * min(max(rate * _BITS[format], least), most))
     if format == "mp3":
         least, most = next(bounds for above, bounds in _MP3_BITRATES if rate > above)
-        return min(max(asked, least), most)
-    return min(max(asked, channels * 6_000), channels * min(256_000, rate * 6))
+        return min(max(requested, least), most)
+    return min(max(requested, channels * 6_000), channels * min(256_000, rate * 6))
 
 
 class _Pipe:
-    """A file that can only be written to, so that a muxer never goes back."""
+    """A write-only file, so that a muxer never seeks."""
 
     def __init__(self) -> None:
-        self._kept = bytearray()
+        self._buffer = bytearray()
 
     def write(self, data: bytes) -> int:
-        self._kept += data
+        self._buffer += data
         return len(data)
 
     def take(self) -> bytes:
-        taken, self._kept = bytes(self._kept), bytearray()
+        taken, self._buffer = bytes(self._buffer), bytearray()
         return taken
 
 
@@ -181,15 +182,15 @@ class _Encoder:
         origin: Origin | None,
     ) -> None:
         if channels not in (1, 2):
-            raise ValueError(f"there are {channels} channels; 1 or 2 can be encoded")
+            raise ValueError(f"channels is {channels}; it must be 1 or 2")
         muxer, codec = _MUXERS[format]
         self.rate = encoded_rate(format, rate or source_rate)
         streamed = isinstance(out, _Pipe)
-        options = {"fflags": "+bitexact"}  # no clock and no chance in the header
+        options = {"fflags": "+bitexact"}  # no timestamp or random id in the header
         if streamed:
             options |= {"flush_packets": "1", **_STREAM_OPTIONS.get(format, {})}
         self._container = av.open(out, "w", format=muxer, options=options)
-        if origin is not None and format not in _BARE:
+        if origin is not None and format not in _WITHOUT_METADATA:
             self._container.metadata["comment"] = json.dumps(origin.fields())
         stream = self._container.add_stream(codec, rate=self.rate)
         assert isinstance(stream, AudioStream)
@@ -200,7 +201,7 @@ class _Encoder:
         if format in _BITS:
             stream.bit_rate = _bitrate(format, channels, self.rate, bitrate)
         if format == "mp3" and streamed:
-            stream.options = {"reservoir": "0"}  # each frame can be heard by itself
+            stream.options = {"reservoir": "0"}  # each frame can be decoded independently
         self._source_rate = source_rate
         self._resampler = AudioResampler(stream.codec_context.format.name, self._layout, self.rate)
         self._added = 0

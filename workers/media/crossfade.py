@@ -1,6 +1,6 @@
-"""Pieces of sound one behind the other without a click, and faster or slower at the same pitch.
+"""Joins audio segments without clicks, and changes their speed at the same pitch.
 
-Both work on mono sound that passes by, and give the same samples however it is cut into pieces.
+Both process mono audio incrementally; their output does not depend on how the input is chunked.
 """
 
 from __future__ import annotations
@@ -19,76 +19,82 @@ Mono = npt.NDArray[np.float32]
 """``(N,)``."""
 
 _FADE_S: Final = 0.004
-"""Too short to be heard as a fade, too long to be heard as a click."""
-_TEMPO_MIN, _TEMPO_MAX = 0.5, 2.0
-"""Between which one filter of libavfilter keeps every sample."""
+"""Short enough to be inaudible as a fade, long enough to avoid a click."""
+_FILTER_MIN, _FILTER_MAX = 0.5, 2.0
+"""Range of speeds in which a single filter of libavfilter skips no samples."""
 
 
 class Crossfader:
-    """Fades every piece in and out, with a pause between two; without one they fade over.
+    """Fades each segment in and out, with a pause between two; without a pause they are crossfaded.
 
-    ``add`` continues the piece that has begun and ``cut`` ends it.
+    ``add`` continues the current segment and ``end_segment`` ends it.
     """
 
     def __init__(self, rate: int, *, pause_ms: int = 0) -> None:
         self._fade = max(1, round(rate * _FADE_S))
         self._rise: Mono = ((np.arange(self._fade) + 0.5) / self._fade).astype(np.float32)
         self._pause = np.zeros(rate * pause_ms // 1000, np.float32)
-        self._begun = 0
-        """Samples of the piece that have faded in already, up to the length of a fade."""
-        self._held = np.zeros(0, np.float32)
-        """The end of the piece so far, which may have to fade out."""
+        self._faded_in = 0
+        """Samples of the segment that have been faded in, up to the length of a fade."""
+        self._end = np.zeros(0, np.float32)
+        """The last samples so far, held back because they fade out if the segment ends here."""
         self._tail: Mono | None = None
-        """The faded end of the piece before, to be mixed with the start of the next."""
+        """The faded end of the previous segment, to be mixed with the start of the next."""
         self._pausing = False
 
     def add(self, samples: Mono) -> Mono:
-        """What can be heard by now."""
+        """Add samples. Return the output that is final."""
         if not len(samples):
             return samples
-        rising = self._rise[self._begun :][: len(samples)]
+        rising = self._rise[self._faded_in :][: len(samples)]
         samples = samples.astype(np.float32, copy=True)
         samples[: len(rising)] *= rising
         if self._tail is not None:
-            tail = self._tail[self._begun :][: len(samples)]
+            tail = self._tail[self._faded_in :][: len(samples)]
             samples[: len(tail)] += tail
-        lead = self._pause if self._pausing else self._pause[:0]
+        pause = self._pause if self._pausing else self._pause[:0]
         self._pausing = False
-        self._begun = min(self._begun + len(samples), self._fade)
-        whole = np.concatenate((self._held, samples))
+        self._faded_in = min(self._faded_in + len(samples), self._fade)
+        whole = np.concatenate((self._end, samples))
         keep = min(self._fade, len(whole))
-        self._held = whole[len(whole) - keep :]
-        return np.concatenate((lead, whole[: len(whole) - keep]))
+        self._end = whole[len(whole) - keep :]
+        return np.concatenate((pause, whole[: len(whole) - keep]))
 
     def end_segment(self) -> Mono:
-        """End a piece; nothing happens if none has begun."""
-        if not self._begun:
-            return self._held
-        falling = self._rise[::-1][self._fade - len(self._held) :]
-        faded = (self._held * falling).astype(np.float32)
-        self._held, self._begun = self._held[:0], 0
+        """End the current segment, if there is one. Return the output that is final."""
+        if not self._faded_in:
+            return self._end
+        falling = self._rise[::-1][self._fade - len(self._end) :]
+        faded = (self._end * falling).astype(np.float32)
+        self._end, self._faded_in = self._end[:0], 0
         if len(self._pause):
             self._pausing, self._tail = True, None
             return faded
-        left = self._tail
+        previous = self._tail
         self._tail = faded
-        # A piece shorter than a fade leaves something of the one before it.
-        return left[len(faded) :] if left is not None and len(left) > len(faded) else faded[:0]
+        # A segment shorter than a fade leaves a rest of the previous tail.
+        return (
+            previous[len(faded) :]
+            if previous is not None and len(previous) > len(faded)
+            else faded[:0]
+        )
 
     def finish(self) -> Mono:
-        """End the last piece and return what is left of it."""
+        """End the last segment. Return the remaining output."""
         ended = self.end_segment()
         tail, self._tail = self._tail, None
         return ended if tail is None else np.concatenate((ended, tail))
 
 
 class TimeStretcher:
-    """Speaks ``speed`` times as fast at the same pitch, by overlapping what resembles itself."""
+    """Changes the speed by a factor at the same pitch, by overlap-add of similar waveforms."""
 
     def __init__(self, rate: int, speed: float) -> None:
-        """Raise ``ValueError`` for a speed outside ``SPEED_MIN`` to ``SPEED_MAX``."""
+        """Raise ``ValueError`` if the speed is outside ``SPEED_MIN`` to ``SPEED_MAX``."""
         if not SPEED_MIN <= speed <= SPEED_MAX:
-            raise ValueError(f"speed is {speed:g}; accepted are {SPEED_MIN:g} to {SPEED_MAX:g}")
+            raise ValueError(
+                f"speed is {speed:g}; it must be between {SPEED_MIN:g} and {SPEED_MAX:g}"
+            )
         self._rate = rate
         self._added = 0
         self._graph: av.filter.Graph | None = None if speed == 1 else _graph(rate, speed)
@@ -105,31 +111,31 @@ class TimeStretcher:
         return self._pull(self._graph)
 
     def finish(self) -> Mono:
-        """What is left."""
+        """Return the remaining output."""
         if self._graph is None or not self._added:
             return np.zeros(0, np.float32)
         self._graph.push(None)
         return self._pull(self._graph)
 
     def _pull(self, graph: av.filter.Graph) -> Mono:
-        found = [np.zeros(0, np.float32)]
+        blocks = [np.zeros(0, np.float32)]
         while True:
             try:
                 pulled = graph.pull()
             except (av.BlockingIOError, av.EOFError):
-                return np.concatenate(found)
+                return np.concatenate(blocks)
             assert isinstance(pulled, av.AudioFrame)
-            found.append(np.asarray(pulled.to_ndarray(), np.float32)[0])
+            blocks.append(np.asarray(pulled.to_ndarray(), np.float32)[0])
 
 
 def _graph(rate: int, speed: float) -> av.filter.Graph:
     graph = av.filter.Graph()
-    places = [graph.add_abuffer(sample_rate=rate, format="fltp", layout="mono")]
-    while not _TEMPO_MIN <= speed <= _TEMPO_MAX:
-        part = _TEMPO_MIN if speed < 1 else _TEMPO_MAX
-        places.append(graph.add("atempo", f"{part}"))
-        speed /= part
-    places.append(graph.add("atempo", f"{speed:.6f}"))
-    places.append(graph.add("abuffersink"))
-    graph.link_nodes(*places).configure()
+    nodes = [graph.add_abuffer(sample_rate=rate, format="fltp", layout="mono")]
+    while not _FILTER_MIN <= speed <= _FILTER_MAX:
+        factor = _FILTER_MIN if speed < 1 else _FILTER_MAX
+        nodes.append(graph.add("atempo", f"{factor}"))
+        speed /= factor
+    nodes.append(graph.add("atempo", f"{speed:.6f}"))
+    nodes.append(graph.add("abuffersink"))
+    graph.link_nodes(*nodes).configure()
     return graph

@@ -1,7 +1,7 @@
-"""Pixels as files that clients get: pictures, clips, and small views of clips.
+"""Encodes images and videos for clients, and thumbnails and spritesheets of videos.
 
-Every file says in its own metadata what made it (``Origin``), in the fields where common tools
-look: PNG text, EXIF, XMP with the IPTC's digital source type, the comment of an MP4.
+Every file names its ``Origin`` in metadata that common tools read: PNG text, EXIF, XMP with the
+IPTC's digital source type, the comment of an MP4.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ CONTENT_TYPES: Final = {
     "webp": "image/webp",
     "mp4": "video/mp4",
 }
-"""By format; a clip as WebP is an ``image/webp`` too."""
+"""Content types by format; an animated WebP is an ``image/webp`` too."""
 SHEET_FRAMES: Final = 16
 _SHEET_COLUMNS: Final = 4
 _DESCRIPTION, _SOFTWARE = 0x010E, 0x0131
 _NAMESPACE: Final = "urn:x-tollgate:1.0:"
 _SOURCE_TYPES: Final = "http://cv.iptc.org/newscodes/digitalsourcetype/"
 _FRAME_SAMPLES: Final = 1024
-"""Of AAC, in each channel."""
+"""Samples per channel in a frame of AAC."""
 _AUDIO_BITRATE: Final = 128_000
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What made a file. ``source`` is a term of the IPTC's digital source types."""
+    """How a file was made. ``source`` is one of the IPTC's digital source types."""
 
     model: str
     request_id: str
@@ -58,11 +58,11 @@ class Origin:
     )
 
     def fields(self) -> dict[str, str]:
-        found = {"software": SOFTWARE, "model": self.model, "request_id": self.request_id}
-        return found if self.seed is None else {**found, "seed": str(self.seed)}
+        fields = {"software": SOFTWARE, "model": self.model, "request_id": self.request_id}
+        return fields if self.seed is None else {**fields, "seed": str(self.seed)}
 
     def xmp(self) -> bytes:
-        """A packet of Adobe's XMP."""
+        """Return an XMP packet."""
         own = "".join(
             f" tollgate:{name}={quoteattr(value)}"
             for name, value in self.fields().items()
@@ -89,21 +89,21 @@ class Origin:
 def image(
     pixels: Pixels, format: ImageFormat, *, quality: int = 90, origin: Origin | None = None
 ) -> bytes:
-    """Encode ``(H, W, 3 | 4)``. ``quality`` is of JPEG and WebP, 1 to 100; JPEG has no alpha."""
-    drawn = Image.fromarray(pixels)
+    """Encode ``(H, W, 3 | 4)``. ``quality`` of JPEG and WebP is 1 to 100; JPEG drops alpha."""
+    pil_image = Image.fromarray(pixels)
     out = io.BytesIO()
-    said = {} if origin is None else {"exif": origin.exif(), "xmp": origin.xmp()}
+    metadata = {} if origin is None else {"exif": origin.exif(), "xmp": origin.xmp()}
     if format == "png":
-        drawn.save(out, "PNG", compress_level=4, pnginfo=_text(origin))
+        pil_image.save(out, "PNG", compress_level=4, pnginfo=_png_text(origin))
     elif format == "jpeg":
-        # Chroma at half the resolution would smear edges that were just made sharp.
-        drawn.convert("RGB").save(out, "JPEG", quality=quality, subsampling="4:4:4", **said)
+        # Subsampled chroma would blur edges that were just upscaled.
+        pil_image.convert("RGB").save(out, "JPEG", quality=quality, subsampling="4:4:4", **metadata)
     else:
-        drawn.save(out, "WEBP", quality=quality, method=4, **said)
+        pil_image.save(out, "WEBP", quality=quality, method=4, **metadata)
     return out.getvalue()
 
 
-def _text(origin: Origin | None) -> PngImagePlugin.PngInfo | None:
+def _png_text(origin: Origin | None) -> PngImagePlugin.PngInfo | None:
     if origin is None:
         return None
     text = PngImagePlugin.PngInfo()
@@ -113,7 +113,7 @@ def _text(origin: Origin | None) -> PngImagePlugin.PngInfo | None:
     return text
 
 
-# --- Clips ---------------------------------------------------------------------------------------
+# --- Videos --------------------------------------------------------------------------------------
 
 
 def video(
@@ -133,11 +133,12 @@ def video(
 
 
 class VideoWriter:
-    """Encodes a clip frame by frame, so that it never lies in memory uncompressed.
+    """Encodes a video frame by frame, so that it is never in memory uncompressed.
 
-    MP4 is H.264 in 4:2:0 with its index in front and sound as AAC; an odd side gains one row or
-    column, a repeated edge. Animated WebP has neither limit nor sound, and keeps its frames until
-    it is finished. ``quality`` is 1 to 100. A context: what it wrote goes when it is left.
+    MP4 is H.264 in 4:2:0 with its index at the start and AAC audio; an odd side is padded by
+    repeating its last row or column. Animated WebP needs no padding and has no audio; it keeps all
+    frames until it is finished. ``quality`` is 1 to 100. A context manager that deletes temporary
+    files.
     """
 
     def __init__(
@@ -169,19 +170,19 @@ class VideoWriter:
         return round(self.frames * 1000 / self._fps)
 
     def add(self, frame: Pixels) -> None:
-        """Append ``(H, W, 3)``; all are of one size."""
+        """Append ``(H, W, 3)``; all frames have the same size."""
         PULSE.beat()
         self._encoder.add(np.ascontiguousarray(frame), self.frames)
         self.frames += 1
 
     def finish(self) -> bytes:
-        """End the clip and return it. Raise ``ValueError`` if it has no frame."""
+        """Return the encoded video. Raise ``ValueError`` if it has no frame."""
         if not self.frames:
             raise ValueError("a video needs at least one frame")
         return self._encoder.finish()
 
     def close(self) -> None:
-        """Drop everything; harmless after ``finish`` and when called again."""
+        """Release everything. Can be called after ``finish``, and repeatedly."""
         self._encoder.close()
 
     def __enter__(self) -> Self:
@@ -197,7 +198,7 @@ class VideoWriter:
 
 
 class _Mp4:
-    """Written to a file, because the index can only be moved to the front of one."""
+    """Writes a temporary file, because moving the index to the start needs one."""
 
     def __init__(
         self, fps: Fraction, quality: int, origin: Origin | None, audio: Audio | None
@@ -212,7 +213,7 @@ class _Mp4:
             self._container.metadata["comment"] = json.dumps(origin.fields())
         self._stream = self._container.add_stream("libx264", rate=fps)
         self._stream.pix_fmt = "yuv420p"
-        # 18 is hardly told from the original and 35 the least that anybody wants to see.
+        # CRF 18 is visually almost lossless, 35 the lowest acceptable quality.
         crf = 35 - (35 - 14) * quality / 100
         self._stream.options = {"crf": f"{crf:.1f}", "preset": "veryfast"}
         self._context = self._stream.codec_context
@@ -221,34 +222,34 @@ class _Mp4:
         self._context.color_range = 1
         self._fps = fps
         self._audio = audio
-        self._sound: AudioStream | None = None
+        self._audio_stream: AudioStream | None = None
         if audio is not None:
-            self._sound = self._container.add_stream("aac", rate=audio.rate)
-            self._sound.layout = "mono" if len(audio.samples) == 1 else "stereo"
-            self._sound.bit_rate = _AUDIO_BITRATE
-        self._heard = 0
+            self._audio_stream = self._container.add_stream("aac", rate=audio.rate)
+            self._audio_stream.layout = "mono" if len(audio.samples) == 1 else "stereo"
+            self._audio_stream.bit_rate = _AUDIO_BITRATE
+        self._audio_samples = 0
 
-    def add(self, frame: Pixels, place: int) -> None:
+    def add(self, frame: Pixels, index: int) -> None:
         height, width = frame.shape[:2]
         if width % 2 or height % 2:
             frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-        if place == 0:
+        if index == 0:
             self.size = self._stream.width, self._stream.height = frame.shape[1], frame.shape[0]
-        drawn = av.VideoFrame.from_ndarray(frame, format="rgb24")
-        planar = drawn.reformat(
+        rgb = av.VideoFrame.from_ndarray(frame, format="rgb24")
+        planar = rgb.reformat(
             format="yuv420p",
             interpolation="LANCZOS",
             dst_colorspace="ITU709",
             dst_color_range="MPEG",
         )
-        planar.pts, planar.time_base = place, 1 / self._fps
+        planar.pts, planar.time_base = index, 1 / self._fps
         self._container.mux(self._stream.encode(planar))
-        self._hear(Fraction(place + 1) / self._fps)
+        self._encode_audio_until(Fraction(index + 1) / self._fps)
 
     def finish(self) -> bytes:
         self._container.mux(self._stream.encode(None))
-        if self._sound is not None:
-            self._container.mux(self._sound.encode(None))
+        if self._audio_stream is not None:
+            self._container.mux(self._audio_stream.encode(None))
         self._container.close()
         return self._path.read_bytes()
 
@@ -256,20 +257,22 @@ class _Mp4:
         self._container.close()
         self._folder.cleanup()
 
-    def _hear(self, until: Fraction) -> None:
-        """Sound up to a time in seconds, so that the two streams lie interleaved."""
-        if self._audio is None or self._sound is None:
+    def _encode_audio_until(self, until: Fraction) -> None:
+        """Encode audio up to a time in seconds, so that both streams are interleaved."""
+        if self._audio is None or self._audio_stream is None:
             return
         samples, rate = self._audio.samples, self._audio.rate
         end = min(round(until * rate), samples.shape[1])
-        while self._heard < end:
-            part = samples[:, self._heard : min(self._heard + _FRAME_SAMPLES, end)]
+        while self._audio_samples < end:
+            part = samples[:, self._audio_samples : min(self._audio_samples + _FRAME_SAMPLES, end)]
             block = np.ascontiguousarray(part.clip(-1, 1), np.float32)
-            frame = av.AudioFrame.from_ndarray(block, format="fltp", layout=self._sound.layout.name)
-            frame.sample_rate, frame.pts = rate, self._heard
+            frame = av.AudioFrame.from_ndarray(
+                block, format="fltp", layout=self._audio_stream.layout.name
+            )
+            frame.sample_rate, frame.pts = rate, self._audio_samples
             frame.time_base = Fraction(1, rate)
-            self._container.mux(self._sound.encode(frame))
-            self._heard += block.shape[1]
+            self._container.mux(self._audio_stream.encode(frame))
+            self._audio_samples += block.shape[1]
 
 
 class _WebP:
@@ -278,39 +281,39 @@ class _WebP:
         self._fps = fps
         self._quality = quality
         self._origin = origin
-        self._kept: list[Image.Image] = []
+        self._frames: list[Image.Image] = []
 
-    def add(self, frame: Pixels, place: int) -> None:
+    def add(self, frame: Pixels, index: int) -> None:
         self.size = frame.shape[1], frame.shape[0]
-        self._kept.append(Image.fromarray(frame.copy()))
+        self._frames.append(Image.fromarray(frame.copy()))
 
     def finish(self) -> bytes:
         origin = self._origin
-        said = {} if origin is None else {"exif": origin.exif(), "xmp": origin.xmp()}
-        ends = [round(place * 1000 / self._fps) for place in range(len(self._kept) + 1)]
+        metadata = {} if origin is None else {"exif": origin.exif(), "xmp": origin.xmp()}
+        ends = [round(index * 1000 / self._fps) for index in range(len(self._frames) + 1)]
         out = io.BytesIO()
-        self._kept[0].save(
+        self._frames[0].save(
             out,
             "WEBP",
             save_all=True,
-            append_images=self._kept[1:],
+            append_images=self._frames[1:],
             duration=[end - start for start, end in itertools.pairwise(ends)],
             loop=0,
             quality=self._quality,
             method=2,
-            **said,
+            **metadata,
         )
         return out.getvalue()
 
     def close(self) -> None:
-        self._kept.clear()
+        self._frames.clear()
 
 
 # --- Small views ---------------------------------------------------------------------------------
 
 
 def thumbnail(pixels: Pixels, *, side: int = 320) -> Pixels:
-    """Scale a picture down until no side is longer than ``side``; a small one stays as it is."""
+    """Scale an image down so that no side exceeds ``side``; a smaller one is unchanged."""
     height, width = pixels.shape[:2]
     longest = max(height, width)
     if longest <= side:
@@ -320,37 +323,37 @@ def thumbnail(pixels: Pixels, *, side: int = 320) -> Pixels:
 
 
 def spritesheet(frames: Sequence[Pixels], *, side: int = 160) -> Pixels:
-    """A grid, four in a row, of at most 16 frames that lie evenly over a clip, first to last."""
+    """Arrange at most 16 evenly spaced frames, first to last, in a grid of four columns."""
     count = min(len(frames), SHEET_FRAMES)
     places = np.linspace(0, len(frames) - 1, count).round().astype(int)
-    cells = [thumbnail(frames[place], side=side) for place in places]
+    cells = [thumbnail(frames[index], side=side) for index in places]
     columns = min(count, _SHEET_COLUMNS)
     rows = -(-count // columns)
     height, width, channels = cells[0].shape
     sheet = np.zeros((rows * height, columns * width, channels), np.uint8)
-    for place, cell in enumerate(cells):
-        top, left = place // columns * height, place % columns * width
+    for index, cell in enumerate(cells):
+        top, left = index // columns * height, index % columns * width
         sheet[top : top + height, left : left + width] = cell
     return sheet
 
 
 class Overview:
-    """A few small frames of a clip of any length, which passes by once."""
+    """Collects evenly spaced thumbnails of a video of unknown length, in one pass."""
 
     def __init__(self, *, side: int = 160) -> None:
         self._side = side
-        self._every = 1
-        self._seen = 0
-        self._kept: list[Pixels] = []
+        self._stride = 1
+        self._count = 0
+        self._frames: list[Pixels] = []
 
     def add(self, frame: Pixels) -> None:
-        """Keep every so manyth, of which half are dropped whenever they are many."""
-        if self._seen % self._every == 0:
-            self._kept.append(thumbnail(frame, side=self._side).copy())
-            if len(self._kept) >= 4 * SHEET_FRAMES:
-                self._kept = self._kept[::2]
-                self._every *= 2
-        self._seen += 1
+        """Keep every n-th frame; when there are too many, drop half of them and double n."""
+        if self._count % self._stride == 0:
+            self._frames.append(thumbnail(frame, side=self._side).copy())
+            if len(self._frames) >= 4 * SHEET_FRAMES:
+                self._frames = self._frames[::2]
+                self._stride *= 2
+        self._count += 1
 
     def spritesheet(self) -> Pixels:
-        return spritesheet(self._kept, side=self._side)
+        return spritesheet(self._frames, side=self._side)

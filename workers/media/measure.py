@@ -1,4 +1,4 @@
-"""What a finished file says of itself: size, rate, length, read from its header alone."""
+"""Reads size, frame rate and duration from the header of a file, without decoding it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _BROKEN: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """0 is unknown."""
+class MediaProperties:
+    """Properties of an image, a video or audio; 0 means unknown."""
 
     width: int = 0
     height: int = 0
@@ -32,33 +32,33 @@ class Measured:
     fps: int = 0
 
 
-def measure(data: bytes, content_type: str) -> Measured:
-    """Read what the header says; everything is unknown of a file that cannot be read."""
+def measure(data: bytes, content_type: str) -> MediaProperties:
+    """Read a file's header. If it is invalid, all properties are unknown."""
     try:
         if content_type.startswith("image/"):
-            return _picture(data)
-        return _container(data)
+            return _measure_image(data)
+        return _measure_container(data)
     except _BROKEN:
-        return Measured()
+        return MediaProperties()
 
 
-def _picture(data: bytes) -> Measured:
+def _measure_image(data: bytes) -> MediaProperties:
     with warnings.catch_warnings():
-        # Nothing is decoded here, so its size is no danger.
+        # Nothing is decoded here, so a large size is harmless.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with Image.open(io.BytesIO(data), formats=("PNG", "JPEG", "WEBP", "GIF")) as image:
-            return Measured(*image.size)
+            return MediaProperties(*image.size)
 
 
-def _container(data: bytes) -> Measured:
-    # Opened as itself, never as a playlist that would lead to other files.
+def _measure_container(data: bytes) -> MediaProperties:
+    # Only these formats: a playlist could refer to other files.
     with av.open(io.BytesIO(data), "r", options={"format_whitelist": _FORMATS}) as container:
         duration_ms = round((container.duration or 0) / 1000)
         if not container.streams.video:
-            return Measured(duration_ms=duration_ms)
+            return MediaProperties(duration_ms=duration_ms)
         stream = container.streams.video[0]
         rate = stream.average_rate or stream.guessed_rate
-        return Measured(
+        return MediaProperties(
             stream.codec_context.width,
             stream.codec_context.height,
             duration_ms,

@@ -1,4 +1,4 @@
-"""What pictures, clips and sound are between decoding and encoding: plain arrays."""
+"""Decoded images, videos and audio, as plain arrays."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
-"""``(H, W, 3)`` or, with alpha, ``(H, W, 4)``, in sRGB; of a clip ``(T, H, W, 3)``."""
+"""``(H, W, 3)`` or, with alpha, ``(H, W, 4)``, in sRGB; for a video ``(T, H, W, 3)``."""
 Weights: TypeAlias = npt.NDArray[np.float32]
 """``(H, W)`` from 0 to 1."""
 
 
 class MediaError(ValueError):
-    """Bytes that are no picture or clip as asked for. The message is a sentence for the client."""
+    """Media that cannot be used. The message is a sentence for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """Sound: ``samples`` is ``(channels, N)`` float32 from -1 to 1, ``rate`` in Hz."""
+    """``samples``: ``(channels, N)`` float32 from -1 to 1; ``rate`` in Hz."""
 
     samples: npt.NDArray[np.float32]
     rate: int
@@ -32,8 +32,8 @@ class Audio:
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
-    """Frames at one rate, ``(T, H, W, 3)`` uint8, and what is heard with them."""
+class DecodedVideo:
+    """Frames at a constant rate, ``(T, H, W, 3)`` uint8, and the audio track."""
 
     frames: Pixels
     fps: Fraction

@@ -1,8 +1,7 @@
-"""Clips that clients send, frame by frame at a constant rate.
+"""Decodes videos from clients, frame by frame, to a constant frame rate.
 
-As hostile as pictures, and there is more of it: size, rate and length are read from the header and
-checked first, then checked again while frames come, because headers lie. Nothing outside the bytes
-is ever opened.
+The bytes are untrusted: size, rate and length are checked in the header, and again while decoding,
+because headers are unreliable. Nothing outside the bytes is read.
 """
 
 from __future__ import annotations
@@ -28,32 +27,32 @@ _CODECS: Final = ("h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "prores")
 _FPS_MAX: Final = 120
 _FPS_UNKNOWN: Final = Fraction(25)
 _RATE_MAX: Final = 192_000
-"""Of sound, in Hz; what claims more is as good as silent."""
-_DECODED_MAX: Final = 4
-"""Frames decoded for each that is allowed: a rate that varies drops some."""
-_WHOLE: Final = Fraction(9, 10)
-"""Of its length as the header has it; a clip that ends earlier is cut off."""
+"""Maximum sample rate of audio, in Hz; a track that declares more is ignored."""
+_DECODED_PER_FRAME_MAX: Final = 4
+"""Decoded frames per allowed frame: at a variable rate, some are dropped."""
+_COMPLETE: Final = Fraction(9, 10)
+"""Fraction of the length in the header below which a video counts as truncated."""
 _BROKEN: Final = (av.FFmpegError, OSError, EOFError, ValueError, LookupError, OverflowError)
-"""What the libraries are known to raise at damaged bytes."""
+"""What the libraries are known to raise for damaged files."""
 _BT601, _BT709 = 5, 1
 _HD_HEIGHT: Final = 720
 _UNSPECIFIED: Final = 2
 
-_Timed: TypeAlias = Iterator[tuple[Fraction, Pixels]]
-"""Frames with their time in seconds."""
+_TimedFrames: TypeAlias = Iterator[tuple[Fraction, Pixels]]
+"""Frames, each with its time in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Footage:
-    """A clip whose header was read; ``frames`` decodes as it is iterated, once."""
+class VideoSource:
+    """A video whose header was read; ``frames`` decodes lazily and can be iterated once."""
 
     width: int
     height: int
     fps: Fraction
     frames_expected: int
-    """What the header says; there may be some more or fewer."""
+    """Number of frames by the header; the actual number can differ slightly."""
     frames: Iterator[Pixels]
-    """Each ``(H, W, 3)``. Raise ``MediaError`` where a frame is damaged or one too many."""
+    """Frames ``(H, W, 3)``. Raises ``MediaError`` if one is damaged, or if there are too many."""
     audio: Audio | None = None
 
 
@@ -65,7 +64,7 @@ class _Limits:
 
     def check_size(self, width: int, height: int) -> None:
         if width < 1 or height < 1:
-            raise MediaError(f"The video is {width}x{height}, which is no size.")
+            raise MediaError(f"The video is {width}x{height}, which is not a valid size.")
         if width * height > self.pixels:
             raise MediaError(
                 f"The video is {width}x{height}, {width * height} pixels; at most {self.pixels}."
@@ -89,10 +88,10 @@ def open_video(
     frames_max: int,
     seconds_max: float,
     audio: bool = False,
-) -> Footage:
-    """Read a clip's header, and its sound if wanted. ``pixels_max`` is of one frame.
+) -> VideoSource:
+    """Read a video's header, and its audio if ``audio`` is set. ``pixels_max`` limits each frame.
 
-    Raise ``MediaError``. A rate that varies becomes constant: frames are repeated or left out.
+    A variable frame rate becomes constant: frames are repeated or dropped. Raise ``MediaError``.
     """
     limits = _Limits(pixels_max, frames_max, seconds_max)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
@@ -102,16 +101,16 @@ def open_video(
     except MediaError:
         raise
     except _BROKEN as error:
-        raise MediaError("The video is damaged and cannot be read.") from error
+        raise MediaError("The video is damaged and cannot be decoded.") from error
 
 
 # --- MP4, MOV and WebM ---------------------------------------------------------------------------
 
 
-def _open_container(data: bytes, limits: _Limits, *, audio: bool) -> Footage:
-    kind = _kind(data)
-    with _demuxer(data, kind, limits) as container:
-        stream = _picture_stream(container)
+def _open_container(data: bytes, limits: _Limits, *, audio: bool) -> VideoSource:
+    demuxer = _demuxer_name(data)
+    with _demuxer(data, demuxer, limits) as container:
+        stream = _video_stream(container)
         context = stream.codec_context
         limits.check_size(context.width, context.height)
         length = _length(container, stream)
@@ -120,44 +119,46 @@ def _open_container(data: bytes, limits: _Limits, *, audio: bool) -> Footage:
         fps = Fraction(rate) if rate and 0 < rate <= _FPS_MAX else _FPS_UNKNOWN
         expected = max(1, round(length * fps) if length else stream.frames)
         limits.check_frames(expected)
-        sound = _sound(data, kind, limits) if audio and container.streams.audio else None
-    frames = _guarded(_steady(_decoded(data, kind, limits), fps, limits))
+        sound = _decode_audio(data, demuxer, limits) if audio and container.streams.audio else None
+    frames = _with_media_errors(_at_constant_rate(_decode(data, demuxer, limits), fps, limits))
     first = next(frames, None)
     if first is None:
         raise MediaError("The video has no frame.")
     height, width = first.shape[:2]
-    return Footage(width, height, fps, expected, _with_first(first, frames), sound)
+    return VideoSource(width, height, fps, expected, _prepend(first, frames), sound)
 
 
-def _kind(data: bytes) -> str:
-    """The one demuxer to try; Matroska only as WebM."""
+def _demuxer_name(data: bytes) -> str:
+    """Return the demuxer for a file; Matroska only as WebM."""
     if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free"):
         return "mp4"
     if data[:4] == b"\x1a\x45\xdf\xa3" and b"webm" in data[:64]:
         return "matroska"
-    raise MediaError(f"This is no video that can be read; {_ACCEPTED}.")
+    raise MediaError(f"The file is not a supported video; {_ACCEPTED}.")
 
 
-def _demuxer(data: bytes, kind: str, limits: _Limits) -> InputContainer:
-    # Reading the header decodes a frame where that alone tells its form; the codec refuses it too.
+def _demuxer(data: bytes, demuxer: str, limits: _Limits) -> InputContainer:
+    # Opening decodes a frame if the header is not sufficient, so the limit applies there too.
     options = {"max_pixels": str(limits.pixels)}
-    return av.open(io.BytesIO(data), "r", format=kind, options=options, metadata_errors="replace")
+    return av.open(
+        io.BytesIO(data), "r", format=demuxer, options=options, metadata_errors="replace"
+    )
 
 
-def _picture_stream(container: InputContainer) -> VideoStream:
+def _video_stream(container: InputContainer) -> VideoStream:
     if not container.streams.video:
-        raise MediaError("The video has no picture, only sound.")
+        raise MediaError("The video has no video track, only audio.")
     stream = container.streams.video[0]
-    # A stream in a codec that the library does not know has no context, whatever its types say.
+    # A stream in an unknown codec has no context, although its type annotation says so.
     codec = getattr(stream.codec_context, "codec", None)
-    name = codec.canonical_name if codec else "something unknown"
+    name = codec.canonical_name if codec else "unknown"
     if name not in _CODECS:
-        raise MediaError(f"The video is coded as {name}; accepted are {', '.join(_CODECS)}.")
+        raise MediaError(f"The codec of the video is {name}; accepted are {', '.join(_CODECS)}.")
     return stream
 
 
 def _length(container: InputContainer, stream: VideoStream) -> Fraction | None:
-    """Seconds as the header says: of the picture, or of what is shown of it, if that is less."""
+    """Return the length in seconds by the header: of the track or the container, the shorter."""
     lengths = []
     if container.duration and container.duration > 0:
         lengths.append(Fraction(container.duration, 1_000_000))
@@ -166,10 +167,10 @@ def _length(container: InputContainer, stream: VideoStream) -> Fraction | None:
     return min(lengths, default=None)
 
 
-def _decoded(data: bytes, kind: str, limits: _Limits) -> _Timed:
-    """Upright frames with their times, all of the first one's size."""
-    with _demuxer(data, kind, limits) as container:
-        stream = _picture_stream(container)
+def _decode(data: bytes, demuxer: str, limits: _Limits) -> _TimedFrames:
+    """Yield upright frames with their times, all in the size of the first."""
+    with _demuxer(data, demuxer, limits) as container:
+        stream = _video_stream(container)
         stream.codec_context.options = {"max_pixels": str(limits.pixels)}
         stream.thread_type = "AUTO"
         length = _length(container, stream)
@@ -177,7 +178,7 @@ def _decoded(data: bytes, kind: str, limits: _Limits) -> _Timed:
         start = end = Fraction(0)
         for count, frame in enumerate(container.decode(stream)):
             limits.check_size(frame.width, frame.height)
-            limits.check_frames(count // _DECODED_MAX)
+            limits.check_frames(count // _DECODED_PER_FRAME_MAX)
             if frame.is_corrupt:
                 raise MediaError(f"The video is damaged at frame {count}.")
             size = size or (frame.width, frame.height)
@@ -188,36 +189,36 @@ def _decoded(data: bytes, kind: str, limits: _Limits) -> _Timed:
                 start = time if count == 0 else start
                 end = max(end, time - start)
             yield end, _pixels(frame, size)
-        if length and end < length * _WHOLE - 1:
+        if length and end < length * _COMPLETE - 1:
             raise MediaError(
-                f"The video breaks off after {float(end):.1f} of {float(length):.1f} seconds."
+                f"The video ends after {float(end):.1f} of {float(length):.1f} seconds."
             )
 
 
 def _pixels(frame: VideoFrame, size: tuple[int, int]) -> Pixels:
-    """RGB by the frame's own colour matrix; where it names none, by the habit of its height."""
-    unnamed = _BT709 if frame.height >= _HD_HEIGHT else _BT601
-    space = unnamed if frame.colorspace in (0, _UNSPECIFIED) else frame.colorspace
-    drawn = frame.reformat(*size, format="rgb24", src_colorspace=space)
-    turned = np.rot90(np.asarray(drawn.to_ndarray(), np.uint8), frame.rotation // 90 % 4)
-    return np.ascontiguousarray(turned)
+    """Convert to RGB by the frame's colour matrix; if unspecified, by its height."""
+    default_space = _BT709 if frame.height >= _HD_HEIGHT else _BT601
+    space = default_space if frame.colorspace in (0, _UNSPECIFIED) else frame.colorspace
+    reformatted = frame.reformat(*size, format="rgb24", src_colorspace=space)
+    rotated = np.rot90(np.asarray(reformatted.to_ndarray(), np.uint8), frame.rotation // 90 % 4)
+    return np.ascontiguousarray(rotated)
 
 
-def _sound(data: bytes, kind: str, limits: _Limits) -> Audio | None:
-    """All of it, in at most two channels; what exceeds the longest video is left out."""
+def _decode_audio(data: bytes, demuxer: str, limits: _Limits) -> Audio | None:
+    """Decode the audio track to at most two channels; beyond the maximum length it is dropped."""
     parts: list[np.ndarray] = []
-    with _demuxer(data, kind, limits) as container:
+    with _demuxer(data, demuxer, limits) as container:
         stream = container.streams.audio[0]
         rate = getattr(stream.codec_context, "sample_rate", 0)  # as above
         if not rate or rate > _RATE_MAX:
             return None
         layout = "mono" if stream.codec_context.channels == 1 else "stereo"
         resampler = av.AudioResampler("fltp", layout, rate)
-        left = round(limits.seconds * rate)
+        samples_left = round(limits.seconds * rate)
         for frame in container.decode(stream):
             parts.extend(part.to_ndarray() for part in resampler.resample(frame))
-            left -= frame.samples
-            if left <= 0:
+            samples_left -= frame.samples
+            if samples_left <= 0:
                 break
         parts.extend(part.to_ndarray() for part in resampler.resample(None))
     if not parts:
@@ -228,7 +229,7 @@ def _sound(data: bytes, kind: str, limits: _Limits) -> Audio | None:
 # --- Animated WebP -------------------------------------------------------------------------------
 
 
-def _open_webp(data: bytes, limits: _Limits) -> Footage:
+def _open_webp(data: bytes, limits: _Limits) -> VideoSource:
     width, height, durations = _read_chunks(data)
     limits.check_size(width, height)
     limits.check_frames(len(durations))
@@ -237,81 +238,81 @@ def _open_webp(data: bytes, limits: _Limits) -> Footage:
     fps = min(Fraction(1000, min(durations)), Fraction(_FPS_MAX))
     expected = max(1, round(seconds * fps))
     limits.check_frames(expected)
-    frames = _guarded(_steady(_webp_frames(data, durations), fps, limits))
-    return Footage(width, height, fps, expected, frames)
+    frames = _with_media_errors(_at_constant_rate(_webp_frames(data, durations), fps, limits))
+    return VideoSource(width, height, fps, expected, frames)
 
 
 def _read_chunks(data: bytes) -> tuple[int, int, list[int]]:
-    """Width, height and the milliseconds of each frame, without decoding one.
+    """Return width, height and the duration of each frame in ms, without decoding.
 
-    The container is Google's "WebP Container Specification". Frames of 10 ms or less are shown for
-    100, as browsers do.
+    The format is Google's "WebP Container Specification". Frames of 10 ms or less last 100 ms, as
+    in browsers.
     """
-    size, durations, place = (0, 0), [], 12
-    while place + 8 <= len(data):
+    size, durations, position = (0, 0), [], 12
+    while position + 8 <= len(data):
         name, length = (
-            data[place : place + 4],
-            int.from_bytes(data[place + 4 : place + 8], "little"),
+            data[position : position + 4],
+            int.from_bytes(data[position + 4 : position + 8], "little"),
         )
-        chunk = data[place + 8 : place + 8 + min(length, 16)]
+        chunk = data[position + 8 : position + 8 + min(length, 16)]
         if name == b"VP8X" and len(chunk) >= 10:
             size = (
                 int.from_bytes(chunk[4:7], "little") + 1,
                 int.from_bytes(chunk[7:10], "little") + 1,
             )
         elif name == b"ANMF" and len(chunk) == 16:
-            shown = int.from_bytes(chunk[12:15], "little")
-            durations.append(shown if shown > 10 else 100)
-        place += 8 + length + length % 2
+            duration_ms = int.from_bytes(chunk[12:15], "little")
+            durations.append(duration_ms if duration_ms > 10 else 100)
+        position += 8 + length + length % 2
     if not durations:
         raise MediaError(f"This WebP is not animated; as a video {_ACCEPTED}.")
-    if place > len(data) + 1:
-        raise MediaError("The video breaks off: its last frame is not whole.")
+    if position > len(data) + 1:
+        raise MediaError("The video is truncated: its last frame is incomplete.")
     return *size, durations
 
 
-def _webp_frames(data: bytes, durations: list[int]) -> _Timed:
+def _webp_frames(data: bytes, durations: list[int]) -> _TimedFrames:
     time = 0
     with Image.open(io.BytesIO(data), formats=("WEBP",)) as image:
-        for place, shown in enumerate(durations):
-            image.seek(place)
+        for position, duration_ms in enumerate(durations):
+            image.seek(position)
             pixels = np.asarray(image.convert("RGB"))
             yield Fraction(time, 1000), pixels
-            time += shown
-        # Its last frame is shown for a while too.
+            time += duration_ms
+        # The last frame has a duration too.
         yield Fraction(time - min(durations), 1000), pixels
 
 
-# --- Of both -------------------------------------------------------------------------------------
+# --- Shared --------------------------------------------------------------------------------------
 
 
-def _steady(timed: _Timed, fps: Fraction, limits: _Limits) -> Iterator[Pixels]:
-    """The frame that is seen at each tick of a constant rate."""
-    shown: Pixels | None = None
-    given = 0
-    with closing(timed):  # type: ignore[type-var]  # it is a generator
-        for time, pixels in timed:
+def _at_constant_rate(frames: _TimedFrames, fps: Fraction, limits: _Limits) -> Iterator[Pixels]:
+    """Yield the current frame at each tick of a constant rate."""
+    current: Pixels | None = None
+    emitted = 0
+    with closing(frames):  # type: ignore[type-var]  # it is a generator
+        for time, pixels in frames:
             limits.check_length(time)
-            place = round(time * fps)
-            limits.check_frames(place + 1)
-            while shown is not None and given < place:
-                given += 1
-                yield shown
-            shown = pixels
-        if shown is not None:
-            yield shown
+            position = round(time * fps)
+            limits.check_frames(position + 1)
+            while current is not None and emitted < position:
+                emitted += 1
+                yield current
+            current = pixels
+        if current is not None:
+            yield current
 
 
-def _guarded(frames: Iterator[Pixels]) -> Iterator[Pixels]:
-    """Say of damage in the middle what is said of damage at the start."""
+def _with_media_errors(frames: Iterator[Pixels]) -> Iterator[Pixels]:
+    """Raise ``MediaError`` for damage found while decoding, as for damage found at the start."""
     try:
         yield from frames
     except MediaError:
         raise
     except _BROKEN as error:
-        raise MediaError("The video is damaged and cannot be read.") from error
+        raise MediaError("The video is damaged and cannot be decoded.") from error
 
 
-def _with_first(first: Pixels, rest: Iterator[Pixels]) -> Iterator[Pixels]:
+def _prepend(first: Pixels, rest: Iterator[Pixels]) -> Iterator[Pixels]:
     yield first
     yield from rest

@@ -8,7 +8,7 @@ from typing import Any
 
 from workers.contract.jobs import Completed, Failed, Job, Usage
 from workers.contract.media import File, Medium, characters
-from workers.media.measure import Measured, measure
+from workers.media.measure import MediaProperties, measure
 from workers.upstreams import gmi_wire as wire
 from workers.upstreams.transfers import ByteBudget, TransferError, Transfers
 
@@ -50,7 +50,7 @@ async def collect(
 
 async def _fetch(
     transfers: Transfers, one: wire.MediaUrl, budget: ByteBudget, *, plain_allowed: bool
-) -> tuple[File, Measured] | str:
+) -> tuple[File, MediaProperties] | str:
     """Return a file and its measured properties, or the reason why it could not be fetched."""
     try:
         file = await transfers.fetch(one.url, budget, plain_allowed=plain_allowed)
@@ -64,7 +64,7 @@ def _describe(
     index: int,
     blob: int,
     file: File,
-    measured: Measured,
+    measured: MediaProperties,
     outcome: Mapping[str, Any],
 ) -> Medium:
     kind = wire.kind_of(file.content_type)

@@ -201,7 +201,7 @@ def test_out_of_memory_fails_only_who_does_not_fit(
     driver = Driver(of)
     assert driver.engine._loaded is not None
     denoiser = driver.engine._loaded.denoiser
-    rendezvous = driver.engine._rendezvous
+    batcher = driver.engine._batcher
     forward = type(denoiser).forward.__get__(denoiser)
     largest = []
 
@@ -211,7 +211,7 @@ def test_out_of_memory_fails_only_who_does_not_fit(
             raise torch.OutOfMemoryError("no room")
         return forward(*args, **kwargs)
 
-    denoiser.forward = rendezvous.batch_point("transformer", narrow, "forward")
+    denoiser.forward = batcher.batch_point("transformer", narrow, "forward")
     driver.admit("small")
     driver.admit("other", seed=1)
     driver.admit("large", width=64, height=64)

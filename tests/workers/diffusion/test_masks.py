@@ -123,7 +123,7 @@ def test_what_is_drawn_within_knows_of_what_is_kept(checkpoint: Make) -> None:
         ([picture()], "edits what a mask lets change"),
         ([mask_file()], "A mask belongs to a picture"),
         ([picture(), mask_file(size=(40, 40))], "The mask is 40x40"),
-        ([picture(), b"nothing"], "no picture that can be read"),
+        ([picture(), b"nothing"], "not a supported image"),
         ([picture(size=(SIZE, SIZE)), mask_file(open_=False)], "protects the whole picture"),
     ],
 )

@@ -82,8 +82,8 @@ def test_together_gives_what_alone_gives(
     monkeypatch.setattr("workers.engines.diffusion.request.to_pixels", np.asarray)
     monkeypatch.setattr(masks, "keep_outside", lambda drawn, *_: drawn)
     of = spec(checkpoint(kind), task)
-    rendezvous = CooperativeBatcher(rows_max=16)
-    loaded = loading.load(of, read_options(of), rendezvous)
+    batcher = CooperativeBatcher(rows_max=16)
+    loaded = loading.load(of, read_options(of), batcher)
     alone, together, done = [], [], []
     with torch.no_grad():
         for index in range(len(STEPS)):
@@ -98,10 +98,10 @@ def test_together_gives_what_alone_gives(
         request, drawing = _request(loaded, task, index, masked=masked)
         pipeline = loaded.copy_for(request.family, None)
         runs.append(PipelineRun(make_pipeline_call(request, drawing, pipeline, None)))
-        rendezvous.start(runs[-1])
+        batcher.start(runs[-1])
     ended = 0
     while ended < len(runs):
-        turn = rendezvous.turn(PhaseNames().phase)
+        turn = batcher.turn(PhaseNames().phase)
         ended += len(turn.ended)
         forwards += turn.point is not None and turn.point.phase == "forward"
     for run in runs:
@@ -121,20 +121,20 @@ def test_in_sixteen_bits_they_draw_together_as_well(
     kind: str, task: str, masked: bool, checkpoint: Callable[[str], Path]
 ) -> None:
     of = spec(checkpoint(kind), task, dtype="bfloat16")
-    rendezvous = CooperativeBatcher(rows_max=16)
-    loaded = loading.load(of, read_options(of), rendezvous)
+    batcher = CooperativeBatcher(rows_max=16)
+    loaded = loading.load(of, read_options(of), batcher)
     runs = []
     for index in (0, 2):
         request, drawing = _request(loaded, task, index, masked=masked)
         pipeline = loaded.copy_for(request.family, None)
         runs.append(PipelineRun(make_pipeline_call(request, drawing, pipeline, None)))
-    rendezvous.start(runs[0])
+    batcher.start(runs[0])
     ended = turns = 0
     while ended < len(runs):
         turns += 1
         if turns == 3:  # the second comes while the first is on its way
-            rendezvous.start(runs[1])
-        ended += len(rendezvous.turn(PhaseNames().phase).ended)
+            batcher.start(runs[1])
+        ended += len(batcher.turn(PhaseNames().phase).ended)
     for run in runs:
         if run.error is not None:
             raise run.error
@@ -148,20 +148,20 @@ def test_what_starts_from_a_picture_changes_no_others_precision(
     of = spec(
         checkpoint("StableDiffusionXLPipeline"), "text-to-image", "image-to-image", dtype="bfloat16"
     )
-    rendezvous = CooperativeBatcher(rows_max=16)
-    loaded = loading.load(of, read_options(of), rendezvous)
+    batcher = CooperativeBatcher(rows_max=16)
+    loaded = loading.load(of, read_options(of), batcher)
     runs = []
     for task in ("text-to-image", "image-to-image"):
         request, drawing = _request(loaded, task, 0, masked=False)
         pipeline = loaded.copy_for(request.family, None)
         runs.append(PipelineRun(make_pipeline_call(request, drawing, pipeline, None)))
-    rendezvous.start(runs[0])
+    batcher.start(runs[0])
     ended = turns = 0
     while ended < len(runs):
         if turns == offset:
-            rendezvous.start(runs[1])
+            batcher.start(runs[1])
         turns += 1
-        ended += len(rendezvous.turn(PhaseNames().phase).ended)
+        ended += len(batcher.turn(PhaseNames().phase).ended)
 
     assert [run.error for run in runs] == [None, None]
 

@@ -134,17 +134,17 @@ def test_colours_of_another_profile_are_converted() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "no picture that can be read; PNG, JPEG"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no picture that can be read"),
-        (_saved(Image.new("RGB", (4, 4)), "TIFF"), "no picture that can be read"),
-        (_saved(Image.new("RGB", (4, 4)), "BMP"), "no picture that can be read"),
+        (b"", "not a supported image; PNG, JPEG"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a supported image"),
+        (_saved(Image.new("RGB", (4, 4)), "TIFF"), "not a supported image"),
+        (_saved(Image.new("RGB", (4, 4)), "BMP"), "not a supported image"),
         (_png_header(60_000, 60_000), "too many pixels|3600000000 pixels; at most"),
         (_png_header(9_000, 9_000), "9000x9000, 81000000 pixels; at most 64000000"),
         (_png_header(70_000, 4), "no side may exceed 65535"),
         (_png_header(30, 30), "damaged"),
         (_saved(Image.fromarray(_picture()), "PNG")[:100], "damaged"),
         (_saved(Image.fromarray(_picture()), "JPEG")[:400], "damaged"),
-        (_saved(Image.fromarray(_picture()), "WEBP")[:100], "damaged|no picture"),
+        (_saved(Image.fromarray(_picture()), "WEBP")[:100], "damaged|not a supported"),
     ],
 )
 def test_what_is_no_picture_is_refused(data: bytes, said: str) -> None:
@@ -217,5 +217,5 @@ def test_what_is_white_in_an_opaque_mask_may_change(channels: int) -> None:
 
 
 def test_a_mask_of_other_proportions_is_refused() -> None:
-    with pytest.raises(MediaError, match="The mask is 40x30 and the picture 40x40"):
+    with pytest.raises(MediaError, match="The mask is 40x30 and the image 40x40"):
         decode.read_mask(encode.image(_picture(), "png"), (40, 40))

@@ -108,19 +108,19 @@ def test_damage_ends_in_a_sentence_or_in_sound(format: AudioFormat) -> None:
 def test_a_file_that_breaks_off_is_not_taken_for_whole() -> None:
     data = encode_audio(Audio(tone(10.0, 16_000), 16_000), "flac")
 
-    with pytest.raises(MediaError, match="breaks off"):
+    with pytest.raises(MediaError, match="ends after"):
         read_audio(data[: len(data) // 3], rate=16_000, seconds_max=60)
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (wav(np.zeros(100, "<i2"), rate=3_000), "3000 samples a second"),
-        (wav(np.zeros(2000, "<i2"), rate=400_000), "400000 samples a second"),
+        (wav(np.zeros(100, "<i2"), rate=3_000), "is 3000 Hz"),
+        (wav(np.zeros(2000, "<i2"), rate=400_000), "is 400000 Hz"),
         (wav(np.zeros(1600, "<i2"), channels=16), "16 channels"),
         (wav(np.zeros(1000, "u1"), form=7, bits=8), None),
         (wav(np.zeros(0, "<i2")), "empty|damaged"),
-        (wav(np.zeros(1000, "<i2"), form=0x55), "no recording|damaged|empty|coded as"),
+        (wav(np.zeros(1000, "<i2"), form=0x55), "not a supported|damaged|empty|codec"),
     ],
 )
 def test_a_header_beyond_reason_is_refused(data: bytes, said: str | None) -> None:

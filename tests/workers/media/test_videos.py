@@ -16,7 +16,7 @@ from PIL import Image
 
 from workers.media import decode, encode
 from workers.media.encode import Origin, Overview, VideoWriter
-from workers.media.pixels import Audio, Clip, MediaError, Pixels
+from workers.media.pixels import Audio, DecodedVideo, MediaError, Pixels
 from workers.media.video_decode import open_video
 
 ORIGIN = Origin("pocket", "req_1", seed=7, source="algorithmicallyEnhanced")
@@ -37,7 +37,7 @@ def _tone(seconds: float, rate: int = 16_000, channels: int = 1) -> Audio:
     return Audio(np.tile(wave.astype(np.float32), (channels, 1)), rate)
 
 
-def _read(data: bytes, **limits: Any) -> Clip:
+def _read(data: bytes, **limits: Any) -> DecodedVideo:
     given = {"pixels_max": 100_000, "frames_max": 200, "seconds_max": 10.0, **limits}
     return decode.read_video(data, **given)
 
@@ -160,12 +160,12 @@ def test_a_clip_that_was_filmed_sideways_is_turned() -> None:
 
 
 def test_frames_come_one_by_one() -> None:
-    footage = open_video(
+    source = open_video(
         encode.video(_frames(25), 25), pixels_max=100_000, frames_max=25, seconds_max=1.0
     )
 
-    assert (footage.width, footage.height, footage.fps, footage.frames_expected) == (64, 48, 25, 25)
-    assert sum(1 for _ in footage.frames) == 25
+    assert (source.width, source.height, source.fps, source.frames_expected) == (64, 48, 25, 25)
+    assert sum(1 for _ in source.frames) == 25
 
 
 @pytest.mark.parametrize("format", ["mp4", "webp"])
@@ -202,17 +202,20 @@ def test_an_endless_last_frame_is_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "no video that can be read; MP4, MOV, WebM"),
-        (b"#EXTM3U\nfile:///etc/passwd\n", "no video that can be read"),
-        (b"RIFF\0\0\0\0AVI LIST", "no video that can be read"),
+        (b"", "not a supported video; MP4, MOV, WebM"),
+        (b"#EXTM3U\nfile:///etc/passwd\n", "not a supported video"),
+        (b"RIFF\0\0\0\0AVI LIST", "not a supported video"),
         (encode.image(_frames(1)[0], "webp"), "not animated"),
-        (_muxed("avi", "mpeg4"), "no video that can be read"),
-        (_muxed("matroska", "libx264"), "no video that can be read"),
-        (_muxed("mov", "rawvideo"), "coded as rawvideo; accepted are h264"),
+        (_muxed("avi", "mpeg4"), "not a supported video"),
+        (_muxed("matroska", "libx264"), "not a supported video"),
+        (_muxed("mov", "rawvideo"), "codec of the video is rawvideo; accepted are h264"),
         (encode.video(_frames(), 25)[:600], "damaged"),
-        (encode.video(_frames(60), 10)[:-2500], "breaks off|damaged"),
-        (encode.video(_frames(), 10, "webp")[:-400], "breaks off"),
-        (_muxed("webm", "libvpx", times=[*range(0, 4000, 40)])[:1500], "breaks off|damaged"),
+        (encode.video(_frames(60), 10)[:-2500], "ends after|truncated|damaged"),
+        (encode.video(_frames(), 10, "webp")[:-400], "truncated"),
+        (
+            _muxed("webm", "libvpx", times=[*range(0, 4000, 40)])[:1500],
+            "ends after|truncated|damaged",
+        ),
     ],
 )
 def test_what_is_no_video_is_refused(data: bytes, said: str) -> None:

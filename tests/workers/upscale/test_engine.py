@@ -323,7 +323,7 @@ def test_a_video_that_turns_out_to_be_damaged_costs_nobody_else(checkpoint: Path
     ("job", "files", "code", "said"),
     [
         (_image_job("a"), [], "invalid_input", "image to upscale is missing"),
-        (_image_job("a"), [b"?"], "invalid_input", "no picture that can be read"),
+        (_image_job("a"), [b"?"], "invalid_input", "not a supported image"),
         (_image_job("a"), [_png(101, 100)], "invalid_input", "10100 pixels; at most 10000"),
         (_image_job("a", n=2), [_png(9, 9)], "unsupported_parameter", "n is 2"),
         (_image_job("a", scale=8), [_png(9, 9)], "unsupported_parameter", "supports 1 to 4"),
@@ -335,7 +335,7 @@ def test_a_video_that_turns_out_to_be_damaged_costs_nobody_else(checkpoint: Path
             "aspect ratio",
         ),
         (_video_job("a"), [], "invalid_input", "video to upscale is missing"),
-        (_video_job("a"), [_png(9, 9)], "invalid_input", "no video that can be read"),
+        (_video_job("a"), [_png(9, 9)], "invalid_input", "not a supported video"),
         (_video_job("a"), [_clip(25)], "invalid_input", "2.1 seconds long; at most 2"),
         (_video_job("a", scale=5), [_clip(3)], "unsupported_parameter", "scale is 5"),
     ],

@@ -29,11 +29,11 @@ from workers.engines.talking.request import TalkingHeadRequest
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import InputError, TorchEngine, read_input, reading
 from workers.engines.visual_output import complete, encoding_failed
-from workers.media.clip_files import ClipFiles
 from workers.media.decode import read_image
 from workers.media.encode import Origin
 from workers.media.pixels import Pixels
 from workers.media.recordings import read_audio
+from workers.media.video_files import VideoFiles
 from workers.protocol.engine import Estimate, Later, PhaseClock, StepReport
 
 TASK: Final = "talking-head"
@@ -85,7 +85,7 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
     def release(self, request_id: RequestId) -> None:
         request = self._running.pop(request_id)
         if not request.finishing:
-            request.clip.close()
+            request.video.close()
 
     # --- Input ------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
             mouth_shapes.loudness(speech.samples[0]),
             fps,
             frames,
-            ClipFiles(fps, frames_expected=frames, origin=origin, audio=audio),
+            VideoFiles(fps, frames_expected=frames, origin=origin, audio=audio),
         )
 
     def _fit(self, pixels: Pixels) -> Pixels:
@@ -153,7 +153,7 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
         ]
         rows_left = self._options.step_rows
         # The request with the fewest frames comes first and gets the remainder.
-        requests.sort(key=lambda request: request.clip.frames)
+        requests.sort(key=lambda request: request.video.frames)
         chosen = []
         for position, request in enumerate(requests[:rows_left]):
             share = -(-rows_left // (min(len(requests), rows_left + position) - position))
@@ -198,7 +198,7 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
             try:
                 with torch.inference_mode():
                     for frame in request.portrait.frames(part):
-                        request.clip.add(frame)
+                        request.video.add(frame)
             except av.FFmpegError:
                 outcomes[request.request_id] = encoding_failed(request.request_id)
 
@@ -216,6 +216,6 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
             if request.remaining == 0:
                 request.finishing = True
                 usage = request.usage()
-                finish = partial(complete, id, request.clip, usage)
+                finish = partial(complete, id, request.video, usage)
                 outcomes[id] = Later(finish, usage=usage)
         return events

@@ -14,8 +14,8 @@ from workers.contract.jobs import Progress, RequestId, Usage
 from workers.engines.talking.mouth_shapes import predict_mouths
 from workers.engines.talking.networks import Networks
 from workers.engines.talking.portrait import Portrait
-from workers.media.clip_files import ClipFiles, band
 from workers.media.pixels import Pixels
+from workers.media.video_files import VideoFiles, resolution_name
 from workers.protocol.engine import CancelReason
 
 
@@ -28,7 +28,7 @@ class TalkingHeadRequest:
     """Band loudness of the recording, see ``mouth_shapes``."""
     fps: Fraction
     frames: int
-    clip: ClipFiles
+    video: VideoFiles
     portrait: Portrait | None = None
     """The analysed portrait; None before ``analyse``."""
     mouths: npt.NDArray[np.float32] | None = None
@@ -45,7 +45,7 @@ class TalkingHeadRequest:
 
     @property
     def remaining(self) -> int:
-        return self.frames - self.clip.frames
+        return self.frames - self.video.frames
 
     def analyse(self, networks: Networks) -> None:
         """Find the mouth and predict its shapes. Raise ``PortraitError`` if there is no mouth."""
@@ -57,11 +57,11 @@ class TalkingHeadRequest:
     def next_mouths(self, count: int) -> npt.NDArray[np.float32]:
         """Return the mouth shapes of the next ``count`` frames."""
         assert self.mouths is not None
-        return self.mouths[self.clip.frames : self.clip.frames + count]
+        return self.mouths[self.video.frames : self.video.frames + count]
 
     def progress(self) -> Progress | None:
         """Return the progress if it has grown by a percent since the last report."""
-        done = self.clip.frames
+        done = self.video.frames
         if (done - self._reported) * 100 < self.frames and (
             done < self.frames or done == self._reported
         ):
@@ -74,7 +74,7 @@ class TalkingHeadRequest:
         height, width = self.pixels.shape[:2]
         return Usage(
             requests=1,
-            video_ms=self.clip.duration_ms,
-            steps=self.clip.frames,
-            attributes={"resolution": band((width, height))},
+            video_ms=self.video.duration_ms,
+            steps=self.video.frames,
+            attributes={"resolution": resolution_name((width, height))},
         )

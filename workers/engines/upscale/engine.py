@@ -30,11 +30,11 @@ from workers.engines.upscale.options import Options, read_options
 from workers.engines.upscale.request import ImageResult, Result, Size, UpscaleRequest, VideoResult
 from workers.engines.upscale.tiles import Canvas, plan
 from workers.engines.visual_output import complete, encoding_failed
-from workers.media.clip_files import ClipFiles
 from workers.media.decode import read_image
 from workers.media.encode import Origin
 from workers.media.pixels import MediaError, Pixels
 from workers.media.video_decode import open_video
+from workers.media.video_files import VideoFiles
 from workers.protocol.engine import Estimate, Later, PhaseClock, StepReport
 
 VIDEO_TASK: Final = "video-upscale"
@@ -137,7 +137,7 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
         if not input.video or not files:
             raise InputError("invalid_input", "The video to upscale is missing.", "video")
         with reading("video"):
-            footage = open_video(
+            source = open_video(
                 files[-1],
                 pixels_max=self._options.frame_pixels_max,
                 frames_max=self._options.frames_max,
@@ -145,20 +145,20 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
                 audio=input.format == "mp4",
             )
         size = self._output_size(
-            (footage.width, footage.height),
+            (source.width, source.height),
             scale=input.scale,
             requested=(input.width, input.height),
         )
-        clip = ClipFiles(
-            footage.fps,
+        video = VideoFiles(
+            source.fps,
             input.format,
-            frames_expected=footage.frames_expected,
+            frames_expected=source.frames_expected,
             origin=self._origin(job),
-            audio=footage.audio,
+            audio=source.audio,
         )
-        result = VideoResult(size, clip)
-        steps = footage.frames_expected * self._tiles(footage.width, footage.height)
-        return self._request(job, footage.frames, result, steps)
+        result = VideoResult(size, video)
+        steps = source.frames_expected * self._tiles(source.width, source.height)
+        return self._request(job, source.frames, result, steps)
 
     def _request(
         self, job: Job, sources: Iterator[Pixels], result: Result, steps: int

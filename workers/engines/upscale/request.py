@@ -20,9 +20,9 @@ from workers.contract.jobs import Progress, RequestId, Usage
 from workers.contract.media import File, ImageFormat, Medium
 from workers.engines.upscale.tiles import Canvas, plan
 from workers.media import encode
-from workers.media.clip_files import ClipFiles, band
 from workers.media.encode import CONTENT_TYPES, Origin
 from workers.media.pixels import Pixels
+from workers.media.video_files import VideoFiles, resolution_name
 from workers.protocol.engine import CancelReason
 
 Size: TypeAlias = tuple[int, int]
@@ -103,23 +103,23 @@ class VideoResult:
     """All frames as one video."""
 
     size: Size
-    clip: ClipFiles
+    video: VideoFiles
 
     def add(self, upscaled: Pixels, source: Pixels) -> None:
-        self.clip.add(resize(upscaled, self.size))
+        self.video.add(resize(upscaled, self.size))
 
     def finish(self) -> tuple[list[Medium], list[File]]:
-        return self.clip.finish()
+        return self.video.finish()
 
     def usage(self) -> Usage:
         return Usage(
             requests=1,
-            video_ms=self.clip.duration_ms,
-            attributes={"resolution": band(self.size)},
+            video_ms=self.video.duration_ms,
+            attributes={"resolution": resolution_name(self.size)},
         )
 
     def close(self) -> None:
-        self.clip.close()
+        self.video.close()
 
 
 @dataclass(slots=True, eq=False)

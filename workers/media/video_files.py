@@ -1,4 +1,4 @@
-"""What a client gets of a clip: the video itself, a thumbnail, and a sheet of small frames."""
+"""The files of a generated video: the video, a thumbnail, and a spritesheet."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from workers.media import encode
 from workers.media.encode import CONTENT_TYPES, Origin, Overview, VideoWriter
 from workers.media.pixels import Audio, Pixels
 
-_BANDS: Final = (480, 720, 1080, 1440, 2160, 4320)
-"""Lines by which a video's resolution is named and priced."""
-_SMALL_QUALITY: Final = 80
+_RESOLUTIONS: Final = (480, 720, 1080, 1440, 2160, 4320)
+"""Heights in lines by which resolutions are named and priced."""
+_STILL_QUALITY: Final = 80
 
 
-def band(size: tuple[int, int]) -> str:
-    """The smallest usual resolution that holds a picture of this width and height: ``1080p``."""
+def resolution_name(size: tuple[int, int]) -> str:
+    """Return the smallest standard resolution for a width and height, such as ``1080p``."""
     short = min(size)
-    return f"{next((lines for lines in _BANDS if short <= lines), _BANDS[-1])}p"
+    return f"{next((lines for lines in _RESOLUTIONS if short <= lines), _RESOLUTIONS[-1])}p"
 
 
-class ClipFiles:
-    """Takes frames in order, all of one size, and never keeps them uncompressed."""
+class VideoFiles:
+    """Encodes frames in order, all of one size, without keeping them uncompressed."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ClipFiles:
         self._writer = VideoWriter(fps, format, origin=origin, audio=audio)
         self._content_type = CONTENT_TYPES[format]
         self._fps = fps
-        self._expected = frames_expected
+        self._frames_expected = frames_expected
         self._overview = Overview()
         self._middle: Pixels | None = None
 
@@ -49,7 +49,7 @@ class ClipFiles:
         return self._writer.duration_ms
 
     def add(self, frame: Pixels) -> None:
-        if self._middle is None or self._writer.frames <= self._expected // 2:
+        if self._middle is None or self._writer.frames <= self._frames_expected // 2:
             self._middle = encode.thumbnail(frame)
         self._writer.add(frame)
         self._overview.add(frame)
@@ -70,15 +70,15 @@ class ClipFiles:
                 fps=round(self._fps),
             )
         ]
-        for place, (role, pixels) in enumerate(
+        for blob, (role, pixels) in enumerate(
             (("thumbnail", self._middle), ("spritesheet", sheet)), start=1
         ):
-            data = encode.image(pixels, "webp", quality=_SMALL_QUALITY)
+            data = encode.image(pixels, "webp", quality=_STILL_QUALITY)
             files.append(File(CONTENT_TYPES["webp"], data))
             media.append(
                 Medium(
                     "image",
-                    blob=place,
+                    blob=blob,
                     role="thumbnail" if role == "thumbnail" else "spritesheet",
                     content_type=CONTENT_TYPES["webp"],
                     width=pixels.shape[1],
