@@ -141,7 +141,7 @@ def test_a_mask_of_another_shape_is_refused_by_its_name_for_nothing(drawing_stac
         )
 
     assert refused.value.param == "mask"
-    assert "The mask is 32x16 and the picture 32x32" in str(refused.value)
+    assert "The mask is 32x16 and the image 32x32" in str(refused.value)
     assert drawing_stack.held(caller) == 0
     assert caller.http.get("/v1/balance").json()["posted"] == "1"
 

@@ -317,9 +317,9 @@ def test_a_lora_changes_what_is_drawn(sd3: Path, tmp_path: Path) -> None:
     ("asked", "files", "param", "words"),
     [
         ({"width": 33}, 0, "size", "multiples of"),
-        ({"scheduler": "magic"}, 0, "scheduler", "this model has"),
+        ({"scheduler": "magic"}, 0, "scheduler", "this model supports"),
         ({"scale": 4}, 0, "scale", "no upscaler"),
-        ({"images": 1}, 1, "image", "at most 0 pictures"),
+        ({"images": 1}, 1, "image", "at most 0 images"),
         ({"parameters": {"style": "x"}}, 0, "style", "no parameter style"),
     ],
 )

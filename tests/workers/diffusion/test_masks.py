@@ -120,17 +120,17 @@ def test_what_is_drawn_within_knows_of_what_is_kept(checkpoint: Make) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ([picture()], "edits what a mask lets change"),
-        ([mask_file()], "A mask belongs to a picture"),
+        ([picture()], "edits the area of a mask"),
+        ([mask_file()], "A mask needs an image"),
         ([picture(), mask_file(size=(40, 40))], "The mask is 40x40"),
         ([picture(), b"nothing"], "not a supported image"),
-        ([picture(size=(SIZE, SIZE)), mask_file(open_=False)], "protects the whole picture"),
+        ([picture(size=(SIZE, SIZE)), mask_file(open_=False)], "protects the whole image"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(files: list[bytes], words: str, checkpoint: Make) -> None:
     driver = Driver(spec(checkpoint("StableDiffusionInpaintPipeline"), "image-edit"))
 
-    refused = driver.admit("one", files, mask="lets change" not in words)
+    refused = driver.admit("one", files, mask="edits the area" not in words)
 
     assert isinstance(refused, Failed)
     assert (refused.code, refused.param) == ("invalid_input", "mask")

@@ -140,7 +140,7 @@ def test_colours_of_another_profile_are_converted() -> None:
         (_saved(Image.new("RGB", (4, 4)), "BMP"), "not a supported image"),
         (_png_header(60_000, 60_000), "too many pixels|3600000000 pixels; at most"),
         (_png_header(9_000, 9_000), "9000x9000, 81000000 pixels; at most 64000000"),
-        (_png_header(70_000, 4), "no side may exceed 65535"),
+        (_png_header(70_000, 4), "at most 65535 pixels"),
         (_png_header(30, 30), "damaged"),
         (_saved(Image.fromarray(_picture()), "PNG")[:100], "damaged"),
         (_saved(Image.fromarray(_picture()), "JPEG")[:400], "damaged"),

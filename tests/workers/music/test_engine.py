@@ -218,7 +218,7 @@ def test_a_request_whose_numbers_are_none_fails_alone(
         ({"key": "C"}, "key", "key is 'C'"),
         ({"tempo": 300}, "tempo", "tempo is 300; accepted are 40 to 200"),
         ({"tempo": 100.5}, "tempo", "whole beats"),
-        ({"prompt": "at 320 bpm"}, "prompt", "The prompt says 320 bpm"),
+        ({"prompt": "at 320 bpm"}, "prompt", "The prompt names 320 bpm"),
         ({"mood": "blue"}, "mood", "accepted are happy, playful"),
         ({"duration_ms": 50_000}, "duration_ms", "at most 40000"),
         ({"duration_ms": 500}, "duration_ms", "0.5 seconds are too short for a bar"),
@@ -226,7 +226,7 @@ def test_a_request_whose_numbers_are_none_fails_alone(
         ({"sample_rate": 4000}, "sample_rate", "8000 to 48000"),
         ({"parameters": {"cfg": 3}}, "cfg", "no parameter cfg"),
         ({"format": "ogg"}, None, "cannot be read"),
-        ({"task": "text-to-speech"}, None, "does not do text-to-speech"),
+        ({"task": "text-to-speech"}, None, "does not support text-to-speech"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(
@@ -244,8 +244,8 @@ def test_what_cannot_be_done_is_refused_by_name(
     [
         ("slots", 0, "at least 1"),
         ("threads", 0, "at least 1"),
-        ("seconds", 0, "more than 0"),
-        ("temperature", -1, "more than 0"),
+        ("seconds", 0, "must be positive"),
+        ("temperature", -1, "must be positive"),
         ("dtype", "float16", "float16"),
         ("voice", "ann", "options of the engine music are"),
     ],
@@ -256,7 +256,7 @@ def test_a_wrong_option_is_named(option: str, value: Any, said: str, tmp_path: P
 
 
 def test_an_entry_that_cannot_work_is_not_loaded(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does text-to-music, not text-to-speech"):
+    with pytest.raises(ValueError, match="supports text-to-music, not text-to-speech"):
         MusicEngine(spec(checkpoint, "text-to-speech")).load()
     with pytest.raises(ValueError, match=r"no config\.json"):
         MusicEngine(spec(tmp_path)).load()

@@ -164,7 +164,7 @@ def test_a_note_that_cannot_be_written_is_refused() -> None:
     piece = tune(random.Random(1))
     strange = (*piece.bars[0].notes, Note(1, "lead", 120, 4))
 
-    with pytest.raises(ValueError, match="cannot be written"):
+    with pytest.raises(ValueError, match="no token|differ in length"):
         encode(replace(piece, bars=(replace(piece.bars[0], notes=strange),)))
 
 
@@ -198,5 +198,5 @@ def test_a_midi_file_of_others_is_refused() -> None:
     out = io.BytesIO()
     mido.MidiFile(type=1, ticks_per_beat=480).save(file=out)
 
-    with pytest.raises(ValueError, match="not written here"):
+    with pytest.raises(ValueError, match="from another program"):
         read_midi(out.getvalue())

@@ -336,7 +336,7 @@ def test_a_regional_tag_is_the_same_language(checkpoint: Checkpoint) -> None:
         ("vits", {"voices": {"x": {"embedding": "no.npy"}}}, "'x' cannot be read"),
         ("vits-speakers", {"voices": {"x": {"speaker": 3}}}, "speaker 3 of 3"),
         ("speecht5", {"voices": {}}, "needs voices"),
-        ("speecht5", {"voices": {"x": {"speaker": 1}}}, "takes embedding"),
+        ("speecht5", {"voices": {"x": {"speaker": 1}}}, "accepts embedding"),
         ("speecht5", {"vocoder": "elsewhere"}, "no vocoder"),
     ],
 )
@@ -356,7 +356,7 @@ def test_an_entry_that_cannot_work_is_not_loaded(
         ("languages", [], "name at least one"),
         ("languages", ["klingon?"], "no language"),
         ("pause_ms", -1, "at least 0"),
-        ("sentence_seconds", 0, "more than 0"),
+        ("sentence_seconds", 0, "must be positive"),
         ("voice", "ann", "options of the engine speech are"),
         ("dtype", "float16", "float16"),
     ],

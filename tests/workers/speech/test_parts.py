@@ -138,7 +138,7 @@ def test_without_an_ear_no_voice_is_copied(checkpoint: Checkpoint, tmp_path: Pat
     path = shutil.copytree(checkpoint("parts"), tmp_path / "deaf")
     shutil.rmtree(path / "reference")
 
-    with pytest.raises(ValueError, match="does not do voice-clone"):
+    with pytest.raises(ValueError, match="does not support voice-clone"):
         SpeechEngine(spec(path, "text-to-speech", "voice-clone")).load()
 
 

@@ -140,7 +140,7 @@ class MusicEngine(TorchEngine[Options, _Loaded, MusicRequest]):
 
     def _read(self, job: Job, files: Sequence[bytes]) -> MusicRequest:
         if job.task != TASK:
-            raise InputError("invalid_input", f"{self._spec.name} does not do {job.task}.")
+            raise InputError("invalid_input", f"{self._spec.name} does not support {job.task}.")
         input = read_input(job, MusicInput)
         spec = self._piece_spec(input, job.limits.audio_ms)
         try:

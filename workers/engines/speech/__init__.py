@@ -1,1 +1,1 @@
-"""Speech and music by checkpoints of others, sentence by sentence, heard while it is made."""
+"""Speech and music by supported checkpoints, segment by segment, streamed while synthesised."""

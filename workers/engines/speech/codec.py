@@ -1,10 +1,10 @@
-"""Sound from a codec's codes while a model still writes them.
+"""Decodes codec tokens to audio while a model still generates them.
 
-A codec decodes a sentence as a whole: what is heard of a frame may depend on frames behind it, and
-on all before it. How far ahead it looks is measured on each codec as it is loaded. So the beginning
-of a sentence is final as soon as that many more frames are there, and the pieces that are said one
-after the other are the samples of the whole, with nothing to be faded over. The whole beginning is
-decoded each time, but only when half as much again has been written: all in all three times.
+A codec decodes a sentence as a whole: the audio of a frame can depend on all frames before it, and
+on some after it. The lookahead of each codec is measured when it is loaded. Audio is final once
+that many more frames exist, so the chunks of a stream equal the samples of the complete sentence,
+without any crossfade. Each decoding starts at the beginning, but only after the number of frames
+has grown by half, so the total work is about three times that of one decoding.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import torch
 from workers.engines.speech.model import EmitAudio
 
 Decode: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-"""Codes ``(K, T)`` int64 to sound ``(N,)`` float32."""
+"""Decodes codec tokens ``(K, T)`` int64 to audio ``(N,)`` float32."""
 
 _PROBE_FRAMES: Final = 48
 _LOOKAHEAD_MAX: Final = 32
-"""A codec that looks further ahead is decoded once, at the end."""
+"""Maximum lookahead for streaming; otherwise audio is decoded once, at the end."""
 _TOLERANCE: Final = 1e-5
-"""Of the loudest sample."""
+"""Relative to the loudest sample."""
 _FIRST_S: Final = 0.25
 _GROWTH: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """``hop``: samples of a frame. ``ahead``: frames that decide on one before them; None if all
-    may."""
+    """``hop``: samples per frame. ``lookahead``: later frames on which a frame's audio depends, None
+    if unbounded."""
 
     decode: Decode
     hop: int
@@ -41,12 +41,12 @@ class Codec:
     lookahead: int | None
 
     def frames(self, seconds: float) -> int:
-        """Of so much sound, at least one."""
+        """Return the number of frames in a duration, at least one."""
         return max(1, math.floor(seconds * self.frames_per_second + 1e-6))
 
 
 def measure_codec(decode: Decode, *, codebooks: int, size: int, rate: int) -> Codec:
-    """Decode codes by chance, half of them and all, and see from where on the halves differ."""
+    """Measure hop and lookahead: decode random tokens and their first half, and compare."""
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, size, (codebooks, 2 * _PROBE_FRAMES), generator=generator)
     with torch.no_grad():
@@ -62,11 +62,11 @@ def measure_codec(decode: Decode, *, codebooks: int, size: int, rate: int) -> Co
 
 
 class StreamingDecoder:
-    """Takes codes from a model of transformers as its ``streamer``, and says what is final.
+    """Receives tokens from a transformers model as its ``streamer``, and emits final audio.
 
-    ``delays``: by how many steps each of the codebooks is written later than its frame.
-    ``ends``: whether a step's codes ``(K,)`` belong to no frame any more, nor do any behind them.
-    ``prompted``: whether the prompt is known to have passed; otherwise it is what comes first.
+    ``delays``: steps by which each codebook lags behind its frame. ``is_end``: whether a step's
+    tokens ``(K,)`` mark the end, after which no frame follows. ``prompt_skipped``: whether the
+    prompt is not passed; otherwise the first call of ``put`` is the prompt and is ignored.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class StreamingDecoder:
         self._next_frames = codec.frames(_FIRST_S)
 
     def put(self, value: torch.Tensor) -> None:
-        """Take a step's codes ``(K,)``."""
+        """Add a step's tokens ``(K,)``."""
         if not self._prompt_skipped:
             self._prompt_skipped = True
             return
@@ -103,22 +103,22 @@ class StreamingDecoder:
             self._emit_until(self._codec.decode(self.codes()), self.frames - lookahead)
 
     def end(self) -> None:
-        """Part of the protocol; a family says itself when all is written."""
+        """Required by the protocol; families call ``finish`` instead."""
 
     @property
     def frames(self) -> int:
-        """Whose codes have all been written."""
+        """Number of frames with all their tokens."""
         complete = max(0, len(self._steps) - max(self._delays))
         return complete if self._end is None else min(complete, self._end)
 
     def codes(self) -> torch.Tensor:
-        """``(K, T)``"""
+        """Return the tokens of complete frames ``(K, T)``."""
         table, frames = torch.stack(self._steps), self.frames
         rows = [table[delay : delay + frames, k] for k, delay in enumerate(self._delays)]
         return torch.stack(rows)
 
     def finish(self, audio: torch.Tensor | None = None) -> None:
-        """Say the rest. ``whole``: what all codes decode to, if that is known."""
+        """Emit the rest. ``audio``: the decoded sentence, if it is already known."""
         if audio is None:
             if not self.frames:
                 return

@@ -1,7 +1,6 @@
-"""Families that write codes of a codec token by token: CSM, MusicGen, Bark and Dia.
+"""Families that generate codec tokens: CSM, MusicGen, Bark and Dia.
 
-Each is the library's own ``generate``, one call for a line. The codec computes in float32 whatever
-the model's ``dtype`` is.
+Each segment is one call of the library's own ``generate``. The codec always computes in float32.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class _CodecModel:
 
 
 class CsmSynthesizer(_CodecModel):
-    """Speaks as ``speaker``, or goes on in the voice of a recording with its transcript."""
+    """Uses a ``speaker``, or continues a recording, given with its transcript."""
 
     def __init__(self, path: Path, options: Options) -> None:
         super().__init__(options)
@@ -100,7 +99,7 @@ class CsmSynthesizer(_CodecModel):
 
 
 class MusicgenSynthesizer(_CodecModel):
-    """Music to a caption, of exactly the length that is asked for."""
+    """Generates music for a caption, of exactly the requested length."""
 
     def __init__(self, path: Path, options: Options) -> None:
         super().__init__(options)
@@ -109,7 +108,7 @@ class MusicgenSynthesizer(_CodecModel):
         _disable_static_cache(self._model)
         config = self._model.config.decoder
         if config.audio_channels != 1:
-            raise ValueError(f"it makes {config.audio_channels} channels; this engine makes one")
+            raise ValueError(f"it has {config.audio_channels} channels; only one is supported")
         codec = self._model.audio_encoder.float()
         self.module = self._model
         self.steps = (self._model.text_encoder, self._model.decoder, codec.decoder)
@@ -139,7 +138,7 @@ class MusicgenSynthesizer(_CodecModel):
 
 
 class _StepObserver(StoppingCriteria):
-    """Sees each step, and stops at none: this family's ``generate`` knows no streamer."""
+    """Passes each step on and never stops: this family's ``generate`` has no streamer."""
 
     def __init__(self, stream: StreamingDecoder) -> None:
         self._stream = stream
@@ -150,9 +149,9 @@ class _StepObserver(StoppingCriteria):
 
 
 class BarkSynthesizer(_CodecModel):
-    """Speaks after a preset: what somebody said before, as Bark's own codes.
+    """Uses a preset: Bark's own tokens of an earlier utterance.
 
-    Nothing is heard within a sentence: the codes are refined in windows that overlap.
+    Audio is emitted only after a whole segment: tokens are refined in overlapping windows.
     """
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -170,7 +169,7 @@ class BarkSynthesizer(_CodecModel):
         codec = self._model.codec_model.float()
         codec.decoder.register_forward_pre_hook(_raise_on_silence)
         self.module = self._model
-        # The fine model is called by another way than ``__call__``, but not its last norm.
+        # The fine model is not run through ``__call__``, but its last norm is.
         fine = self._model.fine_acoustics.layernorm_final
         self.steps = (self._model.semantic, self._model.coarse_acoustics, fine, codec.decoder)
 
@@ -184,12 +183,12 @@ class BarkSynthesizer(_CodecModel):
             ("fine_prompt", self._fine.n_fine_codebooks, self._codebook_size),
         ):
             if name not in voice.preset:
-                raise ValueError(f"its preset has no {name}")
+                raise ValueError(f"its preset lacks {name}")
             array = voice.preset[name]
             if array.ndim != (1 if rows is None else 2) or rows not in (None, len(array)):
-                raise ValueError(f"the {name} of its preset is {array.shape}")
+                raise ValueError(f"the {name} of its preset has the wrong shape {array.shape}")
             if not array.size or array.min() < 0 or array.max() >= size:
-                raise ValueError(f"the {name} of its preset has codes outside 0 to {size - 1}")
+                raise ValueError(f"the {name} of its preset has tokens outside 0 to {size - 1}")
         return voice
 
     def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
@@ -217,7 +216,7 @@ class BarkSynthesizer(_CodecModel):
 
 
 class _SilenceError(Exception):
-    """A model had nothing to say, where the library would fail over no sound at all."""
+    """The model generated no audio; the library would fail on an empty tensor."""
 
 
 def _raise_on_silence(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -226,9 +225,9 @@ def _raise_on_silence(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -
 
 
 class DiaSynthesizer(_CodecModel):
-    """Speaks in a voice by chance, or goes on in that of a recording with its transcript.
+    """Uses a random voice, or continues a recording, given with its transcript.
 
-    ``[S1]`` and ``[S2]`` in the text tell who of two speaks.
+    ``[S1]`` and ``[S2]`` in the text mark the turns of two speakers.
     """
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -264,10 +263,14 @@ class DiaSynthesizer(_CodecModel):
             return voice
         size, positions = len(voice.transcript.encode()), self._model.config.encoder_config
         if size > positions.max_position_embeddings // 2:
-            raise ValueError(f"a transcript of {size} bytes leaves no room for what is to be said")
-        seconds, tokens_max = len(voice.recording) / self.rate, self._frames_left(voice)
-        if tokens_max < self._codec.frames(1):
-            raise ValueError(f"the recording of {seconds:.1f} s leaves no room to speak after it")
+            raise ValueError(
+                f"the transcript of {size} bytes is too long; it leaves no room for the text"
+            )
+        seconds = len(voice.recording) / self.rate
+        if self._frames_left(voice) < self._codec.frames(1):
+            raise ValueError(
+                f"the recording of {seconds:.1f} s is too long; it leaves no room for speech"
+            )
         return voice
 
     def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
@@ -300,7 +303,7 @@ class DiaSynthesizer(_CodecModel):
         stream.finish()
 
     def _frames_left(self, voice: Voice) -> int:
-        """That fit behind a recording."""
+        """Return the number of frames that fit after the recording."""
         recorded = 0 if voice.recording is None else -(-len(voice.recording) // self._codec.hop)
         positions: int = self._model.config.decoder_config.max_position_embeddings
         delay: int = max(self._delays)
@@ -308,7 +311,7 @@ class DiaSynthesizer(_CodecModel):
 
 
 def _first_turn(text: str) -> str:
-    """Whose turn a text begins with."""
+    """Return the turn tag at the start of a text, or the first speaker's."""
     found = TURN_TAG.match(text)
     return found[0] if found else FIRST_TURN_TAG
 
@@ -324,9 +327,9 @@ def _message(voice: Voice, text: str) -> dict[str, Any]:
 
 def _check_transcript(voice: Voice) -> None:
     if voice.recording is not None and not voice.transcript.strip():
-        raise ValueError("it needs a transcript of what the recording says")
+        raise ValueError("it needs the transcript of its recording")
 
 
 def _disable_static_cache(model: Any) -> None:
-    """A cache of fixed size is kept on the model itself, where two requests would share it."""
+    """Disable the static cache, which is stored on the model and would be shared by requests."""
     model.generation_config.cache_implementation = None

@@ -140,7 +140,7 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
 
     def _read(self, job: Job, files: Sequence[bytes]) -> SpeechRequest:
         if job.task not in (self._spec.task, *self._spec.also):
-            raise InputError("invalid_input", f"{self._spec.name} does not do {job.task}.")
+            raise InputError("invalid_input", f"{self._spec.name} does not support {job.task}.")
         kind: type[AudioInput] = MusicInput if job.task == MUSIC_TASK else SpeechInput
         input = read_input(job, kind)
         self._check(input)

@@ -1,6 +1,6 @@
-"""Which checkpoints can speak here. Each was compared with its own library, value by value.
+"""The supported families of checkpoints. Each was compared with its own library, value by value.
 
-Whatever is not on this list is refused by name instead of being tried on somebody's request.
+Other checkpoints are refused by name when they are loaded.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ CLONING_TASK: Final = "voice-clone"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a kind of checkpoint is spoken with."""
+    """A kind of checkpoint, with the class that runs it."""
 
     model_class: str
     module: str = "workers.engines.speech.sentence_models"
     tasks: tuple[str, ...] = ("text-to-speech",)
     sentence_characters: int = 400
-    """A longer sentence is spoken in parts."""
+    """Maximum length of a segment; longer sentences are split."""
     turn_tags: bool = False
-    """Whether each sentence has to say who of several speaks."""
+    """Whether each sentence needs a tag that names its speaker."""
     has_speaker_encoder: bool = False
-    """Whether a checkpoint with a ``reference`` encoder takes voices from recordings."""
+    """Whether a ``reference`` encoder in the checkpoint enables voices from recordings."""
 
     def load(self, path: Path, options: Options) -> SpeechModel:
-        """Raise ``ValueError`` with the reason."""
+        """Load a checkpoint. Raise ``ValueError`` with the reason if that fails."""
         model_class = getattr(importlib.import_module(self.module), self.model_class)
         return cast(Callable[[Path, Options], SpeechModel], model_class)(path, options)
 
@@ -58,7 +58,7 @@ FAMILIES: Final = {
 
 
 def family_of(spec: ModelSpec) -> Family:
-    """The family of an entry. Raise ``ValueError`` with the reason if it cannot run."""
+    """Return the family of an entry. Raise ``ValueError`` if it is not supported."""
     config = Path(spec.checkpoint or "") / "config.json"
     if not config.is_file():
         raise ValueError(f"{config} is missing; is this a directory in transformers' format?")
@@ -68,11 +68,11 @@ def family_of(spec: ModelSpec) -> Family:
         raise ValueError(f"{config} cannot be read: {error}") from error
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise ValueError(f"the checkpoint is a {kind}; proven to speak here are {known}")
+        raise ValueError(f"unsupported model type {kind!r}; supported types are {known}")
     family = FAMILIES[kind]
     cloning = family.has_speaker_encoder and (config.parent / "reference").is_dir()
     tasks = (*family.tasks, *([CLONING_TASK] if cloning else []))
     for task in (spec.task, *spec.also):
         if task not in tasks:
-            raise ValueError(f"{kind} does not do {task}; it does {', '.join(tasks)}")
+            raise ValueError(f"{kind} does not support {task}; it supports {', '.join(tasks)}")
     return family

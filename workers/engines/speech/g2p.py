@@ -1,8 +1,8 @@
-"""From letters to sounds, for checkpoints that bring their own table instead of a tokenizer.
+"""Grapheme-to-phoneme conversion, for checkpoints with their own table instead of a tokenizer.
 
-The table is a tree over the letters around a letter, the nearest first, as deep as they leave open
-what is said. So frequent words are known by heart, and any other is read as those are that are
-written most like it.
+The table is a decision tree over the letters around a letter, the nearest first, as deep as the
+pronunciation is ambiguous. So frequent words are stored exactly, and others are pronounced like the
+words with the most similar spelling.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ALPHABET: Final = " abcdefghijklmnopqrstuvwxyz',.?!"
 MARKS: Final = ",.?!"
 _WORD_LETTERS: Final = ALPHABET[1:28]
 LETTERS_IN_WORD: Final = 8
-"""Letters of a word on either side that are looked at."""
+"""Letters of the word examined on each side."""
 LETTERS_BEYOND: Final = 5
-"""What is looked at beyond the word: what ends it, two letters behind it, two before it."""
+"""Characters examined beyond the word: the one that ends it, two after that, two before it."""
 _REPLACEMENTS: Final = str.maketrans(
     {
         **dict.fromkeys("\u2018\u2019\u02bc\u0060\u00b4", "'"),
@@ -49,9 +49,9 @@ _FINAL_MARKS: Final = re.compile(r"[\s,]*([.?!])[\s,.?!]*")
 
 
 def normalize_spelling(text: str) -> str:
-    """A text in the letters of ``ALPHABET``, with a mark at its end; empty if none are left.
+    """Convert a text to the letters of ``ALPHABET``, ending with a mark; empty if it has no letters.
 
-    Short words in capitals are spelled, unless all is in capitals.
+    Short words in capitals are spelled out, unless the whole text is in capitals.
     """
     if any(letter.islower() for letter in text):
         text = _ACRONYM.sub(_spell_out, text)
@@ -71,7 +71,7 @@ def normalize_spelling(text: str) -> str:
 
 
 def context_letters(text: str, position: int) -> list[int]:
-    """The letters around one, in the order in which they are looked at: its word's, then others."""
+    """Return the letters around a position in the tree's order: those of its word, then others."""
     start, end = _word_at(text, position)
     positions = [position]
     for step in range(1, LETTERS_IN_WORD + 1):
@@ -91,7 +91,7 @@ def _word_at(text: str, position: int) -> tuple[int, int]:
 
 
 class GraphemeToPhoneme:
-    """Raise ``ValueError`` if the table does not fit together."""
+    """Raise ``ValueError`` if the table is inconsistent."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class GraphemeToPhoneme:
         self._letters, self._counts, self._chunk_ids = (
             tree[name] for name in ("letter", "children", "chunk")
         )
-        if len({len(character) for character in tree.values()}) != 1 or int(
-            self._chunk_ids.max()
-        ) >= len(chunks):
+        if len({len(column) for column in tree.values()}) != 1 or max(self._chunk_ids) >= len(
+            chunks
+        ):
             raise ValueError("the table of letters and sounds is damaged")
         self._first = 1 + np.concatenate([[0], np.cumsum(self._counts.astype(np.int64))[:-1]])
 
     def __call__(self, text: str) -> torch.Tensor:
-        """Numbers of sounds ``(1, S)``, from 1; S is 0 where nothing is to be said."""
+        """Return phoneme ids ``(1, S)``, from 1; S is 0 if the text cannot be pronounced."""
         text = normalize_spelling(text)
         ids: list[int] = []
         for position, letter in enumerate(text):
@@ -119,7 +119,7 @@ class GraphemeToPhoneme:
                 ids.append(self.sounds.index("_" + letter))
             elif letter != " ":
                 ids += self._chunks[self._chunk(context_letters(text, position))]
-        return torch.tensor([[character + 1 for character in ids]], dtype=torch.long)
+        return torch.tensor([[number + 1 for number in ids]], dtype=torch.long)
 
     def _chunk(self, letters: list[int]) -> int:
         node = 0
@@ -133,7 +133,7 @@ class GraphemeToPhoneme:
 
 
 def read_g2p(path: Path) -> GraphemeToPhoneme:
-    """From its directory. Raise ``OSError``, ``KeyError`` or ``ValueError``."""
+    """Load the table. Raise ``OSError``, ``KeyError`` or ``ValueError``."""
     config = json.loads((path / "config.json").read_text())
     return GraphemeToPhoneme(
         config["sounds"], config["chunks"], load_file(path / "model.safetensors")

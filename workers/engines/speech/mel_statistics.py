@@ -1,6 +1,7 @@
-"""How a voice sounds on the whole: how loud each band of its vowels is, and how much that varies.
+"""Statistics of a voice: mean and deviation of each mel band over its vowels.
 
-A small model draws a new voice as it draws many; the last of the way to a recording is filtered.
+A small model renders a new voice close to an average one; filtering its output to match these
+statistics brings it closer to the recording.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import torch.nn.functional as F
 from workers.engines.speech.spectra import MELS
 
 _LOUDNESS_RANGE: Final = 1.2
-"""Below the loudest frame, in units of ``spectra``: what is softer is no vowel."""
+"""Range below the loudest frame, in units of ``spectra``; softer frames are not vowels."""
 _HALF_CONFIDENCE_FRAMES: Final = 40
-"""Frames, half a second; of so many, half of the difference is believed."""
+"""Frames, half a second, at which half of the difference is applied."""
 _SPREAD_RATIO: Final = (0.7, 1.6)
-"""The least and the most by which a band may be made to vary."""
+"""Limits of the ratio of deviations."""
 
 
 class MelStatistics(NamedTuple):
-    """``(80,)`` each, and of how many frames."""
+    """``mean`` and ``spread`` are ``(80,)``; ``frames`` is the number of frames they are from."""
 
     mean: torch.Tensor
     spread: torch.Tensor
@@ -32,7 +33,7 @@ class MelStatistics(NamedTuple):
 
 
 def measure_mel_statistics(frames: torch.Tensor) -> MelStatistics:
-    """Of frames ``(T, 82)`` of ``spectra``."""
+    """Compute the statistics of frames ``(T, 82)`` of ``spectra``."""
     mel, voiced = frames[:, :MELS], frames[:, -1] > 0.5
     level = mel.mean(1).masked_fill(~voiced, -torch.inf)
     loud = mel[level > level.max() - _LOUDNESS_RANGE]
@@ -42,13 +43,13 @@ def measure_mel_statistics(frames: torch.Tensor) -> MelStatistics:
 
 
 def match_mel_statistics(frames: torch.Tensor, target: MelStatistics) -> torch.Tensor:
-    """Frames ``(T, 82)`` as a voice of such a timbre says them; of few, about."""
+    """Filter frames ``(T, 82)`` to match other statistics; only partly if either has few frames."""
     own = measure_mel_statistics(frames)
     frame_count = min(own.frames, target.frames)
     confidence = frame_count / (frame_count + _HALF_CONFIDENCE_FRAMES)
     spread_ratio = _smooth((target.spread / own.spread).clamp(*_SPREAD_RATIO).log(), 5)
     mel = frames[:, :MELS]
-    # Pauses and the breath of an s are much softer than that, and are not to vary more or less.
+    # Pauses and sibilants are much softer; their deviation must not be scaled.
     deviation = torch.maximum(mel - own.mean, -2 * own.spread)
     shifted = (
         mel

@@ -1,4 +1,4 @@
-"""What the engine asks of a family of checkpoints: speak one line, stopping wherever told to."""
+"""The interface between the engine and a family of checkpoints, and its voices."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from workers.media.pixels import MediaError
 from workers.media.recordings import read_audio
 
 _RECORDING_S_MIN: Final = 0.3
-"""Less is nobody's voice."""
+"""Minimum length of a recording of a voice."""
 
 Mono: TypeAlias = npt.NDArray[np.float32]
 """``(N,)``, from -1 to 1."""
 EmitAudio: TypeAlias = Callable[[torch.Tensor], None]
-"""Takes sound ``(N,)`` of any dtype and device, as soon as it is final."""
+"""Callback that takes audio ``(N,)`` of any dtype and device, as soon as it is final."""
 
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """A voice in memory: what its entry or a request names, read and checked."""
+    """A voice in memory: what an entry or a request names, loaded and checked."""
 
     name: str = ""
     speaker: int | None = None
@@ -37,10 +37,10 @@ class Voice:
     """``(D,)`` float32, on the CPU."""
     preset: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     recording: Mono | None = None
-    """At the family's ``recording_rate``."""
+    """Audio at the family's ``recording_rate``."""
     transcript: str = ""
     statistics: MelStatistics | None = None
-    """Of a recording that was heard."""
+    """Mel statistics of a recording, for a voice that was embedded from one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +50,29 @@ class Segment:
     text: str
     voice: Voice
     seconds: float
-    """The longest that may come of it."""
+    """Maximum duration of its audio."""
     speed: float = 1.0
-    """1 unless the family has ``own_speed``."""
+    """Always 1, unless the family has ``has_speed``."""
 
 
 class SpeechModel(Protocol):
-    """A checkpoint in memory. Several calls of ``speak`` may be under way: wherever a module of
-    ``steps`` is called, another may go on first."""
+    """A checkpoint in memory.
+
+    Several calls of ``synthesize`` can be in progress: each can be suspended where a module of
+    ``steps`` is called.
+    """
 
     rate: int
-    """Of the sound, in Hz."""
+    """Sample rate of the audio, in Hz."""
     channels: int
     module: torch.nn.Module
     steps: Sequence[torch.nn.Module]
     has_speed: bool
     recording_rate: int | None
-    """In Hz, of a family that takes its voice from a recording."""
+    """Sample rate of recordings in Hz; None: voices from recordings are not supported."""
 
     def check(self, voice: Voice) -> Voice:
-        """Make a voice ready to be spoken in. Raise ``ValueError`` with the reason if it cannot
-        be."""
+        """Prepare a voice for synthesis. Raise ``ValueError`` if it cannot be used."""
         ...
 
     def synthesize(self, segment: Segment, emit: EmitAudio) -> None: ...
@@ -79,7 +81,7 @@ class SpeechModel(Protocol):
 def read_voice(
     name: str, options: VoiceOptions, *, root: Path, rate: int | None, limits: Options
 ) -> Voice:
-    """Read what a voice's entry names. Raise ``ValueError`` with the reason."""
+    """Load the voice of a catalog entry. Raise ``ValueError`` with the reason if that fails."""
     try:
         return Voice(
             name,
@@ -96,14 +98,14 @@ def read_voice(
 
 
 def read_recording(data: bytes, rate: int | None, options: Options) -> Mono:
-    """Decode a voice. Raise ``MediaError``."""
+    """Decode a recording of a voice. Raise ``MediaError``."""
     if rate is None:
-        raise MediaError("This model takes no voice from a recording.")
+        raise MediaError("This model does not support voices from recordings.")
     audio = read_audio(data, rate=rate, seconds_max=options.recording_seconds)
     if audio.seconds < _RECORDING_S_MIN:
         raise MediaError(
-            f"The recording is {audio.seconds:.2f} seconds long; at least {_RECORDING_S_MIN:g} are "
-            "needed, and some seconds are better."
+            f"The recording is {audio.seconds:.2f} seconds long; it must be at least "
+            f"{_RECORDING_S_MIN:g}, and several seconds are better."
         )
     return np.ascontiguousarray(audio.samples[0])
 
@@ -112,7 +114,7 @@ def _vector(path: Path) -> torch.Tensor:
     if path.suffix == ".safetensors":
         tensors = load_file(path)
         if len(tensors) != 1:
-            raise ValueError(f"{path.name} has {len(tensors)} tensors where one is needed")
+            raise ValueError(f"{path.name} has {len(tensors)} tensors; it must have one")
         tensor = next(iter(tensors.values()))
     else:
         tensor = torch.from_numpy(np.load(path, allow_pickle=False))
@@ -120,7 +122,7 @@ def _vector(path: Path) -> torch.Tensor:
 
 
 def _arrays(root: Path, preset: str) -> dict[str, npt.NDArray[Any]]:
-    """Of an ``.npz``, or of a name in a Bark checkpoint's own list of files with one array each."""
+    """Load arrays from an ``.npz``, or by a name in a Bark checkpoint's list of files."""
     index = root / "speaker_embeddings_path.json"
     if (root / preset).is_file() or not index.is_file():
         with np.load(root / preset, allow_pickle=False) as arrays:

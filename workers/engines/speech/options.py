@@ -1,4 +1,4 @@
-"""The options of a catalog entry that this engine understands, checked."""
+"""Options of the speech engine in a catalog entry, validated."""
 
 from __future__ import annotations
 
@@ -12,57 +12,55 @@ from workers.engines.options import TorchOptions, read
 
 
 class VoiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One voice; which of these a checkpoint understands depends on its family.
+    """A voice. Which fields a checkpoint supports depends on its family.
 
-    Paths start at the checkpoint's directory.
+    Paths are relative to the checkpoint's directory.
     """
 
     speaker: int | None = None
-    """Number of a speaker that the model was trained on."""
+    """Index of a speaker in the training data."""
     embedding: str | None = None
-    """File with a vector, ``.npy`` or ``.safetensors`` with one tensor."""
+    """File with a speaker embedding: ``.npy``, or ``.safetensors`` with one tensor."""
     preset: str | None = None
-    """File with the arrays of a voice, ``.npz``, or its name in the checkpoint's own list."""
+    """File with the arrays of a voice, ``.npz``, or a name in the checkpoint's list."""
     recording: str | None = None
-    """File with somebody speaking."""
+    """File with a recording of the voice."""
     transcript: str = ""
-    """What is said there."""
+    """Transcript of the recording."""
 
 
 class Options(TorchOptions, frozen=True, forbid_unknown_fields=True):
-    """Of the catalog entry; what every engine has in common is in ``TorchOptions``."""
-
     dtypes: ClassVar = ("float32", "bfloat16")
 
     languages: tuple[str, ...] = ("en",)
-    """That the model speaks; the first is taken where a request names none."""
+    """Languages of the model; the first is the default."""
     voices: Mapping[str, VoiceOptions] = {}
-    """By the names that requests use; the first is taken where a request names none."""
+    """Voices by name; the first is the default."""
     vocoder: str | None = None
-    """Directory of the vocoder, or codec, of a model that has none itself; by default ``vocoder``
-    in the checkpoint's own."""
+    """Directory of the vocoder or codec, for models without one. Default: ``vocoder`` in the
+    checkpoint's directory."""
     normalize: bool = True
-    """Whether numbers, dates and abbreviations are written out before the model reads them."""
+    """Whether numbers, dates and abbreviations are written out before synthesis."""
     sentence_characters: int | None = None
-    """A longer sentence is spoken in parts; by default what the family takes well."""
+    """Maximum length of a segment; longer sentences are split. Default: by family."""
     sentence_seconds: float = 30.0
-    """A model that has not found the end of a sentence by then is stopped."""
+    """Maximum duration of a segment, after which the model is stopped."""
     pause_ms: int = 120
-    """Between two sentences."""
+    """Pause between two sentences."""
     recording_seconds: float = 30.0
-    """Of a voice that is sent along, at most."""
+    """Maximum length of a recording in a request."""
     seconds: float = 8.0
-    """Of music whose length is left open."""
+    """Length of music if the request names none."""
 
 
 def read_options(spec: ModelSpec) -> Options:
-    """Raise ``ValueError`` for an option that is unknown or cannot be met here."""
+    """Raise ``ValueError`` if an option is unknown or not supported here."""
     options = read(spec, Options, counts=("sentence_characters",))
     for name in ("sentence_seconds", "recording_seconds", "seconds"):
         if getattr(options, name) <= 0:
-            raise ValueError(f"{name} is {getattr(options, name)}; more than 0 is needed")
+            raise ValueError(f"{name} is {getattr(options, name)}; it must be positive")
     if options.pause_ms < 0:
-        raise ValueError(f"pause_ms is {options.pause_ms}; at least 0 is needed")
+        raise ValueError(f"pause_ms is {options.pause_ms}; it must be at least 0")
     if not options.languages:
-        raise ValueError("languages is empty; name at least one")
+        raise ValueError("languages is empty; it needs at least one")
     return options

@@ -1,4 +1,4 @@
-"""Reading the parts of a checkpoint from its directory, and voices that a family cannot take."""
+"""Loads the components of a checkpoint, and checks how a voice is given."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _READ_ERRORS: Final = (OSError, ValueError, KeyError, TypeError, RuntimeError, I
 
 
 def read_tokenizer(path: Path) -> Any:
-    """Raise ``ValueError`` with the reason."""
+    """Raise ``ValueError`` with the reason if it cannot be read."""
     return read_processor(AutoTokenizer, path, "tokenizer")
 
 
 def read_processor(kind: Any, path: Path, name: str = "processor") -> Any:
-    """Raise ``ValueError`` with the reason."""
+    """Raise ``ValueError`` with the reason if it cannot be read."""
     try:
         return kind.from_pretrained(str(path), local_files_only=True)
     except _READ_ERRORS as error:
@@ -27,7 +27,7 @@ def read_processor(kind: Any, path: Path, name: str = "processor") -> Any:
 
 
 def read_part(kind: Any, path: Path, options: Options) -> Any:
-    """One model of a directory, ready to compute. Raise ``ValueError`` with the reason."""
+    """Load a model for inference. Raise ``ValueError`` with the reason if that fails."""
     try:
         model = kind.from_pretrained(
             str(path), dtype=options.torch_dtype, local_files_only=True, use_safetensors=True
@@ -40,12 +40,12 @@ def read_part(kind: Any, path: Path, options: Options) -> Any:
 def read_vocoder(kind: Any, path: Path, options: Options) -> Any:
     folder = path / (options.vocoder or "vocoder")
     if not folder.is_dir():
-        raise ValueError(f"it has no vocoder; {folder} is no directory")
+        raise ValueError(f"it has no vocoder; {folder} is not a directory")
     return read_part(kind, folder, options)
 
 
 def check_voice_source(voice: Voice, *kinds: str) -> None:
-    """Raise ``ValueError`` for a voice given by anything else."""
+    """Raise ``ValueError`` if a voice is given by anything but ``kinds``."""
     sources = {
         "speaker": voice.speaker is not None,
         "embedding": voice.embedding is not None,
@@ -54,5 +54,5 @@ def check_voice_source(voice: Voice, *kinds: str) -> None:
     }
     for kind, present in sources.items():
         if present and kind not in kinds:
-            takes = f"this model takes {' or '.join(kinds)}" if kinds else "this model has none"
-            raise ValueError(f"it is given by a {kind}; {takes}")
+            accepted = " or ".join(kinds) if kinds else "no voices"
+            raise ValueError(f"it is given by a {kind}; this model accepts {accepted}")

@@ -1,7 +1,7 @@
-"""Families that draw a whole sentence: VITS, FastSpeech2Conformer and SpeechT5.
+"""Families that generate a whole sentence at once: VITS, FastSpeech2Conformer and SpeechT5.
 
-None is spoken in padded batches: the decoders of the first two take no mask, so that what is padded
-would be heard in the others' last sounds, and so does what smooths SpeechT5's spectrogram.
+Segments are never padded into a batch: the decoders of the first two, and SpeechT5's post-net, have
+no mask, so padding would change the end of shorter sentences.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class VitsSynthesizer(_SentenceModel):
         try:
             self._tokenize("a")
         except ImportError as error:
-            raise ValueError(f"the checkpoint reads phonemes: {error}") from error
+            raise ValueError(f"the checkpoint needs phonemes as input: {error}") from error
 
     def check(self, voice: Voice) -> Voice:
         check_voice_source(voice, "speaker")
@@ -82,7 +82,7 @@ class VitsSynthesizer(_SentenceModel):
 
     def synthesize(self, segment: Segment, emit: EmitAudio) -> None:
         ids = self._ids(segment.text)
-        if ids.shape[1] < 2:  # nothing that its alphabet has
+        if ids.shape[1] < 2:  # no letter of its alphabet
             return
         made = self._model(
             input_ids=ids,
@@ -93,9 +93,8 @@ class VitsSynthesizer(_SentenceModel):
 
 
 class FastSpeechSynthesizer(_SentenceModel):
-    """Beside its model a checkpoint may have folders of ours, each instead of something else:
-    ``graphemes`` of its tokenizer, ``reference`` of the vectors of its voices, and a ``vocoder`` of
-    the kind ``excited``."""
+    """A checkpoint can have folders in our own formats: ``graphemes`` instead of a tokenizer,
+    ``reference`` to embed voices from recordings, and a ``vocoder`` of type ``excited``."""
 
     def __init__(self, path: Path, options: Options) -> None:
         super().__init__(path, options)
@@ -138,7 +137,7 @@ class FastSpeechSynthesizer(_SentenceModel):
             embedding = voice.embedding[None].to(self._device, self._model.dtype)
             speaker["speaker_embedding"] = embedding
         ids = self._ids(segment.text)
-        if not ids.shape[1]:  # nothing that its alphabet has
+        if not ids.shape[1]:  # no letter of its alphabet
             return
         spectrogram = self._model(ids, return_dict=True, **speaker).spectrogram
         if voice.statistics is not None and isinstance(self._vocoder, SourceFilterVocoder):
@@ -162,7 +161,7 @@ class SpeechT5Synthesizer(_SentenceModel):
             samples *= factor
         self._steps_a_second = self.rate / samples
         if not options.voices:
-            raise ValueError("SpeechT5 speaks in no voice of its own; the entry needs voices")
+            raise ValueError("SpeechT5 has no built-in voice; the entry needs voices")
 
     def check(self, voice: Voice) -> Voice:
         check_voice_source(voice, "embedding")
@@ -193,7 +192,7 @@ def _read_vocoder(path: Path, options: Options) -> Any:
 
 
 def _read_own(read: Callable[[Path], Any], path: Path, options: Options | None = None) -> Any:
-    """A part that is no model of transformers. Raise ``ValueError`` with the reason."""
+    """Load a component in our own format. Raise ``ValueError`` with the reason if that fails."""
     try:
         made = read(path)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
@@ -206,10 +205,10 @@ def _read_own(read: Callable[[Path], Any], path: Path, options: Options | None =
 
 def _check_speaker(voice: Voice, speakers: int) -> None:
     if voice.speaker is not None and not 0 <= voice.speaker < speakers:
-        raise ValueError(f"it is speaker {voice.speaker} of {speakers}")
+        raise ValueError(f"it is speaker {voice.speaker} of {speakers}; they count from 0")
 
 
 def _check_width(voice: Voice, width: int | None) -> None:
     assert voice.embedding is not None
     if len(voice.embedding) != width:
-        raise ValueError(f"its embedding has {len(voice.embedding)} numbers; {width} are needed")
+        raise ValueError(f"its embedding has {len(voice.embedding)} numbers; it must have {width}")

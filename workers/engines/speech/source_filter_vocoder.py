@@ -1,9 +1,8 @@
-"""A vocoder that filters an excitation, as a throat does: pulses where there is a pitch, and noise.
+"""A source-filter vocoder: filters an excitation of pulses, in voiced frames, and noise.
 
-Frames of ``spectra`` say how loud and how high. A small network says how each frequency is shared
-between pulses and noise and what the mel bands have blurred; the filter has the least phase that
-its magnitudes allow, which is that of resonances. Nothing is left to be learned about waveforms,
-so that minutes on one core are enough to train it.
+Frames of ``spectra`` contain loudness and pitch. A small network predicts the balance of pulses and
+noise at each frequency, and the detail that mel bands blur. The filter has minimum phase, like a
+resonance. The network does not model waveforms, so that it trains in minutes on one core.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from workers.engines.speech.spectra import (
 
 _BINS: Final = WINDOW // 2 + 1
 _NOISE_LEVEL: Final = 0.5 * math.log(3 / 8 * WINDOW)
-"""How loud white noise of deviation 1 is in a frame, in nepers."""
+"""Level of white noise of deviation 1 in a frame, in nepers."""
 _SHIFT_MAX: Final = 3.0
-"""How far, in nepers, the network may move the loudness of a frequency."""
+"""Maximum change of a frequency's level by the network, in nepers."""
 
 
 class _Block(nn.Module):
@@ -52,7 +51,7 @@ class _Block(nn.Module):
 
 
 class SourceFilterVocoder(nn.Module):
-    """``(B, T, 82)`` or ``(T, 82)`` to ``(B, T * HOP)`` or ``(T * HOP,)``."""
+    """Maps ``(B, T, 82)`` or ``(T, 82)`` to ``(B, T * HOP)`` or ``(T * HOP,)``."""
 
     def __init__(self, *, width: int, depth: int) -> None:
         super().__init__()
@@ -83,7 +82,7 @@ def _synthesize(frames: torch.Tensor, raw_shift: torch.Tensor) -> torch.Tensor:
 
 
 def _apply_filter(level: torch.Tensor, excitation: torch.Tensor) -> torch.Tensor:
-    """Filter sound ``(B, T * HOP)`` by logarithms of magnitudes ``(B, T, 513)``."""
+    """Filter audio ``(B, T * HOP)`` by log magnitudes ``(B, T, 513)``."""
     window = hann(WINDOW).to(excitation)
     spectrum = torch.stft(excitation, WINDOW, HOP, window=window, return_complex=True)
     result = spectrum[..., : level.shape[1]] * _minimum_phase(level).mT
@@ -91,7 +90,7 @@ def _apply_filter(level: torch.Tensor, excitation: torch.Tensor) -> torch.Tensor
 
 
 def _minimum_phase(level: torch.Tensor) -> torch.Tensor:
-    """By folding the cepstrum."""
+    """Compute the minimum-phase filter of log magnitudes, by folding the cepstrum."""
     cepstrum = torch.fft.irfft(level, WINDOW)
     fold = torch.zeros(WINDOW, device=level.device)
     fold[0] = fold[WINDOW // 2] = 1
@@ -100,9 +99,9 @@ def _minimum_phase(level: torch.Tensor) -> torch.Tensor:
 
 
 def _pulses(pitch: torch.Tensor) -> torch.Tensor:
-    """All harmonics below half of the rate, in step: ``(B, T)`` Hz to ``(B, T * HOP)``.
+    """Generate all harmonics below the Nyquist frequency, in phase: ``(B, T)`` Hz to ``(B, T * HOP)``.
 
-    Each is as loud as white noise of deviation 1 has it in a band as wide as the pitch.
+    Each has the power of white noise of deviation 1 in a band as wide as the pitch.
     """
     each = F.interpolate(pitch[:, None], scale_factor=HOP, mode="linear")[:, 0]
     phase = torch.cumsum((each / RATE).double(), 1)
@@ -117,7 +116,7 @@ def _pulses(pitch: torch.Tensor) -> torch.Tensor:
 
 
 def _band_weights() -> torch.Tensor:
-    """``(80, 513)``: each frequency's share in the bands around it, and white noise's level."""
+    """Return each frequency's weights of the bands around it: ``(80, 513)``."""
     filters = mel_filters()
     shares = filters / filters.sum(1, keepdim=True).clamp(min=1e-9)
     peaks = filters.argmax(0)
@@ -127,7 +126,7 @@ def _band_weights() -> torch.Tensor:
 
 
 def read_source_filter_vocoder(path: Path) -> SourceFilterVocoder:
-    """From its directory. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
+    """Load the vocoder. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
     vocoder = SourceFilterVocoder(width=config["width"], depth=config["depth"])
     vocoder.load_state_dict(load_file(path / "model.safetensors"))

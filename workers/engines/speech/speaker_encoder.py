@@ -1,4 +1,4 @@
-"""Hears whose voice a recording is: frames of ``spectra`` to a vector that a model speaks with."""
+"""Speaker encoder: embeds the voice of a recording, from frames of ``spectra``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from workers.engines.speech.spectra import CHANNELS, analyse, normalize_loudness
 
 class SpeakerProfile(NamedTuple):
     embedding: torch.Tensor
-    """``(D,)`` of length 1, what a model speaks with."""
+    """Speaker embedding ``(D,)`` of length 1, the model's conditioning."""
     statistics: MelStatistics
 
 
 class SpeakerEncoder(nn.Module):
-    """``(B, T, 82)`` and which frames count ``(B, T)`` to ``(B, D)`` of length 1."""
+    """Maps frames ``(B, T, 82)`` with a mask ``(B, T)`` to embeddings ``(B, D)`` of length 1."""
 
     def __init__(self, *, width: int, size: int) -> None:
         super().__init__()
@@ -45,13 +45,13 @@ class SpeakerEncoder(nn.Module):
         return F.normalize(self.last(torch.cat([mean, spread], 1)), dim=1)
 
     def embed(self, samples: torch.Tensor) -> SpeakerProfile:
-        """Whose voice sound ``(N,)`` at ``spectra.RATE`` is.
+        """Compute speaker embedding and mel statistics of mono audio ``(N,)`` at ``spectra.RATE`` Hz.
 
-        Raise ``ValueError`` where nobody is heard to speak.
+        Raise ``ValueError`` if less than half a second of it is voiced.
         """
         frames = analyse(normalize_loudness(samples.float()))
         if frames[:, -1].sum() < _VOICED_FRAMES_MIN:
-            raise ValueError("there is too little speech in it")
+            raise ValueError("it contains too little speech")
         weight = next(self.parameters())
         embedding: torch.Tensor = self(
             frames[None].to(weight), torch.ones(1, len(frames)).to(weight)
@@ -60,11 +60,11 @@ class SpeakerEncoder(nn.Module):
 
 
 _VOICED_FRAMES_MIN = 36
-"""Frames, half a second."""
+"""Minimum number of voiced frames: half a second."""
 
 
 def read_speaker_encoder(path: Path) -> SpeakerEncoder:
-    """From its directory. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
+    """Load the encoder. Raise ``OSError``, ``ValueError``, ``KeyError`` or ``RuntimeError``."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
     model = SpeakerEncoder(width=config["width"], size=config["size"])
     model.load_state_dict(load_file(path / "model.safetensors"))

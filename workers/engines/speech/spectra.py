@@ -1,6 +1,6 @@
-"""What the pocket speech model is taught and says: a sound as frames of 82 numbers.
+"""The acoustic features of the pocket speech model: frames of 82 numbers.
 
-80 of them are the logarithm of a mel spectrogram, one the pitch, one whether there is a pitch.
+80 are a log-mel spectrogram, one is the pitch, one whether the frame is voiced.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _PITCH_UNIT: Final = 150.0
 _FLOOR: Final = 1e-5
 _LEVEL: Final = 0.1
 _WIDTH_MIN: Final = 200.0
-"""Half of a band, in Hz. Narrower ones see each harmonic, and nothing between two: that a model
-has to follow, or else it draws the mean, which is neither."""
+"""Minimum half width of a band, in Hz. Narrower bands resolve single harmonics, which a small model
+cannot follow; it would predict their mean."""
 _CENTRE: Final = -5.0
 _SPREAD: Final = 2.5
 
 
 def analyse(samples: torch.Tensor) -> torch.Tensor:
-    """Frames ``(T, 82)`` float32 of sound ``(N,)`` at ``RATE``; T is N // HOP + 1."""
+    """Compute frames ``(T, 82)`` float32 of audio ``(N,)`` at ``RATE`` Hz; T is N // HOP + 1."""
     pitch, voiced = pitch_of(samples)
     rest = torch.stack([torch.log2(pitch / _PITCH_UNIT), voiced], 1)
     return torch.cat([mel_of(samples), rest], 1)
 
 
 def normalize_loudness(samples: torch.Tensor) -> torch.Tensor:
-    """As loud as all lessons are, whatever it was recorded at; pauses are not counted."""
+    """Scale audio to the level of the training data; pauses are not counted."""
     if len(samples) < WINDOW:
         return samples
     power = samples.unfold(0, WINDOW, HOP).square().mean(1)
@@ -46,19 +46,19 @@ def normalize_loudness(samples: torch.Tensor) -> torch.Tensor:
 
 
 def mel_of(samples: torch.Tensor) -> torch.Tensor:
-    """``(T, 80)``, around 0 and mostly between -2 and 2."""
+    """Compute the log-mel spectrogram ``(T, 80)``, around 0 and mostly between -2 and 2."""
     power = magnitudes(samples[None], WINDOW, HOP)[0].T.square() @ mel_filters(_WIDTH_MIN)
     return (torch.log(power.clamp(min=_FLOOR**2)) / 2 - _CENTRE) / _SPREAD
 
 
 def magnitudes(samples: torch.Tensor, window: int, hop: int) -> torch.Tensor:
-    """``(B, window / 2 + 1, T)``."""
+    """Compute magnitudes ``(B, window / 2 + 1, T)``."""
     result = torch.stft(samples, window, hop, window=hann(window), return_complex=True)
     return result.abs()
 
 
 def loudness(mel: torch.Tensor) -> torch.Tensor:
-    """What was a mel spectrogram's logarithm, in nepers."""
+    """Undo the normalisation of a log-mel spectrogram. Return nepers."""
     return mel * _SPREAD + _CENTRE
 
 
@@ -67,9 +67,9 @@ def pitch_in_hertz(channel: torch.Tensor) -> torch.Tensor:
 
 
 def pitch_of(samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pitch in Hz, carried on where there is none, and whether there is one: each ``(T,)``.
+    """Estimate the pitch in Hz, interpolated where unvoiced, and whether frames are voiced: ``(T,)``.
 
-    By autocorrelation, less the window's own; of what repeats as well, the shortest is taken.
+    By autocorrelation, divided by the window's; among similar peaks the shortest lag is chosen.
     """
     padded = F.pad(samples[None], (WINDOW // 2, WINDOW // 2))[0]
     frames = padded.unfold(0, WINDOW, HOP)
@@ -98,7 +98,7 @@ def pitch_of(samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _interpolate_log(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """Straight lines, of the logarithm, between what is known."""
+    """Interpolate the logarithm linearly between valid values."""
     places = valid.nonzero()[:, 0].float()
     logs = values[valid].log()
     positions = torch.arange(len(values)).float()
@@ -116,7 +116,7 @@ def hann(size: int) -> torch.Tensor:
 
 @cache
 def mel_filters(width_min: float = 0.0) -> torch.Tensor:
-    """``(513, 80)``: triangles around places equally far apart in mel, each of sum 1."""
+    """Build triangular filters ``(513, 80)``, evenly spaced in mel, each with sum 1."""
     bins = torch.linspace(0, RATE / 2, WINDOW // 2 + 1)
     top = 2595 * torch.log10(torch.tensor(1 + RATE / 2 / 700))
     edges = 700 * (10 ** (torch.linspace(0, float(top), MELS + 2) / 2595) - 1)

@@ -1,8 +1,8 @@
-"""From a text as it is written to sentences as they are said.
+"""Text normalisation for speech: splits a text into sentences and writes out numbers.
 
-Sentences are found by ``sentencex``, numbers said by ``num2words``, and what a language calls its
-months and currencies comes from Unicode's tables (``babel``). Where these lack a language the text
-stays as it is. Nothing here knows a model.
+``sentencex`` splits sentences, ``num2words`` writes out numbers, and Unicode's tables (``babel``)
+supply the names of months and currencies. If a library lacks the language, the text is unchanged.
+Independent of any model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from babel.numbers import NumberFormatError, get_currency_name, parse_decimal
 from num2words import CONVERTER_CLASSES, num2words
 
 _DIGITS_MAX: Final = 15
-"""Longer ones are no quantity but a name, and are said digit by digit."""
+"""Longer numbers are identifiers, not quantities, and are read digit by digit."""
 _CURRENCIES: Final = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW"}
 _SIGN_NAMES: Final[dict[str, dict[str, str]]] = {
     "en": {"%": "percent", "&": "and", "+": "plus", "=": "equals", "@": "at", "°": "degrees"},
@@ -61,7 +61,7 @@ _ABBREVIATIONS: Final[dict[str, dict[str, str]]] = {
     },
 }
 TURN_TAG: Final = re.compile(r"\[S\d\]")
-"""Who speaks from here on, in a model that knows several speakers."""
+"""Marks the speaker of what follows, for models with several speakers."""
 FIRST_TURN_TAG: Final = "[S1]"
 _NUMBER: Final = r"\d+(?:[.,\u00a0\u202f'\u2019]\d+)*"
 _SIGNS: Final = "".join(map(re.escape, _CURRENCIES))
@@ -76,14 +76,14 @@ _WORD: Final = re.compile(r"\s+")
 
 
 class Language:
-    """A language by its tag, as far as the libraries know it."""
+    """A language, with what the libraries support for it."""
 
     def __init__(self, tag: str) -> None:
-        """Raise ``ValueError`` for what is no tag."""
+        """Raise ``ValueError`` if the tag is not a known language."""
         try:
             locale = Locale.parse(tag.replace("-", "_"))
         except (ValueError, UnknownLocaleError) as error:
-            raise ValueError(f"{tag!r} is no language that is known") from error
+            raise ValueError(f"unknown language {tag!r}") from error
         self.tag = tag
         self.name: str = locale.language
         self._locale = locale
@@ -92,7 +92,7 @@ class Language:
         self._numbers: str | None = next(known, None)
 
     def sentences(self, text: str, *, characters_max: int, normalize: bool = True) -> list[str]:
-        """Cut a text into what is said in one breath, each of at most ``most`` characters."""
+        """Split a text into sentences of at most ``characters_max`` characters each."""
         found: list[str] = []
         for part in sentencex.segment(self.name, unicodedata.normalize("NFC", text)):
             spoken = self.normalize(part) if normalize else part
@@ -161,7 +161,7 @@ class Language:
     def _time(self, found: re.Match[str]) -> str:
         hour, minute = int(found[1]), int(found[2])
         if hour > 24 or minute > 59:
-            raise ValueError("no time of the day")
+            raise ValueError("not a time of day")
         return f"{self._words(hour)} {self._words(minute)}" if minute else self._words(hour)
 
     def _plain(self, found: re.Match[str]) -> str:
@@ -173,7 +173,7 @@ class Language:
             return " ".join(self._words(int(digit)) for digit in digits)
         try:
             number = self._parse(written)
-        except NumberFormatError:  # a version, an address: each part by itself
+        except NumberFormatError:  # such as a version or an address: read each part
             return " ".join(self._words(int(part)) for part in re.findall(r"\d+", written))
         if written == digits and len(digits) == 4 and not sign and self._is_year(int(number)):
             return self._words(int(number), "year")
@@ -192,7 +192,7 @@ class Language:
 
 
 def with_turn_tags(sentences: Sequence[str]) -> list[str]:
-    """Say before each sentence whose turn it is."""
+    """Prefix each sentence with the tag of its speaker."""
     turn, found = FIRST_TURN_TAG, []
     for sentence in sentences:
         found.append(sentence if TURN_TAG.match(sentence) else f"{turn} {sentence}")
@@ -201,7 +201,7 @@ def with_turn_tags(sentences: Sequence[str]) -> list[str]:
 
 
 def _or_unchanged(to_words: Callable[[re.Match[str]], str]) -> Callable[[re.Match[str]], str]:
-    """What a library cannot say in its language stays as it was written."""
+    """Wrap a rule so that text is unchanged if the library does not support it."""
 
     def attempt(found: re.Match[str]) -> str:
         try:
@@ -217,7 +217,7 @@ def _is_speakable(piece: str) -> bool:
 
 
 def _split(text: str, characters_max: int) -> Iterator[str]:
-    """Cut where it hurts least: behind a clause, between words, and only then anywhere."""
+    """Split at the best place: after clauses, otherwise between words, otherwise anywhere."""
     if len(text) <= characters_max:
         yield text
         return
