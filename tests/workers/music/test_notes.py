@@ -164,7 +164,7 @@ def test_a_note_that_cannot_be_written_is_refused() -> None:
     piece = tune(random.Random(1))
     strange = (*piece.bars[0].notes, Note(1, "lead", 120, 4))
 
-    with pytest.raises(ValueError, match="no token|differ in length"):
+    with pytest.raises(ValueError, match="there is no token"):
         encode(replace(piece, bars=(replace(piece.bars[0], notes=strange),)))
 
 

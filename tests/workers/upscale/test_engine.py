@@ -372,7 +372,7 @@ def test_there_are_only_so_many_slots(checkpoint: Path) -> None:
     ("options", "said"),
     [
         ({"slots": 0}, "slots is 0"),
-        ({"tile": 20}, "tile is 20; with this overlap at least 32"),
+        ({"tile": 20}, "tile is 20; with this overlap it must be at least 32"),
         ({"overlap": -1}, "overlap is -1"),
         ({"tyle": 9}, "options of the engine upscale are dtype, device"),
         ({"dtype": "float16"}, "float16 is many times slower"),

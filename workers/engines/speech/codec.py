@@ -32,8 +32,8 @@ _GROWTH: Final = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """``hop``: samples per frame. ``lookahead``: later frames on which a frame's audio depends, None
-    if unbounded."""
+    """``hop``: samples per frame. ``lookahead``: later frames on which a frame's audio depends,
+    None if unbounded."""
 
     decode: Decode
     hop: int

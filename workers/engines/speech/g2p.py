@@ -49,7 +49,7 @@ _FINAL_MARKS: Final = re.compile(r"[\s,]*([.?!])[\s,.?!]*")
 
 
 def normalize_spelling(text: str) -> str:
-    """Convert a text to the letters of ``ALPHABET``, ending with a mark; empty if it has no letters.
+    """Convert a text to ``ALPHABET``, ending with a mark; empty if it has no letters.
 
     Short words in capitals are spelled out, unless the whole text is in capitals.
     """
@@ -104,9 +104,8 @@ class GraphemeToPhoneme:
         self._letters, self._counts, self._chunk_ids = (
             tree[name] for name in ("letter", "children", "chunk")
         )
-        if len({len(column) for column in tree.values()}) != 1 or max(self._chunk_ids) >= len(
-            chunks
-        ):
+        lengths = {len(column) for column in tree.values()}
+        if len(lengths) != 1 or int(self._chunk_ids.max()) >= len(chunks):
             raise ValueError("the table of letters and sounds is damaged")
         self._first = 1 + np.concatenate([[0], np.cumsum(self._counts.astype(np.int64))[:-1]])
 

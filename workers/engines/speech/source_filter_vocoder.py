@@ -99,7 +99,7 @@ def _minimum_phase(level: torch.Tensor) -> torch.Tensor:
 
 
 def _pulses(pitch: torch.Tensor) -> torch.Tensor:
-    """Generate all harmonics below the Nyquist frequency, in phase: ``(B, T)`` Hz to ``(B, T * HOP)``.
+    """Generate all harmonics below Nyquist, in phase: ``(B, T)`` Hz to ``(B, T * HOP)``.
 
     Each has the power of white noise of deviation 1 in a band as wide as the pitch.
     """

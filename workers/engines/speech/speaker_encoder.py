@@ -45,7 +45,7 @@ class SpeakerEncoder(nn.Module):
         return F.normalize(self.last(torch.cat([mean, spread], 1)), dim=1)
 
     def embed(self, samples: torch.Tensor) -> SpeakerProfile:
-        """Compute speaker embedding and mel statistics of mono audio ``(N,)`` at ``spectra.RATE`` Hz.
+        """Compute the profile of mono audio ``(N,)`` at ``spectra.RATE`` Hz.
 
         Raise ``ValueError`` if less than half a second of it is voiced.
         """

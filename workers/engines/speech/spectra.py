@@ -67,7 +67,7 @@ def pitch_in_hertz(channel: torch.Tensor) -> torch.Tensor:
 
 
 def pitch_of(samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Estimate the pitch in Hz, interpolated where unvoiced, and whether frames are voiced: ``(T,)``.
+    """Estimate the pitch in Hz, interpolated where unvoiced, and voicing: each ``(T,)``.
 
     By autocorrelation, divided by the window's; among similar peaks the shortest lag is chosen.
     """
