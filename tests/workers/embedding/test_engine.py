@@ -238,7 +238,7 @@ def test_a_vector_may_be_shortened_where_the_model_was_made_for_it(
 @pytest.mark.parametrize(
     ("inputs", "code", "said"),
     [
-        (("ok", "fox " * 300), "context_length_exceeded", "Input 1 is .* context is 256"),
+        (("ok", "fox " * 300), "context_length_exceeded", "Input 1 has .* context has 256"),
         (("ok", (5, 100_000)), "invalid_input", "Input 1 .* token 100000"),
         (("ok", (-1,)), "invalid_input", "token -1"),
     ],

@@ -26,15 +26,15 @@ from workers.engines.torch_engine import InputError, TorchEngine, read_input
 from workers.protocol.engine import CancelReason, Estimate, PhaseClock, StepReport
 
 STEP_TOKENS: Final = 4096
-"""At most so many tokens in a step, padding included, unless one text alone has more."""
+"""Maximum tokens in a step, including padding; a single longer text is allowed."""
 _TOKEN_US: Final = 20.0
 _TOKEN_BYTES: Final = 64 * 1024
 _BYTES_PER_TOKEN: Final = 3
 
 
 @dataclass(slots=True, eq=False)
-class _Embedding:
-    """One request: its texts, and the vectors of those that are done."""
+class _EmbeddingRequest:
+    """State of one request: its texts as token ids, and the vectors computed so far, by index."""
 
     request_id: RequestId
     texts: list[list[int]]
@@ -44,15 +44,13 @@ class _Embedding:
 
     @property
     def usage(self) -> Usage:
-        return Usage(requests=1, input_tokens=sum(len(self.texts[place]) for place in self.vectors))
+        return Usage(requests=1, input_tokens=sum(len(self.texts[index]) for index in self.vectors))
 
     def output(self) -> dict[str, list[bytes]]:
-        return {"vectors": [self.vectors[place] for place in sorted(self.vectors)]}
+        return {"vectors": [self.vectors[index] for index in sorted(self.vectors)]}
 
 
-class EmbeddingEngine(TorchEngine[Options, Encoder, _Embedding]):
-    """Raise ``ValueError`` if an option is wrong."""
-
+class EmbeddingEngine(TorchEngine[Options, Encoder, _EmbeddingRequest]):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, read_options(spec))
 
@@ -71,25 +69,25 @@ class EmbeddingEngine(TorchEngine[Options, Encoder, _Embedding]):
         )
         return Estimate(round(tokens * _TOKEN_US), round(min(tokens, STEP_TOKENS)) * _TOKEN_BYTES)
 
-    def _read(self, job: Job, files: Sequence[bytes]) -> _Embedding:
-        asked = read_input(job, EmbeddingInput)
-        self._check_dimensions(asked.dimensions)
+    def _read(self, job: Job, files: Sequence[bytes]) -> _EmbeddingRequest:
+        input = read_input(job, EmbeddingInput)
+        self._check_dimensions(input.dimensions)
         encoder, texts = self._model, []
-        for place, text in enumerate(asked.inputs):
+        for index, text in enumerate(input.inputs):
             try:
                 ids = encoder.encode(text)
             except ValueError as error:
-                message = f"Input {place} cannot be read: {error}."
+                message = f"Input {index} is not valid: {error}."
                 raise InputError("invalid_input", message, "input") from error
             if len(ids) > encoder.context:
                 raise InputError(
                     "context_length_exceeded",
-                    f"Input {place} is {len(ids)} tokens long, and this model's context is "
+                    f"Input {index} has {len(ids)} tokens; this model's context has "
                     f"{encoder.context}.",
                     "input",
                 )
             texts.append(ids)
-        return _Embedding(job.request_id, texts, asked.dimensions)
+        return _EmbeddingRequest(job.request_id, texts, input.dimensions)
 
     def step(self, clock: PhaseClock) -> StepReport:
         encoder = self._model
@@ -98,36 +96,36 @@ class EmbeddingEngine(TorchEngine[Options, Encoder, _Embedding]):
         weights: dict[RequestId, float] = {}
         if batch:
             with torch.inference_mode(), clock.phase("forward"):
-                vectors = encoder.embed([one.texts[place] for one, place in batch])
+                vectors = encoder.embed([request.texts[index] for request, index in batch])
                 encoder.wait()
         with clock.phase("postprocess"):
-            for row, (one, place) in enumerate(batch):
-                vector = encoder.shorten(vectors[row], one.dimensions)
-                one.vectors[place] = vector.numpy().astype("<f4").tobytes()
-                length = len(one.texts[place])
-                weights[one.request_id] = weights.get(one.request_id, 0.0) + length
+            for row, (request, index) in enumerate(batch):
+                vector = encoder.shorten(vectors[row], request.dimensions)
+                request.vectors[index] = vector.numpy().astype("<f4").tobytes()
+                length = len(request.texts[index])
+                weights[request.request_id] = weights.get(request.request_id, 0.0) + length
             outcomes = [
-                (one.request_id, outcome)
-                for one in self._running.values()
-                if (outcome := _ended(one)) is not None
+                (request.request_id, outcome)
+                for request in self._running.values()
+                if (outcome := _outcome(request)) is not None
             ]
         return StepReport(weights, (), outcomes)
 
-    def _choose(self) -> Sequence[tuple[_Embedding, int]]:
-        """The oldest request's next text, and those of all that are nearest to it in length."""
+    def _choose(self) -> Sequence[tuple[_EmbeddingRequest, int]]:
+        """Select the oldest request's next text, and the texts closest to it in length."""
         waiting = [
-            (one, place)
-            for one in self._running.values()
-            if one.cancelled is None
-            for place in range(len(one.texts))
-            if place not in one.vectors
+            (request, index)
+            for request in self._running.values()
+            if request.cancelled is None
+            for index in range(len(request.texts))
+            if index not in request.vectors
         ]
         if not waiting:
             return ()
-        (first, place), *others = waiting
-        size = len(first.texts[place])
-        others.sort(key=lambda pair: abs(len(pair[0].texts[pair[1]]) - size))
-        chosen, longest = [(first, place)], size
+        (first, index), *others = waiting
+        length = len(first.texts[index])
+        others.sort(key=lambda pair: abs(len(pair[0].texts[pair[1]]) - length))
+        chosen, longest = [(first, index)], length
         for pair in others:
             longest = max(longest, len(pair[0].texts[pair[1]]))
             if longest * (len(chosen) + 1) > STEP_TOKENS:
@@ -143,13 +141,13 @@ class EmbeddingEngine(TorchEngine[Options, Encoder, _Embedding]):
             message = f"This model's vectors have {own} dimensions and cannot be shortened."
             raise InputError("unsupported_parameter", message, "dimensions")
         if not 1 <= dimensions <= own:
-            message = f"dimensions is {dimensions}; this model's vectors have {own}."
+            message = f"dimensions is {dimensions}; it must be between 1 and {own}."
             raise InputError("invalid_input", message, "dimensions")
 
 
-def _ended(one: _Embedding) -> Outcome | None:
-    if one.cancelled is not None:
-        return Cancelled(one.cancelled, usage=one.usage)
-    if len(one.vectors) == len(one.texts):
-        return Completed(one.usage, output=one.output())
+def _outcome(request: _EmbeddingRequest) -> Outcome | None:
+    if request.cancelled is not None:
+        return Cancelled(request.cancelled, usage=request.usage)
+    if len(request.vectors) == len(request.texts):
+        return Completed(request.usage, output=request.output())
     return None

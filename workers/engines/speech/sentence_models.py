@@ -84,12 +84,12 @@ class VitsSynthesizer(_SentenceModel):
         ids = self._ids(segment.text)
         if ids.shape[1] < 2:  # no letter of its alphabet
             return
-        made = self._model(
+        output = self._model(
             input_ids=ids,
             speaker_id=(segment.voice.speaker or 0) if self._speakers > 1 else None,
             speaking_rate=self._model.config.speaking_rate * segment.speed,
         )
-        emit(made.waveform[0])
+        emit(output.waveform[0])
 
 
 class FastSpeechSynthesizer(_SentenceModel):
@@ -194,13 +194,13 @@ def _read_vocoder(path: Path, options: Options) -> Any:
 def _read_own(read: Callable[[Path], Any], path: Path, options: Options | None = None) -> Any:
     """Load a component in our own format. Raise ``ValueError`` with the reason if that fails."""
     try:
-        made = read(path)
+        part = read(path)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if options is None:
-        return made
-    made = made.to(options.torch_device, options.torch_dtype)
-    return made.eval().requires_grad_(requires_grad=False)
+        return part
+    part = part.to(options.torch_device, options.torch_dtype)
+    return part.eval().requires_grad_(requires_grad=False)
 
 
 def _check_speaker(voice: Voice, speakers: int) -> None:

@@ -81,8 +81,8 @@ class LandmarkDetector(nn.Module):
         self.map = nn.Conv2d(32, POINTS, 3, padding=1)
         self.there = nn.Linear(56 + POINTS, 1)
 
-    def forward(self, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        fine = self.fine(pictures * 2 - 1)
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        fine = self.fine(images * 2 - 1)
         coarse = self.coarse(fine)
         wide = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)
         maps = self.map(self.joined(torch.cat([fine, wide], dim=1)))
@@ -116,6 +116,7 @@ class MouthRenderer(nn.Module):
         self.in2 = nn.Conv2d(16, 32, 3, stride=2, padding=1)
         self.in3 = nn.Conv2d(32, 48, 3, stride=2, padding=1)
         self.in4 = nn.Conv2d(48, 64, 3, stride=2, padding=1)
+        # Attribute names are those of the weights in a checkpoint.
         self.told = nn.Sequential(nn.Linear(SHAPES, 32), nn.SiLU(), nn.Linear(32, 2 * 176))
         self.middle = nn.Conv2d(64, 64, 3, padding=1)
         self.out3 = nn.Conv2d(64 + 48, 48, 3, padding=1)

@@ -118,8 +118,8 @@ class Portrait:
         positions = positions * 2 / torch.tensor([wide, high], device=positions.device) - 1
         image = self._image[None].expand(count, -1, -1, -1)
         warped = F.grid_sample(image, positions, padding_mode="border", align_corners=False)
-        drawn = warped * (1 - cover) + sampled[:, 3:].clamp(0, 1) * cover
-        patches = (drawn * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
+        blended = warped * (1 - cover) + sampled[:, 3:].clamp(0, 1) * cover
+        patches = (blended * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
         landmarks = []
         for mouth in patches:
             frame = self.pixels.copy()
