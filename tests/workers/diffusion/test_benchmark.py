@@ -13,7 +13,7 @@ TINY = ["--requests", "3", "--short", "1", "--long", "3", "--repeats", "1", "--t
 
 
 @pytest.mark.parametrize("more", [[], ["--processor-time"]])
-def test_the_benchmark_compares_all_players_and_their_pictures(
+def test_benchmark_compares_all_engines_and_their_images(
     checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     path = checkpoint("StableDiffusionPipeline")

@@ -35,7 +35,7 @@ def sd(checkpoint: Make) -> Path:
     return checkpoint("StableDiffusionPipeline")
 
 
-def test_n_pictures_share_their_steps_and_have_seeds_of_their_own(sd3: Path) -> None:
+def test_n_images_share_steps_and_have_separate_seeds(sd3: Path) -> None:
     driver = Driver(spec(sd3))
     driver.admit("one", n=3, seed=7)
     driver.finish()
@@ -53,7 +53,7 @@ def test_n_pictures_share_their_steps_and_have_seeds_of_their_own(sd3: Path) -> 
     assert difference.max() <= 1
 
 
-def test_the_same_seed_draws_the_same_whatever_the_load(sd3: Path) -> None:
+def test_same_seed_gives_the_same_image_under_any_load(sd3: Path) -> None:
     driver = Driver(spec(sd3))
     driver.admit("alone", seed=3)
     driver.finish()
@@ -66,7 +66,7 @@ def test_the_same_seed_draws_the_same_whatever_the_load(sd3: Path) -> None:
     assert difference.max() <= 1
 
 
-def test_shares_of_a_step_go_by_rows(sd3: Path) -> None:
+def test_step_weights_are_the_numbers_of_rows(sd3: Path) -> None:
     driver = Driver(spec(sd3))
     driver.admit("guided", guidance=5.0)
     driver.admit("unguided", guidance=1.0)
@@ -77,7 +77,7 @@ def test_shares_of_a_step_go_by_rows(sd3: Path) -> None:
     assert {"guided": 2.0, "unguided": 1.0, "two": 4.0} in shares
 
 
-def test_progress_and_previews_come_on_the_way(sd3: Path) -> None:
+def test_progress_and_previews_are_reported_during_generation(sd3: Path) -> None:
     driver = Driver(spec(sd3))
     driver.admit("one", steps=6, previews=2)
     driver.finish()
@@ -92,7 +92,7 @@ def test_progress_and_previews_come_on_the_way(sd3: Path) -> None:
         assert opened(sketch.file.data).shape == (SIZE, SIZE, 3)
 
 
-def test_a_cancelled_request_leaves_at_once_and_the_others_go_on(sd3: Path) -> None:
+def test_cancelled_request_ends_immediately_and_others_continue(sd3: Path) -> None:
     driver = Driver(spec(sd3, slots=2))
     driver.admit("gone", steps=50)
     driver.admit("stays", steps=5)
@@ -109,7 +109,7 @@ def test_a_cancelled_request_leaves_at_once_and_the_others_go_on(sd3: Path) -> N
     assert isinstance(driver.outcomes["next"], Completed)
 
 
-def test_nothing_is_left_of_a_request_that_was_the_only_one(sd3: Path) -> None:
+def test_no_state_remains_after_the_only_request(sd3: Path) -> None:
     driver = Driver(spec(sd3))
     driver.admit("gone", n=2, steps=50)
     for _ in range(6):
@@ -121,7 +121,7 @@ def test_nothing_is_left_of_a_request_that_was_the_only_one(sd3: Path) -> None:
     assert not any(courses), "greenlets that have not ended are true"
 
 
-def test_whoever_finds_no_slot_waits(sd3: Path) -> None:
+def test_request_without_a_free_slot_waits(sd3: Path) -> None:
     driver = Driver(spec(sd3, slots=2))
     driver.admit("one", n=3)
     assert isinstance(driver.admit("two"), Wait)
@@ -131,7 +131,7 @@ def test_whoever_finds_no_slot_waits(sd3: Path) -> None:
     assert isinstance(driver.outcomes["two"], Completed)
 
 
-def test_the_urgent_overtake(sd3: Path) -> None:
+def test_urgent_requests_are_generated_first(sd3: Path) -> None:
     driver = Driver(spec(sd3, slots=8, rows=2))
     driver.admit("batch", steps=20, priority=-1)
     for _ in range(8):
@@ -145,7 +145,7 @@ def test_the_urgent_overtake(sd3: Path) -> None:
     driver.finish()
 
 
-def test_one_failed_picture_costs_only_itself(sd3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_image_does_not_affect_others(sd3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from workers.engines.diffusion import request
 
     to_pixels = request.to_pixels
@@ -170,9 +170,7 @@ def test_one_failed_picture_costs_only_itself(sd3: Path, monkeypatch: pytest.Mon
     assert [m["blob"] for m in outcome.output["media"] if "blob" in m] == [0, 1]
 
 
-def test_a_file_that_cannot_be_made_costs_only_itself(
-    sd3: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoding_error_fails_only_its_request(sd3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from workers.engines.diffusion import engine
 
     image_file = engine.image_file
@@ -194,7 +192,7 @@ def test_a_file_that_cannot_be_made_costs_only_itself(
     assert isinstance(driver.outcomes["good"], Completed)
 
 
-def test_out_of_memory_fails_only_who_does_not_fit(
+def test_out_of_memory_fails_only_the_request_that_does_not_fit(
     sd3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = spec(sd3)
@@ -225,7 +223,7 @@ def test_out_of_memory_fails_only_who_does_not_fit(
 
 
 @pytest.mark.parametrize(("format", "said"), [("png", "PNG"), ("jpeg", "JPEG"), ("webp", "WEBP")])
-def test_formats_say_what_made_them(sd3: Path, format: str, said: str) -> None:
+def test_output_formats_name_their_origin(sd3: Path, format: str, said: str) -> None:
     driver = Driver(spec(sd3))
     driver.admit("req_1", format=format, seed=5)
     driver.finish()
@@ -238,7 +236,7 @@ def test_formats_say_what_made_them(sd3: Path, format: str, said: str) -> None:
         assert value in packet
 
 
-def test_a_video_has_the_length_that_was_asked_for(checkpoint: Make) -> None:
+def test_video_has_the_requested_length(checkpoint: Make) -> None:
     driver = Driver(spec(checkpoint("LTXPipeline"), "text-to-video", fps=8))
     driver.admit("one", duration_ms=1500)
     driver.finish()
@@ -280,7 +278,7 @@ def test_schedulers_of_flow_by_name(checkpoint: Make, scheduler: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
-def test_precisions_draw_nearly_the_same(sd3: Path, dtype: str) -> None:
+def test_precisions_give_nearly_the_same_image(sd3: Path, dtype: str) -> None:
     exact, rounded = Driver(spec(sd3)), Driver(spec(sd3, dtype=dtype))
     for driver in (exact, rounded):
         driver.admit("one", seed=4)
@@ -289,7 +287,7 @@ def test_precisions_draw_nearly_the_same(sd3: Path, dtype: str) -> None:
     assert 0 < far.mean() < 12
 
 
-def test_a_lora_changes_what_is_drawn(sd3: Path, tmp_path: Path) -> None:
+def test_lora_changes_the_image(sd3: Path, tmp_path: Path) -> None:
     from diffusers import StableDiffusion3Pipeline
     from peft import LoraConfig
     from peft.utils import get_peft_model_state_dict
@@ -323,7 +321,7 @@ def test_a_lora_changes_what_is_drawn(sd3: Path, tmp_path: Path) -> None:
         ({"parameters": {"style": "x"}}, 0, "style", "no parameter style"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(
+def test_unsupported_parameters_are_refused_by_name(
     sd3: Path, asked: dict[str, Any], files: int, param: str, words: str
 ) -> None:
     driver = Driver(spec(sd3))
@@ -338,7 +336,7 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert not driver.engine._running
 
 
-def test_bytes_that_are_no_picture_are_the_clients_fault(sd: Path) -> None:
+def test_invalid_image_is_a_client_error(sd: Path) -> None:
     driver = Driver(spec(sd, "image-to-image"))
     admission = driver.admit("one", [b"GIF89a nonsense"])
     assert isinstance(admission, Failed)
@@ -353,7 +351,7 @@ def test_a_strength_that_leaves_no_step_is_refused(sd: Path) -> None:
     assert admission.param == "strength"
 
 
-def test_a_safety_checker_that_is_not_there_is_not_pretended(sd: Path) -> None:
+def test_missing_safety_checker_is_an_error(sd: Path) -> None:
     of = spec(sd, safety=True)
     with pytest.raises(ValueError, match="safety is on, but the checkpoint has no safety checker"):
         loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))

@@ -74,7 +74,7 @@ def test_a_mask_keeps_what_it_covers(
         *(("PocketImagePipeline", name) for name in schedulers._FLOW),
     ],
 )
-def test_between_steps_the_source_has_as_much_noise_as_what_is_drawn(
+def test_source_has_the_noise_level_of_the_latents_between_steps(
     kind: str, name: str, checkpoint: Make
 ) -> None:
     of = spec(checkpoint(kind), "image-edit")
@@ -105,7 +105,7 @@ def test_between_steps_the_source_has_as_much_noise_as_what_is_drawn(
         assert torch.allclose(kept, expected.to(kept.dtype), atol=1e-4)
 
 
-def test_what_is_drawn_within_knows_of_what_is_kept(checkpoint: Make) -> None:
+def test_masked_area_is_generated_in_the_context_of_the_rest(checkpoint: Make) -> None:
     driver = Driver(spec(checkpoint("PocketImagePipeline"), "image-edit"))
     source = picture(1, (SIZE, SIZE))
 
@@ -127,7 +127,7 @@ def test_what_is_drawn_within_knows_of_what_is_kept(checkpoint: Make) -> None:
         ([picture(size=(SIZE, SIZE)), mask_file(open_=False)], "protects the whole image"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(files: list[bytes], words: str, checkpoint: Make) -> None:
+def test_invalid_masks_are_refused(files: list[bytes], words: str, checkpoint: Make) -> None:
     driver = Driver(spec(checkpoint("StableDiffusionInpaintPipeline"), "image-edit"))
 
     refused = driver.admit("one", files, mask="edits the area" not in words)

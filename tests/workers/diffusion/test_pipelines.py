@@ -71,7 +71,7 @@ def _half() -> Weights:
 
 
 @pytest.mark.parametrize(("kind", "task", "masked"), TASKS)
-def test_together_gives_what_alone_gives(
+def test_batched_runs_give_the_same_result_as_alone(
     kind: str,
     task: str,
     masked: bool,
@@ -117,7 +117,7 @@ def test_together_gives_what_alone_gives(
 
 
 @pytest.mark.parametrize(("kind", "task", "masked"), TASKS)
-def test_in_sixteen_bits_they_draw_together_as_well(
+def test_batching_works_in_sixteen_bits(
     kind: str, task: str, masked: bool, checkpoint: Callable[[str], Path]
 ) -> None:
     of = spec(checkpoint(kind), task, dtype="bfloat16")
@@ -142,7 +142,7 @@ def test_in_sixteen_bits_they_draw_together_as_well(
 
 
 @pytest.mark.parametrize("offset", range(8))
-def test_what_starts_from_a_picture_changes_no_others_precision(
+def test_image_inputs_do_not_change_the_precision_of_other_runs(
     offset: int, checkpoint: Callable[[str], Path]
 ) -> None:
     of = spec(
@@ -166,20 +166,20 @@ def test_what_starts_from_a_picture_changes_no_others_precision(
     assert [run.error for run in runs] == [None, None]
 
 
-def test_what_is_not_proven_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_unsupported_pipeline_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "KandinskyPipeline"}')
     of = spec(tmp_path)
     with pytest.raises(ValueError, match=r"KandinskyPipeline.*supported are"):
         loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
 
 
-def test_a_task_that_a_pipeline_does_not_do_is_refused(checkpoint: Callable[[str], Path]) -> None:
+def test_unsupported_task_is_refused(checkpoint: Callable[[str], Path]) -> None:
     of = spec(checkpoint("FluxPipeline"), "text-to-image", "image-blend")
     with pytest.raises(ValueError, match="FluxPipeline does not support image-blend; it supports"):
         loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))
 
 
-def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_directory_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     of = spec(tmp_path)
     with pytest.raises(ValueError, match=r"no model_index\.json"):
         loading.load(of, read_options(of), CooperativeBatcher(rows_max=4))

@@ -25,7 +25,7 @@ def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
     check_card(DIRECTORY, most=16 * 2**20)
 
 
-def test_it_is_on_sale_for_what_it_does() -> None:
+def test_catalog_offers_its_tasks() -> None:
     spec = next(one for one in read_specs(ROOT / "catalog.yaml") if one.name == "pocket-image")
 
     assert (spec.task, *spec.also) == (
@@ -50,7 +50,7 @@ def test_it_is_on_sale_for_what_it_does() -> None:
         ("blend", 48, 0.65),
     ],
 )
-def test_it_does_what_it_is_told(
+def test_images_follow_their_prompts(
     kind: str, count: int, least: float, engine: DiffusionEngine
 ) -> None:
     right, _ = score(engine, kind, count, seed=SEED, steps=4, guidance=1.5)

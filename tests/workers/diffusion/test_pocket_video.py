@@ -32,7 +32,7 @@ def test_all_pocket_models_together_are_small() -> None:
     assert sum(file.stat().st_size for file in weights) <= 40 * 2**20
 
 
-def test_it_is_on_sale_for_what_it_does() -> None:
+def test_catalog_offers_its_tasks() -> None:
     spec = next(one for one in read_specs(ROOT / "catalog.yaml") if one.name == "pocket-video")
 
     assert (spec.task, *spec.also) == TASKS
@@ -40,7 +40,7 @@ def test_it_is_on_sale_for_what_it_does() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("pictured", [False, True], ids=["words", "first frame"])
-def test_the_named_thing_moves_as_it_is_told(pictured: bool, engine: DiffusionEngine) -> None:
+def test_named_object_moves_as_prompted(pictured: bool, engine: DiffusionEngine) -> None:
     right, _ = score(engine, 24, pictured=pictured, seed=SEED)
 
     assert right >= 0.8

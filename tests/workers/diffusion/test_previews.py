@@ -29,7 +29,7 @@ Make = Callable[[str], Path]
         ("LTXPipeline", "image-to-video"),
     ],
 )
-def test_frames_are_shown_on_the_way(kind: str, task: str, checkpoint: Make) -> None:
+def test_previews_of_a_video_are_frames(kind: str, task: str, checkpoint: Make) -> None:
     driver = Driver(spec(checkpoint(kind), task))
     files = [picture()] if task.startswith("image") else []
 
@@ -44,7 +44,7 @@ def test_frames_are_shown_on_the_way(kind: str, task: str, checkpoint: Make) -> 
     assert not any(isinstance(one, Sketch) for one in driver.events["blind"])
 
 
-def test_a_large_frame_is_made_small(checkpoint: Make) -> None:
+def test_preview_of_a_large_video_is_a_thumbnail(checkpoint: Make) -> None:
     driver = Driver(spec(checkpoint("PocketVideoPipeline"), "text-to-video"))
 
     driver.admit("one", steps=2, previews=1, width=480, height=240, duration_ms=250)
@@ -58,7 +58,7 @@ def test_a_large_frame_is_made_small(checkpoint: Make) -> None:
     ("kind", "frames", "place"),
     [("PocketVideoPipeline", 4, 2), ("WanPipeline", 1, 0), ("LTXPipeline", 1, 0)],
 )
-def test_a_frame_of_the_last_latents_is_the_video_s(
+def test_decoded_middle_frame_is_that_of_the_video(
     kind: str, frames: int, place: int, checkpoint: Make
 ) -> None:
     of = spec(checkpoint(kind), "text-to-video")

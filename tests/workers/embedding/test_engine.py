@@ -174,7 +174,7 @@ def test_tokens_are_counted_exactly_and_ids_are_taken_as_they_are(
     torch.testing.assert_close(vectors[0], vectors[1])
 
 
-def test_the_checkpoint_says_how_its_vectors_are_made(
+def test_pooling_is_read_from_the_checkpoint(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "said"
@@ -208,7 +208,7 @@ def test_the_checkpoint_says_how_its_vectors_are_made(
         ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "module Dense"),
     ],
 )
-def test_vectors_that_are_made_otherwise_are_refused(
+def test_unsupported_pooling_is_refused(
     file: str, content: Any, said: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     for each in checkpoint("bert").iterdir():
@@ -220,7 +220,7 @@ def test_vectors_that_are_made_otherwise_are_refused(
         _engine(tmp_path)
 
 
-def test_a_vector_may_be_shortened_where_the_model_was_made_for_it(
+def test_vectors_of_matryoshka_models_can_be_shortened(
     checkpoint: Callable[[str], Path],
 ) -> None:
     path = checkpoint("qwen3")
@@ -243,7 +243,7 @@ def test_a_vector_may_be_shortened_where_the_model_was_made_for_it(
         (("ok", (-1,)), "invalid_input", "token -1"),
     ],
 )
-def test_a_text_that_cannot_be_read_is_named(
+def test_invalid_text_is_named(
     inputs: tuple[Any, ...], code: str, said: str, checkpoint: Callable[[str], Path]
 ) -> None:
     engine = _engine(checkpoint("bert"))
@@ -279,14 +279,14 @@ def test_a_cancelled_request_ends_with_what_it_used(checkpoint: Callable[[str], 
         ({}, {"context_tokens": 300}, "300, but the model was made for 256 positions"),
     ],
 )
-def test_what_cannot_be_met_is_refused(
+def test_unsupported_options_are_refused(
     options: Any, limits: Any, said: str, checkpoint: Callable[[str], Path]
 ) -> None:
     with pytest.raises(ValueError, match=said):
         _engine(checkpoint("bert"), limits=limits, **options)
 
 
-def test_an_unproven_family_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_unsupported_family_is_refused_with_an_alternative(tmp_path: Path) -> None:
     GPT2Model(GPT2Config(vocab_size=320, n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
 
     with pytest.raises(ValueError, match=r"GPT2Model is not among the proven .*upstream"):

@@ -50,7 +50,7 @@ def streamed(wave: np.ndarray, format: AudioFormat, rate: int, **settings: Any) 
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("format", AUDIO_TYPES)
-def test_a_file_is_as_long_as_what_went_in(format: AudioFormat, rate: int, channels: int) -> None:
+def test_file_has_the_length_of_its_input(format: AudioFormat, rate: int, channels: int) -> None:
     wave = tone(1.2345, rate, channels)
 
     data = encode_audio(Audio(wave, rate), format)
@@ -65,9 +65,7 @@ def test_a_file_is_as_long_as_what_went_in(format: AudioFormat, rate: int, chann
 
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("format", AUDIO_TYPES)
-def test_a_stream_comes_while_it_is_made_and_is_the_same_again(
-    format: AudioFormat, rate: int
-) -> None:
+def test_stream_is_incremental_and_reproducible(format: AudioFormat, rate: int) -> None:
     wave = tone(1.2345, rate)
 
     first, again = streamed(wave, format, rate), streamed(wave, format, rate)
@@ -81,7 +79,7 @@ def test_a_stream_comes_while_it_is_made_and_is_the_same_again(
 
 
 @pytest.mark.parametrize("format", AUDIO_TYPES)
-def test_a_file_is_recognised_and_says_what_made_it(format: AudioFormat) -> None:
+def test_file_is_recognised_and_names_its_origin(format: AudioFormat) -> None:
     origin = Origin("tiny/voice", "req_1", 7)
     wave = tone(0.3, 24_000)
 
@@ -111,7 +109,7 @@ def test_a_file_is_recognised_and_says_what_made_it(format: AudioFormat) -> None
         ("ulaw", 24_000, 8_000),
     ],
 )
-def test_a_rate_that_a_format_lacks_becomes_the_next_above(
+def test_unsupported_rate_becomes_the_next_higher(
     format: AudioFormat, rate: int, held: int
 ) -> None:
     assert encoded_rate(format, rate) == held
@@ -130,7 +128,7 @@ def test_a_rate_that_a_format_lacks_becomes_the_next_above(
         ("aac", 44_100, 128_000, 128_000),
     ],
 )
-def test_a_codec_takes_the_bitrate_that_is_asked_for(
+def test_codec_uses_the_requested_bitrate(
     format: AudioFormat, rate: int, asked: int, had: int
 ) -> None:
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 3 * rate)).astype(np.float32)
@@ -142,7 +140,7 @@ def test_a_codec_takes_the_bitrate_that_is_asked_for(
         assert len(made) * 8 / 3 == pytest.approx(had, rel=0.1)
 
 
-def test_bare_samples_are_sixteen_bits_of_what_went_in() -> None:
+def test_raw_samples_are_the_input_in_sixteen_bits() -> None:
     wave = tone(0.1, 16_000, 2)
 
     data = encode_audio(Audio(wave, 16_000), "pcm")
@@ -151,7 +149,7 @@ def test_bare_samples_are_sixteen_bits_of_what_went_in() -> None:
     assert np.abs(found - wave).max() < 1e-4
 
 
-def test_what_is_no_number_or_too_loud_is_tamed() -> None:
+def test_non_finite_and_loud_samples_are_clipped() -> None:
     wave = np.array([[np.nan, np.inf, -np.inf, 3.0, -3.0, 0.0]], np.float32)
 
     found = np.frombuffer(encode_audio(Audio(wave, 8_000), "pcm"), "<i2")
@@ -163,7 +161,7 @@ def test_what_is_no_number_or_too_loud_is_tamed() -> None:
 
 
 @pytest.mark.parametrize("pause_ms", [0, 100])
-def test_pieces_are_joined_without_a_click(pause_ms: int) -> None:
+def test_segments_are_joined_without_a_click(pause_ms: int) -> None:
     crossfader = Crossfader(24_000, pause_ms=pause_ms)
     loud = np.full(2_400, 0.8, np.float32)
 
@@ -183,7 +181,7 @@ def test_pieces_are_joined_without_a_click(pause_ms: int) -> None:
 
 @pytest.mark.parametrize("pause_ms", [0, 100])
 @pytest.mark.parametrize("size", [1, 7, 50, 96, 333])
-def test_however_sound_is_cut_the_joint_is_the_same(size: int, pause_ms: int) -> None:
+def test_crossfade_does_not_depend_on_chunks(size: int, pause_ms: int) -> None:
     pieces = [tone(0.05, 24_000, hertz=200 * n)[0] for n in (1, 2, 3)]
     pieces.insert(1, np.full(40, 0.5, np.float32))
 
@@ -211,7 +209,7 @@ def test_speech_is_faster_at_the_same_pitch(speed: float) -> None:
 
 
 @pytest.mark.parametrize("speed", [0.2, 5.0, 0.0, -1.0, float("nan")])
-def test_a_speed_beyond_what_can_be_followed_is_refused(speed: float) -> None:
+def test_unsupported_speed_is_refused(speed: float) -> None:
     with pytest.raises(ValueError, match=r"between 0\.25 and 4"):
         TimeStretcher(16_000, speed)
 

@@ -43,7 +43,7 @@ def _png_header(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_picture_comes_back(format: ImageFormat) -> None:
+def test_image_round_trip(format: ImageFormat) -> None:
     picture = _picture()
 
     found = decode.read_image(encode.image(picture, format, quality=95, origin=ORIGIN))
@@ -53,7 +53,7 @@ def test_a_picture_comes_back(format: ImageFormat) -> None:
 
 
 @pytest.mark.parametrize("format", ["png", "webp"])
-def test_alpha_comes_back_if_wanted_and_otherwise_lies_on_white(format: ImageFormat) -> None:
+def test_alpha_is_kept_or_composited_on_white(format: ImageFormat) -> None:
     picture = _picture(channels=4)
     picture[:10, :, 3] = 0
 
@@ -66,7 +66,7 @@ def test_alpha_comes_back_if_wanted_and_otherwise_lies_on_white(format: ImageFor
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_picture_says_what_made_it(format: ImageFormat) -> None:
+def test_image_names_its_origin(format: ImageFormat) -> None:
     with Image.open(io.BytesIO(encode.image(_picture(), format, origin=ORIGIN))) as found:
         found.load()
         xmp = found.info["XML:com.adobe.xmp" if format == "png" else "xmp"]
@@ -84,7 +84,7 @@ def test_a_picture_says_what_made_it(format: ImageFormat) -> None:
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
-def test_a_camera_held_sideways_gives_an_upright_picture(turn: int) -> None:
+def test_rotated_photo_is_decoded_upright(turn: int) -> None:
     upright = Image.fromarray(_picture())
     back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's transpositions, inverted
     stored = upright.transpose(Image.Transpose(back[turn])) if turn > 1 else upright
@@ -96,7 +96,7 @@ def test_a_camera_held_sideways_gives_an_upright_picture(turn: int) -> None:
     np.testing.assert_array_equal(found, np.asarray(upright))
 
 
-def test_only_the_first_frame_of_an_animation_is_read() -> None:
+def test_only_the_first_frame_of_an_animation_is_decoded() -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
 
     for format in ("GIF", "WEBP", "PNG"):
@@ -147,12 +147,12 @@ def test_colours_of_another_profile_are_converted() -> None:
         (_saved(Image.fromarray(_picture()), "WEBP")[:100], "damaged|not a supported"),
     ],
 )
-def test_what_is_no_picture_is_refused(data: bytes, said: str) -> None:
+def test_invalid_image_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(MediaError, match=said):
         decode.read_image(data)
 
 
-def test_a_picture_larger_than_allowed_is_refused_before_it_is_decoded() -> None:
+def test_too_large_image_is_refused_before_it_is_decoded() -> None:
     header = _saved(Image.new("RGB", (200, 100)), "JPEG")[:630]
 
     with pytest.raises(MediaError, match="200x100, 20000 pixels; at most 19999"):
@@ -177,7 +177,7 @@ def test_a_compressed_text_that_explodes_is_refused() -> None:
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
-def test_damage_is_always_a_sentence(format: str) -> None:
+def test_damage_always_raises_a_media_error(format: str) -> None:
     whole = _saved(Image.fromarray(_picture()), format, exif=ORIGIN.exif())
     r = random.Random(4)
 
@@ -189,7 +189,7 @@ def test_damage_is_always_a_sentence(format: str) -> None:
             decode.read_image(bytes(data), pixels_max=1_000_000)
 
 
-def test_what_is_transparent_in_a_mask_may_change() -> None:
+def test_transparent_area_of_a_mask_is_edited() -> None:
     mask = _picture(channels=4)
     mask[..., 3] = 255
     mask[:15, :, 3] = 0
@@ -202,7 +202,7 @@ def test_what_is_transparent_in_a_mask_may_change() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_what_is_white_in_an_opaque_mask_may_change(channels: int) -> None:
+def test_white_area_of_an_opaque_mask_is_edited(channels: int) -> None:
     mask = np.zeros((30, 40, channels), np.uint8)
     mask[:, :10] = 255
     if channels == 4:
@@ -216,6 +216,6 @@ def test_what_is_white_in_an_opaque_mask_may_change(channels: int) -> None:
     assert (found[:, 22:] == 0).all()
 
 
-def test_a_mask_of_other_proportions_is_refused() -> None:
+def test_mask_of_another_aspect_ratio_is_refused() -> None:
     with pytest.raises(MediaError, match="The mask is 40x30 and the image 40x40"):
         decode.read_mask(encode.image(_picture(), "png"), (40, 40))

@@ -22,13 +22,13 @@ from workers.media.measure import MediaProperties, measure
         (b"RIFF", "audio/wav", MediaProperties()),
     ],
 )
-def test_size_rate_and_length_are_read_where_they_can_be(
+def test_size_rate_and_duration_are_read_from_the_header(
     data: bytes, content_type: str, measured: MediaProperties
 ) -> None:
     assert measure(data, content_type) == measured
 
 
-def test_a_playlist_leads_nowhere(tmp_path: Path) -> None:
+def test_playlist_does_not_open_other_files(tmp_path: Path) -> None:
     (tmp_path / "inside.wav").write_bytes(sound(1.0))
     playlist = f"#EXTM3U\n#EXTINF:1,\nfile://{tmp_path}/inside.wav\n".encode()
 

@@ -44,7 +44,7 @@ def m4a(seconds: float) -> bytes:
 
 @pytest.mark.parametrize("format", ["wav", "mp3", "opus", "flac", "aac"])
 @pytest.mark.parametrize("channels", [1, 2])
-def test_every_format_is_read_at_the_rate_asked_for(format: AudioFormat, channels: int) -> None:
+def test_every_format_is_decoded_at_the_requested_rate(format: AudioFormat, channels: int) -> None:
     data = encode_audio(Audio(tone(1.0, 24_000, channels), 24_000), format)
 
     mono = read_audio(data, rate=16_000, seconds_max=5)
@@ -62,7 +62,7 @@ def test_an_m4a_is_read() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"RIFF", b"hello", b"\x89PNG\r\n\x1a\n", b"%PDF-1.7"])
-def test_what_is_no_recording_is_named_so(data: bytes) -> None:
+def test_invalid_recording_is_refused(data: bytes) -> None:
     with pytest.raises(MediaError, match="WAV, MP3, Ogg"):
         read_audio(data, rate=16_000, seconds_max=5)
 
@@ -86,7 +86,7 @@ def test_hours_of_silence_in_a_small_file_are_not_decoded() -> None:
 
 
 @pytest.mark.parametrize("format", ["wav", "mp3", "opus", "flac", "aac"])
-def test_damage_ends_in_a_sentence_or_in_sound(format: AudioFormat) -> None:
+def test_damaged_recording_is_decoded_or_refused(format: AudioFormat) -> None:
     data = encode_audio(Audio(tone(0.5, 16_000), 16_000), format)
     random = np.random.default_rng(0)
 
@@ -105,7 +105,7 @@ def test_damage_ends_in_a_sentence_or_in_sound(format: AudioFormat) -> None:
                 assert np.abs(found.samples).max() <= 1
 
 
-def test_a_file_that_breaks_off_is_not_taken_for_whole() -> None:
+def test_truncated_recording_is_refused() -> None:
     data = encode_audio(Audio(tone(10.0, 16_000), 16_000), "flac")
 
     with pytest.raises(MediaError, match="ends after"):
@@ -123,7 +123,7 @@ def test_a_file_that_breaks_off_is_not_taken_for_whole() -> None:
         (wav(np.zeros(1000, "<i2"), form=0x55), "not a supported|damaged|empty|codec"),
     ],
 )
-def test_a_header_beyond_reason_is_refused(data: bytes, said: str | None) -> None:
+def test_invalid_header_is_refused(data: bytes, said: str | None) -> None:
     if said is None:
         assert read_audio(data, rate=16_000, seconds_max=5).samples.shape[1]
         return
@@ -131,7 +131,7 @@ def test_a_header_beyond_reason_is_refused(data: bytes, said: str | None) -> Non
         read_audio(data, rate=16_000, seconds_max=5)
 
 
-def test_samples_that_are_no_numbers_become_sound() -> None:
+def test_non_finite_samples_become_valid_audio() -> None:
     wild = np.array([np.nan, np.inf, -np.inf, 1e30] * 1000, "<f4")
 
     found = read_audio(wav(wild, form=3, bits=32), rate=16_000, seconds_max=5)
@@ -140,7 +140,7 @@ def test_samples_that_are_no_numbers_become_sound() -> None:
     assert np.abs(found.samples).max() <= 1
 
 
-def test_a_playlist_leads_nowhere(tmp_path: Path) -> None:
+def test_playlist_does_not_open_other_files(tmp_path: Path) -> None:
     (tmp_path / "inside.wav").write_bytes(wav(np.zeros(1000, "<i2")))
     playlist = f"#EXTM3U\n#EXTINF:1,\nfile://{tmp_path}/inside.wav\n".encode()
 

@@ -59,7 +59,7 @@ def _muxed(format: str, codec: str, *, times: list[int] | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("fps", [25, Fraction(30_000, 1001)])
-def test_a_clip_comes_back(fps: Fraction | int) -> None:
+def test_video_round_trip(fps: Fraction | int) -> None:
     frames = _frames()
 
     found = _read(encode.video(frames, fps, quality=100, origin=ORIGIN))
@@ -70,7 +70,7 @@ def test_a_clip_comes_back(fps: Fraction | int) -> None:
     np.testing.assert_allclose(found.frames[5, 20, 20], (220, 30, 30), atol=8)
 
 
-def test_an_animated_webp_comes_back() -> None:
+def test_animated_webp_round_trip() -> None:
     frames = _frames()
 
     found = _read(encode.video(frames, 10, "webp", quality=90, origin=ORIGIN))
@@ -80,7 +80,7 @@ def test_an_animated_webp_comes_back() -> None:
     assert np.abs(found.frames.astype(int) - np.stack(frames)).mean() < 6
 
 
-def test_an_mp4_plays_everywhere() -> None:
+def test_mp4_has_a_widely_supported_format() -> None:
     data = encode.video(_frames(), 25, origin=ORIGIN)
 
     with av.open(io.BytesIO(data)) as container:
@@ -93,7 +93,7 @@ def test_an_mp4_plays_everywhere() -> None:
     assert data.index(b"moov") < data.index(b"mdat"), "it starts before it is all there"
 
 
-def test_an_animated_webp_says_what_made_it() -> None:
+def test_animated_webp_names_its_origin() -> None:
     with Image.open(io.BytesIO(encode.video(_frames(3), 10, "webp", origin=ORIGIN))) as image:
         assert image.n_frames == 3
         assert image.getexif()[0x0131] == "Tollgate"
@@ -101,7 +101,7 @@ def test_an_animated_webp_says_what_made_it() -> None:
 
 
 @pytest.mark.parametrize("format", ["mp4", "webp"])
-def test_odd_sizes_are_no_obstacle(format: Any) -> None:
+def test_odd_sizes_are_padded_in_mp4(format: Any) -> None:
     found = _read(encode.video(_frames(3, width=63, height=47), 5, format))
 
     expected = (48, 64) if format == "mp4" else (47, 63)
@@ -109,7 +109,7 @@ def test_odd_sizes_are_no_obstacle(format: Any) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_sound_goes_along(channels: int) -> None:
+def test_audio_track_is_encoded(channels: int) -> None:
     data = encode.video(_frames(25), 25, audio=_tone(3, channels=channels))
 
     found = _read(data, audio=True).audio
@@ -126,7 +126,7 @@ def test_sound_goes_along(channels: int) -> None:
 @pytest.mark.parametrize(
     ("format", "codec"), [("mov", "libx264"), ("webm", "libvpx-vp9"), ("webm", "libvpx")]
 )
-def test_what_others_make_is_read(format: str, codec: str) -> None:
+def test_videos_of_other_encoders_are_decoded(format: str, codec: str) -> None:
     found = _read(_muxed(format, codec))
 
     assert found.frames.shape == (12, 48, 64, 3)
@@ -134,7 +134,7 @@ def test_what_others_make_is_read(format: str, codec: str) -> None:
     np.testing.assert_allclose(found.frames[5, 20, 20], (220, 30, 30), atol=20)
 
 
-def test_a_rate_that_varies_becomes_constant() -> None:
+def test_variable_frame_rate_becomes_constant() -> None:
     data = _muxed("mp4", "libx264", times=[0, 40, 80, 120, 160, 200, 800, 840])
 
     found = _read(data)
@@ -145,7 +145,7 @@ def test_a_rate_that_varies_becomes_constant() -> None:
     assert sum(same) >= len(found.frames) / 3, "the long frame is repeated"
 
 
-def test_a_clip_that_was_filmed_sideways_is_turned() -> None:
+def test_rotated_video_is_decoded_upright() -> None:
     data = bytearray(encode.video(_frames(3), 5))
     upright = _read(bytes(data)).frames
     turned = [0, 1 << 16, 0, (1 << 32) - (1 << 16), 0, 0, 0, 0, 1 << 30]
@@ -177,14 +177,14 @@ def test_frames_come_one_by_one() -> None:
         ({"seconds_max": 1.0}, "1.2 seconds long; at most 1"),
     ],
 )
-def test_what_is_too_much_is_refused(format: Any, limits: Any, said: str) -> None:
+def test_too_large_video_is_refused(format: Any, limits: Any, said: str) -> None:
     data = encode.video(_frames(12), 10, format)
 
     with pytest.raises(MediaError, match=said):
         _read(data, **limits)
 
 
-def test_a_header_that_lies_about_the_length_does_not_help() -> None:
+def test_false_length_in_the_header_does_not_bypass_limits() -> None:
     data = encode.video(_frames(100), 25)
     for name, after in ((b"mvhd", 16), (b"mdhd", 16)):
         place = data.index(name) + 4 + after
@@ -218,13 +218,13 @@ def test_an_endless_last_frame_is_refused() -> None:
         ),
     ],
 )
-def test_what_is_no_video_is_refused(data: bytes, said: str) -> None:
+def test_invalid_video_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(MediaError, match=said):
         _read(data)
 
 
 @pytest.mark.parametrize("format", ["mp4", "webp"])
-def test_damage_is_always_a_sentence(format: Any) -> None:
+def test_damage_always_raises_a_media_error(format: Any) -> None:
     whole = encode.video(_frames(8), 10, format)
     r = random.Random(4)
 
@@ -236,12 +236,12 @@ def test_damage_is_always_a_sentence(format: Any) -> None:
             _read(bytes(data), audio=True)
 
 
-def test_a_video_without_frames_is_a_mistake() -> None:
+def test_video_without_frames_raises() -> None:
     with pytest.raises(ValueError, match="at least one frame"):
         encode.video([], 25)
 
 
-def test_a_writer_that_is_left_keeps_nothing() -> None:
+def test_closed_writer_deletes_its_files() -> None:
     with VideoWriter(25) as writer:
         for frame in _frames(3):
             writer.add(frame)
@@ -251,7 +251,7 @@ def test_a_writer_that_is_left_keeps_nothing() -> None:
     assert not folder.exists()
 
 
-def test_a_spritesheet_shows_the_clip_from_first_to_last() -> None:
+def test_spritesheet_covers_the_video_from_first_to_last_frame() -> None:
     sheet = encode.spritesheet(_frames(40), side=32)
 
     assert sheet.shape == (4 * 24, 4 * 32, 3)
@@ -261,12 +261,12 @@ def test_a_spritesheet_shows_the_clip_from_first_to_last() -> None:
     assert encode.spritesheet(_frames(3)).shape == (48, 3 * 64, 3)
 
 
-def test_a_thumbnail_keeps_proportions() -> None:
+def test_thumbnail_keeps_the_aspect_ratio() -> None:
     assert encode.thumbnail(_frames(1)[0], side=32).shape == (24, 32, 3)
     assert encode.thumbnail(_frames(1)[0]).shape == (48, 64, 3)
 
 
-def test_an_overview_of_a_long_clip_stays_small() -> None:
+def test_overview_of_a_long_video_stays_small() -> None:
     overview = Overview(side=16)
 
     for place in range(1000):

@@ -39,7 +39,7 @@ def driver(checkpoint: Path) -> Driver:
     return Driver(spec(checkpoint))
 
 
-def test_others_at_the_same_time_change_nothing(driver: Driver) -> None:
+def test_concurrent_requests_do_not_change_the_audio(driver: Driver) -> None:
     asked: list[dict[str, Any]] = [
         {"prompt": "a slow waltz", "duration_ms": 5000, "seed": 1},
         {"prompt": "at 180 bpm in 3/4", "key": "F# minor", "seed": 2},
@@ -59,14 +59,14 @@ def test_others_at_the_same_time_change_nothing(driver: Driver) -> None:
     assert np.array_equal(samples(together[1][0].data), samples(alone[1][0].data))
 
 
-def test_a_seed_decides(driver: Driver) -> None:
+def test_piece_depends_on_the_seed(driver: Driver) -> None:
     first, again, other = (driver.make(seed=seed).files[1] for seed in (1, 1, 2))
 
     assert first == again
     assert first != other
 
 
-def test_key_tempo_mood_and_length_are_as_ordered(driver: Driver) -> None:
+def test_key_tempo_mood_and_length_are_as_requested(driver: Driver) -> None:
     made = driver.make(prompt="", key="Bb minor", tempo=133, mood="Gloomy", duration_ms=4000)
 
     piece = read_midi(made.files[1].data)
@@ -76,7 +76,7 @@ def test_key_tempo_mood_and_length_are_as_ordered(driver: Driver) -> None:
     assert heard == pytest.approx(made.usage.audio_ms * 48, abs=48)
 
 
-def test_the_sound_is_that_of_the_notes(driver: Driver) -> None:
+def test_audio_is_rendered_from_the_notes(driver: Driver) -> None:
     driver.admit("heard")
     writer = driver.engine._running["heard"].writer  # type: ignore[index]
     driver.finish()
@@ -92,7 +92,7 @@ def test_the_sound_is_that_of_the_notes(driver: Driver) -> None:
 
 @pytest.mark.parametrize("format", AUDIO_TYPES)
 @pytest.mark.parametrize("rate", [None, 16_000])
-def test_every_format_can_be_opened_and_is_as_long_as_it_is_said(
+def test_every_format_can_be_decoded_and_has_the_reported_length(
     driver: Driver, format: str, rate: int | None
 ) -> None:
     made = driver.make(format=format, sample_rate=rate, stream=True)
@@ -124,7 +124,7 @@ def test_notes_open_in_any_sequencer(driver: Driver) -> None:
     assert 0 < file.length <= 3
 
 
-def test_a_piece_is_heard_while_it_is_written(driver: Driver) -> None:
+def test_piece_is_streamed_while_it_is_generated(driver: Driver) -> None:
     driver.admit("first", stream=True, format="mp3", duration_ms=6000, prompt="at 180 bpm in 3/4")
     driver.finish()
 
@@ -139,7 +139,7 @@ def test_a_piece_is_heard_while_it_is_written(driver: Driver) -> None:
     assert {"preprocess", "transfer", "forward", "postprocess"} == set(driver.clock.names)
 
 
-def test_what_nobody_reads_along_is_timed_all_the_same(driver: Driver) -> None:
+def test_unstreamed_audio_is_timed_too(driver: Driver) -> None:
     driver.admit("a")
     driver.finish()
 
@@ -148,7 +148,7 @@ def test_what_nobody_reads_along_is_timed_all_the_same(driver: Driver) -> None:
     assert not any(event.data for event in said)
 
 
-def test_a_cancelled_piece_ends_with_what_was_heard_of_it(driver: Driver) -> None:
+def test_cancelled_piece_is_charged_for_its_audio_so_far(driver: Driver) -> None:
     driver.admit("long", duration_ms=30_000, stream=True, seed=5)
     driver.admit("short", seed=6)
     while not any(isinstance(event, Progress) for event in driver.events["long"]):
@@ -165,7 +165,7 @@ def test_a_cancelled_piece_ends_with_what_was_heard_of_it(driver: Driver) -> Non
     assert driver.completed("short").files[1] == driver.make(seed=6).files[1]
 
 
-def test_work_is_shared_out_by_what_was_written(driver: Driver) -> None:
+def test_longer_piece_takes_a_larger_share_of_the_steps(driver: Driver) -> None:
     driver.shares.clear()
     driver.admit("short", seed=1)
     driver.admit("long", seed=1, duration_ms=8000)
@@ -174,7 +174,7 @@ def test_work_is_shared_out_by_what_was_written(driver: Driver) -> None:
     assert driver.shares["long"] > 1.5 * driver.shares["short"]
 
 
-def test_who_finds_no_place_waits(driver: Driver) -> None:
+def test_request_without_a_free_slot_waits(driver: Driver) -> None:
     for place in range(3):
         assert driver.admit(f"{place}") == Admitted()
 
@@ -184,13 +184,13 @@ def test_who_finds_no_place_waits(driver: Driver) -> None:
     driver.finish()
 
 
-def test_a_length_left_open_is_no_longer_than_what_is_held_for(driver: Driver) -> None:
+def test_default_length_never_exceeds_the_hold(driver: Driver) -> None:
     made = driver.make(duration_ms=None, limits=Usage(requests=1, audio_ms=2500))
 
     assert 1000 < made.usage.audio_ms <= 2500
 
 
-def test_a_request_whose_numbers_are_none_fails_alone(
+def test_non_finite_logits_fail_only_their_request(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.admit("bad", seed=1)
@@ -229,7 +229,7 @@ def test_a_request_whose_numbers_are_none_fails_alone(
         ({"task": "text-to-speech"}, None, "does not support text-to-speech"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(
+def test_unsupported_parameters_are_refused_by_name(
     driver: Driver, asked: dict[str, Any], param: str | None, said: str
 ) -> None:
     refused = driver.admit("refused", **asked)
@@ -255,7 +255,7 @@ def test_a_wrong_option_is_named(option: str, value: Any, said: str, tmp_path: P
         MusicEngine(spec(tmp_path, **{option: value}))
 
 
-def test_an_entry_that_cannot_work_is_not_loaded(checkpoint: Path, tmp_path: Path) -> None:
+def test_invalid_entry_is_not_loaded(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="supports text-to-music, not text-to-speech"):
         MusicEngine(spec(checkpoint, "text-to-speech")).load()
     with pytest.raises(ValueError, match=r"no config\.json"):
@@ -276,5 +276,5 @@ def test_an_engine_can_be_loaded_again(driver: Driver) -> None:
     assert driver.make(seed=1).files[1] == first
 
 
-def test_nothing_is_missing_for_it_here(tmp_path: Path) -> None:
+def test_its_packages_are_installed(tmp_path: Path) -> None:
     assert obstacle(spec(tmp_path)) is None

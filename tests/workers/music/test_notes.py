@@ -97,19 +97,19 @@ def trimmed(piece: Piece) -> Piece:
 
 @settings(max_examples=60, deadline=None)
 @given(pieces())
-def test_tokens_say_all_that_a_piece_is(piece: Piece) -> None:
+def test_tokens_encode_a_piece_without_loss(piece: Piece) -> None:
     assert decode(encode(piece)) == piece
 
 
 @settings(max_examples=60, deadline=None)
 @given(pieces())
-def test_a_midi_file_says_all_that_a_piece_is(piece: Piece) -> None:
+def test_midi_file_encodes_a_piece_without_loss(piece: Piece) -> None:
     assert read_midi(write_midi(piece)) == trimmed(piece)
 
 
 @settings(max_examples=40, deadline=None)
 @given(pieces())
-def test_the_grammar_lets_every_piece_through(piece: Piece) -> None:
+def test_grammar_accepts_every_piece(piece: Piece) -> None:
     grammar = Grammar()
 
     for said in encode(piece)[1:]:
@@ -121,7 +121,7 @@ def test_the_grammar_lets_every_piece_through(piece: Piece) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.randoms(use_true_random=False))
-def test_whatever_the_grammar_lets_through_is_a_piece(r: random.Random) -> None:
+def test_everything_the_grammar_accepts_is_a_piece(r: random.Random) -> None:
     grammar, said = Grammar(), ["<tune>"]
     while allowed := grammar.allowed():
         enough = len(said) > 150 and END in allowed
@@ -155,12 +155,12 @@ def test_keys_differ_in_nothing_but_the_tonic() -> None:
         [*encode(tune(random.Random(1)))[:-1], "<nothing>", "<end>"],
     ],
 )
-def test_what_is_no_tune_is_refused(said: list[str]) -> None:
+def test_invalid_token_sequences_are_refused(said: list[str]) -> None:
     with pytest.raises(ValueError):
         decode(said)
 
 
-def test_a_note_that_cannot_be_written_is_refused() -> None:
+def test_note_without_a_token_is_refused() -> None:
     piece = tune(random.Random(1))
     strange = (*piece.bars[0].notes, Note(1, "lead", 120, 4))
 
@@ -189,12 +189,12 @@ def test_a_midi_file_lasts_as_long_as_its_piece() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"MThd", b"RIFF" + bytes(40), bytes(100)])
-def test_what_is_no_midi_file_of_ours_is_refused(data: bytes) -> None:
+def test_invalid_midi_file_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         read_midi(data)
 
 
-def test_a_midi_file_of_others_is_refused() -> None:
+def test_midi_file_from_another_program_is_refused() -> None:
     out = io.BytesIO()
     mido.MidiFile(type=1, ticks_per_beat=480).save(file=out)
 

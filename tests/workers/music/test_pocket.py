@@ -26,7 +26,7 @@ def made() -> list[Made]:
 
 
 @pytest.mark.long
-def test_pieces_keep_the_key_and_tempo_that_they_are_told_and_listeners_hear_them(
+def test_analysis_finds_the_requested_key_and_tempo(
     made: list[Made],
 ) -> None:
     marks = score(OF, made)
@@ -40,7 +40,7 @@ def test_pieces_keep_the_key_and_tempo_that_they_are_told_and_listeners_hear_the
     assert marks["tempo heard, or a simple multiple"] >= 0.6, "of short pieces"
 
 
-def test_no_piece_is_longer_than_ordered_nor_silent(made: list[Made]) -> None:
+def test_no_piece_is_silent_or_longer_than_requested(made: list[Made]) -> None:
     for one in made:
         sound, rate = one.sound
 

@@ -53,7 +53,7 @@ def test_a_note_begins_and_ends_in_silence_and_has_no_corner(name: str, held: in
 
 @pytest.mark.parametrize("kit", [name for name in INSTRUMENTS["drums"] if name != "none"])
 @pytest.mark.parametrize("drum", sorted(DRUMS.values()))
-def test_a_stroke_is_heard_and_dies_away(kit: str, drum: int) -> None:
+def test_drum_stroke_is_audible_and_decays(kit: str, drum: int) -> None:
     sound = Bank(RATE).drum(kit, drum)
 
     assert np.abs(sound).max() > 0.05
@@ -63,7 +63,7 @@ def test_a_stroke_is_heard_and_dies_away(kit: str, drum: int) -> None:
     assert first.mean() > 3 * (last.astype(float) ** 2).mean()
 
 
-def test_every_instrument_that_a_piece_can_name_has_a_voice() -> None:
+def test_every_instrument_of_a_piece_can_be_rendered() -> None:
     named = {name for part, names in INSTRUMENTS.items() if part != "drums" for name in names}
 
     assert named == set(VOICES)
@@ -92,7 +92,7 @@ def test_music_is_loud_enough_and_never_too_loud() -> None:
         assert abs(sound.mean()) < 0.01
 
 
-def test_the_limiter_keeps_what_is_quiet_and_bends_the_rest() -> None:
+def test_limiter_changes_only_loud_samples() -> None:
     loud = np.linspace(-4, 4, 801)[:, None].repeat(2, 1)
     bent = limit(loud)
 
@@ -102,7 +102,7 @@ def test_the_limiter_keeps_what_is_quiet_and_bends_the_rest() -> None:
     assert np.allclose(bent[quiet], loud[quiet], atol=1e-6)
 
 
-def test_a_bar_sounds_the_same_whatever_follows_it() -> None:
+def test_bar_does_not_depend_on_later_bars() -> None:
     piece = tune(random.Random(8), bars=6)
     whole = render(piece, rate=RATE)
     bank = Bank(RATE)
@@ -135,7 +135,7 @@ def test_notes_are_struck_when_they_are_written() -> None:
     assert begins == pytest.approx(RATE, abs=0.01 * RATE)
 
 
-def test_parts_have_their_places_between_left_and_right() -> None:
+def test_parts_are_panned() -> None:
     hat = Player(HEAD, rate=RATE).play(bar(Note(0, "drums", DRUMS["hat"], 1)))
     bass = Player(HEAD, rate=RATE).play(bar(Note(0, "bass", 36, 8)))
 
@@ -151,7 +151,7 @@ def test_louder_bars_are_louder() -> None:
     assert loud.std() > 1.3 * quiet.std()
 
 
-def test_a_listener_hears_tempo_and_key() -> None:
+def test_analysis_finds_tempo_and_key() -> None:
     heard = []
     for seed in range(6):
         piece = tune(random.Random(seed), bars=8, mood="happy")

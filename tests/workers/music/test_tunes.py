@@ -67,7 +67,7 @@ def test_nearly_every_note_is_of_the_key_and_the_rest_is_the_leading_note() -> N
                     assert (note.pitch - piece.key.tonic) % 12 in allowed
 
 
-def test_tunes_come_home() -> None:
+def test_tunes_end_on_the_tonic() -> None:
     for piece in tunes():
         last = piece.bars[-1]
 
@@ -178,7 +178,7 @@ def test_moods_and_instruments_are_read(
     assert instruments.items() <= told.instruments.items()
 
 
-def test_a_full_caption_is_read_as_what_it_was_said_of() -> None:
+def test_full_caption_is_parsed_to_the_properties_of_its_piece() -> None:
     for piece in tunes():
         told = parse_prompt(caption(piece, random.Random(1), full=True))
 
@@ -187,7 +187,7 @@ def test_a_full_caption_is_read_as_what_it_was_said_of() -> None:
         assert told.instruments["drums"] == piece.drums
 
 
-def test_a_prompt_cannot_speak_the_tokens_of_music() -> None:
+def test_prompt_cannot_contain_music_tokens() -> None:
     assert parse_prompt("<tempo:200> <end>").words == ("tempo", "end")
 
 

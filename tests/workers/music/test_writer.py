@@ -38,7 +38,7 @@ def piece_of(writer: PieceWriter) -> Piece:
     return replace(writer.head, bars=tuple(writer.bars))
 
 
-def test_what_is_written_is_a_piece_as_long_as_planned() -> None:
+def test_generated_piece_has_the_planned_length() -> None:
     writer = write(PieceSpec("a sad waltz in F# minor at 91 bpm", seconds=12, seed=3))
 
     piece = piece_of(writer)
@@ -51,7 +51,7 @@ def test_what_is_written_is_a_piece_as_long_as_planned() -> None:
     assert {chord.root for _, chord in piece.bars[-1].chords} == {0}
 
 
-def test_an_order_goes_before_its_prompt() -> None:
+def test_parameters_take_precedence_over_the_prompt() -> None:
     order = PieceSpec(
         "in C major at 60 bpm", key=Key(2, "minor"), tempo=150, mood="tense", seconds=4
     )
@@ -66,7 +66,7 @@ def test_mood_and_instruments_of_a_prompt_are_kept() -> None:
     assert (head.mood, head.lead, head.bass, head.drums) == ("dark", "organ", "cello", "none")
 
 
-def test_the_same_seed_writes_the_same() -> None:
+def test_same_seed_generates_the_same_piece() -> None:
     once, again, other = (
         piece_of(write(PieceSpec("a tune", tempo=120, seconds=4, seed=seed))) for seed in (1, 1, 2)
     )
@@ -99,7 +99,7 @@ def test_a_short_piece_is_fast_enough_for_a_bar(seconds: float) -> None:
         (PieceSpec("at 90 bpm in 4/4", seconds=3), "at 90 beats a minute"),
     ],
 )
-def test_what_there_is_no_time_for_is_refused(order: PieceSpec, said: str) -> None:
+def test_length_too_short_for_a_bar_is_refused(order: PieceSpec, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         PieceWriter(order, VOCABULARY, context=CONTEXT)
 
@@ -137,7 +137,7 @@ def test_lessons_count_the_tune_only() -> None:
     assert targets[row, at] >= 0
 
 
-def test_a_listener_tells_moods_apart() -> None:
+def test_analysis_distinguishes_moods() -> None:
     pieces = [tune(random.Random(f"mood {seed}"), bars=12) for seed in range(16)]
 
     assert sum(piece.mood in moods_of(piece)[:2] for piece in pieces) >= 12

@@ -11,7 +11,7 @@ from benchmarks import audio
 
 
 @pytest.mark.parametrize("more", [[], ["--processor-time"]])
-def test_the_benchmark_compares_both_and_what_they_say(
+def test_benchmark_compares_both_engines_and_their_audio(
     checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     path = checkpoint("vits")

@@ -82,9 +82,7 @@ REFERENCES = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_sentence_is_what_the_library_itself_makes_of_it(
-    checkpoint: Checkpoint, name: str
-) -> None:
+def test_sentence_equals_the_library_output(checkpoint: Checkpoint, name: str) -> None:
     found = speak(of(checkpoint, name), text="hello there, you", seed=7)
 
     with torch.no_grad():
@@ -95,9 +93,7 @@ def test_a_sentence_is_what_the_library_itself_makes_of_it(
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_others_that_speak_at_the_same_time_change_nothing(
-    checkpoint: Checkpoint, name: str
-) -> None:
+def test_concurrent_requests_do_not_change_the_audio(checkpoint: Checkpoint, name: str) -> None:
     driver = Driver(of(checkpoint, name))
     texts = [TEXT, "Good night!", "Hello."]
     alone = [speak(driver, text=text, seed=seed) for seed, text in enumerate(texts)]
@@ -112,7 +108,7 @@ def test_others_that_speak_at_the_same_time_change_nothing(
 
 
 @pytest.mark.parametrize("name", ["vits", "speecht5"])
-def test_a_seed_decides(checkpoint: Checkpoint, name: str) -> None:
+def test_audio_depends_on_the_seed(checkpoint: Checkpoint, name: str) -> None:
     driver = Driver(of(checkpoint, name))
 
     first, again, other = (speak(driver, seed=seed) for seed in (1, 1, 2))
@@ -122,7 +118,7 @@ def test_a_seed_decides(checkpoint: Checkpoint, name: str) -> None:
 
 
 @pytest.mark.parametrize("format", AUDIO_TYPES)
-def test_a_stream_is_a_file_and_the_same_again(checkpoint: Checkpoint, format: str) -> None:
+def test_stream_is_a_valid_file_and_reproducible(checkpoint: Checkpoint, format: str) -> None:
     driver = Driver(of(checkpoint, "vits"))
 
     streams = []
@@ -144,7 +140,7 @@ def test_a_stream_is_a_file_and_the_same_again(checkpoint: Checkpoint, format: s
         assert np.array_equal(samples(stream), samples(driver.file("first")))
 
 
-def test_what_nobody_reads_along_is_timed_all_the_same(checkpoint: Checkpoint) -> None:
+def test_unstreamed_audio_is_timed_too(checkpoint: Checkpoint) -> None:
     driver = Driver(of(checkpoint, "vits"))
 
     driver.admit("a", text=TEXT)
@@ -155,7 +151,7 @@ def test_what_nobody_reads_along_is_timed_all_the_same(checkpoint: Checkpoint) -
     assert driver.streamed("a") == b""
 
 
-def test_sound_comes_before_the_last_sentence_is_spoken(checkpoint: Checkpoint) -> None:
+def test_audio_is_emitted_before_the_last_sentence_is_synthesised(checkpoint: Checkpoint) -> None:
     driver = Driver(of(checkpoint, "vits"))
     driver.admit("a", text=TEXT, format="pcm", stream=True)
 
@@ -168,7 +164,7 @@ def test_sound_comes_before_the_last_sentence_is_spoken(checkpoint: Checkpoint) 
     assert len(driver.streamed("a")) > first
 
 
-def test_the_outcome_says_what_was_made(checkpoint: Checkpoint) -> None:
+def test_outcome_describes_the_audio(checkpoint: Checkpoint) -> None:
     driver = Driver(of(checkpoint, "vits"))
     text = "Cafe\u0301! Twice."
 
@@ -193,7 +189,7 @@ def test_the_outcome_says_what_was_made(checkpoint: Checkpoint) -> None:
     ]
 
 
-def test_sentences_are_apart_and_join_without_a_click(checkpoint: Checkpoint) -> None:
+def test_sentences_are_joined_with_a_pause_and_without_a_click(checkpoint: Checkpoint) -> None:
     driver = Driver(of(checkpoint, "vits", pause_ms=250))
 
     whole = speak(driver, text="Hello. Good night.", seed=1)
@@ -207,7 +203,7 @@ def test_sentences_are_apart_and_join_without_a_click(checkpoint: Checkpoint) ->
 
 
 @pytest.mark.parametrize("name", ["vits", "fastspeech2_conformer"])
-def test_speed_is_followed_by_every_model(checkpoint: Checkpoint, name: str) -> None:
+def test_every_model_applies_the_speed(checkpoint: Checkpoint, name: str) -> None:
     driver = Driver(of(checkpoint, name))
     text = "good night to all of you who are still awake"
 
@@ -226,7 +222,7 @@ def test_a_voice_is_chosen_by_its_name(checkpoint: Checkpoint, name: str) -> Non
     assert ann.shape != bob.shape or not np.array_equal(ann, bob)
 
 
-def test_a_rate_that_is_asked_for_is_met(checkpoint: Checkpoint) -> None:
+def test_output_has_the_requested_sample_rate(checkpoint: Checkpoint) -> None:
     driver = Driver(of(checkpoint, "vits"))
 
     found = [speak(driver, sample_rate=rate) for rate in (None, 16_000)]
@@ -271,7 +267,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(checkpoint: Checkpoint) ->
     driver.finish()
 
 
-def test_there_are_so_many_places_and_no_more(checkpoint: Checkpoint) -> None:
+def test_number_of_running_requests_is_limited_by_slots(checkpoint: Checkpoint) -> None:
     driver = Driver(of(checkpoint, "vits", slots=1))
 
     assert driver.admit("a") == Admitted()
@@ -300,7 +296,7 @@ def test_there_are_so_many_places_and_no_more(checkpoint: Checkpoint) -> None:
         ({"format": "midi"}, None, "cannot be read"),
     ],
 )
-def test_what_the_model_cannot_do_is_refused_by_name(
+def test_unsupported_parameters_are_refused_by_name(
     checkpoint: Checkpoint, asked: dict[str, Any], param: str | None, said: str
 ) -> None:
     driver = Driver(of(checkpoint, "vits-speakers"))
@@ -312,7 +308,7 @@ def test_what_the_model_cannot_do_is_refused_by_name(
     assert refused.param == param
 
 
-def test_a_text_in_letters_that_the_model_lacks_is_the_clients_fault(
+def test_text_in_an_unsupported_script_is_a_client_error(
     checkpoint: Checkpoint,
 ) -> None:
     driver = Driver(of(checkpoint, "vits"))
@@ -340,7 +336,7 @@ def test_a_regional_tag_is_the_same_language(checkpoint: Checkpoint) -> None:
         ("speecht5", {"vocoder": "elsewhere"}, "no vocoder"),
     ],
 )
-def test_an_entry_that_cannot_work_is_not_loaded(
+def test_invalid_entry_is_not_loaded(
     checkpoint: Checkpoint, name: str, options: dict[str, Any], said: str
 ) -> None:
     engine = SpeechEngine(spec(checkpoint(name), **({"voices": VOICES.get(name, {})} | options)))
@@ -387,6 +383,6 @@ def test_an_engine_can_be_loaded_again(checkpoint: Checkpoint) -> None:
     assert np.array_equal(speak(driver, seed=1), first)
 
 
-def test_nothing_is_missing_for_it_here(tmp_path: Path) -> None:
+def test_its_packages_are_installed(tmp_path: Path) -> None:
     assert obstacle(spec(tmp_path)) is None
     assert FAMILIES

@@ -50,7 +50,7 @@ def as_wav(sound: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("pitch", [75.0, 110.0, 223.0, 390.0])
-def test_pitch_is_heard(pitch: float) -> None:
+def test_pitch_is_estimated(pitch: float) -> None:
     found, voiced = pitch_of(torch.from_numpy(hum(pitch)).float())
 
     assert voiced[5:-5].all()
@@ -64,7 +64,7 @@ def test_noise_and_silence_have_no_pitch() -> None:
     assert not pitch_of(torch.zeros(RATE))[1].any()
 
 
-def test_an_untrained_vocoder_says_again_what_it_hears() -> None:
+def test_untrained_vocoder_reproduces_its_input() -> None:
     sound = normalize_loudness(torch.from_numpy(hum(140.0)).float())
     frames = analyse(sound)
 
@@ -77,7 +77,7 @@ def test_an_untrained_vocoder_says_again_what_it_hears() -> None:
     assert float(again.std()) == pytest.approx(float(sound.std()), rel=0.5)
 
 
-def test_recordings_of_any_loudness_are_the_same() -> None:
+def test_features_do_not_depend_on_the_level_of_a_recording() -> None:
     sound = torch.from_numpy(hum(140.0)).float()
 
     assert torch.allclose(normalize_loudness(sound * 0.01), normalize_loudness(sound), atol=1e-4)
@@ -96,18 +96,18 @@ def test_recordings_of_any_loudness_are_the_same() -> None:
         ("?!", ""),
     ],
 )
-def test_texts_are_written_in_few_letters(text: str, wanted: str) -> None:
+def test_texts_are_normalised_to_a_small_alphabet(text: str, wanted: str) -> None:
     assert normalize_spelling(text) == wanted
 
 
-def test_letters_become_the_numbers_of_sounds(checkpoint: Checkpoint) -> None:
+def test_letters_become_phoneme_ids(checkpoint: Checkpoint) -> None:
     read = read_g2p(checkpoint("parts") / "graphemes")
 
     assert read("Ban, nab?").tolist() == [[2, 1, 3, 4, 3, 1, 2, 6]]
     assert read("?!").shape == (1, 0)
 
 
-def test_a_recording_is_spoken_like(checkpoint: Checkpoint) -> None:
+def test_voice_of_a_recording_is_used(checkpoint: Checkpoint) -> None:
     driver = Driver(spec(checkpoint("parts"), "text-to-speech", "voice-clone"))
     sounds = []
     for name, pitch in (("low", 90.0), ("high", 250.0), ("again", 90.0)):
@@ -120,7 +120,7 @@ def test_a_recording_is_spoken_like(checkpoint: Checkpoint) -> None:
     assert np.array_equal(sounds[0], sounds[2])
 
 
-def test_a_recording_in_which_nobody_speaks_is_refused(checkpoint: Checkpoint) -> None:
+def test_recording_without_speech_is_refused(checkpoint: Checkpoint) -> None:
     driver = Driver(spec(checkpoint("parts"), "text-to-speech", "voice-clone"))
 
     answer = driver.admit("nobody", [as_wav(np.zeros(RATE))], task="voice-clone", text="Ban.")
@@ -130,11 +130,11 @@ def test_a_recording_in_which_nobody_speaks_is_refused(checkpoint: Checkpoint) -
     assert "too little speech" in answer.message
 
 
-def test_it_speaks_at_its_vocoders_rate(checkpoint: Checkpoint) -> None:
+def test_sample_rate_is_that_of_the_vocoder(checkpoint: Checkpoint) -> None:
     assert len(speak(spec(checkpoint("parts")), text="Ban nab.")) > HOP
 
 
-def test_without_an_ear_no_voice_is_copied(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_cloning_needs_a_speaker_encoder(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = shutil.copytree(checkpoint("parts"), tmp_path / "deaf")
     shutil.rmtree(path / "reference")
 
@@ -143,7 +143,7 @@ def test_without_an_ear_no_voice_is_copied(checkpoint: Checkpoint, tmp_path: Pat
 
 
 @pytest.mark.parametrize("part", ["graphemes", "vocoder", "reference"])
-def test_a_damaged_part_is_refused_with_its_place(
+def test_damaged_component_is_refused_with_its_path(
     part: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     path = shutil.copytree(checkpoint("parts"), tmp_path / "damaged")
@@ -161,7 +161,7 @@ def _frames(count: int, *, level: float, swing: float) -> torch.Tensor:
     return torch.cat([mel, torch.zeros(count, 1), torch.ones(count, 1)], 1)
 
 
-def test_a_copy_takes_on_the_timbre_of_its_recording_the_more_is_known_of_both() -> None:
+def test_mel_statistics_are_matched_more_closely_with_more_frames() -> None:
     wanted = measure_mel_statistics(_frames(4000, level=0.5, swing=0.3))
 
     long, short = (

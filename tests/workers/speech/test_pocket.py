@@ -30,7 +30,7 @@ def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
     check_card(DIRECTORY, most=8_000_000, weights="model.safetensors")
 
 
-def test_all_its_voices_are_on_sale(reader: Reader) -> None:
+def test_catalog_offers_all_voices(reader: Reader) -> None:
     spec = next(one for one in read_specs(ROOT / "catalog.yaml") if one.name == "pocket-speech")
 
     assert CLONING_TASK in spec.also
@@ -39,7 +39,7 @@ def test_all_its_voices_are_on_sale(reader: Reader) -> None:
 
 
 @pytest.mark.long
-def test_a_recogniser_that_knows_nothing_of_it_understands_it(reader: Reader) -> None:
+def test_independent_recogniser_understands_it(reader: Reader) -> None:
     found = understood(
         lambda text, name: reader.say(text, reader.voices[name]),
         sorted(reader.voices),
@@ -49,7 +49,7 @@ def test_a_recogniser_that_knows_nothing_of_it_understands_it(reader: Reader) ->
     assert found >= 0.3, "of a teacher's own 0.45: each of 400 words is as likely"
 
 
-def test_a_copy_speaks_about_as_high_as_its_recording_and_nearer_to_it(reader: Reader) -> None:
+def test_cloned_voice_has_the_pitch_of_its_recording_and_is_closest_to_it(reader: Reader) -> None:
     """Of two voices far apart, which the model itself speaks."""
     low, high = (reader.say(SENTENCES[3], reader.voices[name]) for name in ("ivo", "lena"))
 

@@ -33,7 +33,7 @@ from workers.engines.speech.text import TURN_TAG, Language, with_turn_tags
         ("pt-BR", "12 gatos", "doze gatos"),
     ],
 )
-def test_what_is_written_is_said(language: str, written: str, said: str) -> None:
+def test_numbers_and_signs_are_written_out(language: str, written: str, said: str) -> None:
     found = Language(language).sentences(written, characters_max=1_000)
 
     assert said in " ".join(" ".join(found).replace(",", ", ").split()).replace(" ,", ",") or (
@@ -41,7 +41,7 @@ def test_what_is_written_is_said(language: str, written: str, said: str) -> None
     )
 
 
-def test_a_text_is_cut_at_its_sentences() -> None:
+def test_text_is_split_into_sentences() -> None:
     text = 'Dr. Smith came at 5 p.m. He said "Hi!" Then what?\n\nA new one.'
 
     found = Language("en").sentences(text, characters_max=1_000)
@@ -51,7 +51,7 @@ def test_a_text_is_cut_at_its_sentences() -> None:
     assert len(found) >= 3
 
 
-def test_a_sentence_without_end_is_cut_where_it_hurts_least() -> None:
+def test_long_sentence_is_split_at_the_best_place() -> None:
     text = "one two three, four five six, seven eight nine ten eleven twelve thirteen " + "x" * 50
 
     found = Language("en").sentences(text, characters_max=24)
@@ -62,21 +62,21 @@ def test_a_sentence_without_end_is_cut_where_it_hurts_least() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "   ", "...", "?!", "\n\n", "—"])
-def test_where_nothing_is_said_there_is_no_sentence(text: str) -> None:
+def test_text_without_letters_has_no_sentence(text: str) -> None:
     assert Language("en").sentences(text, characters_max=100) == []
 
 
-def test_a_language_without_rules_is_left_as_it_is() -> None:
+def test_language_without_rules_is_unchanged() -> None:
     assert Language("sw").sentences("Nina 5 samaki.", characters_max=100) == ["Nina 5 samaki."]
 
 
 @pytest.mark.parametrize("tag", ["", "xx-klingon", "1", "english please"])
-def test_what_is_no_language_is_refused(tag: str) -> None:
+def test_unknown_language_is_refused(tag: str) -> None:
     with pytest.raises(ValueError, match="unknown language"):
         Language(tag)
 
 
-def test_without_normalisation_only_sentences_are_found() -> None:
+def test_without_normalisation_text_is_only_split() -> None:
     assert Language("en").sentences("2 dogs. 3 cats.", characters_max=99, normalize=False) == [
         "2 dogs.",
         "3 cats.",
@@ -85,13 +85,13 @@ def test_without_normalisation_only_sentences_are_found() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=200), st.sampled_from(["en", "de", "fr", "ja", "ar", "hi"]))
-def test_no_text_is_too_strange(text: str, language: str) -> None:
+def test_any_text_can_be_split(text: str, language: str) -> None:
     for piece in Language(language).sentences(text, characters_max=40):
         assert piece.strip()
         assert len(piece) <= 40
 
 
-def test_turns_are_kept_and_told_before_each_sentence() -> None:
+def test_turn_tags_are_kept_and_prefixed_to_each_sentence() -> None:
     said = Language("en").sentences("Hi. I am 2. [S2] So am I. Good! [S1] Bye.", characters_max=100)
 
     assert "S one" not in " ".join(said)

@@ -115,9 +115,7 @@ REFERENCES = {"csm": _csm, "musicgen": _musicgen, "bark": _bark, "dia": _dia}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_sentence_is_what_the_library_itself_makes_of_it(
-    checkpoint: Checkpoint, name: str
-) -> None:
+def test_sentence_equals_the_library_output(checkpoint: Checkpoint, name: str) -> None:
     found = speak(of(checkpoint, name), **asked(name, TEXT, seed=7))
 
     wanted = REFERENCES[name](checkpoint(name), TEXT, None, SECONDS[name])
@@ -126,9 +124,7 @@ def test_a_sentence_is_what_the_library_itself_makes_of_it(
 
 
 @pytest.mark.parametrize("name", CLONED)
-def test_a_voice_from_a_recording_is_what_the_library_itself_makes_of_it(
-    checkpoint: Checkpoint, name: str
-) -> None:
+def test_cloned_voice_equals_the_library_output(checkpoint: Checkpoint, name: str) -> None:
     driver = Driver(of(checkpoint, name))
     assert driver.engine._loaded is not None
     file, voice = recording(driver.engine._loaded.recording_rate or 0)
@@ -141,9 +137,7 @@ def test_a_voice_from_a_recording_is_what_the_library_itself_makes_of_it(
 
 
 @pytest.mark.parametrize("preset", ["ann.npz", "v2/bob"])
-def test_a_preset_is_what_the_library_itself_makes_of_it(
-    checkpoint: Checkpoint, preset: str
-) -> None:
+def test_preset_equals_the_library_output(checkpoint: Checkpoint, preset: str) -> None:
     path = checkpoint("bark")
     driver = Driver(of(checkpoint, "bark", voices={"x": {"preset": preset}}))
 
@@ -153,9 +147,7 @@ def test_a_preset_is_what_the_library_itself_makes_of_it(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_others_that_speak_at_the_same_time_change_nothing(
-    checkpoint: Checkpoint, name: str
-) -> None:
+def test_concurrent_requests_do_not_change_the_audio(checkpoint: Checkpoint, name: str) -> None:
     driver = Driver(of(checkpoint, name))
     wishes = [asked(name, text, seed=seed) for text, seed in ((TEXT, 7), ("yes", 1), (TEXT, 2))]
     alone = [speak(driver, **one) for one in wishes]
@@ -171,7 +163,7 @@ def test_others_that_speak_at_the_same_time_change_nothing(
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_sound_comes_within_a_sentence_and_is_the_whole_of_it(
+def test_audio_is_emitted_within_a_sentence_and_equals_the_whole(
     checkpoint: Checkpoint, name: str
 ) -> None:
     driver = Driver(of(checkpoint, name))
@@ -188,7 +180,7 @@ def test_sound_comes_within_a_sentence_and_is_the_whole_of_it(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_seed_decides(checkpoint: Checkpoint, name: str) -> None:
+def test_audio_depends_on_the_seed(checkpoint: Checkpoint, name: str) -> None:
     driver = Driver(of(checkpoint, name))
 
     first, again, other = (speak(driver, **asked(name, TEXT, seed=seed)) for seed in (1, 1, 2))
@@ -198,7 +190,7 @@ def test_a_seed_decides(checkpoint: Checkpoint, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_bfloat16_is_heard_too(checkpoint: Checkpoint, name: str) -> None:
+def test_bfloat16_produces_audio(checkpoint: Checkpoint, name: str) -> None:
     assert np.abs(speak(of(checkpoint, name, dtype="bfloat16"), **asked(name, TEXT))).max() > 1e-4
 
 
@@ -219,7 +211,7 @@ def test_a_cancel_takes_effect_at_the_next_step(checkpoint: Checkpoint, name: st
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_sound_ends_where_what_was_paid_for_ends(checkpoint: Checkpoint, name: str) -> None:
+def test_audio_never_exceeds_the_hold(checkpoint: Checkpoint, name: str) -> None:
     driver = Driver(of(checkpoint, name))
     wish = asked(name, f"{TEXT}. {TEXT}.", seed=3)
     whole = speak(driver, **wish)
@@ -236,7 +228,7 @@ def test_sound_ends_where_what_was_paid_for_ends(checkpoint: Checkpoint, name: s
     assert np.array_equal(found, whole[: len(found)])
 
 
-def test_a_recording_that_leaves_no_room_is_refused(checkpoint: Checkpoint) -> None:
+def test_recording_that_fills_the_context_is_refused(checkpoint: Checkpoint) -> None:
     driver = Driver(of(checkpoint, "dia"))
     file = recording(RATE, 3.1)[0]
 
@@ -246,7 +238,7 @@ def test_a_recording_that_leaves_no_room_is_refused(checkpoint: Checkpoint) -> N
     assert "no room" in refused.message
 
 
-def test_a_recording_without_a_syllable_is_refused(checkpoint: Checkpoint) -> None:
+def test_too_short_a_recording_is_refused(checkpoint: Checkpoint) -> None:
     driver = Driver(of(checkpoint, "dia"))
     file = recording(RATE, 0.2)[0]
 
@@ -254,10 +246,10 @@ def test_a_recording_without_a_syllable_is_refused(checkpoint: Checkpoint) -> No
 
     assert isinstance(refused, Failed)
     assert (refused.code, refused.param) == ("invalid_input", "recording")
-    assert "0.20 seconds long; at least 0.3" in refused.message
+    assert "0.20 seconds long; it must be at least 0.3" in refused.message
 
 
-def test_a_voice_needs_its_words(checkpoint: Checkpoint) -> None:
+def test_recording_needs_a_transcript(checkpoint: Checkpoint) -> None:
     driver = Driver(of(checkpoint, "csm"))
 
     refused = driver.admit("a", task="voice-clone", files=[recording(24_000)[0]])
@@ -280,7 +272,7 @@ def test_a_voice_needs_its_words(checkpoint: Checkpoint) -> None:
         ("bark", {"preset": "part.npz"}, "no coarse_prompt"),
     ],
 )
-def test_an_entry_that_cannot_work_is_not_loaded(
+def test_invalid_entry_is_not_loaded(
     checkpoint: Checkpoint, name: str, voice: dict[str, Any], said: str
 ) -> None:
     (checkpoint(name) / "a.wav").write_bytes(recording(24_000)[0])

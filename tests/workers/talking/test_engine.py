@@ -67,7 +67,7 @@ def test_a_portrait_and_a_recording_become_a_video_with_sound(engine: TalkingEng
     assert (progress[-1].step, progress[-1].steps) == (25, 25)
 
 
-def test_the_sound_of_the_video_is_what_was_sent(engine: TalkingEngine) -> None:
+def test_audio_of_the_video_is_the_recording(engine: TalkingEngine) -> None:
     said = speech(1.2, 3).samples
     outcome = Run(engine, (job("a"), [png(person(3)[0]), wav(said)])).finish()["a"]
 
@@ -80,7 +80,7 @@ def test_the_sound_of_the_video_is_what_was_sent(engine: TalkingEngine) -> None:
     assert np.corrcoef(loudness, sent)[0, 1] > 0.98
 
 
-def test_what_is_made_together_is_what_is_made_alone(engine: TalkingEngine) -> None:
+def test_batched_requests_give_the_same_result_as_alone(engine: TalkingEngine) -> None:
     sent = {name: _sent(seed, seconds) for name, seed, seconds in (("a", 1, 0.9), ("b", 2, 0.5))}
 
     alone = {name: Run(engine, (job(name), files)).finish()[name] for name, files in sent.items()}
@@ -96,7 +96,7 @@ def test_what_is_made_together_is_what_is_made_alone(engine: TalkingEngine) -> N
         assert np.abs(one.astype(int) - other).mean() < 0.05
 
 
-def test_a_recording_that_does_not_fill_its_last_frame_is_shown_to_its_end(
+def test_video_covers_a_recording_that_ends_within_a_frame(
     engine: TalkingEngine,
 ) -> None:
     sent = [png(person()[0]), wav(speech(1.0).samples[: 16 * 330])]
@@ -109,7 +109,7 @@ def test_a_recording_that_does_not_fill_its_last_frame_is_shown_to_its_end(
     assert _media(held)[0].duration_ms == 300
 
 
-def test_a_large_portrait_is_made_smaller_and_keeps_its_shape() -> None:
+def test_large_portrait_is_scaled_down_with_its_aspect_ratio() -> None:
     engine = engine_of(side=96)
     tall = np.pad(person()[0], ((40, 0), (0, 0), (0, 0)), mode="edge")
 
@@ -118,7 +118,7 @@ def test_a_large_portrait_is_made_smaller_and_keeps_its_shape() -> None:
     assert (_media(outcome)[0].width, _media(outcome)[0].height) == (78, 96)
 
 
-def test_a_portrait_without_a_mouth_fails_and_the_others_go_on(engine: TalkingEngine) -> None:
+def test_portrait_without_a_mouth_fails_only_its_request(engine: TalkingEngine) -> None:
     plain = np.full((120, 120, 3), (90, 140, 200), np.uint8)
     run = Run(
         engine, (job("a"), [png(plain), wav(speech(0.3).samples)]), (job("b"), _sent(seconds=0.3))
@@ -133,7 +133,7 @@ def test_a_portrait_without_a_mouth_fails_and_the_others_go_on(engine: TalkingEn
     assert isinstance(outcomes["b"], Completed)
 
 
-def test_silence_leaves_the_portrait_as_it_is(engine: TalkingEngine) -> None:
+def test_silence_does_not_change_the_portrait(engine: TalkingEngine) -> None:
     pixels, _ = person(4)
     outcome = Run(engine, (job("a"), [png(pixels), wav(np.zeros(8000, np.float32))])).finish()["a"]
 
@@ -145,7 +145,7 @@ def test_silence_leaves_the_portrait_as_it_is(engine: TalkingEngine) -> None:
     assert np.abs(frames[0] - pixels).mean() < 4
 
 
-def test_a_cancelled_one_ends_after_the_frames_that_it_has(engine: TalkingEngine) -> None:
+def test_cancelled_request_is_charged_for_its_frames_so_far(engine: TalkingEngine) -> None:
     run = Run(engine, (job("a"), _sent(seconds=2.0)), (job("b"), _sent(2, seconds=0.3)))
     for _ in range(4):
         run.step()
@@ -159,7 +159,7 @@ def test_a_cancelled_one_ends_after_the_frames_that_it_has(engine: TalkingEngine
     assert isinstance(outcomes["b"], Completed)
 
 
-def test_one_that_is_cancelled_before_its_first_step_is_not_looked_at(
+def test_request_cancelled_before_its_first_step_is_not_analysed(
     engine: TalkingEngine,
 ) -> None:
     run = Run(engine, (job("a"), _sent()))
@@ -170,7 +170,7 @@ def test_one_that_is_cancelled_before_its_first_step_is_not_looked_at(
     assert isinstance(run.outcomes["a"], Cancelled)
 
 
-def test_who_finds_no_place_waits() -> None:
+def test_request_without_a_free_slot_waits() -> None:
     engine = engine_of(slots=1)
     run = Run(engine, (job("a"), _sent(seconds=0.2)))
 
@@ -189,7 +189,7 @@ def test_who_finds_no_place_waits() -> None:
         ({"fps": 61}, [png(person()[0]), b""], "unsupported_parameter", "fps"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_its_name(
+def test_invalid_inputs_are_refused_by_name(
     asked: dict[str, Any], files: list[bytes], code: str, param: str
 ) -> None:
     engine = engine_of(limits={"seconds": 2})
@@ -213,12 +213,12 @@ def test_stereo_stays_stereo(engine: TalkingEngine) -> None:
 @pytest.mark.parametrize(
     "options", [{"rows": 0}, {"side": 8}, {"fps": 0}, {"fps": 100}, {"dtype": "bfloat16"}, {"x": 1}]
 )
-def test_an_option_that_cannot_be_met_is_refused(options: dict[str, Any]) -> None:
+def test_unsupported_option_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         engine_of(**options)
 
 
-def test_a_checkpoint_of_something_else_is_refused() -> None:
+def test_checkpoint_of_another_architecture_is_refused() -> None:
     engine = TalkingEngine(
         ModelSpec("x", "talking-head", engine="talking", checkpoint="workers/pocket/upscale")
     )

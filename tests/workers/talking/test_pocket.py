@@ -43,7 +43,7 @@ def test_the_weights_are_few_and_those_on_the_card() -> None:
     assert sha256 in (CHECKPOINT / "README.md").read_text()
 
 
-def test_the_opening_is_heard_in_voices_that_it_never_heard_and_silence_is_shut(
+def test_mouth_opens_for_unseen_voices_and_closes_for_silence(
     networks: Networks,
 ) -> None:
     found = score_ear(networks.mouth_predictor, count=6)
@@ -55,7 +55,7 @@ def test_the_opening_is_heard_in_voices_that_it_never_heard_and_silence_is_shut(
     assert found.silent < 0.08
 
 
-def test_how_loud_a_recording_is_says_nothing(networks: Networks) -> None:
+def test_mouth_shapes_do_not_depend_on_the_level(networks: Networks) -> None:
     said = speech(2.0, 5).samples
     said = said / np.abs(said).max()
 
@@ -67,7 +67,7 @@ def test_how_loud_a_recording_is_says_nothing(networks: Networks) -> None:
     assert np.abs(loud - quiet).max() < 0.05
 
 
-def test_mouths_are_found_in_people_that_it_never_saw(networks: Networks) -> None:
+def test_mouths_are_found_in_unseen_faces(networks: Networks) -> None:
     off, missed = [], 0
     for seed in range(20, 36):
         pixels, points = person(seed, side=192)
@@ -84,7 +84,7 @@ def test_mouths_are_found_in_people_that_it_never_saw(networks: Networks) -> Non
     assert np.median(off) < 3.5, "pixels of 192, where a mouth is some 40 wide"
 
 
-def test_no_mouth_is_found_where_nobody_is(networks: Networks) -> None:
+def test_no_mouth_is_found_without_a_face(networks: Networks) -> None:
     for seed in range(8):
         picture = scenes.draw([faceless(seed)], 128)[0]
         pixels = ((picture + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
@@ -125,7 +125,7 @@ def test_only_mouth_and_chin_move_and_more_the_wider_it_opens(networks: Networks
     assert change[1].mean() < change[2].mean() < change[3].mean()
 
 
-def test_the_mouth_of_a_video_follows_the_sound() -> None:
+def test_mouth_of_a_video_follows_the_audio() -> None:
     found = []
     for seed in (41, 42):
         said = speech(3.0, seed)

@@ -129,7 +129,7 @@ def test_a_tile_in_a_batch_is_the_tile_alone(checkpoint: Path) -> None:
         np.testing.assert_allclose(network.upscale(tile[None])[0], drawn, atol=1e-5, rtol=0)
 
 
-def test_requests_share_steps_and_get_what_they_get_alone(checkpoint: Path) -> None:
+def test_batched_requests_give_the_same_result_as_alone(checkpoint: Path) -> None:
     jobs = [
         (_image_job("a"), [_png(40, 40, seed=1)]),
         (_image_job("b"), [_png(40, 40, seed=2)]),
@@ -168,7 +168,7 @@ def test_requests_share_steps_and_get_what_they_get_alone(checkpoint: Path) -> N
         ({"width": 31, "height": 21}, (31, 21)),
     ],
 )
-def test_less_than_the_network_draws_may_be_asked_for(
+def test_sizes_below_the_networks_factor_are_supported(
     asked: Any, size: tuple[int, int], checkpoint: Path
 ) -> None:
     outcome = Run(_engine(checkpoint), (_image_job("a", **asked), [_png(30, 20)])).finish()["a"]
@@ -178,7 +178,7 @@ def test_less_than_the_network_draws_may_be_asked_for(
 
 
 @pytest.mark.parametrize("format", ["png", "webp", "jpeg"])
-def test_transparency_stays_where_the_format_has_it(format: Any, checkpoint: Path) -> None:
+def test_transparency_is_kept_if_the_format_supports_it(format: Any, checkpoint: Path) -> None:
     image = _picture(30, 20, 4)
     image[..., 3] = 255
     image[:10, :, 3] = 0
@@ -193,7 +193,7 @@ def test_transparency_stays_where_the_format_has_it(format: Any, checkpoint: Pat
         assert (found[44:, :, 3] == 255).all()
 
 
-def test_several_pictures_of_one_request_are_several_outputs(checkpoint: Path) -> None:
+def test_several_images_of_one_request_are_several_outputs(checkpoint: Path) -> None:
     files = [_png(30, 20), _png(20, 20)]
 
     outcome = Run(_engine(checkpoint), (_image_job("a", images=2), files)).finish()["a"]
@@ -227,7 +227,7 @@ def test_a_video_keeps_rate_length_and_sound(checkpoint: Path) -> None:
         assert '"model": "tiny"' in container.metadata["comment"]
 
 
-def test_a_video_may_be_delivered_smaller_and_as_webp(checkpoint: Path) -> None:
+def test_video_can_be_delivered_smaller_and_as_webp(checkpoint: Path) -> None:
     job = _video_job("a", scale=2, format="webp")
 
     outcome = Run(_engine(checkpoint), (job, [_clip(format="webp")])).finish()["a"]
@@ -236,7 +236,7 @@ def test_a_video_may_be_delivered_smaller_and_as_webp(checkpoint: Path) -> None:
     assert (video.content_type, video.width, video.height) == ("image/webp", 64, 48)
 
 
-def test_progress_is_said_step_by_step(checkpoint: Path) -> None:
+def test_progress_is_reported_step_by_step(checkpoint: Path) -> None:
     run = Run(_engine(checkpoint, step_pixels=1), (_video_job("a"), [_clip(6)]))
 
     run.finish()
@@ -290,7 +290,7 @@ def test_too_large_a_batch_is_halved(checkpoint: Path) -> None:
     assert np.abs(_image(outcomes["5"]).astype(int) - expected).max() <= 1
 
 
-def test_only_the_request_that_is_too_much_alone_fails(checkpoint: Path) -> None:
+def test_only_a_request_too_large_by_itself_fails(checkpoint: Path) -> None:
     engine = _engine(checkpoint, step_pixels=8 * 400)
     _fail_above(engine, lambda tiles: bool((tiles == 255).all(axis=(1, 2, 3)).any()))
     white = encode.image(np.full((20, 20, 3), 255, np.uint8), "png")
@@ -304,7 +304,7 @@ def test_only_the_request_that_is_too_much_alone_fails(checkpoint: Path) -> None
     assert all(isinstance(outcome, Completed) for outcome in outcomes.values())
 
 
-def test_a_video_that_turns_out_to_be_damaged_costs_nobody_else(checkpoint: Path) -> None:
+def test_damaged_video_fails_only_its_request(checkpoint: Path) -> None:
     frames = [_picture(32, 24, seed=seed) for seed in range(40)]
     clip = bytearray(encode.video(frames, 20))
     late = len(clip) * 3 // 4
@@ -340,7 +340,7 @@ def test_a_video_that_turns_out_to_be_damaged_costs_nobody_else(checkpoint: Path
         (_video_job("a", scale=5), [_clip(3)], "unsupported_parameter", "scale is 5"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_a_sentence(
+def test_unsupported_requests_are_refused_with_a_sentence(
     job: Job, files: list[bytes], code: str, said: str, checkpoint: Path
 ) -> None:
     engine = _engine(checkpoint, pixels_max=10_000, limits={"seconds": 2})
@@ -361,7 +361,7 @@ def test_a_video_longer_than_was_held_for_is_refused(checkpoint: Path) -> None:
     assert "0.5 seconds long; at most 0.4" in refused.message
 
 
-def test_there_are_only_so_many_slots(checkpoint: Path) -> None:
+def test_request_without_a_free_slot_waits(checkpoint: Path) -> None:
     engine = _engine(checkpoint, slots=1)
     engine.admit(_image_job("a"), Clock(), [_png(9, 9)])
 
@@ -378,7 +378,7 @@ def test_there_are_only_so_many_slots(checkpoint: Path) -> None:
         ({"dtype": "float16"}, "float16 is many times slower"),
     ],
 )
-def test_an_option_that_cannot_be_met_is_refused(options: Any, said: str, checkpoint: Path) -> None:
+def test_unsupported_option_is_refused(options: Any, said: str, checkpoint: Path) -> None:
     with pytest.raises(ValueError, match=said):
         _engine(checkpoint, **options)
 

@@ -38,7 +38,7 @@ def scores() -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("way", ["area", "bicubic", "lanczos", "drawn"])
-def test_it_beats_bicubic_on_scenes_that_it_never_saw(
+def test_it_beats_bicubic_on_unseen_scenes(
     way: str, scores: dict[str, tuple[float, float]]
 ) -> None:
     bicubic, ours = scores[way]
@@ -46,7 +46,7 @@ def test_it_beats_bicubic_on_scenes_that_it_never_saw(
     assert ours > bicubic + 2, "decibels"
 
 
-def test_the_engine_that_serves_it_draws_what_was_scored() -> None:
+def test_engine_output_is_what_was_scored() -> None:
     spec = ModelSpec(
         name="pocket-upscale",
         task="image-upscale",

@@ -19,7 +19,7 @@ def _noise(height: int, width: int) -> Pixels:
     ("height", "width"), [(1, 1), (32, 32), (33, 32), (200, 40), (40, 200), (131, 77), (500, 3)]
 )
 @pytest.mark.parametrize("scale", [1, 2, 4])
-def test_a_picture_that_is_cut_is_put_together_again(height: int, width: int, scale: int) -> None:
+def test_split_image_is_joined_without_loss(height: int, width: int, scale: int) -> None:
     source = _noise(height, width)
     grid = plan(height, width, tile=32, overlap=8)
     canvas = Canvas(source, grid, scale)
@@ -35,7 +35,7 @@ def test_a_picture_that_is_cut_is_put_together_again(height: int, width: int, sc
 
 
 @pytest.mark.parametrize("length", [33, 56, 57, 100, 1000])
-def test_neighbours_share_what_they_must(length: int) -> None:
+def test_neighbouring_tiles_share_the_overlap(length: int) -> None:
     grid = plan(32, length, tile=32, overlap=8)
 
     starts = grid.columns
@@ -43,7 +43,7 @@ def test_neighbours_share_what_they_must(length: int) -> None:
     assert all(b - a <= 24 for a, b in pairwise(starts))
 
 
-def test_a_small_picture_is_one_tile() -> None:
+def test_small_image_is_one_tile() -> None:
     assert plan(8, 100, tile=32, overlap=8).tiles == 1
     assert plan(32, 32, tile=32, overlap=8).tiles == 1
     assert plan(32, 33, tile=32, overlap=8).tiles == 2
