@@ -128,7 +128,7 @@ def read_input(job: Job, kind: type[InputT]) -> InputT:
     try:
         return msgspec.convert(job.input, kind)
     except msgspec.ValidationError as error:
-        raise InputError("invalid_input", f"The input cannot be read: {error}.") from error
+        raise InputError("invalid_input", f"The input is not valid: {error}.") from error
 
 
 @contextmanager

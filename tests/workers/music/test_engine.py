@@ -225,7 +225,7 @@ def test_non_finite_logits_fail_only_their_request(
         ({"lyrics": "la la"}, "lyrics", "does not support lyrics"),
         ({"sample_rate": 4000}, "sample_rate", "8000 to 48000"),
         ({"parameters": {"cfg": 3}}, "cfg", "no parameter cfg"),
-        ({"format": "ogg"}, None, "cannot be read"),
+        ({"format": "ogg"}, None, "is not valid"),
         ({"task": "text-to-speech"}, None, "does not support text-to-speech"),
     ],
 )

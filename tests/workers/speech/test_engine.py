@@ -293,7 +293,7 @@ def test_number_of_running_requests_is_limited_by_slots(checkpoint: Checkpoint) 
         ({"sample_rate": 100}, "sample_rate", "8000 to 48000"),
         ({"parameters": {"top_k": 3}}, "top_k", "no parameter top_k"),
         ({"files": [b"RIFF"]}, "recording", "does not support voices from recordings"),
-        ({"format": "midi"}, None, "cannot be read"),
+        ({"format": "midi"}, None, "is not valid"),
     ],
 )
 def test_unsupported_parameters_are_refused_by_name(

@@ -263,13 +263,13 @@ def test_recording_needs_a_transcript(checkpoint: Checkpoint) -> None:
     ("name", "voice", "said"),
     [
         ("csm", {"embedding": "no.npy"}, "cannot be read"),
-        ("csm", {"recording": "a.wav"}, "needs a transcript"),
-        ("dia", {"speaker": 1}, "takes recording"),
-        ("musicgen", {"speaker": 1}, "has none"),
+        ("csm", {"recording": "a.wav"}, "needs the transcript"),
+        ("dia", {"speaker": 1}, "accepts recording"),
+        ("musicgen", {"speaker": 1}, "accepts no voices"),
         ("musicgen-stereo", {}, "2 channels"),
         ("bark", {"preset": "nobody"}, "'x' cannot be read"),
-        ("bark", {"preset": "broken.npz"}, "codes outside 0 to 15"),
-        ("bark", {"preset": "part.npz"}, "no coarse_prompt"),
+        ("bark", {"preset": "broken.npz"}, "tokens outside 0 to 15"),
+        ("bark", {"preset": "part.npz"}, "lacks coarse_prompt"),
     ],
 )
 def test_invalid_entry_is_not_loaded(
