@@ -1,6 +1,6 @@
-"""A worker process that the tests kill; its arguments are the server, a namespace and its name.
+"""A worker process that the tests kill. Arguments: server, namespace, name.
 
-It does what an agent does (wait, lease, renew, reap, complete) with naps for work.
+It acts like an agent (wait, lease, renew, reclaim, complete), but sleeps instead of working.
 """
 
 from __future__ import annotations

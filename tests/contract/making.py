@@ -1,4 +1,4 @@
-"""Short ways to make entries and to read answers, for the tests of the queue."""
+"""Helpers of the queue tests: create entries, read answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def finished(leases: Sequence[Lease]) -> list[Completion]:
 
 
 async def settle_all(outcomes: Outcomes) -> list[Delivery]:
-    """Read and acknowledge until there is nothing more."""
+    """Read and acknowledge all outcomes."""
     settled: list[Delivery] = []
     while deliveries := await outcomes.read("settler", block_ms=20):
         settled += deliveries

@@ -1,4 +1,4 @@
-"""A proxy before a real queue server that loses answers: it forwards, and then breaks off."""
+"""A proxy to a real queue server that loses answers: it forwards commands, then disconnects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 
 class LossyProxy:
-    """Loses the next ``lose`` answers, each together with its connection."""
+    """Drops the next ``lose`` answers, each with its connection."""
 
     def __init__(self, socket: str) -> None:
         self.lose = 0
@@ -48,7 +48,7 @@ class LossyProxy:
 
 @contextlib.asynccontextmanager
 async def lossy_proxy(server_url: str) -> AsyncIterator[tuple[LossyProxy, str]]:
-    """Yield the proxy and its address."""
+    """Yield the proxy and its URL."""
     proxy = LossyProxy(server_url.removeprefix("unix://"))
     with tempfile.TemporaryDirectory(prefix="tg-") as directory:
         socket = f"{directory}/p"

@@ -1,8 +1,7 @@
-"""What the queue ought to do, in plain Python: lists and sums, no server and no clock.
+"""A reference of the queue in plain Python: lists and sums, without a server and a clock.
 
-Written from the description of the queue, not from its script, as slowly and obviously as possible.
-Time is reduced to three marks: a lease or a delay is either already over or not over, a deadline is
-either past or far away.
+Written from the description of the queue, not from its script, as simply as possible. Time is
+reduced to flags: a lease or a delay has expired or not, and a deadline is either past or far away.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ class Job:
     cancel: str = ""
     moved: bool = False
     expired: bool = False
-    """Its lease or its delay is over."""
+    """Whether its lease or its delay has expired."""
 
 
 @dataclass
 class Reference:
     jobs: dict[str, Job] = field(default_factory=dict)
     barred: set[str] = field(default_factory=set)
-    """What was cancelled before it was queued."""
+    """Jobs that were cancelled before they were enqueued."""
     done: list[tuple[str, str, int, bytes, str]] = field(default_factory=list)
     """id, status, attempt, outcome, reason."""
     arrivals: int = 0
@@ -53,7 +52,7 @@ class Reference:
     finish: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     answers: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
 
-    # --- What can be seen -------------------------------------------------------------------------
+    # --- Observations -----------------------------------------------------------------------------
 
     def waiting(self, account: str | None = None) -> list[Job]:
         return sorted(
@@ -81,7 +80,7 @@ class Reference:
     def held(self, worker: str) -> list[Job]:
         return [job for job in self.running() if job.worker == worker]
 
-    # --- Moves ------------------------------------------------------------------------------------
+    # --- Operations -------------------------------------------------------------------------------
 
     def enqueue(self, job: Job, *, queue_max: int, account_max: int) -> str:
         if job.id in self.jobs or job.id in self.barred:
@@ -109,7 +108,7 @@ class Reference:
         taken: list[Job] = []
         most = max(int(share * (len(self.running()) + count)), 1)
         self._serve(taken, worker, count, most=most, look=look, nonce=nonce, lapses=lapses)
-        # What nobody else wants goes to whom it would have gone anyway.
+        # Slots that no other account needs are assigned by tag, ignoring the share.
         self._serve(taken, worker, count, most=math.inf, look=look, nonce=nonce, lapses=lapses)
         if taken:
             self.answers[worker] = (nonce, [job.id for job in taken])
@@ -169,7 +168,8 @@ class Reference:
         return lost, cancelled, replies
 
     def complete(self, id: str, token: str, status: str, outcome: bytes, *, delay: str) -> str:
-        """``delay`` is ``none``, ``short`` (over at once) or ``long`` (beyond any deadline)."""
+        """``delay`` is ``none``, ``short`` (expires immediately) or ``long`` (beyond any
+        deadline)."""
         job = self.jobs.get(id)
         if job is None:
             if status in ("ok", "cancelled"):
@@ -204,7 +204,7 @@ class Reference:
     def release_worker(self, worker: str, *, crashed: bool) -> int:
         held = self.held(worker)
         for job in held:
-            self._take_back(job, crashed=crashed, reason="worker lost")
+            self._reclaim(job, crashed=crashed, reason="worker lost")
         self.answers.pop(worker, None)
         return len(held)
 
@@ -232,13 +232,14 @@ class Reference:
     def reap(self) -> tuple[int, int, int]:
         expired = [job for job in self.running() if job.expired]
         for job in expired:
-            self._take_back(job, crashed=True, reason="lease lapsed")
+            self._reclaim(job, crashed=True, reason="lease lapsed")
         due = [job for job in self.delayed() if job.expired]
         for job in due:
             self._queue(job)
         overdue = [job for job in self.live() if job.past_deadline]
         for job in overdue:
-            # A running job cannot be past a deadline here: it would not have been started.
+            # A running job cannot be past its deadline here, because it would not have been
+            # started.
             self._end(job, "expired", b"", "deadline")
         return len(expired), len(due), len(overdue)
 
@@ -263,7 +264,7 @@ class Reference:
     def _release(self, job: Job) -> None:
         job.state = "released"
 
-    def _take_back(self, job: Job, *, crashed: bool, reason: str) -> None:
+    def _reclaim(self, job: Job, *, crashed: bool, reason: str) -> None:
         self._release(job)
         job.crashes += crashed
         if job.cancel:

@@ -1,4 +1,4 @@
-"""No address that a client names leads into a network of ours."""
+"""URLs of clients never lead to private addresses."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from workers.contract.names import Names
         "2002:a00:1::",
     ],
 )
-def test_what_is_not_public_is_known_in_every_spelling(address: str) -> None:
+def test_private_addresses_are_detected_in_every_notation(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize(
     "address", ["93.184.215.14", "2606:2800:21f:cb07::1", "64:ff9b::5db8:d70e"]
 )
-def test_what_is_public_may_be_called(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert is_public(address)
 
 
-async def test_a_name_that_leads_inside_is_refused_when_it_is_resolved() -> None:
+async def test_name_that_resolves_to_a_private_address_is_refused() -> None:
     with pytest.raises(PrivateAddress):
         await pin("https://localhost:8443/x", private_allowed=False)
 
 
-async def test_the_connection_goes_to_the_address_and_speaks_to_the_name() -> None:
+async def test_connection_is_pinned_to_the_address_and_keeps_the_host_name() -> None:
     pinned = await pin("http://localhost:8080/a?b=c", private_allowed=True)
 
     assert pinned.url in ("http://127.0.0.1:8080/a?b=c", "http://[::1]:8080/a?b=c")
@@ -74,7 +74,7 @@ async def test_international_name_is_called_in_its_idna_form(
 
 
 @pytest.mark.parametrize("url", ["https://8.8.8.8/\u0001", "https://☃.net/", "hook", "https://"])
-async def test_unreadable_url_has_no_address(url: str) -> None:
+async def test_malformed_url_is_refused(url: str) -> None:
     with pytest.raises(OSError, match="URL"):
         await pin(url, private_allowed=True)
 
@@ -93,13 +93,13 @@ async def test_unreadable_url_has_no_address(url: str) -> None:
         "5f00::1",
     ],
 )
-def test_special_networks_are_closed_whatever_python_knows_of_them(address: str) -> None:
+def test_special_networks_are_refused_whatever_python_knows(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.fixture
 def silent_name_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Stand in for a name server that never answers, as the system's resolver shows it."""
+    """Replace the system's resolver by one whose name server never answers."""
     answered = threading.Event()
     real = socket.getaddrinfo
 
@@ -114,7 +114,7 @@ def silent_name_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Ev
     answered.set()
 
 
-async def test_names_that_never_resolve_hold_no_thread_of_anybody_else(
+async def test_names_that_never_resolve_do_not_block_other_threads(
     silent_name_server: threading.Event,
 ) -> None:
     names = Names(timeout_s=0.2)
@@ -129,7 +129,7 @@ async def test_names_that_never_resolve_hold_no_thread_of_anybody_else(
     assert all(isinstance(outcome, OSError) for outcome in outcomes)
 
 
-async def test_lookups_of_one_account_are_bounded_until_their_threads_have_ended(
+async def test_lookups_of_one_account_count_until_their_threads_have_ended(
     silent_name_server: threading.Event,
 ) -> None:
     names = Names(owner_max=2, timeout_s=0.05)

@@ -1,4 +1,4 @@
-"""The blob store, in a directory and in memory; of S3 only what needs no server."""
+"""The blob store: directory and memory; S3 only as far as it needs no server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
     return Blobs((tmp_path / "a place").as_uri() if request.param == "directory" else "memory:///")
 
 
-async def test_what_is_written_is_read_again(blobs: Blobs) -> None:
+async def test_written_blob_can_be_read(blobs: Blobs) -> None:
     key = blob_key("acc_1", "req_1", "c0ffee:1", 0)
 
     ref = await blobs.put(key, b"an image", content_type="image/png")
@@ -40,7 +40,7 @@ async def test_what_is_written_is_read_again(blobs: Blobs) -> None:
     assert await blobs.get(ref) == b"an image"
 
 
-async def test_an_empty_and_a_large_blob_survive(blobs: Blobs) -> None:
+async def test_empty_and_large_blobs_can_be_read(blobs: Blobs) -> None:
     large = os.urandom(5_000_000)
 
     refs = [await blobs.put(f"a/r/n/{n}", data) for n, data in enumerate((b"", large))]
@@ -50,7 +50,7 @@ async def test_an_empty_and_a_large_blob_survive(blobs: Blobs) -> None:
     assert b"".join(pieces) == large
 
 
-async def test_a_blob_that_is_gone_is_missing(blobs: Blobs) -> None:
+async def test_deleted_blob_is_missing(blobs: Blobs) -> None:
     ref = await blobs.put("a/r/n/0", b"soon gone")
     await blobs.put("a/r/n/1", b"as well")
     await blobs.put("a/other/n/0", b"stays")
@@ -66,7 +66,7 @@ async def test_a_blob_that_is_gone_is_missing(blobs: Blobs) -> None:
         await blobs.get(stays)
 
 
-async def test_a_blob_that_was_changed_is_never_returned(blobs: Blobs) -> None:
+async def test_modified_blob_is_never_returned(blobs: Blobs) -> None:
     ref = await blobs.put("a/r/n/0", b"what was written")
     await blobs.put("a/r/n/0", b"what was meddled")
 
@@ -74,7 +74,7 @@ async def test_a_blob_that_was_changed_is_never_returned(blobs: Blobs) -> None:
         await blobs.get(ref)
 
 
-async def test_attempts_write_beside_each_other(blobs: Blobs) -> None:
+async def test_attempts_do_not_overwrite_each_other(blobs: Blobs) -> None:
     stale, winner = (blob_key("a", "r", nonce, 0) for nonce in ("old:1", "new:1"))
 
     refs = await asyncio.gather(blobs.put(stale, b"stale"), blobs.put(winner, b"winner"))
@@ -82,7 +82,7 @@ async def test_attempts_write_beside_each_other(blobs: Blobs) -> None:
     assert [await blobs.get(ref) for ref in refs] == [b"stale", b"winner"]
 
 
-async def test_a_blob_over_the_bound_is_not_written(tmp_path: Path) -> None:
+async def test_blob_over_the_limit_is_not_written(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path.as_uri(), bytes_max=10)
 
     with pytest.raises(BlobTooLarge, match="11 bytes"):
@@ -92,7 +92,7 @@ async def test_a_blob_over_the_bound_is_not_written(tmp_path: Path) -> None:
         await blobs.get(BlobRef("a/r/n/0", 11, ""))
 
 
-async def test_a_store_that_fails_is_unavailable(tmp_path: Path) -> None:
+async def test_failing_store_is_unavailable(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path.as_uri())
     (tmp_path / "a").write_text("a file where a directory must be")
 
@@ -101,18 +101,20 @@ async def test_a_store_that_fails_is_unavailable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["", "..", ".", "a/b", "a\\b", "ä", "x" * 129, "a b"])
-def test_a_key_cannot_lead_elsewhere(part: str) -> None:
+def test_key_cannot_leave_its_directory(part: str) -> None:
     with pytest.raises(ValueError, match="part of a blob key"):
         blob_key("acc", part, "n", 0)
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "/a/directory", "http://host/x"])
-def test_another_kind_of_address_is_refused(url: str) -> None:
+def test_unsupported_scheme_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="s3://bucket/prefix"):
         Blobs(url)
 
 
-async def test_only_s3_signs_addresses(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_s3_creates_presigned_urls(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {
         "AWS_ACCESS_KEY_ID": "id",
         "AWS_SECRET_ACCESS_KEY": "secret",
@@ -131,7 +133,7 @@ async def test_only_s3_signs_addresses(blobs: Blobs, monkeypatch: pytest.MonkeyP
     assert "secret" not in address
 
 
-async def test_a_blob_may_be_written_piece_by_piece(blobs: Blobs) -> None:
+async def test_blob_can_be_written_as_a_stream(blobs: Blobs) -> None:
     pieces = [os.urandom(700_000) for _ in range(9)]
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -146,7 +148,7 @@ async def test_a_blob_may_be_written_piece_by_piece(blobs: Blobs) -> None:
     assert await blobs.get(ref) == content
 
 
-async def test_nothing_is_left_of_a_stream_that_is_too_long_or_breaks_off(tmp_path: Path) -> None:
+async def test_incomplete_or_too_long_stream_leaves_nothing_behind(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path.as_uri(), bytes_max=1_000_000)
 
     async def chunks(*, breaks: bool) -> AsyncIterator[bytes]:
@@ -174,7 +176,7 @@ asyncio.run(Blobs(sys.argv[1]).put_stream(sys.argv[2], pieces()))
 """
 
 
-def test_what_a_dead_process_had_begun_to_write_goes_with_its_request(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_killed_process_are_deleted_with_the_request(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path.as_uri())
     for nonce in ("dead", "kept"):
         key = blob_key("7", "req_1", nonce, 0)

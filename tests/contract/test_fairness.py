@@ -1,4 +1,4 @@
-"""Whose turn it is: shares by cost and weight, priorities, caps, batches."""
+"""Fair order: shares by cost and weight, share limits, batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.contract.queue import Queue
 
 
 async def serve(queue: Queue, count: int) -> list[str]:
-    """Lease one by one and say whose job each was; each is completed before the next."""
+    """Lease and complete jobs one by one. Return the account of each."""
     order = []
     for _ in range(count):
         [lease] = await queue.lease("w", 1)
@@ -48,7 +48,7 @@ async def test_shares_hold_for_batches_too(queue: Queue) -> None:
     assert Counter(lease.account for lease in leases) == {"a": 10, "b": 10, "c": 30}
 
 
-async def test_nobody_saves_up_by_being_idle(queue: Queue) -> None:
+async def test_idle_accounts_do_not_accumulate_credit(queue: Queue) -> None:
     await fill(queue, entry("b0", "b"))
     await fill(queue, *(entry(f"a{n}", "a") for n in range(100)))
     await serve(queue, 50)
@@ -57,7 +57,7 @@ async def test_nobody_saves_up_by_being_idle(queue: Queue) -> None:
     assert Counter(await serve(queue, 20)) == {"a": 10, "b": 10}
 
 
-async def test_account_alone_gets_every_place(queue: Queue) -> None:
+async def test_account_alone_can_use_every_slot(queue: Queue) -> None:
     await fill(queue, *(entry(f"a{n}", "a") for n in range(12)))
 
     first = await queue.lease("w1", 4, account_share=0.5)
@@ -66,10 +66,10 @@ async def test_account_alone_gets_every_place(queue: Queue) -> None:
     assert len(first) == len(second) == 4
 
 
-async def test_account_with_its_share_is_passed_over_while_another_one_waits(
+async def test_account_at_its_share_is_skipped_while_another_one_waits(
     queue: Queue,
 ) -> None:
-    # By cost it would be the first account's turn again and again.
+    # By cost alone, the first account would be served every time.
     await fill(queue, *(entry(f"a{n}", "a", cost=0.01) for n in range(20)))
     first = await queue.lease("w", 8, account_share=0.5)
     await fill(queue, *(entry(f"b{n}", "b", cost=50.0) for n in range(6)))
@@ -84,7 +84,7 @@ async def test_account_with_its_share_is_passed_over_while_another_one_waits(
     assert [lease.account for lease in later[:4]] == ["b"] * 4
 
 
-async def test_places_that_nobody_else_wants_are_not_kept_free(queue: Queue) -> None:
+async def test_slots_that_no_other_account_needs_are_not_kept_free(queue: Queue) -> None:
     await fill(queue, *(entry(f"a{n}", "a") for n in range(10)), entry("b0", "b"))
 
     leases = await queue.lease("w", 8, account_share=0.25)
@@ -92,7 +92,7 @@ async def test_places_that_nobody_else_wants_are_not_kept_free(queue: Queue) -> 
     assert Counter(lease.account for lease in leases) == {"a": 7, "b": 1}
 
 
-async def test_flow_of_less_weight_does_not_overtake_an_account_with_its_share(
+async def test_flow_of_lower_weight_does_not_overtake_an_account_at_its_share(
     queue: Queue,
 ) -> None:
     await fill(queue, *(entry(f"a{n}", "a", cost=1.0) for n in range(60)))
@@ -109,7 +109,7 @@ async def test_flow_of_less_weight_does_not_overtake_an_account_with_its_share(
     assert Counter(lease.account for lease in later)["b"] <= 6
 
 
-async def test_load_says_how_much_each_account_has_queued(queue: Queue) -> None:
+async def test_load_contains_the_backlog_of_each_account(queue: Queue) -> None:
     await fill(queue, entry("a0", "a", cost=1.0), entry("a1", "a", cost=2.5), entry("b0", "b"))
     before = await queue.load()
     [lease] = await queue.lease("w", 1)
@@ -120,7 +120,7 @@ async def test_load_says_how_much_each_account_has_queued(queue: Queue) -> None:
     assert (lease.id, after.accounts, after.backlogs) == ("a0", 1, {"a": 2.5})
 
 
-async def test_a_batch_is_of_one_kind_and_still_fair(queue: Queue) -> None:
+async def test_leased_batch_has_one_key_and_is_still_fair(queue: Queue) -> None:
     kinds = cycle(["512", "1024"])
     for n in range(16):
         kind = next(kinds)
@@ -134,7 +134,7 @@ async def test_a_batch_is_of_one_kind_and_still_fair(queue: Queue) -> None:
         assert Counter(lease.account for lease in batch) == {"a": 4, "b": 4}
 
 
-async def test_the_look_ahead_is_bounded(queue: Queue) -> None:
+async def test_look_ahead_is_limited(queue: Queue) -> None:
     others = (entry(f"other{n}", batch_key="y") for n in range(3))
     await fill(queue, entry("x0", batch_key="x"), *others, entry("x1", batch_key="x"))
 

@@ -1,7 +1,7 @@
-"""Messages recorded once decode for ever: ``recorded.json`` is added to and never changed.
+"""Recorded messages must always decode: ``recorded.json`` is only ever extended.
 
-Each recording is of version 1 and stands for what an older process may still send, or what lies in
-a queue while the software is renewed.
+The recordings are of version 1. They represent messages of older processes, and messages in a queue
+during an upgrade.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RECORDED: Final[dict[str, str]] = json.loads(
 
 
 def _plain(message: msgspec.Struct) -> Any:
-    """As it looks to whoever does not know its type."""
+    """Convert a message to plain data, as a reader without its type decodes it."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(message))
 
 
@@ -180,7 +180,7 @@ def test_the_recorded_input_and_output_of_a_chat_are_understood() -> None:
 
 
 @pytest.mark.parametrize("message", [*JOBS.values(), *FRAMES.values(), *OUTCOMES.values()])
-def test_what_is_encoded_today_decodes_today(message: Any) -> None:
+def test_encoded_message_decodes_to_itself(message: Any) -> None:
     decode = {Job: decode_job, tuple: decode_frame}.get(type(message), decode_outcome)
 
     assert decode(encode(message)) == message
@@ -189,13 +189,13 @@ def test_what_is_encoded_today_decodes_today(message: Any) -> None:
 def test_every_kind_of_message_is_recorded() -> None:
     events = {type(event.event) for frame in FRAMES.values() for event in frame}
 
-    assert events == set(get_args(Event)) - {Sketch}  # which no agent passes on
+    assert events == set(get_args(Event)) - {Sketch}  # never leaves a worker
     assert {type(outcome) for outcome in OUTCOMES.values()} == set(get_args(Outcome))
     assert RECORDED.keys() == JOBS.keys() | FRAMES.keys() | OUTCOMES.keys()
 
 
 @pytest.mark.parametrize("name", ["job", "completed", "failed", "cancelled"])
-def test_a_field_of_a_later_version_is_tolerated(name: str) -> None:
+def test_unknown_field_of_a_later_version_is_ignored(name: str) -> None:
     fields = msgspec.msgpack.decode(bytes.fromhex(RECORDED[name]))
     later = msgspec.msgpack.encode({**fields, "invented_later": [1, {"a": None}]})
 
@@ -206,6 +206,6 @@ def test_a_field_of_a_later_version_is_tolerated(name: str) -> None:
 
 @pytest.mark.parametrize("decode", [decode_job, decode_frame, decode_outcome])
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\x91\x01", b"not a message"])
-def test_what_is_no_message_is_refused(decode: Any, data: bytes) -> None:
+def test_malformed_message_is_refused(decode: Any, data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode(data)

@@ -1,4 +1,4 @@
-"""What a file is, is told by its first bytes."""
+"""The type of a file is detected by its first bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADS = {
 }
 
 
-def test_every_type_that_is_taken_is_recognised() -> None:
+def test_every_accepted_type_is_detected() -> None:
     assert {name: sniff(head[:HEAD_BYTES]) for name, head in HEADS.items()} == {
         name: name for name in EXTENSIONS if name not in UNMARKED
     }
@@ -46,5 +46,5 @@ def test_every_type_that_is_taken_is_recognised() -> None:
         b"\xff\xe0\0\0",
     ],
 )
-def test_whatever_else_is_not(head: bytes) -> None:
+def test_other_types_are_not_detected(head: bytes) -> None:
     assert sniff(head) is None

@@ -1,4 +1,4 @@
-"""What dies or is lost: answers, scripts, workers by ``kill -9``, everything that Redis knows."""
+"""Losses: answers, scripts, workers by ``kill -9``, all data of Redis."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from workers.contract.streams import Outcomes
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60
-"""Of a test that waits for what must happen."""
+"""Timeout of a test that waits for something that must happen."""
 
 
-async def test_every_move_can_be_repeated_after_its_answer_was_lost(
+async def test_every_operation_can_be_repeated_after_its_answer_was_lost(
     server_url: str, client: Redis, namespace: str
 ) -> None:
     async with lossy_proxy(server_url) as (proxy, url):
@@ -58,7 +58,9 @@ async def test_every_move_can_be_repeated_after_its_answer_was_lost(
     assert [d.request_id for d in await settle_all(outcomes)] == ["j1"]
 
 
-async def test_a_server_that_forgot_the_script_is_told_again(client: Redis, queue: Queue) -> None:
+async def test_script_is_loaded_again_after_the_server_forgot_it(
+    client: Redis, queue: Queue
+) -> None:
     await client.script_flush()
     await fill(queue, entry("j0"))
 
@@ -68,7 +70,7 @@ async def test_a_server_that_forgot_the_script_is_told_again(client: Redis, queu
     assert [answer.status for answer in answers] == ["duplicate", *["ok"] * 199]
 
 
-async def test_finished_work_is_saved_once_although_the_queue_was_lost(
+async def test_finished_work_is_saved_once_after_the_queue_was_wiped(
     client: Redis, queue: Queue, namespace: str
 ) -> None:
     names = ("done", "stopped", "failed")
@@ -86,7 +88,7 @@ async def test_finished_work_is_saved_once_although_the_queue_was_lost(
     again = await queue.complete(ends)
     refilled = await fill(queue, *(entry(name) for name in names))
 
-    assert beat.lost == ()  # somebody may have to finish them
+    assert beat.lost == ()  # the worker may have to finish them
     assert results == ["unknown"] * 3
     assert again == ["already", "already", "unknown"]
     assert [answer.status for answer in refilled] == ["duplicate", "duplicate", "ok"]
@@ -97,7 +99,7 @@ async def test_finished_work_is_saved_once_although_the_queue_was_lost(
     ]
 
 
-async def test_a_refilled_queue_fences_holders_from_before(
+async def test_refilled_queue_fences_earlier_leases(
     client: Redis, queue: Queue, namespace: str
 ) -> None:
     await fill(queue, entry("j1"))
@@ -118,7 +120,7 @@ async def test_a_refilled_queue_fences_holders_from_before(
 
 
 class Doomed:
-    """Worker processes, each replaced when it is killed."""
+    """Worker processes; each is replaced when it is killed."""
 
     def __init__(self, url: str, namespace: str) -> None:
         self._arguments = (url, namespace)
@@ -136,7 +138,7 @@ class Doomed:
         assert await process.stdout.readline() == b"ready\n"
 
     async def kill(self) -> str:
-        """Kill one with signal 9 and start another; return the dead one's name."""
+        """Kill one with signal 9 and start another; return the killed one's name."""
         name = random.choice(list(self._running))
         await self._end(name)
         await self.start()
@@ -153,7 +155,7 @@ class Doomed:
 
 
 class Settling:
-    """The gateway's part: it knows what was accepted, and refills the queue from that."""
+    """The gateway's part: knows the accepted jobs and refills the queue with them."""
 
     def __init__(self, client: Redis, queue: Queue, namespace: str) -> None:
         self.accepted: list[str] = []
@@ -185,7 +187,7 @@ class Settling:
 
 @pytest.fixture(params=["valkey", "redis"])
 def own_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server that nobody else uses, so that it may be wiped."""
+    """A server used by this test only, so that it can be wiped."""
     with queue_server(request.param) as url:
         yield url
 
@@ -203,13 +205,13 @@ async def struggle(url: str) -> AsyncIterator[tuple[Redis, Queue, Settling, Doom
         await client.aclose()
 
 
-async def test_killed_workers_cost_no_job_and_none_ends_twice(own_url: str) -> None:
+async def test_killed_workers_lose_no_job_and_none_ends_twice(own_url: str) -> None:
     async with struggle(own_url) as (client, queue, settling, doomed):
         accepting = asyncio.create_task(settling.accept(300))
         for kill in range(4):
             await asyncio.sleep(0.1)
             name = await doomed.kill()
-            if kill % 2:  # otherwise nobody saw it die, and its leases lapse
+            if kill % 2:  # otherwise the crash is not reported, and its leases expire
                 await queue.release_worker(name, crashed=True)
         await accepting
         await settling.until_all_have_ended()

@@ -1,4 +1,4 @@
-"""The life of a job, move by move, on both servers."""
+"""The life cycle of a job, operation by operation, on both servers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ async def test_a_job_is_enqueued_leased_and_completed_once(queue: Queue) -> None
     assert await queue.lease("w", 4) == []
 
 
-async def test_an_outcome_is_delivered_with_what_the_worker_said(
-    queue: Queue, outcomes: Outcomes
-) -> None:
+async def test_outcome_is_delivered_as_the_worker_sent_it(queue: Queue, outcomes: Outcomes) -> None:
     await fill(queue, entry("j1", reply="box"))
     [lease] = await queue.lease("w", 1)
 
@@ -49,7 +47,7 @@ async def test_an_outcome_is_delivered_with_what_the_worker_said(
     assert (delivery.reason, delivery.reply) == ("", "box")
 
 
-async def test_note_comes_with_the_next_lease_whatever_ended_the_last_one(
+async def test_note_comes_with_the_next_lease_however_the_last_one_ended(
     queue: Queue, client: Redis, namespace: str, outcomes: Outcomes
 ) -> None:
     await fill(queue, entry("j1"))
@@ -81,7 +79,7 @@ async def test_note_comes_with_the_next_lease_whatever_ended_the_last_one(
 async def test_note_of_a_job_that_the_server_lost_reaches_the_gateways(
     queue: Queue, outcomes: Outcomes
 ) -> None:
-    """And it does not keep the job from being queued again."""
+    """The note does not prevent the job from being enqueued again."""
     assert await queue.keep_note("j1", "token", "one") == "unknown"
 
     assert [each.status for each in await fill(queue, entry("j1"))] == ["ok"]
@@ -115,7 +113,7 @@ async def test_a_full_queue_and_a_full_account_are_refused_one_by_one(queue: Que
     ]
 
 
-async def test_hundreds_are_enqueued_and_completed_in_one_call(queue: Queue) -> None:
+async def test_hundreds_of_jobs_are_enqueued_and_completed_in_one_call(queue: Queue) -> None:
     batch = [entry(f"j{n}", f"account{n % 7}") for n in range(300)]
 
     answers = await fill(queue, *batch)
@@ -140,7 +138,7 @@ async def test_a_repeated_lease_gives_the_same_answer(queue: Queue) -> None:
     assert (ids(rest), ids(other)) == (["j2"], ["j3"])
 
 
-async def test_three_crashes_make_a_job_poison(queue: Queue, outcomes: Outcomes) -> None:
+async def test_third_crash_dead_letters_a_job(queue: Queue, outcomes: Outcomes) -> None:
     await fill(queue, entry("poison"), entry("other", cost=0.1))
 
     released = []
@@ -156,7 +154,7 @@ async def test_three_crashes_make_a_job_poison(queue: Queue, outcomes: Outcomes)
     assert ids(await queue.lease("w", 2)) == ["other"]
 
 
-async def test_a_drain_is_no_crash_and_keeps_the_place(queue: Queue) -> None:
+async def test_drain_is_not_a_crash_and_keeps_the_place_in_the_queue(queue: Queue) -> None:
     await fill(queue, entry("j1"), entry("j2"))
 
     for _ in range(CRASHES_MAX + 2):
@@ -167,24 +165,24 @@ async def test_a_drain_is_no_crash_and_keeps_the_place(queue: Queue) -> None:
     assert ids(await queue.lease("w", 2)) == ["j1", "j2"]
 
 
-async def test_a_lapsed_lease_is_taken_back_and_its_holder_fenced(queue: Queue) -> None:
+async def test_expired_lease_is_reclaimed_and_its_worker_fenced(queue: Queue) -> None:
     await fill(queue, entry("j1"))
     [stale] = await queue.lease("w1", 1, lease_ms=1)
     await asyncio.sleep(0.005)
 
-    reaped = await queue.reclaim()
+    reclaimed = await queue.reclaim()
     early = await queue.complete(finished([stale]))
     [lease] = await queue.lease("w2", 1)
     late = await queue.complete(finished([stale]))
     beat = await queue.heartbeat([("j1", stale.token)])
 
-    assert (reaped.expired, reaped.due, reaped.overdue) == (1, 0, 0)
+    assert (reclaimed.expired, reclaimed.due, reclaimed.overdue) == (1, 0, 0)
     assert (early, late, beat.lost) == (["fenced"], ["fenced"], ("j1",))
     assert lease.attempt == 2
     assert await queue.complete(finished([lease])) == ["done"]
 
 
-async def test_a_heartbeat_keeps_a_lease(queue: Queue) -> None:
+async def test_heartbeat_renews_a_lease(queue: Queue) -> None:
     await fill(queue, entry("j1"))
     [lease] = await queue.lease("w", 1, lease_ms=1)
 
@@ -195,7 +193,7 @@ async def test_a_heartbeat_keeps_a_lease(queue: Queue) -> None:
     assert (await queue.reclaim()).expired == 0
 
 
-async def test_a_retry_comes_back_when_it_is_due(queue: Queue) -> None:
+async def test_retry_is_requeued_when_it_is_due(queue: Queue) -> None:
     await fill(queue, entry("j1"))
     [lease] = await queue.lease("w", 1)
 
@@ -203,17 +201,17 @@ async def test_a_retry_comes_back_when_it_is_due(queue: Queue) -> None:
     again = await queue.complete([Completion("j1", lease.token, "retry", retry_ms=1)])
     delayed = await queue.state("j1")
     await asyncio.sleep(0.005)
-    reaped = await queue.reclaim()
+    reclaimed = await queue.reclaim()
 
     assert (result, again) == (["retrying"], ["already"])
     assert delayed is not None
     assert delayed.state == "delayed"
-    assert reaped.due == 1
+    assert reclaimed.due == 1
     [lease] = await queue.lease("w", 1)
     assert lease.attempt == 2
 
 
-async def test_retries_end_in_the_failure_that_the_worker_reported(
+async def test_last_retry_ends_with_the_failure_of_the_worker(
     queue: Queue, outcomes: Outcomes
 ) -> None:
     await fill(queue, entry("j1"))
@@ -230,7 +228,9 @@ async def test_retries_end_in_the_failure_that_the_worker_reported(
     assert (delivery.status, delivery.outcome) == ("failed", b"busy")
 
 
-async def test_a_retry_beyond_the_deadline_fails_at_once(queue: Queue, outcomes: Outcomes) -> None:
+async def test_retry_beyond_the_deadline_fails_immediately(
+    queue: Queue, outcomes: Outcomes
+) -> None:
     await fill(queue, entry("j1", deadline_ms=IN_AN_HOUR_MS))
     [lease] = await queue.lease("w", 1)
 
@@ -243,7 +243,7 @@ async def test_a_retry_beyond_the_deadline_fails_at_once(queue: Queue, outcomes:
 async def test_a_queued_job_past_its_deadline_is_never_started(
     queue: Queue, outcomes: Outcomes
 ) -> None:
-    await fill(queue, entry("reaped", deadline_ms=1))
+    await fill(queue, entry("reclaimed", deadline_ms=1))
     assert (await queue.reclaim()).overdue == 1
     await fill(queue, entry("passed over", deadline_ms=1), entry("wanted"))
 
@@ -251,7 +251,7 @@ async def test_a_queued_job_past_its_deadline_is_never_started(
 
     deliveries = await settle_all(outcomes)
     assert [(d.request_id, d.status, d.reason) for d in deliveries] == [
-        ("reaped", "expired", "deadline"),
+        ("reclaimed", "expired", "deadline"),
         ("passed over", "expired", "deadline"),
     ]
 
@@ -281,7 +281,7 @@ async def test_a_running_job_past_its_deadline_is_asked_to_stop(
     ]
 
 
-async def test_a_waiting_job_is_cancelled_at_once(queue: Queue, outcomes: Outcomes) -> None:
+async def test_queued_job_is_cancelled_immediately(queue: Queue, outcomes: Outcomes) -> None:
     await fill(queue, entry("queued"), entry("delayed", "b"))
     [lease] = await queue.lease("w", 1)
     await queue.complete([Completion(lease.id, lease.token, "retry", retry_ms=60_000)])
@@ -297,7 +297,7 @@ async def test_a_waiting_job_is_cancelled_at_once(queue: Queue, outcomes: Outcom
     assert (await queue.load()).live == 0
 
 
-async def test_a_job_that_is_cancelled_before_it_is_queued_never_is(queue: Queue) -> None:
+async def test_job_cancelled_before_it_is_enqueued_is_barred(queue: Queue) -> None:
     assert [await queue.cancel("late"), await queue.cancel("late")] == ["unknown", "unknown"]
 
     [answer] = await fill(queue, entry("late"))
@@ -329,7 +329,7 @@ async def test_a_running_job_is_cancelled_through_its_worker(
     assert ids(await queue.lease("w", 2)) == ["j2"]
 
 
-async def test_work_that_was_done_before_the_cancel_was_heard_counts(
+async def test_work_finished_before_the_cancellation_arrived_counts(
     queue: Queue, outcomes: Outcomes
 ) -> None:
     await fill(queue, entry("j1"))
@@ -342,7 +342,7 @@ async def test_work_that_was_done_before_the_cancel_was_heard_counts(
     assert (delivery.status, delivery.outcome) == ("ok", b"outcome")
 
 
-async def test_a_new_mailbox_is_told_until_the_job_ends(queue: Queue) -> None:
+async def test_worker_learns_of_a_new_mailbox_until_the_job_ends(queue: Queue) -> None:
     await fill(queue, entry("j1", reply="old"))
     [lease] = await queue.lease("w", 1)
     held = [("j1", lease.token)]
@@ -361,7 +361,7 @@ async def test_a_new_mailbox_is_told_until_the_job_ends(queue: Queue) -> None:
     assert await queue.set_reply("j1", "newer") is False
 
 
-async def test_the_state_tells_where_a_job_is(queue: Queue) -> None:
+async def test_state_contains_status_and_position_of_a_job(queue: Queue) -> None:
     await fill(queue, entry("a1"), entry("a2"), entry("a3"), entry("b1", "b"), entry("b2", "b"))
     [lease] = await queue.lease("w", 1)
     await queue.cancel("a1")
@@ -383,7 +383,7 @@ async def test_the_state_tells_where_a_job_is(queue: Queue) -> None:
     assert ended.ended_ms >= ended.started_ms
 
 
-async def test_the_load_tells_how_long_to_wait(queue: Queue) -> None:
+async def test_load_estimates_the_waiting_time(queue: Queue) -> None:
     await fill(queue, *(entry(f"j{n}", cost=0.001) for n in range(4)))
     leases = await queue.lease("w", 3)
     await asyncio.sleep(0.02)
@@ -413,14 +413,14 @@ async def test_a_weight_must_be_positive(queue: Queue) -> None:
         await fill(queue, entry("j1", weight=0.0))
 
 
-async def test_only_what_the_server_does_not_know_is_missing(queue: Queue) -> None:
+async def test_only_unknown_jobs_are_missing(queue: Queue) -> None:
     await fill(queue, entry("j1"))
 
     assert await queue.missing(["j1", "j2"]) == ["j2"]
     assert await queue.missing([]) == []
 
 
-async def test_jobs_that_the_server_forgot_leave_nothing_behind(
+async def test_forgotten_jobs_leave_nothing_behind(
     queue: Queue, client: Redis, namespace: str
 ) -> None:
     await fill(queue, entry("running", "b"), entry("delayed", "c"))
@@ -461,7 +461,7 @@ async def test_finish_tags_of_idle_accounts_are_dropped(
     assert await client.zcard(f"{namespace}:{{{queue.model}}}:finish") == 1
 
 
-async def test_a_lease_among_expired_jobs_leaves_no_account_behind(
+async def test_lease_that_meets_expired_jobs_leaves_no_account_behind(
     queue: Queue, client: Redis, namespace: str
 ) -> None:
     await fill(

@@ -1,7 +1,7 @@
-"""Any sequence of moves, on real servers, against a model of the queue in plain Python.
+"""Any sequence of operations, on real servers, against a reference of the queue in plain Python.
 
-After every single move everything that the server stores is compared with the model: no job is lost
-or in two places, counters are right, every key has a time to live.
+After every operation, all data on the server is compared with the reference: no job is lost or in
+two places, counters are correct, every key has a time to live.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORKERS = ("w1", "w2")
 FAR_MS = 4_000_000_000_000
 LONG_MS = 600_000
 RECENT = st.integers(-6, 0)
-"""Counts back from the job enqueued last: moves meet the same few jobs."""
+"""Index counted back from the last enqueued job, so that operations meet the same few jobs."""
 
 _numbers = itertools.count()
 
@@ -61,13 +61,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = Queue(client, "m", namespace=self.namespace)
         self.model = Reference()
         self.tokens: list[tuple[str, str]] = []
-        """Every lease there ever was, as (id, token)."""
+        """All leases so far, as (id, token)."""
         self.nonces: dict[str, tuple[str, int, float]] = {}
 
     def run(self, coroutine: Any) -> Any:
         return self.runner.run(coroutine)
 
-    # --- Moves ------------------------------------------------------------------------------------
+    # --- Operations -------------------------------------------------------------------------------
 
     def id(self, back: int) -> str:
         return f"j{self.model.arrivals + back}"
@@ -220,13 +220,13 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def reap(self) -> None:
         expected = self.model.reap()
-        time.sleep(0.003)  # until short leases and delays are over by the server's clock
+        time.sleep(0.003)  # until short leases and delays have expired by the server's clock
 
-        reaped = self.run(self.queue.reclaim())
+        reclaimed = self.run(self.queue.reclaim())
 
-        assert (reaped.expired, reaped.due, reaped.overdue) == expected
+        assert (reclaimed.expired, reclaimed.due, reclaimed.overdue) == expected
 
-    # --- What must always hold --------------------------------------------------------------------
+    # --- Invariants -------------------------------------------------------------------------------
 
     @invariant()
     def the_server_agrees_with_the_model(self) -> None:
@@ -285,7 +285,7 @@ class QueueMachine(RuleBasedStateMachine):
             ] == []
 
     def teardown(self) -> None:
-        """Whatever happened, everything can be brought to an end, and then nothing is left over."""
+        """From any state, all jobs can be ended, and nothing is left over."""
         self.run(self._finish())
 
     async def _finish(self) -> None:
@@ -313,13 +313,13 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-def test_any_sequence_of_moves_does_what_the_model_does(
+def test_any_sequence_of_operations_matches_the_reference(
     server_url: str, runner: asyncio.Runner
 ) -> None:
     client = connect(server_url)
     try:
         run_state_machine_as_test(
-            # Its annotation asks for a class, its documentation for a callable.
+            # Annotated as a class, documented as a callable.
             lambda: QueueMachine(runner, client),  # type: ignore[arg-type]
             settings=settings(
                 max_examples=50,

@@ -1,4 +1,4 @@
-"""The client: what redis-py does by default to a queue, and here does not do."""
+"""The Redis client without redis-py's harmful defaults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_the_longest_blocking_read_ends_without_an_error(
     assert await client.bzpopmin([namespace], BLOCK_MAX_S) is None
 
 
-async def test_callers_queue_for_a_connection(server_url: str) -> None:
+async def test_callers_wait_for_a_free_connection(server_url: str) -> None:
     client = connect(server_url, max_connections=4)
 
     answers = await asyncio.gather(*(client.ping() for _ in range(300)))
@@ -45,7 +45,7 @@ async def test_callers_queue_for_a_connection(server_url: str) -> None:
     await client.aclose()
 
 
-async def test_a_server_that_is_away_is_an_error_at_once(tmp_path: Path) -> None:
+async def test_unreachable_server_is_an_error_immediately(tmp_path: Path) -> None:
     client = connect(f"unix://{tmp_path}/nobody")
 
     with pytest.raises(ConnectionError):

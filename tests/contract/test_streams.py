@@ -53,7 +53,7 @@ async def test_a_reader_that_waits_is_woken(client: Redis, namespace: str) -> No
     assert await reading == [b"news"]
 
 
-async def test_a_dead_gateway_costs_nothing(client: Redis, namespace: str) -> None:
+async def test_frames_to_a_dead_gateway_are_dropped(client: Redis, namespace: str) -> None:
     living, closed = (Mailbox(client, name, namespace=namespace) for name in ("living", "closed"))
     await living.open()
     await closed.open()
@@ -68,7 +68,7 @@ async def test_a_dead_gateway_costs_nothing(client: Redis, namespace: str) -> No
     assert len(await client.keys(f"{namespace}:*")) == 1
 
 
-async def test_a_mailbox_keeps_a_bounded_number_of_frames(client: Redis, namespace: str) -> None:
+async def test_mailbox_keeps_a_limited_number_of_frames(client: Redis, namespace: str) -> None:
     mailbox = Mailbox(client, "gw1", namespace=namespace)
     await mailbox.open()
     for _ in range(MAILBOX_FRAMES // 100):
@@ -81,7 +81,9 @@ async def test_a_mailbox_keeps_a_bounded_number_of_frames(client: Redis, namespa
     assert MAILBOX_FRAMES <= await client.xlen(key) <= MAILBOX_FRAMES + 200
 
 
-async def test_a_mailbox_that_the_server_lost_is_made_again(client: Redis, namespace: str) -> None:
+async def test_mailbox_is_created_again_after_the_server_lost_it(
+    client: Redis, namespace: str
+) -> None:
     mailbox = Mailbox(client, "gw1", namespace=namespace, refresh_s=0.0)
     assert await mailbox.read(block_ms=1) == []
     await client.delete(*await client.keys(f"{namespace}:*"))
@@ -95,7 +97,7 @@ async def test_a_mailbox_that_the_server_lost_is_made_again(client: Redis, names
     assert await mailbox.read() == [b"heard"]
 
 
-async def test_read_frames_are_trimmed_and_the_mailbox_lives_on(
+async def test_read_frames_are_trimmed_and_the_mailbox_is_kept_alive(
     client: Redis, namespace: str
 ) -> None:
     mailbox = Mailbox(client, "gw1", namespace=namespace, refresh_s=0.0)
@@ -132,7 +134,7 @@ async def test_a_log_is_replayed_after_a_cursor(log: EventLog) -> None:
     assert await log.replay("never") == []
 
 
-async def test_what_a_stale_holder_says_is_not_logged(log: EventLog) -> None:
+async def test_events_of_a_fenced_worker_are_not_logged(log: EventLog) -> None:
     await log.append(logged(5))
     await log.append(logged(1, b"of the successor", attempt=2))
 
@@ -141,7 +143,7 @@ async def test_what_a_stale_holder_says_is_not_logged(log: EventLog) -> None:
     assert [e.cursor for e in await log.replay("j1")] == ["1-5", "2-1", "2-2"]
 
 
-async def test_a_follower_waits_for_what_comes_next(log: EventLog) -> None:
+async def test_follow_waits_for_the_next_entry(log: EventLog) -> None:
     await log.append(logged(1))
     assert await log.follow("j1", block_ms=10) == [logged(1)]
     following = asyncio.create_task(log.follow("j1", after="1-1", block_ms=2000))
@@ -153,7 +155,7 @@ async def test_a_follower_waits_for_what_comes_next(log: EventLog) -> None:
     assert await log.follow("j1", after="1-2", block_ms=10) == []
 
 
-async def test_a_log_is_bounded_and_expires(client: Redis, log: EventLog, namespace: str) -> None:
+async def test_log_is_limited_and_expires(client: Redis, log: EventLog, namespace: str) -> None:
     for start in range(1, 6000, 500):
         await log.append(*(logged(n) for n in range(start, start + 500)))
 
@@ -164,7 +166,7 @@ async def test_a_log_is_bounded_and_expires(client: Redis, log: EventLog, namesp
 
 
 @pytest.mark.parametrize("cursor", ["", "1", "1-", "-1", "a-1", "1-1-1", "1-+", "1-٣", "9" * 40])
-async def test_a_cursor_of_another_form_is_refused(cursor: str) -> None:
+async def test_malformed_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ValueError, match="1-42"):
         check_cursor(cursor)
 
@@ -185,7 +187,7 @@ async def two(client: Redis, namespace: str) -> tuple[Queue, Queue]:
 NAMES = [f"{model}-{n}" for model in ("m1", "m2") for n in range(3)]
 
 
-async def test_outcomes_of_several_models_are_shared_out(
+async def test_outcomes_of_several_models_are_divided_among_settlers(
     client: Redis, two: tuple[Queue, Queue], namespace: str
 ) -> None:
     settlers = [Outcomes(client, ["m1", "m2"], namespace=namespace) for _ in range(2)]
@@ -233,7 +235,7 @@ async def test_outcomes_of_a_dead_settler_go_to_another(
     assert await heir.read("heir", block_ms=10) == []
 
 
-async def test_groups_are_made_again_after_a_wipe(client: Redis, namespace: str) -> None:
+async def test_groups_are_created_again_after_a_wipe(client: Redis, namespace: str) -> None:
     outcomes = Outcomes(client, ["m1", "m2"], namespace=namespace)
     assert await outcomes.read("s", block_ms=1) == []
     await client.delete(*await client.keys(f"{namespace}:*"))
@@ -246,7 +248,7 @@ async def test_groups_are_made_again_after_a_wipe(client: Redis, namespace: str)
     assert [d.request_id for d in await outcomes.read("s")] == ["j1"]
 
 
-async def test_names_of_dead_settlers_are_forgotten_when_nothing_is_pending(
+async def test_dead_settlers_without_pending_outcomes_are_removed(
     client: Redis, two: tuple[Queue, Queue], namespace: str
 ) -> None:
     outcomes = Outcomes(client, ["m1", "m2"], namespace=namespace)
@@ -268,7 +270,7 @@ async def test_no_models_mean_no_outcomes(client: Redis, namespace: str) -> None
 # --- Workers and notifications --------------------------------------------------------------------
 
 
-async def test_living_workers_are_listed(client: Redis, namespace: str) -> None:
+async def test_live_workers_are_listed(client: Redis, namespace: str) -> None:
     workers = Workers(client, namespace=namespace)
     one = Announcement("one", models=("m1",), unavailable={"m2": "no memory"}, bytes_total=8)
     assert await workers.list() == ()
@@ -282,7 +284,7 @@ async def test_living_workers_are_listed(client: Redis, namespace: str) -> None:
     assert await workers.list() == (one,)
 
 
-async def test_a_silent_worker_is_taken_for_dead(client: Redis, namespace: str) -> None:
+async def test_worker_without_announcements_counts_as_dead(client: Redis, namespace: str) -> None:
     workers = Workers(client, namespace=namespace)
     await workers.announce(Announcement("dead"))
     await client.delete(f"{namespace}:{{workers}}:dead")
@@ -292,7 +294,7 @@ async def test_a_silent_worker_is_taken_for_dead(client: Redis, namespace: str) 
     assert await client.smembers(f"{namespace}:{{workers}}") == {b"living"}
 
 
-async def test_a_worker_is_hinted_at_cancels_and_moves(
+async def test_worker_is_notified_of_cancellations_and_new_mailboxes(
     client: Redis, queue: Queue, namespace: str
 ) -> None:
     heard = asyncio.Event()

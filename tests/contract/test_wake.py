@@ -1,4 +1,4 @@
-"""The wake marker: no worker sleeps while there is work that it could take."""
+"""The wake marker: no worker sleeps while there is work to lease."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_a_waiting_worker_is_woken_by_a_job(
     assert await waiting == queue.model
 
 
-async def test_one_marker_wakes_one_worker_after_the_other(
+async def test_marker_wakes_one_worker_after_another(
     client: Redis, queue: Queue, namespace: str
 ) -> None:
     await fill(queue, *(entry(f"j{n}") for n in range(3)))
@@ -42,7 +42,7 @@ async def test_one_marker_wakes_one_worker_after_the_other(
     assert not await woken(client, queue, namespace)
 
 
-async def test_a_marker_that_a_dead_worker_took_comes_back(
+async def test_marker_taken_by_a_dead_worker_is_restored(
     client: Redis, queue: Queue, namespace: str
 ) -> None:
     await fill(queue, entry("j1"))
@@ -53,7 +53,7 @@ async def test_a_marker_that_a_dead_worker_took_comes_back(
     assert await woken(client, queue, namespace)
 
 
-async def test_workers_are_woken_by_what_another_one_gives_back(
+async def test_workers_are_woken_by_requeued_jobs(
     client: Redis, queue: Queue, namespace: str
 ) -> None:
     await fill(queue, entry("j1"))
@@ -77,7 +77,7 @@ async def test_a_busy_model_does_not_hide_the_others(client: Redis, namespace: s
     assert seen == {"busy", "calm"}
 
 
-async def test_many_workers_take_every_job_and_none_twice(
+async def test_many_workers_lease_every_job_exactly_once(
     client: Redis, queue: Queue, namespace: str
 ) -> None:
     taken: list[str] = []

@@ -21,7 +21,7 @@ from tests.workers import fake_gmi as fake
 from tests.workers.conftest import gateway as gateway  # a fixture
 from tests.workers.conftest import redis_url as redis_url  # a fixture
 from tests.workers.fake_gmi import KEY, FakeGmi, Fault, fake_gmi
-from tests.workers.running import PATIENCE_S, Gateway, lapse_leases
+from tests.workers.running import PATIENCE_S, Gateway, expire_leases
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import Cancelled, Completed, Failed, Job, RequestId, Usage, decode_job
 from workers.contract.redis import connect
@@ -88,7 +88,7 @@ async def test_order_of_a_killed_worker_is_followed_by_the_next_one(gateway: Gat
             await kept(gateway, service)
             worker.signal(signal.SIGKILL)
             await worker.ends()
-        await lapse_leases(gateway, MODEL)
+        await expire_leases(gateway, MODEL)
         async with gateway.worker(entry, environ=CREDENTIAL):
             await is_delivered(gateway, service)
 
@@ -127,7 +127,7 @@ async def test_worker_that_lost_its_lease_leaves_the_order_to_the_other_one(
         async with gateway.worker(entry, environ=CREDENTIAL) as first:
             await kept(gateway, service)
             first.signal(signal.SIGSTOP)
-            await lapse_leases(gateway, MODEL)
+            await expire_leases(gateway, MODEL)
             async with gateway.worker(entry, environ=CREDENTIAL):
                 await service.until(lambda: service.order.polls)
                 first.signal(signal.SIGCONT)
@@ -160,7 +160,7 @@ async def test_order_whose_number_nobody_knows_is_not_sent_again(gateway: Gatewa
             await service.until(lambda: not service.faults)
             worker.signal(signal.SIGKILL)
             await worker.ends()
-        await lapse_leases(gateway, MODEL)
+        await expire_leases(gateway, MODEL)
         async with gateway.worker(entry, environ=CREDENTIAL):
             outcome = await gateway.outcome(ID)
         answered.set()
@@ -185,7 +185,7 @@ async def test_refused_order_is_sent_by_the_worker_that_takes_the_job_over(
             await noted(gateway, lambda note: not note)
             worker.signal(signal.SIGKILL)
             await worker.ends()
-        await lapse_leases(gateway, MODEL)
+        await expire_leases(gateway, MODEL)
         async with gateway.worker(entry, environ=CREDENTIAL):
             await service.until(lambda: service.orders)
             service.order.states = ["success"]
@@ -201,7 +201,7 @@ async def test_cancelled_request_is_called_off_by_the_worker_that_took_it_over(
             await kept(gateway, service)
             worker.signal(signal.SIGKILL)
             await worker.ends()
-        await lapse_leases(gateway, MODEL)
+        await expire_leases(gateway, MODEL)
         async with gateway.worker(entry, environ=CREDENTIAL):
             polls = service.order.polls
             await service.until(lambda: service.order.polls > polls)

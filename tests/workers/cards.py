@@ -1,4 +1,4 @@
-"""What holds of the directory of every model that is shipped."""
+"""Checks of the directory of every shipped model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def check_card(directory: Path, *, most: int, weights: str = "*.safetensors") -> None:
-    """It has at most so many bytes in all, and its weights are those on the card."""
+    """Check the total size, and that the weights are those of the model card."""
     card = (directory / "README.md").read_text()
     found = list(directory.rglob(weights))
 

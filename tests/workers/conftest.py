@@ -1,4 +1,4 @@
-"""Settings of the worker tests, and a queue server with a gateway's side for each test."""
+"""Settings of the worker tests, and a queue with the gateway's side for each test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers import queue_server
 from tests.workers.running import Gateway
 from workers.contract.redis import connect
 
-# No test asserts a duration: the machine may be busy with other things.
+# No test asserts a duration, because the machine can be busy.
 settings.register_profile("workers", deadline=None)
 settings.load_profile("workers")
 
@@ -28,7 +28,7 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture
 async def gateway(redis_url: str, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """The gateway's side of a queue of its own."""
+    """The gateway's side of a separate queue."""
     async with listening(redis_url, f"t{uuid.uuid4().hex}", tmp_path) as gateway:
         yield gateway
 

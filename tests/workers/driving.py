@@ -1,4 +1,4 @@
-"""Plays the step loop for one engine."""
+"""Replaces the step loop for one engine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Driven = TypeVar("Driven", bound=Engine)
 
 
 def made_of(reported: Any) -> Any:
-    """What was reported, or what is made of it once it is put off."""
+    """Return what was reported; make it if it was deferred."""
     return reported.make() if isinstance(reported, Later) else reported
 
 
 class PhaseNames:
-    """A clock that only notes which phases there were."""
+    """A clock that only records the phases."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -30,7 +30,7 @@ class PhaseNames:
 
 
 class EngineDriver(Generic[Driven]):
-    """An engine with its requests, their events and outcomes."""
+    """An engine with the events and outcomes of its requests."""
 
     def __init__(self, engine: Driven) -> None:
         self.engine = engine
@@ -50,7 +50,7 @@ class EngineDriver(Generic[Driven]):
         return admission
 
     def step(self) -> dict[str, float]:
-        """One step; the shares of it."""
+        """Run one step. Return its weights."""
         report = self.engine.step(self.clock)
         self.steps += 1
         for name, share in report.weights.items():
@@ -76,7 +76,7 @@ class EngineDriver(Generic[Driven]):
 
 
 class Run(Generic[Driven]):
-    """Steps an engine until all that it admitted have ended."""
+    """Steps an engine until all admitted requests have ended."""
 
     def __init__(self, engine: Driven, *jobs: tuple[Job, list[bytes]]) -> None:
         self.engine = engine

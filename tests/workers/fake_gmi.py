@@ -1,7 +1,7 @@
-"""GMI Cloud's request queue: a real HTTP server that speaks its wire format.
+"""GMI Cloud's request queue: a real HTTP server with its wire format.
 
-Orders go through the states of theirs, one at each question; what they come to is up to the test,
-and so is what goes wrong: a fault answers a call instead of the service, or breaks its connection.
+Each poll advances an order by one state. The test sets the outcome and the faults; a fault answers
+a call instead of the service, or closes its connection.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ def sound(seconds: float = 0.5) -> bytes:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one call instead of its answer."""
+    """A fault of one call instead of its regular response."""
 
     method: str
     path: str
-    """A part of it."""
+    """Part of the path."""
     status: int = 500
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
     hangs_up: bool = False
-    """Whether the connection breaks without a word."""
+    """Whether the connection is closed without a response."""
     is_taken: bool = False
-    """Whether the order is taken all the same."""
+    """Whether the order is accepted nevertheless."""
     waits: asyncio.Event | None = None
 
 
@@ -92,7 +92,7 @@ class FakeGmi:
         self.port = 0
         self.models = {"seedream-5.0-lite": ("request", "0.035"), "their-name": ("request", "0.05")}
         self.states = ["queued", "dispatched", "processing", "success"]
-        """Of every order to come; with one alone the answer to the order is already its end."""
+        """States of every future order; with a single one, the order ends with its submission."""
         self.outcome: Callable[[Order], dict[str, Any]] = lambda order: {
             "media_urls": [{"id": "0", "url": self.host(picture(), "image/png")}]
         }
@@ -104,7 +104,7 @@ class FakeGmi:
         self.hosted: dict[str, tuple[str, bytes, dict[str, str]]] = {}
         self.calls: list[str] = []
         self.credentials: set[str] = set()
-        """Of calls that were no calls of the queue: none should be there."""
+        """Credentials of calls outside the queue's API; there should be none."""
         self.changed = asyncio.Event()
 
     @property
@@ -113,12 +113,12 @@ class FakeGmi:
 
     @property
     def order(self) -> Order:
-        """The only one."""
+        """Return the only order."""
         (order,) = self.orders.values()
         return order
 
     def host(self, data: bytes, content_type: str, **headers: str) -> str:
-        """Put a file where it can be fetched; return its address."""
+        """Host a file for download. Return its URL."""
         path = f"/media/{len(self.hosted)}"
         self.hosted[path] = (content_type, data, headers)
         return self.url + path

@@ -1,4 +1,4 @@
-"""An engine without a device, for the properties of the step loop; it moves the time itself."""
+"""An engine without a device, for property tests of the step loop; it advances the clock itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Clock:
 
 @dataclass
 class Room:
-    """Memory that several engines share."""
+    """Memory shared by several engines."""
 
     free: int
 

@@ -1,4 +1,4 @@
-"""What tests of upstream models share: who stands where the agent does, servers to be called."""
+"""Shared by tests of upstream models: a replacement of the agent, and servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Service(Protocol):
 
 
 class Caller:
-    """Stands where the agent stands, for one model and one request."""
+    """Replaces the agent, for one model and one request."""
 
     def __init__(self, spec: ModelSpec, environ: Mapping[str, str]) -> None:
         self.events: list[Event] = []
@@ -77,7 +77,7 @@ async def running(caller: Hosted) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def listening(service: Service) -> AsyncIterator[None]:
-    """Serve at a free port, which the service is told."""
+    """Serve on a free port and store it in the service."""
     tasks: set[asyncio.Task[None]] = set()
 
     def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Workers as processes of their own, and the gateway's side of their queue."""
+"""Workers as separate processes, and the gateway's side of their queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from workers.contract.queue import Queue, QueueEntry
 from workers.contract.streams import Delivery, Mailbox, Outcomes
 
 PATIENCE_S = 40
-"""Of a test that waits for what must happen."""
+"""Timeout of a test that waits for something that must happen."""
 
 
 class Worker:
@@ -63,7 +63,7 @@ class Worker:
 
 @dataclass
 class Gateway:
-    """Enqueues jobs and hears of them, as a gateway does; also refills a queue that was wiped."""
+    """Enqueues jobs and receives their events, like a gateway; also refills a wiped queue."""
 
     redis: Redis
     namespace: str
@@ -126,7 +126,7 @@ class Gateway:
             await self.queue(model).enqueue(entries, queue_max=100_000, account_max=100_000)
 
     async def outcome(self, request_id: RequestId) -> Outcome:
-        """The outcome of a job that ended by itself."""
+        """Return the outcome of a job that its worker ended."""
         delivery = await self.delivery(request_id)
         return decode_outcome(delivery.outcome)
 
@@ -142,7 +142,7 @@ class Gateway:
         return [sent.event for sent in self.events.get(request_id, [])]
 
     async def listen(self) -> None:
-        """Read outcomes and events for ever, whatever happens to the server."""
+        """Read outcomes and events until cancelled, whatever happens to the server."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read_outcomes())
             group.create_task(self._read_mailbox())
@@ -180,7 +180,7 @@ class Gateway:
     async def worker(
         self, *catalog: Mapping[str, Any], environ: Mapping[str, str] | None = None, **options: Any
     ) -> AsyncIterator[Worker]:
-        """Start a worker with this catalog, wait until it is ready, and kill it in the end."""
+        """Run a worker with this catalog; kill it at the end."""
         worker = await self.start_worker(*catalog, environ=environ, **options)
         try:
             await worker.until_ready()
@@ -189,7 +189,7 @@ class Gateway:
             with contextlib.suppress(ProcessLookupError):
                 worker.process.kill()
             await worker.process.wait()
-            # Its transport is closed by the loop only after the pipe has ended.
+            # The loop closes its transport only after the end of the pipe.
             assert worker.process.stdout is not None
             await worker.process.stdout.read()
 
@@ -227,8 +227,8 @@ def echo(name: str = "echo", **options: Any) -> dict[str, Any]:
     }
 
 
-async def lapse_leases(gateway: Gateway, model: str = "echo") -> None:
-    """Spare the test the 15 s for which a silent holder is trusted."""
+async def expire_leases(gateway: Gateway, model: str = "echo") -> None:
+    """Expire the leases now, instead of after 15 s."""
     leases = f"{gateway.namespace}:{{{model}}}:leases"
     for request_id in cast(list[bytes], await gateway.redis.zrange(leases, 0, -1)):
         await gateway.redis.zadd(leases, {request_id: 1})

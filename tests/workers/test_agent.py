@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from tests.workers.running import Gateway, echo, lapse_leases
+from tests.workers.running import Gateway, echo, expire_leases
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import (
     Cancelled,
@@ -24,7 +24,7 @@ from workers.contract.streams import EventLog, Workers
 from workers.engines.registry import ENGINES
 
 
-async def test_a_job_comes_back_completed_with_usage_and_timings(gateway: Gateway) -> None:
+async def test_job_completes_with_usage_and_timings(gateway: Gateway) -> None:
     async with gateway.worker() as worker:
         request_id = await gateway.submit("one two three")
 
@@ -37,7 +37,7 @@ async def test_a_job_comes_back_completed_with_usage_and_timings(gateway: Gatewa
     assert outcome.worker == worker.name
 
 
-async def test_events_come_before_the_end_in_order_and_can_be_replayed(gateway: Gateway) -> None:
+async def test_events_precede_the_outcome_in_order_and_can_be_replayed(gateway: Gateway) -> None:
     words = "word " * 50
     async with gateway.worker(echo(tokens_per_step=1)):
         request_id = await gateway.submit(words, stream=True)
@@ -56,7 +56,7 @@ async def test_events_come_before_the_end_in_order_and_can_be_replayed(gateway: 
     assert len(log) < 30
 
 
-async def test_a_job_that_nobody_reads_along_says_nothing(gateway: Gateway) -> None:
+async def test_job_that_is_not_streamed_sends_no_events(gateway: Gateway) -> None:
     async with gateway.worker():
         request_id = await gateway.submit("quiet")
         await gateway.outcome(request_id)
@@ -104,7 +104,7 @@ async def test_a_job_past_its_deadline_is_cancelled(gateway: Gateway) -> None:
     assert not outcome.delivered
 
 
-async def test_a_job_that_cannot_be_read_fails(gateway: Gateway) -> None:
+async def test_malformed_job_fails(gateway: Gateway) -> None:
     async with gateway.worker():
         entry = QueueEntry(id="req_bad", account="acc", payload=b"no job", cost=1.0)
         await gateway.queue().enqueue([entry], queue_max=10, account_max=10)
@@ -129,7 +129,7 @@ async def test_an_output_that_is_too_large_for_the_queue_is_stored(gateway: Gate
     assert [choice["text"] for choice in output["choices"]] == ["x" * 40_000] * 30
 
 
-async def test_a_worker_announces_what_it_serves_and_why_not_the_rest(gateway: Gateway) -> None:
+async def test_worker_announces_served_models_and_reasons_for_the_others(gateway: Gateway) -> None:
     catalog = [
         echo(),
         echo("wrong", concurrency="many"),
@@ -176,7 +176,7 @@ async def test_a_killed_engine_process_costs_its_jobs_one_attempt(gateway: Gatew
         assert [start.attempt for start in starts] == [1, 2]
 
 
-async def test_a_job_that_kills_its_process_three_times_is_poison(gateway: Gateway) -> None:
+async def test_job_that_crashes_its_process_three_times_is_dead_lettered(gateway: Gateway) -> None:
     async with gateway.worker():
         poison = await gateway.submit("!crash")
 
@@ -188,7 +188,7 @@ async def test_a_job_that_kills_its_process_three_times_is_poison(gateway: Gatew
     assert delivery.attempt == 3
 
 
-async def test_a_poisonous_job_takes_nobody_with_it(gateway: Gateway) -> None:
+async def test_poison_job_does_not_dead_letter_other_jobs(gateway: Gateway) -> None:
     async with gateway.worker(echo(tokens_per_step=1, step_us=20_000)):
         ids = [await gateway.submit("word " * 30) for _ in range(6)]
         ids.insert(3, await gateway.submit("!crash"))
@@ -198,7 +198,7 @@ async def test_a_poisonous_job_takes_nobody_with_it(gateway: Gateway) -> None:
     assert statuses == ["ok", "ok", "ok", "dead", "ok", "ok", "ok"]
 
 
-async def test_a_process_that_hangs_is_killed_and_its_jobs_go_on(gateway: Gateway) -> None:
+async def test_hanging_process_is_killed_and_its_jobs_continue(gateway: Gateway) -> None:
     async with gateway.worker(echo(step_limit_s=0.5)):
         hanging = await gateway.submit("!hang")
 
@@ -207,7 +207,7 @@ async def test_a_process_that_hangs_is_killed_and_its_jobs_go_on(gateway: Gatewa
     assert delivery.status == "dead"
 
 
-async def test_a_failing_engine_is_no_crash(gateway: Gateway) -> None:
+async def test_failing_engine_is_not_a_crash(gateway: Gateway) -> None:
     async with gateway.worker():
         outcome = await gateway.outcome(await gateway.submit("!fail"))
 
@@ -215,7 +215,7 @@ async def test_a_failing_engine_is_no_crash(gateway: Gateway) -> None:
     assert outcome.code == "engine_error"
 
 
-async def test_the_jobs_of_a_killed_agent_are_taken_over_when_their_leases_lapse(
+async def test_jobs_of_a_killed_agent_are_taken_over_when_their_leases_expire(
     gateway: Gateway,
 ) -> None:
     catalog = echo(tokens_per_step=1, step_us=5_000)
@@ -226,21 +226,21 @@ async def test_the_jobs_of_a_killed_agent_are_taken_over_when_their_leases_lapse
         await first.ends()
 
     async with gateway.worker(catalog):
-        await lapse_leases(gateway)
+        await expire_leases(gateway)
         outcome = await gateway.outcome(request_id)
 
     assert isinstance(outcome, Completed)
     assert gateway.deliveries[request_id][0].attempt == 2
 
 
-async def test_a_holder_whose_lease_was_lost_says_nothing_more(gateway: Gateway) -> None:
+async def test_worker_that_lost_a_lease_sends_nothing_more(gateway: Gateway) -> None:
     catalog = echo(tokens_per_step=1, step_us=10_000)
     async with gateway.worker(catalog, name="one") as first:
         request_id = await gateway.submit("word " * 300, stream=True)
         await gateway.until(lambda: request_id in gateway.events)
         first.signal(signal.SIGSTOP)
         async with gateway.worker(catalog, name="two"):
-            await lapse_leases(gateway)
+            await expire_leases(gateway)
             await gateway.until(lambda: gateway.events[request_id][-1].attempt == 2)
             first.signal(signal.SIGCONT)
 
@@ -251,7 +251,7 @@ async def test_a_holder_whose_lease_was_lost_says_nothing_more(gateway: Gateway)
     assert gateway.deliveries[request_id][0].attempt == 2
 
 
-async def test_draining_finishes_what_runs_and_leases_no_more(gateway: Gateway) -> None:
+async def test_draining_worker_finishes_running_jobs_and_leases_no_more(gateway: Gateway) -> None:
     async with gateway.worker(echo(tokens_per_step=1, step_us=5_000)) as worker:
         running = await gateway.submit("word " * 100, stream=True)
         await gateway.until(lambda: running in gateway.events)
@@ -273,7 +273,7 @@ async def _until_draining(gateway: Gateway) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_what_does_not_end_in_time_is_given_back_without_blame(gateway: Gateway) -> None:
+async def test_jobs_that_do_not_end_in_time_are_requeued_without_a_crash(gateway: Gateway) -> None:
     catalog = echo(tokens_per_step=1, step_us=5_000)
     async with gateway.worker(catalog, drain_s=0.2) as worker:
         request_id = await gateway.submit("word " * 2_000, stream=True)
@@ -290,7 +290,7 @@ async def test_what_does_not_end_in_time_is_given_back_without_blame(gateway: Ga
     assert request_id not in gateway.deliveries
 
 
-async def test_a_second_signal_ends_a_worker_at_once(gateway: Gateway) -> None:
+async def test_second_signal_stops_a_worker_immediately(gateway: Gateway) -> None:
     catalog = echo(tokens_per_step=1, step_us=5_000)
     async with gateway.worker(catalog, drain_s=3600) as worker:
         request_id = await gateway.submit("word " * 100_000, stream=True)

@@ -1,4 +1,4 @@
-"""What needs no device is done beside the steps: in order, without them, and dropped when late."""
+"""Background work: in order, concurrent with steps, dropped if its job has ended."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _taken(of: Background, count: int) -> list[Any]:
     return found
 
 
-def test_work_of_one_owner_is_done_in_order(pool: ThreadPoolExecutor) -> None:
+def test_tasks_of_one_owner_run_in_order(pool: ThreadPoolExecutor) -> None:
     beside = Background(_now_us, pool.submit)
     for number in range(20):
         beside.put("a", "n", lambda number=number: number)
@@ -73,7 +73,7 @@ def test_work_of_one_owner_is_done_in_order(pool: ThreadPoolExecutor) -> None:
     assert beside.pending("a") == beside.pending("b") == 0
 
 
-def test_what_was_dropped_is_not_begun(pool: ThreadPoolExecutor) -> None:
+def test_dropped_tasks_are_not_started(pool: ThreadPoolExecutor) -> None:
     beside, go = Background(_now_us, pool.submit), threading.Event()
     done: list[int] = []
     beside.put("a", "first", go.wait)
@@ -89,7 +89,7 @@ def test_what_was_dropped_is_not_begun(pool: ThreadPoolExecutor) -> None:
     assert done == [3]
 
 
-def test_an_error_is_a_result_like_any_other(pool: ThreadPoolExecutor) -> None:
+def test_error_is_returned_as_a_result(pool: ThreadPoolExecutor) -> None:
     beside = Background(_now_us, pool.submit)
     beside.put("a", "n", lambda: 1 // 0)
 
@@ -98,9 +98,7 @@ def test_an_error_is_a_result_like_any_other(pool: ThreadPoolExecutor) -> None:
     assert isinstance(done.error, ZeroDivisionError)
 
 
-def test_what_never_ends_is_noticed(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stuck_task_is_detected(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LIMIT_US", 1000)
     beside, go = Background(_now_us, pool.submit), threading.Event()
     beside.put("a", "encoding", go.wait)
@@ -117,7 +115,7 @@ def test_what_never_ends_is_noticed(
 
 @dataclass
 class Engine:
-    """Says a token a step; ``files`` are read, and what it makes is written, by functions given."""
+    """Emits one token per step; reads ``files`` and writes outputs by the given functions."""
 
     read: Callable[[], Any] = lambda: "read"
     write: Callable[[], Outcome] | None = None
@@ -219,7 +217,7 @@ def go() -> Iterator[threading.Event]:
     made.set()
 
 
-def test_a_stream_goes_on_while_a_video_is_encoded(
+def test_stream_continues_while_a_video_is_encoded(
     pool: ThreadPoolExecutor, go: threading.Event
 ) -> None:
     def write() -> Outcome:
@@ -251,7 +249,7 @@ def test_a_stream_goes_on_while_a_video_is_encoded(
 
 
 @pytest.mark.parametrize("reason", ["client", "deadline"])
-def test_who_is_parked_can_be_cancelled_and_has_deadlines(
+def test_jobs_in_the_background_can_be_cancelled_and_have_deadlines(
     reason: str, pool: ThreadPoolExecutor, go: threading.Event
 ) -> None:
     def write() -> Outcome:
@@ -279,7 +277,9 @@ def test_who_is_parked_can_be_cancelled_and_has_deadlines(
     assert bench.video.released == [video, again], "each is released once"
 
 
-def test_a_file_that_is_read_holds_up_nobody(pool: ThreadPoolExecutor, go: threading.Event) -> None:
+def test_reading_a_file_does_not_delay_other_jobs(
+    pool: ThreadPoolExecutor, go: threading.Event
+) -> None:
     def read() -> str:
         go.wait(30)
         return "pixels"
@@ -300,7 +300,7 @@ def test_a_file_that_is_read_holds_up_nobody(pool: ThreadPoolExecutor, go: threa
     assert outcome.usage.gpu_us < outcome.timings.preprocess_us
 
 
-def test_what_fails_beside_the_steps_fails_its_own_request(pool: ThreadPoolExecutor) -> None:
+def test_failed_background_task_fails_only_its_own_request(pool: ThreadPoolExecutor) -> None:
     def fail() -> Any:
         raise RuntimeError("damaged")
 

@@ -1,4 +1,4 @@
-"""What a worker's end rests on: a task that talks to the queue server ends when it is cancelled."""
+"""A task that sends commands to the queue server ends when it is cancelled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def test_a_task_that_is_cancelled_between_commands_ends(redis_url: str) ->
 
     await client.ping()
     ended = []
-    for steps in range(40):  # of the event loop: one of them is the bad moment
+    for steps in range(40):  # of the event loop; one of them hits the race
         task = asyncio.create_task(write_for_ever())
         for _ in range(steps):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The ``tollgate-worker`` command as an operator meets it, and what its process must not load."""
+"""The ``tollgate-worker`` command, and modules that its process must not load."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_help_shows_an_example() -> None:
         (["--log-level", "LOUD"], "log_level: Input should be 'DEBUG', 'INFO'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_errors_are_printed_on_one_line(
     arguments: list[str], complaint: str, tmp_path: Path
 ) -> None:
     catalog = tmp_path / "catalog.yaml"
@@ -58,7 +58,7 @@ def test_what_is_wrong_is_said_in_one_line(
     assert ended.stderr.count("\n") == 1
 
 
-async def test_a_worker_may_serve_a_part_of_its_catalog(gateway: Gateway) -> None:
+async def test_worker_can_serve_a_part_of_its_catalog(gateway: Gateway) -> None:
     async with gateway.worker(echo("a"), echo("b"), model="b"):
         (said,) = await Workers(gateway.redis, namespace=gateway.namespace).list()
 
@@ -79,7 +79,7 @@ def test_neither_the_agent_nor_an_echo_loads_torch() -> None:
     assert shown.stdout.strip() == "[]"
 
 
-def test_a_logged_error_says_where_but_not_what_the_client_said() -> None:
+def test_logged_error_contains_its_location_but_no_client_content() -> None:
     def tokenize(prompt: str) -> None:
         raise ValueError(f"cannot tokenize {prompt}")
 

@@ -35,7 +35,7 @@ def test_busy_flows_share_time_by_weight_whatever_their_turns_cost(
 
 
 @given(flows, st.data())
-def test_every_busy_flow_gets_its_turn_within_a_bounded_time(
+def test_every_busy_flow_gets_a_turn_within_a_limited_time(
     described: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     turns = DeficitRoundRobin(QUANTUM_US)

@@ -1,4 +1,4 @@
-"""Market models through GMI Cloud's request queue, against a service that speaks its format."""
+"""Market models through GMI Cloud's request queue, against a server with its wire format."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ async def calling(
             yield caller, service
 
 
-# --- Orders --------------------------------------------------------------------------------------
+# --- Requests ------------------------------------------------------------------------------------
 
 
-async def test_a_picture_is_ordered_waited_for_and_fetched() -> None:
+async def test_image_is_submitted_polled_and_fetched() -> None:
     async with calling() as (caller, service):
         caller.submit(prompt="a teal wall", width=1024, height=768, seed=2**31 + 7, n=1)
 
@@ -107,7 +107,7 @@ async def test_a_picture_is_ordered_waited_for_and_fetched() -> None:
     assert service.credentials == set()
 
 
-async def test_an_order_that_is_answered_when_it_is_done_is_not_asked_after() -> None:
+async def test_request_that_ends_with_its_submission_is_not_polled() -> None:
     async with calling("text-to-speech") as (caller, service):
         service.states = ["success"]
         service.outcome = lambda order: {
@@ -154,7 +154,7 @@ async def test_a_video_comes_with_its_thumbnail() -> None:
     assert outcome.usage == Usage(requests=1, video_ms=1000)
 
 
-async def test_speech_in_our_words_is_asked_for_in_those_of_its_model() -> None:
+async def test_speech_fields_are_renamed_for_the_model() -> None:
     fields = {"voice": "voice_id", "language": "language_boost", "sample_rate": "audio_sample_rate"}
     options = {"fields": fields, "language": "name"}
     async with calling("text-to-speech", options=options) as (caller, service):
@@ -175,7 +175,7 @@ async def test_speech_in_our_words_is_asked_for_in_those_of_its_model() -> None:
     }
 
 
-async def test_a_cloned_voice_may_be_all_that_is_made() -> None:
+async def test_cloned_voice_can_be_the_only_output() -> None:
     async with calling("voice-clone") as (caller, service):
         service.outcome = lambda order: {"voice_id": "clone-1", "note": "https://secret/x"}
         caller.submit(("audio/mpeg", b"ID3 a voice"), text="hello")
@@ -190,7 +190,7 @@ async def test_a_cloned_voice_may_be_all_that_is_made() -> None:
     assert outcome.output == {"voice_id": "clone-1", "media": []}
 
 
-async def test_what_a_price_does_not_cover_is_not_counted() -> None:
+async def test_usage_beyond_the_hold_is_not_counted() -> None:
     async with calling() as (caller, service):
         service.outcome = lambda order: {
             "media_urls": [service.host(fake.picture(n, n), "image/png") for n in (8, 9, 10)]
@@ -204,7 +204,7 @@ async def test_what_a_price_does_not_cover_is_not_counted() -> None:
     assert outcome.usage == Usage(requests=1, images=2)
 
 
-async def test_parameters_go_over_as_they_are_but_win_over_nothing() -> None:
+async def test_parameters_are_passed_on_but_override_no_input() -> None:
     async with calling(options={"constants": {"watermark": False, "style": "none"}}) as (
         caller,
         service,
@@ -226,7 +226,7 @@ async def test_parameters_go_over_as_they_are_but_win_over_nothing() -> None:
 # --- Sources -------------------------------------------------------------------------------------
 
 
-async def test_sources_are_brought_over_under_the_types_that_were_signed() -> None:
+async def test_sources_are_uploaded_with_the_signed_types() -> None:
     webp = io.BytesIO()
     Image.new("RGB", (8, 8), "red").save(webp, "WEBP")
     async with calling("image-edit") as (caller, service):
@@ -258,7 +258,7 @@ async def test_sources_are_brought_over_under_the_types_that_were_signed() -> No
         ("talking-head", {}, ["image/png", "audio/wav"], {"image": 0, "audio": 1}),
     ],
 )
-async def test_every_model_calls_its_sources_as_its_entry_says(
+async def test_source_fields_have_the_names_of_the_entry(
     task: str, options: dict[str, Any], files: list[str], expected: dict[str, Any]
 ) -> None:
     async with calling(task, options) as (caller, service):
@@ -278,7 +278,7 @@ async def test_every_model_calls_its_sources_as_its_entry_says(
     }
 
 
-async def test_names_can_be_changed_and_left_out() -> None:
+async def test_fields_can_be_renamed_and_omitted() -> None:
     options = {"fields": {"seconds": "length", "seed": None}, "size": "width_height"}
     async with calling("text-to-video", options) as (caller, service):
         caller.submit(prompt="x", seed=3, duration_ms=2500, width=640, height=480)
@@ -287,7 +287,7 @@ async def test_names_can_be_changed_and_left_out() -> None:
     assert service.order.payload == {"prompt": "x", "length": 2.5, "width": 640, "height": 480}
 
 
-async def test_a_source_that_the_upload_does_not_take_is_the_clients_to_mend() -> None:
+async def test_source_of_an_unsupported_type_is_invalid_input() -> None:
     async with calling("video-upscale") as (caller, service):
         caller.submit(("video/webm", b"webm"), video=True)
 
@@ -298,7 +298,7 @@ async def test_a_source_that_the_upload_does_not_take_is_the_clients_to_mend() -
     assert service.calls == []
 
 
-async def test_a_source_that_cannot_be_brought_over_ends_the_job_before_it_is_ordered() -> None:
+async def test_failed_upload_ends_the_job_before_its_submission() -> None:
     async with calling("image-edit") as (caller, service):
         service.faults.append(Fault("PUT", "/upload/", status=403))
         caller.submit(("image/png", b"png"), prompt="x")
@@ -326,7 +326,7 @@ async def test_a_source_that_cannot_be_brought_over_ends_the_job_before_it_is_or
         (400, {"error": f"you sent {KEY}"}, "upstream_rejected", "you sent ***"),
     ],
 )
-async def test_a_refusal_says_whose_turn_it_is(
+async def test_refusal_names_the_party_that_must_act(
     status: int, body: Any, code: str, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with calling() as (caller, service):
@@ -342,7 +342,7 @@ async def test_a_refusal_says_whose_turn_it_is(
     assert service.count("DELETE") == 0
 
 
-async def test_a_busy_upstream_is_asked_again_and_then_given_up() -> None:
+async def test_busy_upstream_is_retried_and_then_given_up() -> None:
     async with calling() as (caller, service):
         busy = Fault("POST", "/requests", status=429, headers={"Retry-After": "0"})
         service.faults += [busy, busy]
@@ -359,7 +359,7 @@ async def test_a_busy_upstream_is_asked_again_and_then_given_up() -> None:
     assert "429" in failed.message
 
 
-async def test_an_order_that_failed_over_there_says_why() -> None:
+async def test_failed_request_contains_the_upstreams_reason() -> None:
     async with calling() as (caller, service):
         service.states = ["queued", "failed"]
         caller.submit(prompt="x")
@@ -370,7 +370,7 @@ async def test_an_order_that_failed_over_there_says_why() -> None:
     assert failed.message.endswith("the model ran out of ideas")
 
 
-async def test_an_order_that_they_cancelled_failed() -> None:
+async def test_request_cancelled_by_the_upstream_has_failed() -> None:
     async with calling() as (caller, service):
         service.states = ["queued", "cancelled"]
         caller.submit(prompt="x")
@@ -378,7 +378,7 @@ async def test_an_order_that_they_cancelled_failed() -> None:
         assert (await caller.fails()).message == "The upstream cancelled the request."
 
 
-async def test_a_success_with_an_error_in_it_is_none() -> None:
+async def test_success_with_an_error_message_is_a_failure() -> None:
     async with calling() as (caller, service):
         service.outcome = lambda order: {"error": "flagged"}
         caller.submit(prompt="x")
@@ -386,11 +386,11 @@ async def test_a_success_with_an_error_in_it_is_none() -> None:
         assert (await caller.fails()).message.endswith("flagged")
 
 
-# --- Connections that break ----------------------------------------------------------------------
+# --- Lost connections ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
-async def test_an_order_of_which_nobody_knows_is_never_placed_twice(is_taken: bool) -> None:
+async def test_request_in_an_unknown_state_is_never_submitted_twice(is_taken: bool) -> None:
     async with calling() as (caller, service):
         service.faults.append(Fault("POST", "/requests", hangs_up=True, is_taken=is_taken))
         caller.submit(prompt="x")
@@ -403,7 +403,7 @@ async def test_an_order_of_which_nobody_knows_is_never_placed_twice(is_taken: bo
     assert service.count("POST /requests") == 1
 
 
-async def test_an_order_that_is_not_answered_in_time_is_called_off_when_it_is() -> None:
+async def test_submission_that_times_out_is_cancelled_when_it_is_answered() -> None:
     async with calling(options={"submit_timeout_s": 0.05}) as (caller, service):
         late = asyncio.Event()
         service.faults.append(Fault("POST", "/requests", waits=late))
@@ -417,7 +417,7 @@ async def test_an_order_that_is_not_answered_in_time_is_called_off_when_it_is() 
     assert service.count("POST /requests") == 1
 
 
-async def test_questions_may_be_lost_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polls_can_fail_but_not_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "PROBE_MIN_S", 0.05)
     async with calling(idle_timeout_s=0.2) as (caller, service):
         service.faults += [
@@ -439,7 +439,7 @@ async def test_questions_may_be_lost_but_not_for_ever(monkeypatch: pytest.Monkey
     assert "cannot be polled: status 500" in failed.message
 
 
-async def test_another_endpoint_takes_what_the_first_did_not() -> None:
+async def test_another_endpoint_accepts_what_the_first_refused() -> None:
     async with fake_gmi() as service:
         nobody = EndpointSpec("http://127.0.0.1:1", "other-name")
         places = (nobody, EndpointSpec(service.url, "their-name"))
@@ -453,7 +453,7 @@ async def test_another_endpoint_takes_what_the_first_did_not() -> None:
     assert outcome.output["served_by"] == "their-name"
 
 
-async def test_an_endpoint_that_is_down_is_asked_for_its_models_until_it_is_well(
+async def test_endpoint_that_is_down_is_probed_until_it_is_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(endpoints, "PROBE_MIN_S", 0.02)
@@ -480,7 +480,7 @@ async def test_an_endpoint_that_is_down_is_asked_for_its_models_until_it_is_well
 # --- Cancelling ----------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_job_is_called_off_over_there() -> None:
+async def test_cancelled_job_is_cancelled_at_the_upstream() -> None:
     async with calling() as (caller, service):
         service.states = ["processing"]
         caller.submit(prompt="x")
@@ -494,7 +494,7 @@ async def test_a_cancelled_job_is_called_off_over_there() -> None:
     assert service.deleted == [service.order.id]
 
 
-async def test_a_job_cancelled_while_it_is_ordered_is_called_off_as_well() -> None:
+async def test_job_cancelled_during_its_submission_is_cancelled_at_the_upstream() -> None:
     async with calling() as (caller, service):
         answered = asyncio.Event()
         service.faults.append(Fault("POST", "/requests", waits=answered))
@@ -509,7 +509,7 @@ async def test_a_job_cancelled_while_it_is_ordered_is_called_off_as_well() -> No
     assert service.count("POST /requests") == 1
 
 
-async def test_worker_that_ends_leaves_its_order_to_the_next_one() -> None:
+async def test_worker_that_ends_leaves_its_request_to_the_next_one() -> None:
     async with calling() as (caller, service):
         service.states = ["processing"]
         caller.submit(prompt="x")
@@ -518,7 +518,7 @@ async def test_worker_that_ends_leaves_its_order_to_the_next_one() -> None:
     assert service.deleted == []
 
 
-async def test_a_deadline_ends_a_job_and_its_order() -> None:
+async def test_deadline_ends_a_job_and_its_upstream_request() -> None:
     async with calling() as (caller, service):
         service.states = ["processing"]
         caller.submit(prompt="x", deadline_ms=int(time.time() * 1000) + 300)
@@ -530,7 +530,7 @@ async def test_a_deadline_ends_a_job_and_its_order() -> None:
     assert outcome.reason == "deadline"
 
 
-async def test_an_order_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gmi, "RUN_MAX_S", 0.2)
     async with calling() as (caller, service):
         service.states = ["processing"]
@@ -545,7 +545,7 @@ async def test_an_order_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPa
 # --- Fetching ------------------------------------------------------------------------------------
 
 
-async def test_redirects_are_followed_and_a_broken_connection_is_tried_again() -> None:
+async def test_redirects_are_followed_and_lost_connections_are_retried() -> None:
     async with calling() as (caller, service):
         address = service.host(fake.picture(), "application/octet-stream")
         service.outcome = lambda order: {
@@ -573,7 +573,7 @@ async def test_redirects_are_followed_and_a_broken_connection_is_tried_again() -
         (None, "http://no-such-host.invalid/x", "cannot be resolved"),
     ],
 )
-async def test_what_is_no_picture_is_not_taken(
+async def test_result_that_is_not_media_is_refused(
     content_type: str | None,
     address: str | None,
     words: str,
@@ -593,7 +593,7 @@ async def test_what_is_no_picture_is_not_taken(
     assert "127.0.0.1" not in failed.message
 
 
-async def test_an_output_that_is_gone_does_not_take_the_others_along() -> None:
+async def test_missing_output_does_not_affect_the_others() -> None:
     async with calling() as (caller, service):
         service.outcome = lambda order: {
             "media_urls": [
@@ -612,7 +612,7 @@ async def test_an_output_that_is_gone_does_not_take_the_others_along() -> None:
     assert outcome.usage == Usage(requests=1, images=1)
 
 
-async def test_no_more_is_fetched_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_download_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers.ByteBudget, "__init__", _small_budget)
     async with calling() as (caller, _):
         caller.submit(prompt="x")
@@ -626,7 +626,7 @@ def _small_budget(budget: transfers.ByteBudget) -> None:
     budget.left = 10
 
 
-async def test_nothing_inside_our_network_is_called_on_an_upstreams_word() -> None:
+async def test_private_urls_of_an_upstream_are_not_called() -> None:
     async with fake_gmi() as service:
         client = transfers.Transfers(connect_timeout_s=1.0)
         budget = transfers.ByteBudget()
@@ -662,9 +662,7 @@ async def test_nothing_inside_our_network_is_called_on_an_upstreams_word() -> No
         ("text-to-image", {"poll_min_s": 20}, "at most poll_max_s"),
     ],
 )
-def test_options_that_are_wrong_say_so_in_a_sentence(
-    task: str, options: dict[str, Any], words: str
-) -> None:
+def test_invalid_options_have_a_clear_error(task: str, options: dict[str, Any], words: str) -> None:
     upstream = UpstreamSpec("https://example.com", dialect="gmi")
 
     said = obstacle(ModelSpec("ours", task, options=options, upstream=upstream), {})
@@ -673,7 +671,7 @@ def test_options_that_are_wrong_say_so_in_a_sentence(
     assert words in said
 
 
-def test_every_market_model_waits_for_nothing_but_the_credential() -> None:
+def test_every_market_model_needs_only_the_credential() -> None:
     market = [
         spec
         for spec in read_specs(Path("catalog.yaml"))

@@ -29,7 +29,7 @@ def test_no_share_is_a_whole_unit_off_its_exact_part(total: int, weights: list[i
 
 
 @pytest.mark.parametrize("odd", [0.0, float("nan"), float("inf"), -1.0])
-def test_weights_that_make_no_sense_count_as_equal(odd: float) -> None:
+def test_invalid_weights_count_as_equal(odd: float) -> None:
     assert apportion(10, [odd, odd]) == [5, 5]
 
 
@@ -77,7 +77,7 @@ def test_an_error_inside_a_phase_ends_the_phase() -> None:
     assert watch.stop(rest="preprocess") == [0, 1, 7, 0]
 
 
-def test_tokens_are_timed_by_the_answer_that_spoke_first() -> None:
+def test_tokens_are_timed_on_the_choice_that_started_first() -> None:
     times = TokenTimes()
     for index, count, now_us in (
         (0, 0, 50),
@@ -94,14 +94,14 @@ def test_tokens_are_timed_by_the_answer_that_spoke_first() -> None:
     assert times.gap_us == 40
 
 
-def test_one_token_has_no_time_to_the_next() -> None:
+def test_single_token_has_no_interval() -> None:
     times = TokenTimes()
     times.record_tokens(0, 1, 100)
 
     assert (times.per_token_us, times.gap_us, times.tokens) == (0, 0, 1)
 
 
-def test_sound_has_times_but_no_tokens() -> None:
+def test_audio_has_times_but_no_tokens() -> None:
     times = TokenTimes()
     assert not times.started
 

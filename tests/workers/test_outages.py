@@ -1,4 +1,4 @@
-"""A worker while its queue server is away, comes back, or has forgotten everything."""
+"""A worker whose queue server is unreachable, restarts or has lost its data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workers.contract.redis import connect
 
 
 class Server:
-    """A queue server that keeps its data over a ``kill -9``, as that of ``tollgate up`` does."""
+    """A queue server that keeps its data after ``kill -9``, like that of ``tollgate up``."""
 
     def __init__(self, home: Path) -> None:
         self.socket = home / "s"
@@ -63,7 +63,7 @@ async def own_server(home: Path) -> AsyncIterator[tuple[Server, Gateway]]:
         await server.kill()
 
 
-async def test_work_goes_on_while_the_queue_server_is_away(tmp_path: Path) -> None:
+async def test_work_continues_while_the_queue_server_is_unreachable(tmp_path: Path) -> None:
     async with (
         own_server(tmp_path) as (server, gateway),
         gateway.worker(echo(tokens_per_step=1, step_us=2_000)),
@@ -82,7 +82,7 @@ async def test_work_goes_on_while_the_queue_server_is_away(tmp_path: Path) -> No
     assert isinstance(later, Completed)
 
 
-async def test_a_wiped_queue_loses_no_work_and_repeats_none_that_still_runs(tmp_path: Path) -> None:
+async def test_wiped_queue_loses_no_work_and_repeats_no_running_job(tmp_path: Path) -> None:
     async with (
         own_server(tmp_path) as (_, gateway),
         gateway.worker(echo(tokens_per_step=1, step_us=5_000)),
@@ -102,7 +102,7 @@ async def test_a_wiped_queue_loses_no_work_and_repeats_none_that_still_runs(tmp_
     assert len(starts) == 1
 
 
-async def test_finished_work_is_salvaged_when_the_queue_forgot_the_job(tmp_path: Path) -> None:
+async def test_finished_work_is_saved_when_the_queue_forgot_the_job(tmp_path: Path) -> None:
     async with (
         own_server(tmp_path) as (_, gateway),
         gateway.worker(echo(tokens_per_step=1, step_us=5_000)),
@@ -116,7 +116,7 @@ async def test_finished_work_is_salvaged_when_the_queue_forgot_the_job(tmp_path:
     assert isinstance(outcome, Completed)
 
 
-async def test_a_stream_leased_again_as_another_attempt_begins_again(tmp_path: Path) -> None:
+async def test_stream_leased_again_as_another_attempt_restarts(tmp_path: Path) -> None:
     async with (
         own_server(tmp_path) as (_, gateway),
         gateway.worker(echo(tokens_per_step=1, step_us=5_000)),
@@ -136,7 +136,7 @@ async def test_a_stream_leased_again_as_another_attempt_begins_again(tmp_path: P
     assert sum(isinstance(sent.event, Tokens) for sent in second) == 200
 
 
-async def test_a_worker_ends_in_time_though_the_queue_server_is_away(tmp_path: Path) -> None:
+async def test_worker_stops_in_time_while_the_queue_server_is_unreachable(tmp_path: Path) -> None:
     async with (
         own_server(tmp_path) as (server, gateway),
         gateway.worker(drain_s=0.1) as worker,

@@ -1,4 +1,4 @@
-"""Upstream models against a real HTTP server: first through their host alone, then as a worker."""
+"""Upstream models against a real HTTP server: through the host alone, then through a worker."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def calling(
             yield caller, service
 
 
-async def test_a_chat_is_asked_for_and_streamed_back_with_usage() -> None:
+async def test_chat_is_streamed_with_usage() -> None:
     async with calling() as (caller, service):
         caller.submit(seed=11, temperature=0.5, stop=["END"])
 
@@ -106,7 +106,7 @@ async def test_a_chat_is_asked_for_and_streamed_back_with_usage() -> None:
     assert said[-1].finish_reason == "stop"
 
 
-async def test_nothing_is_said_where_nobody_reads_along() -> None:
+async def test_request_that_is_not_streamed_sends_no_events() -> None:
     async with calling() as (caller, _):
         caller.submit(stream=False)
 
@@ -115,7 +115,7 @@ async def test_nothing_is_said_where_nobody_reads_along() -> None:
     assert caller.events == []
 
 
-async def test_an_entry_may_ask_for_whole_answers_and_leave_out_fields() -> None:
+async def test_entry_can_disable_streaming_and_omit_fields() -> None:
     async def answer(exchange: Exchange) -> None:
         message = {"role": "assistant", "content": "hello there"}
         await exchange.send(
@@ -143,7 +143,7 @@ async def test_an_entry_may_ask_for_whole_answers_and_leave_out_fields() -> None
     assert outcome.timings.tokens == 2
 
 
-async def test_several_choices_and_logprobs_are_kept_apart() -> None:
+async def test_choices_and_their_logprobs_are_kept_apart() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.begin()
         for index in (1, 0):
@@ -172,7 +172,7 @@ async def test_several_choices_and_logprobs_are_kept_apart() -> None:
     }
 
 
-async def test_connections_are_used_again() -> None:
+async def test_connections_are_reused() -> None:
     async with calling() as (caller, service):
         for _ in range(3):
             caller.outcomes.clear()
@@ -182,7 +182,7 @@ async def test_connections_are_used_again() -> None:
     assert service.connections == 1
 
 
-async def test_a_cancel_hangs_up_and_keeps_what_was_delivered() -> None:
+async def test_cancellation_closes_the_connection_and_keeps_delivered_text() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.begin()
         while True:
@@ -204,7 +204,7 @@ async def test_a_cancel_hangs_up_and_keeps_what_was_delivered() -> None:
     assert outcome.output["choices"][0].text == "word " * len(caller.events)
 
 
-async def test_a_cancel_before_the_call_began_ends_it_for_nothing() -> None:
+async def test_cancellation_before_the_call_is_free() -> None:
     async with calling() as (caller, service):
         caller.submit()
         caller.host.cancel(ID, "client")
@@ -216,7 +216,7 @@ async def test_a_cancel_before_the_call_began_ends_it_for_nothing() -> None:
     assert service.requests == []
 
 
-async def test_an_abandoned_call_hangs_up_and_says_nothing() -> None:
+async def test_abandoned_call_closes_the_connection_without_a_report() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.begin()
         await exchange.delta("word ")
@@ -246,7 +246,7 @@ async def test_a_deadline_ends_a_call() -> None:
     assert outcome.reason == "deadline"
 
 
-async def test_a_busy_upstream_is_asked_again() -> None:
+async def test_busy_upstream_is_retried() -> None:
     async def answer(exchange: Exchange) -> None:
         if len(service.requests) < 3:
             await exchange.send("429 Too Many Requests", {}, Retry_After="0")
@@ -280,7 +280,7 @@ async def test_an_upstream_that_stays_busy_is_unavailable() -> None:
     assert len(service.requests) == 3
 
 
-async def test_an_answer_that_broke_off_is_not_asked_for_again() -> None:
+async def test_interrupted_response_is_not_retried() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.begin()
         await exchange.delta("half an ")
@@ -295,8 +295,8 @@ async def test_an_answer_that_broke_off_is_not_asked_for_again() -> None:
     assert len(service.requests) == 1
 
 
-async def test_request_that_was_sent_is_not_sent_again_whatever_breaks_then() -> None:
-    """The upstream may have worked on it, and been paid for that."""
+async def test_request_that_was_sent_is_never_sent_again() -> None:
+    """The upstream may have processed and charged it."""
 
     async def answer(exchange: Exchange) -> None:
         exchange.writer.close()
@@ -310,8 +310,8 @@ async def test_request_that_was_sent_is_not_sent_again_whatever_breaks_then() ->
     assert len(service.requests) == 1
 
 
-async def test_connection_that_was_closed_while_idle_costs_no_request() -> None:
-    """A request that meets its end is sent on another connection."""
+async def test_connection_closed_while_idle_fails_no_request() -> None:
+    """A request that meets a closed connection is sent on another one."""
 
     async def answer(exchange: Exchange) -> None:
         if len(service.requests) == 2:
@@ -329,7 +329,7 @@ async def test_connection_that_was_closed_while_idle_costs_no_request() -> None:
     assert len(service.requests) == 3
 
 
-async def test_reasoning_that_is_kept_apart_is_passed_on_and_counted() -> None:
+async def test_separate_reasoning_is_passed_on_and_counted() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.begin()
         for delta in ({"reasoning_content": "Hm, "}, {"reasoning": "six."}, {"content": "6"}):
@@ -351,7 +351,7 @@ async def test_reasoning_that_is_kept_apart_is_passed_on_and_counted() -> None:
     assert outcome.usage.output_tokens == 5
 
 
-async def test_content_filter_is_passed_on_as_the_reason_of_the_end() -> None:
+async def test_content_filter_is_passed_on_as_finish_reason() -> None:
     async def answer(exchange: Exchange) -> None:
         whole = _whole("I")
         whole["choices"][0]["finish_reason"] = "content_filter"
@@ -382,7 +382,7 @@ async def test_input_of_a_cancelled_completion_is_counted(prompts: tuple[Any, ..
     assert outcome.usage.input_tokens == 2
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_unreachable_upstream_is_unavailable() -> None:
     async with calling(url="http://127.0.0.1:1/v1") as (caller, _):
         caller.submit()
 
@@ -410,7 +410,7 @@ async def test_a_silent_upstream_times_out(begins: bool) -> None:
     assert len(service.requests) == 1
 
 
-async def test_a_refused_request_says_why_without_our_credential() -> None:
+async def test_refusal_contains_the_reason_without_our_credential() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.refuse("400 Bad Request", "top_k is unknown (key sk-secret)", param="top_k")
 
@@ -448,7 +448,7 @@ async def test_refusals_have_codes(status: str, error_code: str | None, code: st
     assert len(service.requests) == 1
 
 
-async def test_an_error_in_the_midst_of_a_stream_fails_the_request() -> None:
+async def test_error_within_a_stream_fails_the_request() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.begin()
         await exchange.delta("so far ")
@@ -467,7 +467,7 @@ async def test_an_error_in_the_midst_of_a_stream_fails_the_request() -> None:
 @pytest.mark.parametrize(
     "data", [b"data: {broken\n\n", b'data: {"usage": {"prompt_tokens": -1}}\n\n']
 )
-async def test_what_is_no_chat_completion_fails_the_request(data: bytes) -> None:
+async def test_malformed_chat_completion_fails_the_request(data: bytes) -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.begin()
         await exchange.raw(data)
@@ -486,7 +486,7 @@ async def without_usage(exchange: Exchange) -> None:
     await exchange.end()
 
 
-async def test_an_answer_without_usage_fails_loudly() -> None:
+async def test_response_without_usage_fails() -> None:
     async with calling(without_usage) as (caller, _):
         caller.submit()
 
@@ -496,7 +496,7 @@ async def test_an_answer_without_usage_fails_loudly() -> None:
     assert "usage" in failure.message
 
 
-async def test_usage_is_estimated_only_where_the_entry_says_so() -> None:
+async def test_usage_is_estimated_only_if_the_entry_allows_it() -> None:
     async with calling(without_usage, {"usage": "estimated"}) as (caller, _):
         caller.submit("sixteen letters!")
 
@@ -506,7 +506,7 @@ async def test_usage_is_estimated_only_where_the_entry_says_so() -> None:
     assert outcome.usage == Usage(requests=1, input_tokens=4, output_tokens=2)
 
 
-async def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_response_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.upstreams.openai.RESPONSE_BYTES_MAX", 100_000)
 
     async def answer(exchange: Exchange) -> None:
@@ -547,7 +547,7 @@ async def test_a_worker_serves_an_upstream_model_and_never_logs_its_key(
     assert "out there" not in logged
 
 
-async def test_a_cancelled_job_hangs_up_on_the_upstream(gateway: Gateway) -> None:
+async def test_cancelled_job_closes_the_connection_to_the_upstream(gateway: Gateway) -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.begin()
         while True:

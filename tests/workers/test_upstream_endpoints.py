@@ -1,4 +1,4 @@
-"""Several endpoints for one model: the least busy that is well, the fallback when none is."""
+"""Several endpoints for one model: the least busy one that is up, or the fallback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Agent:
-    """Stands where the agent stands, for one model at several endpoints."""
+    """Replaces the agent, for one model at several endpoints."""
 
     def __init__(self, spec: UpstreamSpec, environ: dict[str, str] | None = None) -> None:
         self.outcomes: dict[str, Any] = {}
@@ -68,7 +68,7 @@ async def until(condition: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def agent(*services: Upstream, **changes: Any) -> AsyncIterator[Agent]:
-    """The first service is of tier 0, each further one as ``tiers`` says."""
+    """The first service has tier 0, the others have those of ``tiers``."""
     tiers = changes.pop("tiers", (0,) * len(services))
     places = tuple(
         EndpointSpec(service.url, model=f"model-{number}", tier=tier)
@@ -101,7 +101,7 @@ async def test_work_goes_to_the_least_busy() -> None:
     assert served == {"model-0", "model-1"}
 
 
-async def test_the_fallback_answers_when_the_first_cannot_and_says_so() -> None:
+async def test_fallback_answers_and_is_named_when_the_first_tier_fails() -> None:
     async with upstream() as first, upstream() as second:
         first.answer = refuse_busily
         async with agent(first, second, tiers=(0, 1)) as made:
@@ -113,7 +113,7 @@ async def test_the_fallback_answers_when_the_first_cannot_and_says_so() -> None:
     assert len(first.requests) == 1, "not asked again while another can"
 
 
-async def test_an_endpoint_that_fails_again_and_again_is_left_alone_until_it_is_back() -> None:
+async def test_endpoint_that_fails_repeatedly_gets_no_calls_until_it_is_up() -> None:
     async with upstream() as first, upstream() as second:
         first.answer, first.is_well = refuse_busily, False
         async with agent(first, second, tiers=(0, 1)) as made:
@@ -135,7 +135,9 @@ async def test_an_endpoint_that_fails_again_and_again_is_left_alone_until_it_is_
     assert outcome.output["served_by"] == "model-0"
 
 
-async def test_when_all_are_down_it_fails_at_once_and_the_model_is_announced_so() -> None:
+async def test_with_all_endpoints_down_calls_fail_immediately_and_the_model_is_unavailable() -> (
+    None
+):
     async with upstream() as only:
         only.answer, only.is_well = refuse_busily, False
         async with agent(only) as made:
@@ -152,7 +154,7 @@ async def test_when_all_are_down_it_fails_at_once_and_the_model_is_announced_so(
     assert len(only.requests) == 3
 
 
-async def test_a_busy_endpoint_is_left_alone_for_as_long_as_it_says() -> None:
+async def test_busy_endpoint_is_paused_for_its_retry_after() -> None:
     async def busy(exchange: Exchange) -> None:
         body = {"error": {"message": "slow down"}}
         await exchange.send("429 Too Many Requests", body, Retry_After="5")
@@ -167,7 +169,7 @@ async def test_a_busy_endpoint_is_left_alone_for_as_long_as_it_says() -> None:
     assert len(second.requests) == 4
 
 
-async def test_what_has_begun_to_answer_is_not_asked_for_elsewhere() -> None:
+async def test_call_with_a_started_response_does_not_fail_over() -> None:
     async def break_off(exchange: Exchange) -> None:
         await exchange.begin()
         await exchange.delta("half")
@@ -195,7 +197,7 @@ def test_endpoints_without_their_credential_are_left_out() -> None:
     assert obstacle(spec, {}) == "ONE_KEY, TWO_KEY is not set"
 
 
-async def test_functions_are_offered_and_calls_put_together() -> None:
+async def test_tools_are_sent_and_tool_calls_assembled() -> None:
     async def call(exchange: Exchange) -> None:
         await exchange.begin()
         for piece in (
@@ -240,7 +242,7 @@ async def test_functions_are_offered_and_calls_put_together() -> None:
     assert [event.tool_calls for event in made.events if event.tool_calls] == [(made_call,)]
 
 
-async def test_texts_are_continued_by_the_older_surface() -> None:
+async def test_texts_are_continued_by_the_completions_dialect() -> None:
     async def complete(exchange: Exchange) -> None:
         await exchange.begin()
         for index, text in enumerate(("one", "two")):

@@ -1,6 +1,6 @@
-"""A model service of somebody else: a real HTTP server that speaks OpenAI's wire format.
+"""An external model service: a real HTTP server with OpenAI's wire format.
 
-What it does with a request is decided by the test, as a function that writes the answer.
+The test decides how it handles a request, by a function that writes the response.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.workers.running import PATIENCE_S
 
 @dataclass
 class Exchange:
-    """One request and the means to answer it."""
+    """One request, with methods to respond."""
 
     head: str
     body: dict[str, Any]
@@ -86,7 +86,7 @@ async def refuse_busily(exchange: Exchange) -> None:
 
 
 async def echo_words(exchange: Exchange) -> None:
-    """A well-behaved service: says the last message word by word."""
+    """A correct service: repeats the last message word by word."""
     words = exchange.body["messages"][-1]["content"].split()
     await exchange.begin()
     for word in words:
@@ -103,9 +103,9 @@ class Upstream:
     connections: int = 0
     probes: int = 0
     is_well: bool = True
-    """Whether it answers a question for its models."""
+    """Whether it responds to ``GET /models``."""
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a client left in the midst of an answer."""
+    """Set when a client disconnects during a response."""
     port: int = 0
 
     @property
@@ -141,7 +141,7 @@ class Upstream:
             writer.close()
 
     async def _answer_unless_left(self, exchange: Exchange, reader: asyncio.StreamReader) -> None:
-        """Nothing comes from a client while it reads, but for the end when it hangs up."""
+        """Wait until the client disconnects; it sends nothing else during a response."""
         answer = asyncio.ensure_future(self.answer(exchange))
         left = asyncio.ensure_future(reader.read(1))
         done, _ = await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)

@@ -23,9 +23,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from workers.agent.attachments import Attachments, AttachmentSet, Fetched
+from workers.agent.capacity import ServedModel, serve_local
 from workers.agent.engine_supervisor import EngineSupervisor
 from workers.agent.outbox import LeasedJob, Outbox, retry_forever
-from workers.agent.room import ServedModel, serve_local
 from workers.contract.blobs import Blobs
 from workers.contract.jobs import Cancelled, Event, Failed, Job, Outcome, RequestId, decode_job
 from workers.contract.models import ModelSpec

@@ -1,4 +1,4 @@
-"""The engine process under its host, with the echo engine; no queue takes part."""
+"""The engine process under its supervisor, with the echo engine and without a queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from workers.protocol.ipc import JobHandoff
 
 
 class Owner:
-    """Stands where the agent stands: remembers all that its host says."""
+    """Replaces the agent: records all reports of its host."""
 
     def __init__(self, *specs: ModelSpec, preload: bool = True) -> None:
         self.events: dict[RequestId, list[Event]] = {}
@@ -104,11 +104,11 @@ def handed(
 
 
 def used(words: int) -> Usage:
-    """What the engine ``echo`` reports with its first tokens, where these are all."""
+    """Usage that the engine ``echo`` reports with its first tokens, if there are no others."""
     return Usage(requests=1, input_tokens=words, output_tokens=words)
 
 
-async def test_a_job_is_answered_with_usage_and_timings() -> None:
+async def test_job_ends_with_usage_and_timings() -> None:
     async with hosted(echo()) as owner:
         job = handed(1, "one two three", stream=True)
         owner.host.submit([job])
@@ -156,14 +156,14 @@ async def test_a_killed_process_is_reported_once_and_replaced() -> None:
     assert isinstance(outcome, Completed)
 
 
-async def test_a_process_that_hangs_is_killed() -> None:
+async def test_hanging_process_is_killed() -> None:
     async with hosted(echo(step_limit_s=0.5)) as owner:
         owner.host.submit([handed(1, "!hang")])
 
         await owner.until(lambda: owner.crashes)
 
 
-async def test_a_long_step_that_gets_on_is_no_hang() -> None:
+async def test_long_step_with_keep_alives_is_not_killed() -> None:
     async with hosted(echo(step_limit_s=2)) as owner:
         job = handed(1, "!long")
         owner.host.submit([job])
@@ -175,7 +175,7 @@ async def test_a_long_step_that_gets_on_is_no_hang() -> None:
     assert not owner.crashes
 
 
-def test_how_long_a_step_may_show_no_progress_depends_on_the_engine() -> None:
+def test_time_limit_without_progress_depends_on_the_engine() -> None:
     drawing = ModelSpec("p", "text-to-image", engine="diffusion", checkpoint="x")
     assert registry.step_limit_s(drawing) > registry.step_limit_s(echo())
     assert registry.step_limit_s(echo(step_limit_s=7)) == 7
@@ -185,7 +185,7 @@ def _environment_of(pid: int | None) -> str:
     return Path(f"/proc/{pid}/environ").read_bytes().decode()
 
 
-async def test_an_engine_process_knows_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_process_inherits_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "0", "HF_HUB_OFFLINE": "1"}
     secret = {
         "DATABASE_URL": "postgresql://u:p@h/d",
@@ -214,7 +214,7 @@ async def test_an_engine_process_knows_no_credentials(monkeypatch: pytest.Monkey
     assert not [value for value in secret.values() if value in found]
 
 
-async def test_a_slow_load_is_no_hang() -> None:
+async def test_slow_load_is_not_killed() -> None:
     async with hosted(echo(step_limit_s=0.2, load_us=1_000_000), preload=False) as owner:
         job = handed(1, "hello")
         owner.host.submit([job])
@@ -225,7 +225,7 @@ async def test_a_slow_load_is_no_hang() -> None:
     assert not owner.crashes
 
 
-async def test_an_engine_that_cannot_be_made_is_a_problem_of_its_model_only() -> None:
+async def test_engine_that_cannot_be_created_affects_only_its_model() -> None:
     async with hosted(echo("bad", step_us="much"), echo()) as owner:
         job = handed(1, "hello")
         owner.host.submit([job])
@@ -236,7 +236,7 @@ async def test_an_engine_that_cannot_be_made_is_a_problem_of_its_model_only() ->
     assert owner.host.problems.keys() == {"bad"}
 
 
-async def test_a_failing_engine_fails_its_requests_and_goes_on() -> None:
+async def test_failing_engine_fails_its_requests_and_continues() -> None:
     async with hosted(echo()) as owner:
         failing, fine = handed(1, "!fail"), handed(2, "fine")
         owner.host.submit([failing])
@@ -251,7 +251,7 @@ async def test_a_failing_engine_fails_its_requests_and_goes_on() -> None:
     assert not owner.crashes
 
 
-async def test_an_abandoned_job_is_heard_of_only_when_it_is_submitted_again() -> None:
+async def test_abandoned_job_is_not_reported_until_it_is_submitted_again() -> None:
     async with hosted(echo(tokens_per_step=1, step_us=1000)) as owner:
         first, second = handed(1, "old " * 900, stream=True), handed(1, "new", stream=True)
         owner.host.submit([first])
@@ -269,7 +269,7 @@ async def test_an_abandoned_job_is_heard_of_only_when_it_is_submitted_again() ->
     ]
 
 
-async def test_of_jobs_on_their_last_attempt_a_process_has_one_at_a_time() -> None:
+async def test_process_runs_one_job_on_its_last_attempt_at_a_time() -> None:
     async with hosted(echo()) as owner:
         poison, suspect = handed(1, "!crash", attempt=3), handed(2, "fine", attempt=3)
         newcomer = handed(3, "fine too")
@@ -293,7 +293,7 @@ async def test_many_jobs_share_the_process(tmp_path: Path) -> None:
     assert gpu_us == owner.host.busy_us
 
 
-def test_the_engine_process_dies_with_its_agent(tmp_path: Path) -> None:
+def test_engine_process_ends_with_its_agent(tmp_path: Path) -> None:
     agent = subprocess.Popen(
         [sys.executable, "-c", _AGENT], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
     )

@@ -1,4 +1,4 @@
-"""Files on their way through a worker: in from the store, out to it, whatever goes wrong there."""
+"""Files of jobs in a worker: attachments and outputs, with failures of the blob store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.workers.running import Gateway, echo, lapse_leases
+from tests.workers.running import Gateway, echo, expire_leases
 from workers.agent.attachments import Attachments, Fetched
 from workers.agent.outbox import LeasedJob
 from workers.contract.blobs import Blobs
@@ -52,7 +52,7 @@ def left_in(home: Path) -> set[str]:
 # --- Through a worker ----------------------------------------------------------------------------
 
 
-async def test_attachments_reach_the_engine_and_outputs_the_store(gateway: Gateway) -> None:
+async def test_attachments_reach_the_engine_and_outputs_the_blob_store(gateway: Gateway) -> None:
     blobs = blobs_of(gateway)
     attached = [
         await blobs.put("acc/in/n/0", PICTURE, content_type="image/png"),
@@ -70,7 +70,7 @@ async def test_attachments_reach_the_engine_and_outputs_the_store(gateway: Gatew
     assert all(blob.key.startswith(f"acc/{request_id}/") for blob in outcome.blobs)
 
 
-async def test_a_sketch_is_read_along_as_a_preview_in_its_place(gateway: Gateway) -> None:
+async def test_sketch_is_streamed_as_a_preview_in_order(gateway: Gateway) -> None:
     blobs = blobs_of(gateway)
     attached = await blobs.put("acc/in/n/0", PICTURE, content_type="image/png")
     async with gateway.worker(echo(tokens_per_step=1)):
@@ -92,7 +92,7 @@ async def test_a_sketch_is_read_along_as_a_preview_in_its_place(gateway: Gateway
     assert preview.blob.key != outcome.blobs[0].key
 
 
-async def test_an_attachment_that_is_gone_or_damaged_is_the_requests_fault(
+async def test_missing_or_damaged_attachment_is_invalid_input(
     gateway: Gateway,
 ) -> None:
     blobs = blobs_of(gateway)
@@ -131,7 +131,7 @@ async def test_a_cancelled_stream_leaves_no_previews_behind(gateway: Gateway) ->
     assert isinstance(outcome, Cancelled)
 
 
-async def test_of_two_attempts_only_the_one_that_counts_leaves_blobs(gateway: Gateway) -> None:
+async def test_only_the_attempt_that_ends_the_job_leaves_blobs(gateway: Gateway) -> None:
     attached = await blobs_of(gateway).put("acc/in/n/0", b"a picture")
     catalog = echo(tokens_per_step=1, step_us=10_000)
     async with gateway.worker(catalog, name="one") as first:
@@ -141,7 +141,7 @@ async def test_of_two_attempts_only_the_one_that_counts_leaves_blobs(gateway: Ga
         )
         first.signal(signal.SIGSTOP)
         async with gateway.worker(catalog, name="two"):
-            await lapse_leases(gateway)
+            await expire_leases(gateway)
             await gateway.until(lambda: gateway.events[request_id][-1].attempt == 2)
             first.signal(signal.SIGCONT)
 
@@ -155,7 +155,7 @@ async def test_of_two_attempts_only_the_one_that_counts_leaves_blobs(gateway: Ga
     assert await blobs_of(gateway).get(outcome.blobs[0]) == b"a picture"
 
 
-async def test_a_job_with_files_survives_the_death_of_its_engine(gateway: Gateway) -> None:
+async def test_job_with_files_survives_a_crash_of_its_engine(gateway: Gateway) -> None:
     attached = await blobs_of(gateway).put("acc/in/n/0", PICTURE)
     async with gateway.worker(echo(tokens_per_step=1, step_us=5_000)) as worker:
         request_id = await gateway.submit("word " * 100, stream=True, attachments=(attached,))
@@ -169,7 +169,7 @@ async def test_a_job_with_files_survives_the_death_of_its_engine(gateway: Gatewa
     assert await blobs_of(gateway).get(outcome.blobs[0]) == PICTURE
 
 
-async def test_a_worker_without_a_store_says_so(gateway: Gateway) -> None:
+async def test_worker_without_a_blob_store_fails_jobs_with_files(gateway: Gateway) -> None:
     attached = await blobs_of(gateway).put("acc/in/n/0", b"a picture")
     async with gateway.worker(environ={"BLOB_URL": ""}):
         request_id = await gateway.submit("draw", attachments=(attached,))
@@ -183,11 +183,11 @@ async def test_a_worker_without_a_store_says_so(gateway: Gateway) -> None:
     assert isinstance(other, Completed)
 
 
-# --- On their own --------------------------------------------------------------------------------
+# --- Separately ----------------------------------------------------------------------------------
 
 
 class Desk:
-    """Stands where the outbox stands, with a store in a directory of its own."""
+    """Replaces the outbox, with a store in a separate directory."""
 
     def __init__(self, home: Path, *, patience_s: float = 20.0) -> None:
         self.home = home
@@ -218,7 +218,7 @@ class Desk:
         self.files.fetch(held, take)
 
     def block(self, name: str) -> Path:
-        """Make the store fail for one request, by a file where its directory should be."""
+        """Make the store fail for one request by a file in place of its directory."""
         path = self.home / "acc" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"in the way")
@@ -265,7 +265,7 @@ async def test_outputs_are_stored_in_order_under_the_leases_token(tmp_path: Path
         assert [await desk.blobs.get(blob) for blob in outcome.blobs] == [b"one", b"two", b"three"]
 
 
-async def test_others_do_not_wait_for_a_job_whose_files_are_slow(tmp_path: Path) -> None:
+async def test_slow_files_of_a_job_do_not_delay_other_jobs(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
         slow, quick = desk.held("req_slow"), desk.held("req_quick")
         obstacle = desk.block("req_slow")
@@ -282,7 +282,7 @@ async def test_others_do_not_wait_for_a_job_whose_files_are_slow(tmp_path: Path)
         assert isinstance(desk.ended[RequestId("req_slow")], Completed)
 
 
-async def test_what_is_said_of_one_job_stays_in_order(tmp_path: Path) -> None:
+async def test_events_of_one_job_stay_in_order(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
         held = desk.held("req_1")
         desk.files.send_event(held, Progress(1, 3))
@@ -296,7 +296,7 @@ async def test_what_is_said_of_one_job_stays_in_order(tmp_path: Path) -> None:
     assert isinstance(desk.ended[RequestId("req_1")], Completed)
 
 
-async def test_a_store_that_stays_away_fails_the_job_and_leaves_out_previews(
+async def test_unreachable_store_fails_the_job_and_drops_previews(
     tmp_path: Path,
 ) -> None:
     async with open_desk(tmp_path, patience_s=0.3) as desk:
@@ -313,7 +313,7 @@ async def test_a_store_that_stays_away_fails_the_job_and_leaves_out_previews(
     assert outcome.message == "The output was produced but could not be stored."
 
 
-async def test_an_output_over_the_stores_bound_is_too_large(tmp_path: Path) -> None:
+async def test_output_over_the_limit_of_the_store_is_too_large(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
         desk.blobs._bytes_max = 10
         desk.files.end(desk.held("req_1"), made(b"fits", b"does not fit"))
@@ -326,7 +326,7 @@ async def test_an_output_over_the_stores_bound_is_too_large(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("outcome", [Failed("engine_error", "no"), Cancelled("client")])
-async def test_what_did_not_succeed_leaves_nothing_behind(tmp_path: Path, outcome: Outcome) -> None:
+async def test_unsuccessful_job_leaves_no_blobs_behind(tmp_path: Path, outcome: Outcome) -> None:
     async with open_desk(tmp_path) as desk:
         held = desk.held("req_1")
         desk.files.send_event(held, Sketch(0, 0, File("image/webp", b"a first look")))
@@ -337,7 +337,7 @@ async def test_what_did_not_succeed_leaves_nothing_behind(tmp_path: Path, outcom
     assert left_in(desk.home) == set()
 
 
-async def test_a_lost_lease_ends_the_storing_and_deletes_what_was_stored(tmp_path: Path) -> None:
+async def test_lost_lease_stops_storing_and_deletes_stored_blobs(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
         held = desk.held("req_1")
         desk.files.send_event(held, Sketch(0, 0, File("image/webp", b"a first look")))
@@ -353,7 +353,7 @@ async def test_a_lost_lease_ends_the_storing_and_deletes_what_was_stored(tmp_pat
     assert left_in(desk.home) == set()
 
 
-async def test_a_dropped_fetch_is_never_heard_of(tmp_path: Path) -> None:
+async def test_dropped_fetch_is_not_reported(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
         held = desk.held("req_1", await desk.blobs.put("acc/in/n/0", b"source"))
         desk.fetch(held)
@@ -365,7 +365,7 @@ async def test_a_dropped_fetch_is_never_heard_of(tmp_path: Path) -> None:
     assert not desk.fetched
 
 
-async def test_a_deadline_and_a_store_that_stays_away_end_a_fetch(tmp_path: Path) -> None:
+async def test_deadline_or_unreachable_store_ends_a_fetch(tmp_path: Path) -> None:
     async with open_desk(tmp_path, patience_s=0.3) as desk:
         desk.block("in")
         unreachable = BlobRef("acc/in/n/0", 6, "0" * 64)
@@ -395,7 +395,7 @@ async def test_large_answer_keeps_its_text_if_it_cannot_be_stored(tmp_path: Path
     assert (choice["text"], choice["logprobs"]) == ("word " * 4000, None)
 
 
-async def test_sound_that_was_heard_is_delivered_even_if_its_file_cannot_be_stored(
+async def test_streamed_audio_counts_as_delivered_even_if_its_file_cannot_be_stored(
     tmp_path: Path,
 ) -> None:
     async with open_desk(tmp_path, patience_s=0.3) as desk:
@@ -411,7 +411,7 @@ async def test_sound_that_was_heard_is_delivered_even_if_its_file_cannot_be_stor
     assert (outcome.usage.audio_ms, outcome.usage.characters) == (1500, 20)
 
 
-async def test_last_full_preview_of_a_cancelled_picture_is_delivered_and_kept(
+async def test_last_full_preview_of_a_cancelled_image_is_delivered_and_kept(
     tmp_path: Path,
 ) -> None:
     async with open_desk(tmp_path) as desk:

@@ -1,4 +1,4 @@
-"""A worker leases what it can begin soon: the rest stays in the queue, for all to see and take."""
+"""A worker leases only what it can start soon; the rest stays in the queue for other workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.workers.running import Gateway, echo
-from workers.agent.room import ServedModel
+from workers.agent.capacity import ServedModel
 from workers.contract.jobs import Completed
 from workers.contract.streams import Workers
 
@@ -24,7 +24,7 @@ def _served(slots: int, *, leases_ahead: bool = True) -> ServedModel:
 @pytest.mark.parametrize(
     ("job_s", "capacity"), [(0.0, 8), (300.0, 8), (17.0, 8), (8.0, 10), (1.0, 16), (0.01, 16)]
 )
-def test_work_is_leased_ahead_for_two_seconds_at_most(job_s: float, capacity: int) -> None:
+def test_at_most_two_seconds_of_work_are_leased_ahead(job_s: float, capacity: int) -> None:
     served = _served(8)
     if job_s:
         served.record_duration(job_s)
@@ -32,14 +32,14 @@ def test_work_is_leased_ahead_for_two_seconds_at_most(job_s: float, capacity: in
     assert served.capacity == capacity
 
 
-def test_what_an_operator_says_is_kept_to() -> None:
+def test_configured_concurrency_is_a_hard_limit() -> None:
     served = _served(5, leases_ahead=False)
     served.record_duration(0.01)
 
     assert served.capacity == 5
 
 
-def test_a_few_slow_jobs_shorten_what_is_leased_ahead() -> None:
+def test_slow_jobs_reduce_leasing_ahead() -> None:
     served = _served(8)
     served.record_duration(0.1)
     assert served.capacity == 16
@@ -50,7 +50,7 @@ def test_a_few_slow_jobs_shorten_what_is_leased_ahead() -> None:
     assert served.capacity == 8
 
 
-def test_nothing_is_asked_for_without_room_but_an_answer_that_was_lost() -> None:
+def test_without_room_only_a_lost_answer_is_requested_again() -> None:
     served = _served(8)
     served.record_duration(0.1)
     served.running = 16
@@ -75,7 +75,7 @@ async def test_long_jobs_are_shared_by_two_workers(gateway: Gateway) -> None:
             assert not gateway.deliveries
 
 
-async def test_what_has_not_begun_goes_back_when_a_worker_drains(gateway: Gateway) -> None:
+async def test_draining_worker_requeues_jobs_that_have_not_started(gateway: Gateway) -> None:
     catalog = echo(concurrency=6, **LONG)
     async with gateway.worker(catalog, drain_s=3600) as worker:
         ids = [await gateway.submit("word " * 400, stream=True) for _ in range(6)]

@@ -24,7 +24,7 @@ MODELS = ("small", "large")
 
 @dataclass
 class Bench:
-    """A loop over two engines that share their memory, and everything that it has reported."""
+    """A loop over two engines that share memory, with all its reports."""
 
     clock: Clock = field(default_factory=Clock)
     room: Room = field(default_factory=lambda: Room(10))
@@ -93,7 +93,7 @@ class Bench:
 
 @st.composite
 def scripts(draw: st.DrawFn) -> list[tuple[str, int, int, int, bool]]:
-    """Commands: what, which model or request, steps, room, stream or with a deadline."""
+    """Commands: kind, model or request, steps, room, streamed or with a deadline."""
     verbs = st.sampled_from(["submit", "submit", "cancel", "turn", "turn", "turn"])
     numbers = st.integers(0, 30)
     return draw(
@@ -212,7 +212,7 @@ def test_engines_share_the_device_by_weight(
     assert abs(small_us - large_us) <= 2 * slack_us
 
 
-def test_a_request_in_line_is_admitted_when_another_has_left() -> None:
+def test_waiting_request_is_admitted_when_another_has_ended() -> None:
     bench = Bench().load()
     first = bench.submit(steps=3, room=10)
     second = bench.submit(steps=1, room=10)
@@ -223,7 +223,7 @@ def test_a_request_in_line_is_admitted_when_another_has_left() -> None:
     assert all(isinstance(outcome, Completed) for outcome in bench.outcomes.values())
 
 
-def test_an_engine_without_room_of_its_own_is_not_starved_by_newcomers_elsewhere() -> None:
+def test_engine_without_room_is_not_starved_by_admissions_to_others() -> None:
     bench = Bench().load()
     bench.submit("small", steps=5, room=6)
     bench.turn()
@@ -236,7 +236,7 @@ def test_an_engine_without_room_of_its_own_is_not_starved_by_newcomers_elsewhere
     assert isinstance(bench.outcomes[large], Completed)
 
 
-def test_a_request_that_fits_nowhere_fails_instead_of_waiting_for_ever() -> None:
+def test_request_that_can_never_fit_fails() -> None:
     bench = Bench().load()
     request_id = bench.submit(room=11)
 
@@ -247,7 +247,7 @@ def test_a_request_that_fits_nowhere_fails_instead_of_waiting_for_ever() -> None
     assert outcome.code == "out_of_memory"
 
 
-def test_a_request_cancelled_in_line_is_free_and_lets_the_next_one_through() -> None:
+def test_waiting_request_that_is_cancelled_is_free_and_unblocks_the_next() -> None:
     bench = Bench().load()
     bench.submit("small", steps=5, room=6)
     bench.turn()
@@ -265,7 +265,7 @@ def test_a_request_cancelled_in_line_is_free_and_lets_the_next_one_through() -> 
     assert isinstance(bench.outcomes[other], Completed)
 
 
-def test_a_deadline_ends_the_running_and_the_waiting() -> None:
+def test_deadline_ends_running_and_waiting_requests() -> None:
     bench = Bench().load()
     soon_ms = bench.clock.unix_ms() + 4
     running = bench.submit(steps=1000, room=10, deadline_ms=soon_ms)
@@ -299,7 +299,7 @@ def test_a_failed_step_fails_its_engine_only() -> None:
     assert isinstance(bench.outcomes[later], Completed)
 
 
-def test_running_out_of_memory_costs_only_the_youngest_its_place() -> None:
+def test_out_of_memory_ends_only_the_youngest_request() -> None:
     bench = Bench()
     bench.engines["small"].starving_steps = frozenset({2})
     bench.load()
@@ -313,7 +313,7 @@ def test_running_out_of_memory_costs_only_the_youngest_its_place() -> None:
     assert isinstance(bench.outcomes[older], Completed)
 
 
-def test_a_lost_device_is_left_to_whoever_owns_the_process() -> None:
+def test_lost_device_is_raised_to_the_owner_of_the_process() -> None:
     class AcceleratorError(Exception):
         """Named as torch names its own."""
 
@@ -327,7 +327,7 @@ def test_a_lost_device_is_left_to_whoever_owns_the_process() -> None:
         bench.turn()
 
 
-def test_load_time_is_charged_to_nobody_and_told_to_those_who_waited() -> None:
+def test_load_time_is_reported_for_waiting_requests_but_not_charged() -> None:
     bench = Bench()
     bench.engines["small"].load_us = 5_000_000
     early = bench.submit()
@@ -359,7 +359,7 @@ def test_a_model_that_cannot_be_loaded_fails_its_requests_now_and_later() -> Non
         assert "weights" not in outcome.message
 
 
-def test_events_are_forwarded_only_where_somebody_reads_along() -> None:
+def test_events_of_streamed_requests_only_are_forwarded() -> None:
     bench = Bench().load()
     quiet = bench.submit(steps=3, stream=False)
     read = bench.submit(steps=3, stream=True)
