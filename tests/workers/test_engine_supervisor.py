@@ -312,7 +312,7 @@ def test_engine_process_ends_with_its_agent(tmp_path: Path) -> None:
 
 _AGENT = """
 import asyncio
-from tests.workers.test_engine_host import echo, handed, hosted
+from tests.workers.test_engine_supervisor import echo, handed, hosted
 
 async def main():
     async with hosted(echo()) as owner:
