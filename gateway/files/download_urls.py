@@ -18,7 +18,7 @@ from typing import Final
 
 from gateway.errors import Forbidden, Gone, NotFound
 from workers.contract.jobs import BlobRef
-from workers.contract.kinds import EXTENSIONS, of_extension
+from workers.contract.kinds import EXTENSIONS, type_of_extension
 
 PATH: Final = "/v1/blobs"
 
@@ -95,7 +95,7 @@ class UrlSigner:
                 "This URL has expired; GET /v1/requests/{id} returns a new one.",
             )
         request_id, nonce, number, extension = found.groups()
-        return BlobLocation(request_id, nonce, number, of_extension(extension))
+        return BlobLocation(request_id, nonce, number, type_of_extension(extension))
 
 
 def _sign(secret: bytes, path: str, expires_at: int) -> str:

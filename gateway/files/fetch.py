@@ -38,7 +38,7 @@ from gateway.files.store import Files
 from workers.contract.addresses import PrivateAddress, pin
 from workers.contract.blobs import BlobError, BlobMissing, Blobs, blob_key
 from workers.contract.jobs import BlobRef, RequestId
-from workers.contract.kinds import HEAD_BYTES, accepted, may_be, sniff
+from workers.contract.kinds import HEAD_BYTES, accepted_types, can_contain, sniff
 from workers.contract.media import MediumKind
 
 CHUNK_BYTES: Final = 1024 * 1024
@@ -234,12 +234,12 @@ async def identify(
     if not head:
         raise InvalidRequest("empty_file", f"{param} is empty.", param=param)
     content_type = sniff(head)
-    if content_type is None or (kind is not None and not may_be(content_type, kind)):
+    if content_type is None or (kind is not None and not can_contain(content_type, kind)):
         wanted: tuple[MediumKind, ...] = (kind,) if kind else ("image", "video", "audio")
         raise InvalidRequest(
             "unsupported_media_type",
             f"{param} has {content_type or 'an unknown type'}; accepted: "
-            f"{', '.join(map(accepted, wanted))}.",
+            f"{', '.join(map(accepted_types, wanted))}.",
             param=param,
         )
     return content_type, _resumed(head, chunks)

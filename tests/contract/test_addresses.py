@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from workers.contract.addresses import PrivateAddress, is_public, pin
-from workers.contract.names import Names
+from workers.contract.resolver import HostResolver
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def silent_name_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Ev
 async def test_names_that_never_resolve_do_not_block_other_threads(
     silent_name_server: threading.Event,
 ) -> None:
-    names = Names(timeout_s=0.2)
+    resolver = HostResolver(timeout_s=0.2)
     waiting = [
-        asyncio.create_task(names.resolve(f"{n}.silent.test", 443, owner="a")) for n in range(40)
+        asyncio.create_task(resolver.resolve(f"{n}.silent.test", 443, owner="a")) for n in range(40)
     ]
     await asyncio.sleep(0)
 
     assert await asyncio.to_thread(lambda: "the default executor is free") is not None
-    assert await names.resolve("localhost", 443, owner="b")
+    assert await resolver.resolve("localhost", 443, owner="b")
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(outcome, OSError) for outcome in outcomes)
 
@@ -132,23 +132,23 @@ async def test_names_that_never_resolve_do_not_block_other_threads(
 async def test_lookups_of_one_account_count_until_their_threads_have_ended(
     silent_name_server: threading.Event,
 ) -> None:
-    names = Names(owner_max=2, timeout_s=0.05)
+    resolver = HostResolver(owner_max=2, timeout_s=0.05)
     before = set(threading.enumerate())
 
     for n in range(10):
         with pytest.raises(OSError):
-            await names.resolve(f"{n}.silent.test", 443, owner="a")
+            await resolver.resolve(f"{n}.silent.test", 443, owner="a")
 
     assert len(set(threading.enumerate()) - before) == 2
-    assert await names.resolve("localhost", 443, owner="b")
+    assert await resolver.resolve("localhost", 443, owner="b")
 
 
 async def test_equal_lookups_share_a_thread(silent_name_server: threading.Event) -> None:
-    names = Names(owner_max=1, timeout_s=0.2)
+    resolver = HostResolver(owner_max=1, timeout_s=0.2)
     before = set(threading.enumerate())
 
     both = await asyncio.gather(
-        *(names.resolve("one.silent.test", 443, owner="a") for _ in range(2)),
+        *(resolver.resolve("one.silent.test", 443, owner="a") for _ in range(2)),
         return_exceptions=True,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.artist import mp4, png
-from workers.contract.kinds import EXTENSIONS, HEAD_BYTES, UNMARKED, of_extension, sniff
+from workers.contract.kinds import EXTENSIONS, HEAD_BYTES, UNMARKED, sniff, type_of_extension
 
 HEADS = {
     "image/png": png(1, 1),
@@ -28,7 +28,7 @@ def test_every_accepted_type_is_detected() -> None:
     assert {name: sniff(head[:HEAD_BYTES]) for name, head in HEADS.items()} == {
         name: name for name in EXTENSIONS if name not in UNMARKED
     }
-    assert [of_extension(extension) for extension in EXTENSIONS.values()] == list(EXTENSIONS)
+    assert [type_of_extension(extension) for extension in EXTENSIONS.values()] == list(EXTENSIONS)
 
 
 @pytest.mark.parametrize(

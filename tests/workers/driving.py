@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from workers.contract.jobs import Completed, Event, Job, Outcome
-from workers.protocol.engine import Admission, Admitted, Engine, Later
+from workers.protocol.engine import Admission, Admitted, Deferred, Engine
 
 Driven = TypeVar("Driven", bound=Engine)
 
 
 def made_of(reported: Any) -> Any:
     """Return what was reported; make it if it was deferred."""
-    return reported.make() if isinstance(reported, Later) else reported
+    return reported.make() if isinstance(reported, Deferred) else reported
 
 
 class PhaseNames:

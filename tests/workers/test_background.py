@@ -28,8 +28,8 @@ from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
+    Deferred,
     Estimate,
-    Later,
     PhaseClock,
     Prepared,
     StepReport,
@@ -146,8 +146,8 @@ class Engine:
     def step(self, clock: PhaseClock) -> StepReport:
         self.steps += 1
         time.sleep(0.001)
-        events: list[tuple[RequestId, Event | Later]] = []
-        outcomes: list[tuple[RequestId, Outcome | Later]] = []
+        events: list[tuple[RequestId, Event | Deferred]] = []
+        outcomes: list[tuple[RequestId, Outcome | Deferred]] = []
         for id in self.running:
             if id in self.cancelled:
                 outcomes.append((id, Cancelled(self.cancelled[id])))
@@ -158,8 +158,8 @@ class Engine:
                 if self.write is None:
                     outcomes.append((id, Completed(Usage(output_tokens=self.running[id]))))
                 else:
-                    events.append((id, Later(lambda: Progress(1, 2, 3))))
-                    outcomes.append((id, Later(self.write, usage=Usage(steps=7))))
+                    events.append((id, Deferred(lambda: Progress(1, 2, 3))))
+                    outcomes.append((id, Deferred(self.write, usage=Usage(steps=7))))
         return StepReport(dict.fromkeys(self.running, 1.0), events, outcomes)
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:

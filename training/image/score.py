@@ -29,7 +29,7 @@ from training.common.verifier import SIDE, Verdict, verify
 from workers.contract.jobs import Completed, Job, RequestId
 from workers.contract.models import ModelSpec
 from workers.engines.diffusion.engine import DiffusionEngine
-from workers.protocol.engine import Later, Phase, Wait
+from workers.protocol.engine import Deferred, Phase, Wait
 
 HELD_OUT: Final = 1_000_003
 """Seed of the prompts, which training never uses."""
@@ -102,7 +102,7 @@ def run(engine: DiffusionEngine, orders: Sequence[EngineInput]) -> list[Complete
             open_ += 1
         for name, reported in engine.step(clock).outcomes:
             engine.release(name)
-            outcome = reported.make() if isinstance(reported, Later) else reported
+            outcome = reported.make() if isinstance(reported, Deferred) else reported
             assert isinstance(outcome, Completed), outcome
             found[name] = outcome
             open_ -= 1

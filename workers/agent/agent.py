@@ -189,7 +189,7 @@ class Agent:
             self.worker, wanted, account_share=self._account_share, nonce=served.nonce
         )
         served.nonce = None
-        served.asked_s = time.monotonic()
+        served.answered_s = time.monotonic()
         if leases:
             leased_us = time.monotonic_ns() // 1000
             accepted = []
@@ -250,7 +250,7 @@ class Agent:
         if not ready or served.running >= served.capacity or self._draining.is_set():
             served.open.clear()
         elif not served.open.is_set():
-            served.asked_s = time.monotonic()
+            served.answered_s = time.monotonic()
             served.open.set()
 
     def _update_all(self) -> None:
@@ -398,7 +398,7 @@ class Agent:
             unavailable[model] = "its upstream does not respond; the worker keeps probing it"
         silent_s = time.monotonic() - SILENT_S
         for model, served in self._served.items():
-            if served.open.is_set() and served.asked_s < silent_s:
+            if served.open.is_set() and served.answered_s < silent_s:
                 unavailable[model] = "lease calls to its queue fail; see the worker's log"
         return Announcement(
             worker=self.worker,

@@ -37,7 +37,7 @@ class ServedModel:
     """Number of leased jobs that have not ended."""
     job_s: float = 0.0
     """Moving average of the time from lease to end; 0 until a job has ended."""
-    asked_s: float = 0.0
+    answered_s: float = 0.0
     """Time of the last answered lease call, or since when one is possible."""
     nonce: str | None = None
     """Nonce of a lease call without an answer yet."""

@@ -34,9 +34,9 @@ from workers.protocol.ipc import (
     Command,
     Configure,
     JobHandoff,
+    KeepAlive,
     Loaded,
     Loading,
-    Moving,
     Ready,
     Stepped,
     Withdraw,
@@ -235,12 +235,14 @@ class EngineSupervisor:
 
     # --- Reports of the process -------------------------------------------------------------------
 
-    def on_report(self, message: Ready | Loading | Loaded | Moving | Stepped | Withdrawn) -> None:
+    def on_report(
+        self, message: Ready | Loading | Loaded | KeepAlive | Stepped | Withdrawn
+    ) -> None:
         self._reported_s = time.monotonic()
         match message:
             case Stepped():
                 self._on_step(message)
-            case Moving():
+            case KeepAlive():
                 pass
             case Withdrawn(request_ids):
                 for request_id in request_ids:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import httpx
 
-from workers.contract.names import Names
+from workers.contract.resolver import HostResolver
 
 _TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
 """NAT64 (RFC 6052): the last four bytes are an IPv4 address."""
@@ -58,7 +58,7 @@ _CLOSED: Final = tuple(
     )
 )
 """Non-public networks, in addition to those that Python knows."""
-_names: Final = Names()
+_resolver: Final = HostResolver()
 
 
 class InvalidUrl(OSError):
@@ -87,7 +87,7 @@ async def pin(url: str, *, private_allowed: bool, owner: str = "") -> Pinned:
     parsed = read_url(url)
     host = parsed.raw_host.decode("ascii")
     default = 443 if parsed.scheme == "https" else 80
-    addresses = await _names.resolve(host, parsed.port or default, owner=owner)
+    addresses = await _resolver.resolve(host, parsed.port or default, owner=owner)
     if not private_allowed and not all(map(is_public, addresses)):
         raise PrivateAddress
     return Pinned(

@@ -71,19 +71,19 @@ def kind_of(content_type: str) -> str:
     return content_type.partition("/")[0]
 
 
-def may_be(content_type: str, kind: MediumKind) -> bool:
+def can_contain(content_type: str, kind: MediumKind) -> bool:
     """Whether a file of this type can contain this kind. Phones and browsers use video containers
     for audio alone, too."""
     return kind_of(content_type) == kind or (kind == "audio" and content_type in _ALSO_SOUND)
 
 
-def of_extension(extension: str) -> str:
+def type_of_extension(extension: str) -> str:
     return _BY_EXTENSION.get(extension, "application/octet-stream")
 
 
-def accepted(kind: MediumKind) -> str:
+def accepted_types(kind: MediumKind) -> str:
     """Return the accepted types of a kind, for a message to a client."""
-    names = (name for name in EXTENSIONS if may_be(name, kind) and name not in UNMARKED)
+    names = (name for name in EXTENSIONS if can_contain(name, kind) and name not in UNMARKED)
     return ", ".join(dict.fromkeys(name.partition("/")[2] for name in names))
 
 

@@ -44,7 +44,7 @@ class UpstreamSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """Maximum number of concurrent requests of one worker."""
 
     @property
-    def places(self) -> tuple[EndpointSpec, ...]:
+    def all_endpoints(self) -> tuple[EndpointSpec, ...]:
         """All endpoints, with defaults filled in."""
         return tuple(
             EndpointSpec(

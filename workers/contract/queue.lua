@@ -297,7 +297,7 @@ function operations.lease()
   local ids, running, batch_key, skipped, rounds = {}, {}, nil, 0, 0
   -- The known slots: running jobs plus requested jobs.
   local slots = call('ZCARD', LEASES) + count
-  local most, passed = math.max(math.floor(tonumber(ARGV[5]) * slots), 1), 0
+  local share_max, passed = math.max(math.floor(tonumber(ARGV[5]) * slots), 1), 0
   local sharing, rest = true, false
   taken = {}
   while #taken < count and rounds < count + SCAN do
@@ -324,9 +324,9 @@ function operations.lease()
         if deadline ~= 0 and deadline <= now then
           pull(id, account, cost)
           settle(id, read(id), 'expired', '', 'deadline')
-        elseif sharing and (runs >= most or weight < passed) then
+        elseif sharing and (runs >= share_max or weight < passed) then
           -- A flow of lower weight must not overtake one that has reached its share.
-          if runs >= most then passed = math.max(passed, weight) end
+          if runs >= share_max then passed = math.max(passed, weight) end
           skipped, rest = skipped + 1, true
         else
           local attempt, token = tonumber(f[4]) + 1, nonce .. ':' .. (#taken + 1)

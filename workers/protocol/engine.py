@@ -50,7 +50,7 @@ Admission: TypeAlias = Admitted | Wait | Failed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Later:
+class Deferred:
     """A deferred event or outcome whose creation needs no device, such as encoding a file.
 
     ``make`` runs on another thread, after earlier deferred work of the same request; it returns
@@ -81,8 +81,8 @@ class StepReport:
     """
 
     weights: Mapping[RequestId, float]
-    events: Sequence[tuple[RequestId, Event | Later]] = field(default_factory=tuple)
-    outcomes: Sequence[tuple[RequestId, Outcome | Later]] = field(default_factory=tuple)
+    events: Sequence[tuple[RequestId, Event | Deferred]] = field(default_factory=tuple)
+    outcomes: Sequence[tuple[RequestId, Outcome | Deferred]] = field(default_factory=tuple)
 
 
 @runtime_checkable

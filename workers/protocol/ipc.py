@@ -66,7 +66,7 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
     model: str
 
 
-class Moving(msgspec.Struct, frozen=True, tag="moving"):
+class KeepAlive(msgspec.Struct, frozen=True, tag="moving"):
     """A keep-alive during a long step."""
 
 
@@ -91,7 +91,7 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
     outcomes: tuple[tuple[RequestId, Outcome], ...] = ()
 
 
-Report: TypeAlias = Ready | Loading | Loaded | Moving | Stepped | Withdrawn
+Report: TypeAlias = Ready | Loading | Loaded | KeepAlive | Stepped | Withdrawn
 
 # --- Framing -------------------------------------------------------------------------------------
 

@@ -29,9 +29,9 @@ from workers.protocol.ipc import (
     Cancel,
     Command,
     Configure,
+    KeepAlive,
     Loaded,
     Loading,
-    Moving,
     Ready,
     Report,
     Stepped,
@@ -130,7 +130,7 @@ def serve(connection: Connection) -> None:
             continue
         if configure.preload:
             _load(loop, spec.name, connection)
-    PULSE.send = lambda: connection.send(Moving())
+    PULSE.send = lambda: connection.send(KeepAlive())
     connection.send(Ready())
     _apply(loop, rest, connection)
     while True:

@@ -41,8 +41,8 @@ from workers.failures import describe, raise_if_device_is_lost
 from workers.protocol.engine import (
     Admitted,
     CancelReason,
+    Deferred,
     Engine,
-    Later,
     Prepared,
     Preparing,
     StepReport,
@@ -338,8 +338,8 @@ class StepLoop:
                 self._end(run, Cancelled(reason=run.cancelled or "operator"))
 
     def _apply(self, lane: Lane, report: StepReport) -> None:
-        put_off = any(self._background.pending(run) for run in lane.admitted.values())
-        lane.awaits_background = put_off and not (
+        deferred = any(self._background.pending(run) for run in lane.admitted.values())
+        lane.awaits_background = deferred and not (
             report.weights or report.events or report.outcomes
         )
         for request_id, event in report.events:
@@ -347,7 +347,7 @@ class StepLoop:
             if run is None:
                 log.error("event of an unknown request", extra={"request_id": request_id})
                 continue
-            if isinstance(event, Later):
+            if isinstance(event, Deferred):
                 self._background.put(run, "event", event.make)
             else:
                 self._record_event(run, event)
@@ -356,10 +356,12 @@ class StepLoop:
             if run is None:
                 log.error("outcome of an unknown request", extra={"request_id": request_id})
                 continue
-            if isinstance(outcome, Later):
+            if isinstance(outcome, Deferred):
                 self._finish_in_background(run, outcome)
             elif isinstance(outcome, Completed) and self._background.pending(run):
-                self._finish_in_background(run, Later(partial(_identity, outcome), outcome.usage))
+                self._finish_in_background(
+                    run, Deferred(partial(_identity, outcome), outcome.usage)
+                )
             else:
                 self._end(run, outcome)
 
@@ -372,7 +374,7 @@ class StepLoop:
             run.tally.record(event)
             self._report.events.append((run.job.request_id, event))
 
-    def _finish_in_background(self, run: Run, outcome: Later) -> None:
+    def _finish_in_background(self, run: Run, outcome: Deferred) -> None:
         """Release a request from its engine; it ends when its outcome has been made."""
         lane, request_id = run.lane, run.job.request_id
         run.cancelled_usage = outcome.usage

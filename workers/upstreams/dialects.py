@@ -77,7 +77,7 @@ def obstacle(spec: ModelSpec, environ: Mapping[str, str]) -> str | None:
             f"unknown dialect {spec.upstream.dialect!r}; this worker supports {', '.join(DIALECTS)}"
         )
     if not usable(spec.upstream, environ):
-        missing = dict.fromkeys(place.credential for place in spec.upstream.places)
+        missing = dict.fromkeys(each.credential for each in spec.upstream.all_endpoints)
         return f"{', '.join(filter(None, missing))} is not set"
     try:
         DIALECTS[spec.upstream.dialect].read_options(spec)

@@ -131,13 +131,13 @@ class Endpoints:
     ) -> None:
         self.all = [
             Endpoint(
-                place,
+                spec,
                 model=name,
-                credential=environ[place.credential] if place.credential else None,
+                credential=environ[spec.credential] if spec.credential else None,
                 connect_timeout_s=upstream.connect_timeout_s,
                 prefix=prefix,
             )
-            for place in usable(upstream, environ)
+            for spec in usable(upstream, environ)
         ]
 
     @property
@@ -168,7 +168,7 @@ class Endpoints:
 def usable(upstream: UpstreamSpec, environ: Mapping[str, str]) -> Sequence[EndpointSpec]:
     """Return the endpoints that need no credential or whose credential is set."""
     return [
-        place
-        for place in upstream.places
-        if place.credential is None or environ.get(place.credential)
+        spec
+        for spec in upstream.all_endpoints
+        if spec.credential is None or environ.get(spec.credential)
     ]

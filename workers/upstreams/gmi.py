@@ -376,12 +376,12 @@ class MediaCall:
         """Raise ``EndpointBusyError`` if the call can be retried, otherwise ``Refused``."""
         status = reply.status
         if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
-            asked_s = retry_after_s(reply.headers)
+            requested_s = retry_after_s(reply.headers)
             if status == httpx.codes.TOO_MANY_REQUESTS:
-                endpoint.pause(min(asked_s or BUSY_PAUSE_S, RETRY_AFTER_MAX_S))
+                endpoint.pause(min(requested_s or BUSY_PAUSE_S, RETRY_AFTER_MAX_S))
             else:
                 endpoint.failed()
-            raise EndpointBusyError(status, asked_s)
+            raise EndpointBusyError(status, requested_s)
         error_message = _redact(endpoint, wire.read_error_message(reply.body))
         if status in (400, 413, 422):
             endpoint.succeeded()
@@ -406,12 +406,12 @@ class MediaCall:
         """Poll a request until it has ended, at growing randomised intervals."""
         options = self._client.options
         now_s = asyncio.get_running_loop().time
-        pause_s, asked_s, answered_s, lost = options.poll_min_s, 0.0, now_s(), 0
+        pause_s, requested_s, answered_s, lost = options.poll_min_s, 0.0, now_s(), 0
         while record.end is None:
             self._report_progress(record)
             pause_s = min(options.poll_max_s, random.uniform(options.poll_min_s, 3 * pause_s))
-            await asyncio.sleep(max(pause_s, asked_s))
-            asked_s, problem = 0.0, "no response"
+            await asyncio.sleep(max(pause_s, requested_s))
+            requested_s, problem = 0.0, "no response"
             try:
                 reply = await _call(request.endpoint, "GET", f"requests/{request.request_id}")
             except (httpx.HTTPError, TooLong, TimeoutError):
@@ -428,7 +428,7 @@ class MediaCall:
                     self._refuse(request.endpoint, reply, what=_REQUEST)
                 else:
                     problem = f"status {reply.status}"
-                    asked_s = min(retry_after_s(reply.headers) or 0.0, RETRY_AFTER_MAX_S)
+                    requested_s = min(retry_after_s(reply.headers) or 0.0, RETRY_AFTER_MAX_S)
                     lost = lost + 1 if reply.status == httpx.codes.NOT_FOUND else 0
             if lost >= NOT_FOUND_MAX or now_s() - answered_s > self._client.upstream.idle_timeout_s:
                 message = f"The upstream accepted the request, but cannot be polled: {problem}."

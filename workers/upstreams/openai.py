@@ -292,13 +292,13 @@ class ChatCall:
             raise
         if response.status_code in _BUSY:
             await response.aclose()
-            asked_s = retry_after_s(response.headers)
+            requested_s = retry_after_s(response.headers)
             self._failure_recorded = True
             if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
-                endpoint.pause(min(asked_s or BUSY_PAUSE_S, RETRY_AFTER_MAX_S))
+                endpoint.pause(min(requested_s or BUSY_PAUSE_S, RETRY_AFTER_MAX_S))
             else:
                 endpoint.failed()
-            raise EndpointBusyError(response.status_code, asked_s)
+            raise EndpointBusyError(response.status_code, requested_s)
         return response
 
     # --- Response ---------------------------------------------------------------------------------

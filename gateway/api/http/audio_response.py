@@ -23,12 +23,12 @@ from gateway.pricing import format_usd
 from gateway.requests.ticket import Ticket, raise_unless_succeeded
 from workers.contract.blobs import BlobError, Blobs
 from workers.contract.jobs import AudioChunk, BlobRef, SentEvent
-from workers.contract.kinds import HEAD_BYTES, of_extension, sniff
+from workers.contract.kinds import HEAD_BYTES, sniff, type_of_extension
 from workers.contract.media import AudioFormat
 
 
 def audio_type(format: AudioFormat) -> str:
-    return of_extension("ogg" if format == "opus" else format)
+    return type_of_extension("ogg" if format == "opus" else format)
 
 
 class AudioResponse:

@@ -60,7 +60,7 @@ from workers.engines.torch_engine import InputError, TorchEngine, read_input, re
 from workers.media import encode
 from workers.media.decode import read_image, read_mask
 from workers.media.pixels import Pixels, Weights
-from workers.protocol.engine import Estimate, Later, PhaseClock, StepReport
+from workers.protocol.engine import Deferred, Estimate, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             if key in self._by_run:
                 request_id = self._by_run[key][0].job.request_id
                 weights[request_id] = weights.get(request_id, 0.0) + rows
-        events: list[tuple[RequestId, Event | Later]] = []
+        events: list[tuple[RequestId, Event | Deferred]] = []
         for run in turn.ended:
             self._collect_result(run)
         for request in self._running.values():
@@ -331,12 +331,12 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         )
         return [(medium, file)]
 
-    def _outcome(self, request: Request) -> Outcome | Later | None:
+    def _outcome(self, request: Request) -> Outcome | Deferred | None:
         if request.cancelled is not None:
             return Cancelled(request.cancelled, usage=_usage(request))
         if not request.ended:
             return None
-        return Later(lambda: self._complete(request), usage=_usage(request))
+        return Deferred(lambda: self._complete(request), usage=_usage(request))
 
     def _complete(self, request: Request) -> Outcome:
         """Encode all results. Runs on another thread, in parallel to the steps."""
@@ -410,8 +410,8 @@ def _side_multiple(pipeline: Any) -> int:
     return int(scale) * int(patch[-1] if isinstance(patch, list | tuple) else patch)
 
 
-def _events(request: Request) -> list[Event | Later]:
-    found: list[Event | Later] = []
+def _events(request: Request) -> list[Event | Deferred]:
+    found: list[Event | Deferred] = []
     full_size = not request.family.frames  # the preview of a video is a thumbnail
     if (progress := request.progress()) is not None:
         found.append(progress)
@@ -419,7 +419,7 @@ def _events(request: Request) -> list[Event | Later]:
         first = generation.previews_taken - len(generation.previews)
         for position, pixels in enumerate(generation.previews, start=first):
             found.append(
-                Later(partial(_encode_preview, generation.index, position, pixels, full_size))
+                Deferred(partial(_encode_preview, generation.index, position, pixels, full_size))
             )
         generation.previews.clear()
     return found

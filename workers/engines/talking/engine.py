@@ -34,7 +34,7 @@ from workers.media.encode import Origin
 from workers.media.pixels import Pixels
 from workers.media.recordings import read_audio
 from workers.media.video_files import VideoFiles
-from workers.protocol.engine import Estimate, Later, PhaseClock, StepReport
+from workers.protocol.engine import Deferred, Estimate, PhaseClock, StepReport
 
 TASK: Final = "talking-head"
 _AUDIO_RATE: Final = 48_000
@@ -71,7 +71,7 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
-        outcomes: dict[RequestId, Outcome | Later] = {}
+        outcomes: dict[RequestId, Outcome | Deferred] = {}
         weights: dict[RequestId, float] = {}
         with clock.phase("forward"):
             self._analyse_one(weights, outcomes)
@@ -129,7 +129,7 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
     # --- Steps ------------------------------------------------------------------------------------
 
     def _analyse_one(
-        self, weights: dict[RequestId, float], outcomes: dict[RequestId, Outcome | Later]
+        self, weights: dict[RequestId, float], outcomes: dict[RequestId, Outcome | Deferred]
     ) -> None:
         """Analyse one new request; only one, so that a step stays short."""
         for id, request in self._running.items():
@@ -143,7 +143,7 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
             return
 
     def _allocate_frames(
-        self, outcomes: dict[RequestId, Outcome | Later]
+        self, outcomes: dict[RequestId, Outcome | Deferred]
     ) -> list[tuple[TalkingHeadRequest, int]]:
         """Divide the step's frames equally among the requests."""
         requests = [
@@ -185,7 +185,7 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
         batch: Sequence[tuple[TalkingHeadRequest, int]],
         patches: MouthPatch | None,
         weights: dict[RequestId, float],
-        outcomes: dict[RequestId, Outcome | Later],
+        outcomes: dict[RequestId, Outcome | Deferred],
     ) -> None:
         position = 0
         for request, count in batch:
@@ -202,7 +202,9 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
             except av.FFmpegError:
                 outcomes[request.request_id] = encoding_failed(request.request_id)
 
-    def _collect(self, outcomes: dict[RequestId, Outcome | Later]) -> list[tuple[RequestId, Event]]:
+    def _collect(
+        self, outcomes: dict[RequestId, Outcome | Deferred]
+    ) -> list[tuple[RequestId, Event]]:
         """Report progress, and end requests that are done."""
         events: list[tuple[RequestId, Event]] = []
         for id, request in self._running.items():
@@ -217,5 +219,5 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
                 request.finishing = True
                 usage = request.usage()
                 finish = partial(complete, id, request.video, usage)
-                outcomes[id] = Later(finish, usage=usage)
+                outcomes[id] = Deferred(finish, usage=usage)
         return events

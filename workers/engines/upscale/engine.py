@@ -35,7 +35,7 @@ from workers.media.encode import Origin
 from workers.media.pixels import MediaError, Pixels
 from workers.media.video_decode import open_video
 from workers.media.video_files import VideoFiles
-from workers.protocol.engine import Estimate, Later, PhaseClock, StepReport
+from workers.protocol.engine import Deferred, Estimate, PhaseClock, StepReport
 
 VIDEO_TASK: Final = "video-upscale"
 _US_PER_BYTE: Final = 1.0
@@ -80,7 +80,7 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
-        outcomes: dict[RequestId, Outcome | Later] = {}
+        outcomes: dict[RequestId, Outcome | Deferred] = {}
         with clock.phase("preprocess"):
             batch = self._select_tiles(outcomes)
         weights: dict[RequestId, float] = {}
@@ -212,7 +212,7 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
 
     # --- Steps ------------------------------------------------------------------------------------
 
-    def _select_tiles(self, outcomes: dict[RequestId, Outcome | Later]) -> list[_Tile]:
+    def _select_tiles(self, outcomes: dict[RequestId, Outcome | Deferred]) -> list[_Tile]:
         """Select tiles of one shape, taking turns among the requests.
 
         The shape is that of the first request's tile; each step starts with another request.
@@ -261,7 +261,9 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
         self._step_pixels = max(half * batch[0].pixels, 64)
         return self._upscale(batch[:half]) + self._upscale(batch[half:])
 
-    def _collect(self, outcomes: dict[RequestId, Outcome | Later]) -> list[tuple[RequestId, Event]]:
+    def _collect(
+        self, outcomes: dict[RequestId, Outcome | Deferred]
+    ) -> list[tuple[RequestId, Event]]:
         """Encode complete images and frames, report progress, and end requests that are done."""
         events: list[tuple[RequestId, Event]] = []
         for id, request in self._running.items():
@@ -280,14 +282,14 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
                     request.finishing = True
                     usage = request.usage()
                     finish = partial(complete, id, request.result, usage)
-                    outcomes[id] = Later(finish, usage=usage)
+                    outcomes[id] = Deferred(finish, usage=usage)
             except av.FFmpegError:
                 outcomes[id] = encoding_failed(id)
         return events
 
 
 def _next_tile(
-    request: UpscaleRequest, outcomes: dict[RequestId, Outcome | Later]
+    request: UpscaleRequest, outcomes: dict[RequestId, Outcome | Deferred]
 ) -> tuple[Canvas, int] | None:
     """Return the request's next tile; fail the request if its source is damaged."""
     if request.request_id in outcomes:

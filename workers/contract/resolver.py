@@ -21,7 +21,7 @@ OWNER_MAX: Final = 8
 TIMEOUT_S: Final = 5.0
 
 
-class Names:
+class HostResolver:
     """Resolves host names. Thread-safe, and not bound to an event loop."""
 
     def __init__(
