@@ -18,175 +18,184 @@ _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[
 
 
 class Settings(BaseSettings):
-    """Read from the environment, prefixed ``TOLLGATE_`` but for the three service addresses."""
+    """Read from the environment, with the prefix ``TOLLGATE_``, except for the URLs of services and
+    Stripe's secrets."""
 
     model_config = SettingsConfigDict(
         env_prefix="TOLLGATE_", frozen=True, extra="ignore", populate_by_name=True
     )
 
     home: Path = Path(".tollgate")
-    """State directory: database, queue, blobs, secrets."""
+    """State directory: database, blobs, logs, secrets."""
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
     catalog: Path = Path("catalog.yaml")
     cors_origins: str = ""
     """Origins whose pages may call the gateway, separated by commas, such as
-    `https://chat.example.com`; `*` is every page. Without it, browsers refuse all pages."""
+    `https://chat.example.com`; `*` allows all. Without it, browsers block calls of all pages."""
 
     database_url: str | None = Field(
         default=None, validation_alias=AliasChoices("database_url", "DATABASE_URL")
     )
-    """``sqlite:///…`` or ``postgresql://…``; without it a SQLite file in the home."""
+    """URL of the database, ``sqlite:///…`` or ``postgresql://…``; default: a SQLite file in the
+    home."""
     database_prepare: bool = True
-    """Whether PostgreSQL may keep prepared statements and settings on a connection; off behind
-    PgBouncer in transaction mode."""
+    """Whether connections to PostgreSQL keep prepared statements and session settings; turn this
+    off behind PgBouncer in transaction mode."""
     redis_url: str | None = Field(
         default=None, validation_alias=AliasChoices("redis_url", "REDIS_URL")
     )
-    """``redis://``, ``rediss://`` or ``unix://``; without it ``up`` starts an embedded server."""
+    """URL of the queue server, ``redis://``, ``rediss://`` or ``unix://``; without it ``up`` starts
+    an embedded server."""
     blob_url: str | None = Field(
         default=None, validation_alias=AliasChoices("blob_url", "BLOB_URL")
     )
-    """``file:///…`` or ``s3://…``; without it a directory in the home."""
+    """URL of the blob store, ``file:///…`` or ``s3://…``; default: a directory in the home."""
 
     disk_reserve_bytes: int | None = Field(default=None, ge=0)
     """Free disk space below which nothing is stored for clients and the gateway is not ready;
-    without it 512 MiB, but at most 5 % of the disk."""
+    default: 512 MiB, but at most 5 % of the disk."""
 
     stripe_api_key: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("stripe_api_key", "STRIPE_API_KEY")
     )
-    """Lets accounts top up by card through Stripe Checkout."""
+    """Stripe's API key, which enables top-ups by card through Stripe Checkout."""
     stripe_webhook_secret: SecretStr | None = Field(
         default=None,
         validation_alias=AliasChoices("stripe_webhook_secret", "STRIPE_WEBHOOK_SECRET"),
     )
-    """Signing secret of the endpoint `/webhooks/stripe`; needed beside the key."""
+    """Signing secret of the endpoint `/webhooks/stripe`; required with the key."""
     stripe_api_base: str | None = None
-    """Another address of Stripe's API, for tests and proxies."""
+    """Alternative base URL of Stripe's API, for tests and proxies."""
     topup_min_usd: str = "5"
     topup_max_usd: str = "10000"
-    """Bounds of one payment."""
+    """Minimum (``topup_min_usd``) and maximum amount of one payment."""
 
     close_months: bool = True
-    """Whether each month is closed and invoiced by itself in the night after its end."""
+    """Whether each month is closed and invoiced automatically in the night after its end."""
     issuer_name: str = "Tollgate"
-    """Who issues statements; printed on them with the next two."""
+    """Name of the issuer of statements; printed on them with the next two settings."""
     issuer_address: str = ""
-    """Its address, lines separated by `;`."""
+    """Address of the issuer, lines separated by `;`."""
     issuer_note: str = ""
-    """What else statements must say, such as a tax number."""
+    """Further text on statements, such as a tax number."""
 
     metrics: Literal["key", "open", "off"] = "key"
-    """Access to `/metrics`: with a key of the scope `admin` or the token below; `open` for every
-    caller; or not at all."""
+    """Access to `/metrics`: `key` requires a key of the scope `admin` or the token below, `open`
+    allows every caller, `off` none."""
     metrics_token: SecretStr | None = None
-    """Bearer token for scrapers of `/metrics`; it opens nothing else."""
+    """Bearer token for scrapers of `/metrics`; it grants no other access."""
     worker_environment: str = ""
-    """Names, separated by commas, of further variables that `up` hands to its worker."""
+    """Names, separated by commas, of further environment variables that `up` passes to its
+    worker."""
 
     namespace: str = "gq"
     """Prefix of every Redis key, so that several installations can share one server."""
     pepper: SecretStr | None = None
-    """Secret under which keys are hashed; without it a file in the home, made at first start."""
+    """Secret with which keys are hashed; default: a file in the home, created at first start."""
 
     gpu_hour_usd: str | None = None
-    """What a device costs you in an hour, such as `2.50`; administrators then see margins."""
+    """Your cost of a device hour in USD, such as `2.50`; administrators then see margins."""
     hold_slice_tokens: int = Field(default=2048, ge=1)
-    """Output tokens held for at a time, of each answer of a stream that names no length."""
+    """Output tokens per slice of an incremental hold, for each choice of a stream without a token
+    limit."""
     connections_max: int = Field(default=10_000, ge=1)
-    """Open connections of one gateway; one more is closed. Each needs a file descriptor."""
+    """Maximum open connections of one gateway; further ones are closed. Each needs a file
+    descriptor."""
     header_timeout_s: float = Field(default=15.0, gt=0)
-    """Time in which a new connection must begin a request, and twice that for its headers."""
+    """Time within which a new connection must begin a request; its headers have twice as long."""
     body_bytes_per_s_min: float = Field(default=1024.0, ge=0)
-    """Rate below which a body counts as stalled, measured over the time for headers."""
+    """Rate below which a body counts as stalled, measured over the header timeout."""
     body_bytes_max: int = 16 * 1024 * 1024
     media_body_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1)
-    """Of a body that may bring pictures, videos or sound along."""
+    """Maximum size of a body that can contain images, video or audio."""
     bodies_bytes_max: int = Field(default=2 * 1024**3, ge=1)
-    """Bytes of large bodies (above 256 KiB) in flight in one gateway; a single one always fits."""
+    """Maximum bytes of large bodies (above 256 KiB) in flight in one gateway; a single one always
+    fits."""
     account_bodies_bytes_max: int = Field(default=512 * 1024 * 1024, ge=1)
     """The same for one account."""
     bodies_memory_bytes_max: int = Field(default=128 * 1024 * 1024, ge=1)
     """The same for bodies without files, which stay in memory while their request runs."""
     media_bytes_max: int = Field(default=50 * 1024 * 1024, ge=1)
-    """Of one picture, video or sound that is sent along, in whichever way."""
+    """Maximum size of one attached image, video or audio file, however it is sent."""
     fetch_timeout_s: float = Field(default=30.0, gt=0)
-    """For everything that one request names by its address."""
+    """Time limit for fetching all URLs of one request."""
     fetch_private_addresses: bool = False
-    """Whether clients may name addresses in private networks and without TLS; for tests."""
+    """Whether URLs from clients may point to private networks and omit TLS; for tests."""
     media_url_minutes: float = Field(default=60.0, gt=0)
-    """How long an address of an output works; asking for the request again gives a fresh one."""
+    """Validity of presigned URLs of outputs; reading the request again returns new ones."""
     public_url: str | None = None
-    """Address at which clients reach the gateway; without it, the one that they called."""
+    """Base URL at which clients reach the gateway; default: the one that they called."""
     upload_retention_hours: float = Field(default=24.0, gt=0)
-    """How long an upload can be used."""
+    """Retention of uploads."""
     account_voices_max: int = Field(default=100, ge=1)
-    """Voices that one account keeps, and as many consents."""
+    """Maximum stored voices of one account, and of its consents."""
     voice_bytes_max: int = Field(default=10 * 1024 * 1024, ge=1)
-    """Of the recording of a voice that is kept, or of a consent."""
+    """Maximum size of the recording of a stored voice or of a consent."""
     input_bytes_max: int = Field(default=8 * 1024 * 1024, ge=1, le=128 * 1024 * 1024)
-    """Of one request's checked input of text; a large one is stored until the request ends."""
+    """Maximum size of one request's validated text input; large ones are stored until the request
+    ends."""
     cancelled_seconds_per_hour: int | None = Field(default=None, ge=1)
-    """Device seconds that an account may cancel per hour for nothing, if it has no limit itself."""
+    """Device seconds per hour that an account may cancel free of charge, unless it has a limit."""
     queue_max: int = 10_000
-    """Queued requests of one model."""
+    """Maximum queued requests of one model."""
     account_queue_max: int = 1_000
-    """Queued requests of one account for one model."""
+    """Maximum queued requests of one account for one model."""
     account_concurrent: int = Field(default=2_000, ge=0)
-    """Requests of one account that are queued or run concurrently, if it has no limit set
-    (`tollgate limit set`); 0 is no bound. Batch lines are not counted."""
+    """Maximum requests of one account that are queued or running, unless it has a limit
+    (`tollgate limit set`); 0 is unlimited. Batch lines are not counted."""
     key_concurrent: int = Field(default=1_000, ge=0)
-    """The same for one key, if neither the key nor its account has a limit set."""
+    """The same for one key, unless the key or its account has a limit."""
     wait_max_s: float = 60.0
-    """Estimated queueing time beyond which a waiting client is sent away with 429."""
+    """Estimated queueing time above which waiting clients get 429."""
     async_wait_max_s: float = 900.0
     """The same for ``POST /v1/requests``."""
     timeout_s: float = 120.0
-    """Deadline of a request whose client waits, where the catalog entry names none."""
+    """Deadline of a request whose client waits, unless the catalog entry sets one."""
     async_timeout_s: float = 900.0
     """Deadline of a request made through ``POST /v1/requests``."""
     retry_grace_s: float = 5.0
-    """How long a request whose client has gone runs on, for the client to come back for it."""
+    """Time for which a request keeps running after its client has disconnected, so that the client
+    can reconnect."""
     retry_window_s: float = 120.0
-    """How long after its connection broke the same order again is the same request."""
+    """Time after a disconnect in which an identical request is treated as a retry of the first."""
     output_retention_hours: float = 24.0
-    """How long an output can be fetched again."""
+    """Retention of outputs."""
     idempotency_retention_days: float = 7.0
     file_bytes_max: int = Field(default=200 * 1024 * 1024, ge=1)
-    """Of an uploaded file."""
+    """Maximum size of an uploaded file."""
     account_files_max: int = Field(default=10_000, ge=0)
-    """Files that one account keeps, batches' included; an administrator can set another number
-    for an account."""
+    """Maximum files of one account, including those of batches; an administrator can set another
+    maximum for an account."""
     account_file_bytes_max: int = Field(default=20 * 1024**3, ge=0)
     """The same in bytes, recordings of voices included."""
     file_retention_days: float = Field(default=30.0, gt=0)
-    """How long files are kept whose owner does not say."""
+    """Retention of files that were uploaded without an expiry."""
     batch_lines_max: int = Field(default=50_000, ge=1)
-    """Requests of one batch."""
+    """Maximum requests of one batch."""
     batch_window_s: float = Field(default=86_400.0, gt=0, le=6 * 86_400)
-    """How long a batch may take (`24h` in the API); what has not run by then has expired."""
+    """Completion window of a batch (`24h` in the API); requests that did not run by then expire."""
     batch_in_flight: int = Field(default=16, ge=1)
-    """Requests of one batch that are queued or running at a time."""
+    """Maximum requests of one batch that are queued or running at a time."""
     account_batches_max: int = Field(default=100, ge=1)
-    """Batches of one account that have not ended."""
+    """Maximum batches of one account that have not ended."""
     batches_running: int = Field(default=4, ge=1)
-    """Batches that one gateway runs at a time; the others wait."""
+    """Maximum batches that one gateway runs at a time; others wait."""
     batch_weight: float = Field(default=0.1, gt=0, le=1)
-    """Share of an account's batches in a model's queue beside an account's other requests (1)."""
+    """Weight of an account's batches in a model's queue, relative to its other requests (1)."""
     batch_lease_s: float = Field(default=15.0, ge=1)
-    """How long after a gateway was lost another one goes on with its batches."""
+    """Time after the crash of a gateway until another one continues its batches."""
     sweep_interval_s: float = 5.0
     loop_failures_max: int = Field(default=8, ge=1)
-    """Failures in a row of one background loop (about 90 s) after which the gateway ends itself."""
+    """Consecutive failures of one background loop (about 90 s) after which the gateway exits."""
     loop_silence_max_s: float = Field(default=60.0, ge=5)
     """Time without a completed round of one background loop after which the gateway is not live."""
     webhook_private_addresses: bool = False
-    """Whether webhooks may go to private networks and without TLS; for tests and laptops."""
+    """Whether webhooks may be sent to private networks and without TLS; for tests and laptops."""
     webhook_retention_days: float = Field(default=30.0, gt=0)
     """Retention of webhook deliveries and their attempts after they have ended."""
     shutdown_grace_s: float = 10.0
-    """How long a stopping gateway waits for open connections."""
+    """Time for which a stopping gateway waits for open connections."""
     log_level: str = "INFO"
 
     @model_validator(mode="after")
@@ -194,8 +203,8 @@ class Settings(BaseSettings):
         secret = self.stripe_webhook_secret
         if self.stripe_api_key is not None and not (secret and secret.get_secret_value()):
             raise ValueError(
-                "STRIPE_API_KEY is set but STRIPE_WEBHOOK_SECRET is empty: anybody could report a "
-                "payment; set the signing secret of the endpoint /webhooks/stripe"
+                "STRIPE_API_KEY is set but STRIPE_WEBHOOK_SECRET is empty, so anyone could forge a "
+                "payment event; set the signing secret of the endpoint /webhooks/stripe"
             )
         return self
 
@@ -204,8 +213,8 @@ class Settings(BaseSettings):
         if self.idempotency_retention_days * 86_400 < self.batch_window_s + 86_400:
             raise ValueError(
                 f"TOLLGATE_IDEMPOTENCY_RETENTION_DAYS={self.idempotency_retention_days} is too "
-                "short: names of orders must be kept for a day longer than "
-                f"TOLLGATE_BATCH_WINDOW_S={self.batch_window_s}, or a line could be run twice"
+                "short: idempotency keys must be kept for a day longer than "
+                f"TOLLGATE_BATCH_WINDOW_S={self.batch_window_s}, or a line could run twice"
             )
         return self
 
@@ -237,9 +246,9 @@ class Settings(BaseSettings):
 
     @property
     def queue_url(self) -> str:
-        """Raise ``ValueError`` where no queue server is named; only ``up`` brings its own."""
+        """Return the URL of the queue server. Raise ``ValueError`` if it is not set."""
         if self.redis_url is None:
-            raise ValueError("REDIS_URL is not set; `tollgate up` starts a queue server of its own")
+            raise ValueError("REDIS_URL is not set; only `tollgate up` starts a queue server")
         return self.redis_url
 
     @property

@@ -1,9 +1,9 @@
-"""The SQL database: SQLite or PostgreSQL, synchronous, its transactions run in threads.
+"""The SQL database: SQLite or PostgreSQL, synchronous, with transactions run in threads.
 
 On SQLite there is one writer thread with one connection, so writers never wait for a lock in the
-file; readers have connections of their own (write-ahead log). A transaction is one function on a
-connection, run from begin to commit without waiting for anything but the database; it may run again
-if it loses to another one (a deadlock), so it does nothing outside. ``lanes.py`` bounds it.
+file; readers have separate connections (write-ahead log). A transaction is a function of a
+connection, run from begin to commit without waiting for anything but the database. It can run again
+after a deadlock, so it must have no other side effects. ``lanes.py`` sets its limits.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from gateway.sql.lanes import open_engine as open_engine
 T = TypeVar("T")
 
 LOG_WAIT_MS: Final = 100
-"""How long emptying SQLite's write-ahead log may keep writers waiting."""
+"""Time for which emptying SQLite's write-ahead log may delay writers."""
 REPORTS_PER_ACCOUNT: Final = 2
-"""Lists and reports of one account that run at a time, of the lane's four."""
+"""Maximum lists and reports of one account that run concurrently, of the lane's four."""
 REPORTS_WAITING: Final = 16
-"""Those that wait behind them; the next one gets 429."""
+"""Maximum that wait behind them; further ones get 429."""
 LONG_REPORTS: Final = 2
-"""Reports in the slow lane at a time; its other threads are for closing, audits and exports."""
+"""Maximum reports in the slow lane; its other threads are for closing, audits and exports."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -62,7 +62,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 class UtcDateTime(TypeDecorator[datetime]):
     """A moment in UTC: TIMESTAMPTZ on PostgreSQL, integer microseconds on SQLite.
 
-    Naive values are refused, because nobody could say which moment they mean.
+    Naive values are refused because they are ambiguous.
     """
 
     impl = DateTime
@@ -91,8 +91,8 @@ class UtcDateTime(TypeDecorator[datetime]):
         return _EPOCH + timedelta(microseconds=value)
 
 
-class time_bucket(ColumnElement[int]):  # reads as the SQL function that it is
-    """Number of the span of so many seconds since 1970 in which a moment lies."""
+class time_bucket(ColumnElement[int]):  # lower case, like other SQL functions
+    """Number of the interval of ``seconds`` since 1970 that contains a moment."""
 
     type = BigInteger()
     inherit_cache = True
@@ -117,8 +117,8 @@ def _time_bucket_postgresql(element: time_bucket, compiler: SQLCompiler, **kw: A
     return f"CAST(floor(extract(epoch FROM {column}) / {element.seconds}) AS BIGINT)"
 
 
-class microseconds(ColumnElement[int]):  # reads as the SQL function that it is
-    """A moment as microseconds since 1970, without making an object of it."""
+class microseconds(ColumnElement[int]):  # lower case, like other SQL functions
+    """A moment as microseconds since 1970, without conversion to a ``datetime``."""
 
     type = BigInteger()
     inherit_cache = True
@@ -140,12 +140,12 @@ def _microseconds_postgresql(element: microseconds, compiler: SQLCompiler, **kw:
 
 
 def exact_sum(column: ColumnElement[Any]) -> ColumnElement[int]:
-    """Sum integers as an integer, nothing as 0: PostgreSQL would widen the sum to NUMERIC."""
+    """Sum integers as BIGINT, or 0 without rows: PostgreSQL would widen the sum to NUMERIC."""
     return cast(func.coalesce(func.sum(column), 0), BigInteger)
 
 
 class _Wide(TypeDecorator[int]):
-    """An integer of any size, as billions and the rest."""
+    """An integer of any size, transferred as billions and remainder."""
 
     impl = String
     cache_ok = True
@@ -158,20 +158,20 @@ class _Wide(TypeDecorator[int]):
 
 
 def wide_sum(column: ColumnElement[Any]) -> ColumnElement[int]:
-    """Sum integers to one that may exceed 64 bits, which SQLite cannot: in two parts."""
+    """Sum integers to a result that can exceed 64 bits, in two parts, because SQLite overflows."""
     high, low = exact_sum(column // 10**9), exact_sum(column % 10**9)
     return type_coerce(cast(high, String) + ":" + cast(low, String), _Wide())
 
 
 class DatabaseTimeout(PoolTimeout):
-    """The database did not answer in time; what was written may still be committed."""
+    """The database did not answer in time; the transaction may still be committed."""
 
 
 class Database:
     """Runs transactions in threads: ``await database.write(function)`` commits what it did.
 
-    ``read`` is for what a request waits for, ``report`` for lists and reports, ``slow`` and
-    ``slow_write`` for what takes minutes. Each is a lane with threads and connections of its own.
+    ``write`` and ``read`` are for the path of requests, ``report`` for lists and reports, ``slow``
+    and ``slow_write`` for work that takes minutes. Each lane has separate threads and connections.
     """
 
     def __init__(self, url: str, *, prepare: bool = True) -> None:
@@ -180,63 +180,63 @@ class Database:
         }
         self.engine = self._lanes["slow"].engine
         sqlite = self.engine.dialect.name == "sqlite"
-        # Whatever a transaction reads is of one moment; SQLite knows it no other way.
+        # A transaction reads one snapshot; on SQLite this is always the case.
         isolation = {} if sqlite or not prepare else {"isolation_level": "REPEATABLE READ"}
         self._snapshot = self.engine.execution_options(reads=True, **isolation)
-        # A writer beside SQLite's only one would wait for its lock in the file, by polling.
+        # A second writer on SQLite would wait for the lock in the file by polling.
         self._slow_writer = self._lanes["write" if sqlite else "slow"].executor
         self._report_limiter = ConcurrencyLimiter(REPORTS_PER_ACCOUNT, waiting_max=REPORTS_WAITING)
         self._long_report_limiter = ConcurrencyLimiter(1, waiting_max=REPORTS_PER_ACCOUNT)
         self._long = asyncio.Semaphore(LONG_REPORTS)
 
     async def write(self, function: Callable[[Connection], T]) -> T:
-        """Run a function in one transaction; it is committed when this returns."""
+        """Run a function in one transaction, which is committed when this returns."""
         return await self._lanes["write"].run(function)
 
     async def read(self, function: Callable[[Connection], T]) -> T:
-        """Run a function that only reads, in one transaction of its own, on one snapshot."""
+        """Run a read-only function in one transaction, on one snapshot."""
         return await self._lanes["read"].run(function)
 
     async def report(self, function: Callable[[Connection], T], *, account_id: int | None) -> T:
-        """Read a list or a report for an account; None where no account asks.
+        """Read a list or a report for an account; None is not limited.
 
-        An account has a few of them at a time and some more waiting, so that it cannot keep the
-        others from theirs. Raise ``TooManyRequests`` beyond that.
+        An account can run a few concurrently and have some more waiting, so that it cannot block
+        other accounts. Raise ``TooManyRequests`` beyond that.
         """
         async with self._report_limiter.acquire(account_id):
             return await self._lanes["report"].run(function)
 
     async def long_report(self, function: Callable[[Connection], T], *, account_id: int) -> T:
-        """Read a report that may take minutes: one of an account at a time, and few in all."""
+        """Read a report that can take minutes: one per account at a time, and few in total."""
         async with self._long_report_limiter.acquire(account_id), self._long:
             return await self.slow(function)
 
     async def slow(self, function: Callable[[Connection], T]) -> T:
-        """Read on one snapshot for minutes: exports, audits, closing."""
+        """Run a read-only function that can take minutes, on one snapshot: exports, audits."""
         loop = asyncio.get_running_loop()
         executor = self._lanes["slow"].executor
         return await loop.run_in_executor(executor, _transact, self._snapshot, function)
 
     async def slow_write(self, function: Callable[[Connection], T]) -> T:
-        """Run a function in one transaction for minutes, which nothing may wait for."""
+        """Run a function that can take minutes in one transaction; no request may wait for it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._slow_writer, _transact, self.engine, function)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A writing transaction in this thread, for the command line and for tests."""
+        """Open a writing transaction in this thread, for the command line and tests."""
         with self.engine.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A transaction in this thread that only reads, and sees one moment."""
+        """Open a read-only transaction in this thread, on one snapshot."""
         with self._snapshot.begin() as connection:
             yield connection
 
     def empty_log(self) -> bool:
-        """Move SQLite's write-ahead log into the database file and cut it to nothing, because it
-        contains old versions of rows. False if readers were in the way for ``LOG_WAIT_MS``."""
+        """Checkpoint SQLite's write-ahead log and truncate it, because it contains old versions of
+        rows. False if readers blocked this for ``LOG_WAIT_MS``."""
         if self.engine.dialect.name != "sqlite":
             return True
         with contextlib.closing(self.engine.raw_connection()) as connection:
@@ -256,7 +256,7 @@ class Database:
 
     async def close(self) -> None:
         for lane in self._lanes.values():
-            # Threads that wait for a silent database end when its time is up, not sooner.
+            # Threads that wait for a silent database end at its time limit, not sooner.
             await asyncio.to_thread(lane.executor.shutdown, cancel_futures=True)
         self.dispose()
 
@@ -273,8 +273,8 @@ class _Threads:
         self._lane = lane
 
     async def run(self, function: Callable[[Connection], T]) -> T:
-        """Raise ``DatabaseTimeout`` if the lane's patience ends before the transaction does; what
-        has not begun by then never does."""
+        """Run a transaction. Raise ``DatabaseTimeout`` if it does not end within the lane's
+        patience; a transaction that has not begun by then is dropped."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._lane.patience_s) as patience:
@@ -294,13 +294,13 @@ def _transact(engine: Engine, function: Callable[[Connection], T]) -> T:
     except OperationalError as error:
         if not deadlocked(error):
             raise
-    # PostgreSQL has let the other one go first, and nothing of this one is left.
+    # PostgreSQL has rolled this transaction back in favour of the other one.
     with engine.begin() as connection:
         return function(connection)
 
 
 def migrate(url: str, *, prepare: bool = True) -> None:
-    """Bring a database to the newest schema; does nothing if it is there already."""
+    """Migrate a database to the newest schema. No effect if it is current."""
     engine = open_engine(url, lane=MIGRATE, prepare=prepare)
     try:
         with engine.begin() as connection:
@@ -312,7 +312,7 @@ def migrate(url: str, *, prepare: bool = True) -> None:
 
 
 def schema_is_current(engine: Engine) -> bool:
-    """Say whether a database has the schema that this code was written for."""
+    """Whether a database has the schema of this version of the code."""
     heads = set(ScriptDirectory.from_config(_alembic()).get_heads())
     with engine.execution_options(reads=True).begin() as connection:
         return set(MigrationContext.configure(connection).get_current_heads()) == heads

@@ -1,9 +1,9 @@
-"""Lanes to the database: each has its own threads, connections and time limits.
+"""Lanes to the database: each has separate threads, connections and time limits.
 
-A request's path (``write`` and ``read``) shares nothing with lists and reports (``report``), nor
-with exports, closing and audits (``slow``). Every statement has a limit. On PostgreSQL the server
-enforces it, and the client gives a silent server up a moment later; on SQLite the statement is
-interrupted. Knows no tables.
+The path of requests (``write`` and ``read``) shares nothing with lists and reports (``report``) or
+with exports, closing and audits (``slow``). Every statement has a time limit. On PostgreSQL the
+server enforces it, and the client drops a silent server shortly afterwards; on SQLite the statement
+is interrupted. Knows no tables.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ R = TypeVar("R")
 
 CONNECT_S: Final = 3
 SILENT_S: Final = 1.0
-"""Time beyond a statement's limit after which a server that has not answered counts as away."""
+"""Time after a statement's limit at which a server without an answer counts as unreachable."""
 POOL_WAIT_S: Final = 10.0
 STEPS: Final = 20_000
-"""Instructions of SQLite's virtual machine, about a millisecond, between looks at the clock."""
+"""Instructions of SQLite's virtual machine between checks of the clock: about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Bounds of one kind of work. ``threads`` is also the number of connections."""
+    """Limits of one kind of work. ``threads`` is also the number of connections."""
 
     name: str
     threads: int
     statement_s: float | None
     lock_s: float
-    """Time to wait for a row's lock; on SQLite, for another process such as the command line."""
+    """Time to wait for a row lock; on SQLite, for another process such as the command line."""
     patience_s: float | None
-    """Time for which a caller waits, for its turn and its answer; None is without limit."""
+    """Time for which a caller waits for a thread and the result; None is unlimited."""
     reads: bool = False
-    """Whether its transactions only read, all of them on one snapshot."""
+    """Whether its transactions are read-only, each on one snapshot."""
     idle_s: float | None = 10.0
-    """Time after which PostgreSQL ends a transaction whose gateway has stopped in the middle."""
+    """Time after which PostgreSQL ends an idle transaction, whose gateway may have been paused."""
     cache_kib: int = 16_384
     """Page cache of each SQLite connection."""
 
 
-# Authentication (read) and a hold (write, with a patience of its own) follow one another, and a
-# client hears within ten seconds that the database is away.
+# Authentication (read) and a hold (write) follow one another, each with its own patience, so that a
+# client learns within about ten seconds that the database is unreachable.
 WRITE: Final = Lane("write", 4, statement_s=8, lock_s=5, patience_s=9, cache_kib=65_536)
 READ: Final = Lane("read", 4, statement_s=4, lock_s=4, patience_s=5, reads=True, cache_kib=65_536)
 REPORT: Final = Lane("report", 4, statement_s=8, lock_s=4, patience_s=9, reads=True)
@@ -60,10 +60,10 @@ MIGRATE: Final = Lane("migrate", 1, statement_s=None, lock_s=10, patience_s=None
 
 
 class SilentAwareConnection(psycopg.Connection[Any]):
-    """A connection that gives up a server which accepts statements and then says nothing.
+    """A connection that drops a server which accepts statements and then stays silent.
 
-    ``statement_timeout`` is the server's own and TCP keepalives are answered by its kernel, so
-    neither notices a server that is stopped, nor a proxy that holds the connection open.
+    ``statement_timeout`` is enforced by the server, and its kernel answers TCP keepalives, so
+    neither detects a server that is stopped, nor a proxy that keeps the connection open.
     """
 
     limit_s: float | None = None
@@ -86,10 +86,10 @@ class SilentAwareConnection(psycopg.Connection[Any]):
 def open_engine(
     url: str, *, lane: Lane = SLOW, pool_size: int | None = None, prepare: bool = True
 ) -> Engine:
-    """Make an engine for ``sqlite:///…`` or ``postgresql://…``; it connects when first used.
+    """Create an engine for ``sqlite:///…`` or ``postgresql://…``; it connects when first used.
 
-    Without ``prepare`` nothing outlives a transaction on a connection, as PgBouncer demands when it
-    pools transactions: no prepared statements, and settings that come with each transaction.
+    Without ``prepare``, connections keep no state between transactions, as PgBouncer's transaction
+    mode requires: no prepared statements, and settings are sent with each transaction.
     """
     parsed = make_url(url)
     size = lane.threads if pool_size is None else pool_size
@@ -119,7 +119,7 @@ def _postgresql(url: URL, lane: Lane, size: int, *, prepare: bool) -> Engine:
     }
     isolation = "REPEATABLE READ" if lane.reads else "READ COMMITTED"
     if prepare:
-        # Settings of the session: they cost a transaction nothing.
+        # Session settings, which cost transactions nothing.
         options = {
             **settings,
             "default_transaction_isolation": isolation.lower().replace(" ", "\\ "),
@@ -143,7 +143,7 @@ def _postgresql(url: URL, lane: Lane, size: int, *, prepare: bool) -> Engine:
         return made
 
     if not prepare:
-        # One round trip, as BEGIN alone is; only a query without parameters may be several.
+        # One round trip, like BEGIN alone; only queries without parameters can be combined.
         local = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
 
         @event.listens_for(engine, "begin")
@@ -175,12 +175,12 @@ def _sqlite(path: str, lane: Lane, size: int) -> Engine:
     def configure(connection: Any, record: Any) -> None:
         for pragma in (
             "journal_mode=WAL",
-            # Nothing that was acknowledged may be lost with the power.
+            # Committed data must survive a power failure.
             "synchronous=FULL",
             f"busy_timeout={lane.lock_s * 1000:.0f}",
             "foreign_keys=ON",
             f"cache_size=-{lane.cache_kib}",
-            # A deleted job is overwritten: it contains what a client wrote.
+            # Deleted jobs are overwritten, because they contain clients' prompts.
             "secure_delete=ON",
         ):
             connection.execute(f"PRAGMA {pragma}")
@@ -202,7 +202,7 @@ def _sqlite(path: str, lane: Lane, size: int) -> Engine:
 
     @event.listens_for(engine, "handle_error")
     def unreadable(context: ExceptionContext) -> None:
-        # A damaged file is of no narrower class; what is wrong is not the data of the caller.
+        # The class of errors of a damaged file: an outage, not an error in the caller's data.
         error = context.original_exception
         if type(error) is sqlite3.DatabaseError:
             raise OperationalError(context.statement, context.parameters, error) from error
@@ -221,5 +221,5 @@ class _Clock:
 
 
 def deadlocked(error: OperationalError) -> bool:
-    """Whether PostgreSQL ended a transaction because it and another waited for one another."""
+    """Whether PostgreSQL ended a transaction to resolve a deadlock."""
     return isinstance(error.orig, psycopg.errors.DeadlockDetected)

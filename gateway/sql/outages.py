@@ -1,9 +1,9 @@
-"""What counts as an outage of the database or of the queue server, for every place that waits.
+"""The exceptions that count as an outage of the database or of the queue server.
 
-An outage is refused, silent, out of connections, read-only, full, locked for too long or past its
-time limit: the same call can succeed later, so loops try again and clients get 503. Errors of the
-data (``IntegrityError``, ``DataError``, ``ProgrammingError``) are not outages, because the same
-call would fail again.
+In an outage the server refuses connections, is silent, out of connections, read-only or full, a
+lock takes too long, or a time limit is exceeded. The same call can succeed later, so loops try
+again and clients get 503. Errors of the data (``IntegrityError``, ``DataError``,
+``ProgrammingError``) are not outages, because the same call would fail again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 SQL_OUTAGE: Final = (OperationalError, InterfaceError, InternalError, PoolTimeout)
 """The database cannot serve. ``InternalError`` is PostgreSQL's class for a read-only server, and
-``PoolTimeout`` is no ``DBAPIError``: no connection became free in time."""
+``PoolTimeout`` (no connection became free in time) is not a ``DBAPIError``."""
 
 QUEUE_OUTAGE: Final = (RedisError, OSError)
 """The queue server cannot serve; ``TimeoutError`` is an ``OSError``."""
@@ -26,5 +26,5 @@ OUTAGE: Final = (*SQL_OUTAGE, *QUEUE_OUTAGE)
 
 
 def outage_name(error: BaseException) -> str:
-    """Name an outage for the log: the driver's own error where there is one."""
+    """Return the class name of an outage for the log, preferably that of the driver's error."""
     return type(getattr(error, "orig", None) or error).__name__

@@ -1,6 +1,6 @@
 """The SQL tables, one module for each part of the product.
 
-They share one metadata; importing any of them imports them all, so that it is whole.
+They share one metadata. Importing any module imports all of them, so that it is complete.
 """
 
 from gateway.tables import batches as batches

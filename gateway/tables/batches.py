@@ -1,8 +1,8 @@
 """The SQL tables of files and batches; they share the metadata of ``gateway.tables.core``.
 
-A batch is run by whoever holds its lease: every change of a running batch names the lease's token.
+A batch is run by the gateway that holds its lease; each update of a running batch checks its token.
 ``batch_results`` has a row for each line that has ended, until they are written into files.
-``batch_discounts`` is only ever inserted into.
+``batch_discounts`` is append-only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ files = Table(
     Column("purpose", String(20), nullable=False),
     Column("filename", String(255), nullable=False),
     Column("bytes", BigInteger, nullable=False),
-    # Where the bytes lie and what they must be: a reference of the blob store.
+    # A reference into the blob store: key, digest and type.
     Column("blob_key", String(400), nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("content_type", String(100), nullable=False),
@@ -52,7 +52,7 @@ files = Table(
 storage_limits = Table(
     "storage_limits",
     metadata,
-    # Of accounts with bounds of their own; NULL: the installation's.
+    # Limits of single accounts; NULL: that of the installation.
     Column("account_id", RowId, ForeignKey("accounts.id"), primary_key=True, autoincrement=False),
     Column("files_max", BigInteger),
     Column("bytes_max", BigInteger),
@@ -61,7 +61,7 @@ storage_limits = Table(
 file_reservations = Table(
     "file_reservations",
     metadata,
-    # Room of files that are announced or arriving; it ends with the file's row, or in time.
+    # Space reserved for files before and during upload, until the file's row exists or it expires.
     Column("file_id", FileKey, primary_key=True),
     Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
     Column("bytes", BigInteger, nullable=False),
@@ -75,14 +75,14 @@ batches = Table(
     Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
     Column("key_id", RowId, ForeignKey("keys.id"), nullable=False),
     Column("endpoint", String(60), nullable=False),
-    # No foreign key: once the batch has ended its files may go.
+    # No foreign key: files can be deleted once the batch has ended.
     Column("input_file_id", FileKey, nullable=False),
     Column("completion_window", String(16), nullable=False),
     Column("metadata", OptionalJson),
     Column("status", String(16), nullable=False),
-    # Of the models, where all lines name the same one.
+    # The model, if all lines name the same one.
     Column("model", String(200)),
-    # Lines of the file, once it has been checked, and those of them that have ended.
+    # Number of lines, once the file has been checked, and of those that have ended.
     Column("total", Integer, nullable=False, server_default="0"),
     Column("completed", Integer, nullable=False, server_default="0"),
     Column("failed", Integer, nullable=False, server_default="0"),
@@ -91,18 +91,18 @@ batches = Table(
     Column("output_tokens", BigInteger, nullable=False, server_default="0"),
     Column("cost_nanos", BigInteger, nullable=False, server_default="0"),
     Column("errors", OptionalJson),
-    # The status that it will have once its files are written.
+    # Final status, which it gets once its files are written.
     Column("ending", String(16)),
     Column("output_file_id", FileKey),
     Column("error_file_id", FileKey),
-    # Seconds for which the files that it makes are kept.
+    # Retention of its output files, in seconds.
     Column("output_expires_s", Integer),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
     Column("in_progress_at", UtcDateTime),
     Column("finalizing_at", UtcDateTime),
     Column("cancelling_at", UtcDateTime),
-    # When it came to its final status.
+    # Time at which it reached its final status.
     Column("ended_at", UtcDateTime, index=True),
     Column("lease_token", String(32)),
     Column("lease_until", UtcDateTime),
@@ -131,8 +131,7 @@ batch_results = Table(
 batch_discounts = Table(
     "batch_discounts",
     metadata,
-    # What a batch takes off the price of a model from a moment on, as a decimal; NULL: the model is
-    # not sold in batches.
+    # Batch discount of a model from a moment on, as a decimal share; NULL: not sold in batches.
     Column("model", String(200), primary_key=True),
     Column("effective_from", UtcDateTime, primary_key=True),
     Column("discount", String(12)),

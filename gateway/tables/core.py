@@ -1,9 +1,9 @@
-"""Every SQL table, with the invariants that SQL can hold.
+"""The SQL tables of accounts, ledger and billing, with the invariants that SQL can enforce.
 
-An accepted request is a row in ``holds`` or a row in ``receipts``, never both. ``transfers``,
+An accepted request is a row of ``holds`` or a row of ``receipts``, never both. ``transfers``,
 ``receipts``, ``refunds``, ``prices``, ``price_periods``, ``invoices`` and ``invoice_lines`` are
-only ever inserted into. Only customers' accounts have a stored balance; those of the system are
-sums of transfers. Money is BIGINT nano-dollars.
+append-only. Only customer accounts have a stored balance; those of system accounts are sums of
+transfers. Money is BIGINT nano-dollars.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ metadata: Final = MetaData(
     }
 )
 
-# SQLite numbers the rows of an INTEGER primary key by itself, but not those of a BIGINT.
+# SQLite assigns numbers to an INTEGER primary key, but not to a BIGINT.
 RowId: Final = BigInteger().with_variant(Integer, "sqlite")
 RequestKey: Final = String(36)
 """``req_`` and 32 hexadecimal digits: a UUID of version 7, so newer ones sort later."""
@@ -58,11 +58,11 @@ QUANTITIES: Final = (
     "steps",
     "gpu_us",
 )
-"""What a usage counts besides requests, each a column of receipts and of their sums."""
+"""Quantities of a usage besides requests; each is a column of ``receipts`` and ``usage_hourly``."""
 
 SYSTEM_ACCOUNTS: Final = {"cash": 1, "revenue": 2, "promo": 3, "breakage": -1}
-"""Name → id of the accounts on the other side of every transfer; made by the migrations. What a
-customer owes beyond its balance (a chargeback of spent money) stands in ``receivable:<id>``."""
+"""System accounts, the other side of every transfer: name → id; created by the migrations. What a
+customer owes beyond its balance (a chargeback of spent money) is in ``receivable:<id>``."""
 
 accounts = Table(
     "accounts",
@@ -76,13 +76,13 @@ accounts = Table(
     Column("credit_limit_nanos", BigInteger, nullable=False, server_default="0"),
     Column("version", BigInteger, nullable=False, server_default="0"),
     Column("created_at", UtcDateTime, nullable=False),
-    # The zone in which its budgets reset and its reports are cut, where a query names none.
+    # Default time zone of its budgets and reports.
     Column("report_tz", String(64), nullable=False, server_default="UTC"),
-    # Given anew every month (UTC), as a lot that expires with it.
+    # Given every month (UTC), as a lot that expires at the end of the month.
     Column("allowance_nanos", BigInteger, nullable=False, server_default="0"),
-    # Whether it has budgets or limits on concurrent requests; others are spared the look.
+    # Whether it has budgets or concurrency limits, so that they are loaded only in this case.
     Column("bounded", Boolean, nullable=False, server_default=false()),
-    # Open requests, without batch lines. No CHECK: a wrong count must never stop a charge.
+    # Number of open requests, without batch lines. No CHECK: a wrong count must not stop a charge.
     Column("open_requests", Integer, nullable=False, server_default="0"),
     CheckConstraint("kind IN ('customer', 'system')", name="kind"),
     CheckConstraint("status IN ('active', 'suspended', 'closed')", name="status"),
@@ -110,7 +110,7 @@ keys = Table(
     Column("spend_limit_nanos", BigInteger),
     Column("spent_nanos", BigInteger, nullable=False, server_default="0"),
     Column("held_nanos", BigInteger, nullable=False, server_default="0"),
-    # As its account's.
+    # As in its account.
     Column("open_requests", Integer, nullable=False, server_default="0"),
     CheckConstraint("held_nanos >= 0", name="held"),
     CheckConstraint(
@@ -135,10 +135,10 @@ price_periods = Table(
     "price_periods",
     metadata,
     Column("model", String(200), primary_key=True),
-    # 0 is the list price; a price of one account's own stands here under its id.
+    # 0: list price; otherwise the account whose price override this is.
     Column("account_id", RowId, primary_key=True, autoincrement=False, server_default="0"),
     Column("effective_from", UtcDateTime, primary_key=True),
-    # NULL ends a price of an account's own: from here on it pays the list price again.
+    # NULL ends an account's price override: from here on it pays the list price again.
     Column("price_id", RowId, ForeignKey("prices.id")),
     Column("source", String(16), nullable=False, server_default="catalog"),
     Column("actor", String(200), nullable=False, server_default=""),
@@ -159,9 +159,9 @@ holds = Table(
     Column("hold_nanos", BigInteger, nullable=False),
     Column("job", LargeBinary, nullable=False),
     Column("metadata", OptionalJson),
-    # Windows of budgets that it counts against, as [budget, start in µs]; also on its receipt.
+    # Budget windows in which it counts, as [budget, start in µs]; copied to its receipt.
     Column("windows", OptionalJson),
-    # Output tokens covered so far, of a stream that is held for in slices, and why it was cut.
+    # For an incremental hold: output tokens covered so far, and why the stream was cut.
     Column("held_tokens", BigInteger),
     Column("cut", String(32)),
     Column("webhook", String(2000)),
@@ -180,8 +180,8 @@ transfers = Table(
     Column("from_account", RowId, ForeignKey("accounts.id"), nullable=False),
     Column("to_account", RowId, ForeignKey("accounts.id"), nullable=False),
     Column("amount_nanos", BigInteger, nullable=False),
-    # The customer's balance after this transfer, and its account's version: any row can be audited
-    # alone, and in version order each differs from the one before by exactly its amount.
+    # The customer's balance after this transfer, and the version of its account: each row can be
+    # audited alone, and in version order each balance differs from the previous by the amount.
     Column("posted_after", BigInteger, nullable=False),
     Column("account_version", BigInteger, nullable=False),
     Column("actor", String(200), nullable=False),
@@ -196,7 +196,7 @@ transfers = Table(
     ),
     Index(None, "from_account", "id"),
     Index(None, "to_account", "id"),
-    # Movements of a rare kind, beside any number of charges.
+    # Finds transfers of rare kinds among any number of charges.
     Index(
         "ix_transfers_not_charges",
         "from_account",
@@ -245,7 +245,7 @@ receipts = Table(
     Index(None, "transfer_id"),
     Index(None, "settled_at", postgresql_using="brin"),
     Index(None, "model", "settled_at"),
-    # Requests that failed, beside any number that succeeded.
+    # Finds requests that did not succeed among any number that did.
     Index(
         "ix_receipts_not_succeeded",
         "account_id",
@@ -259,7 +259,7 @@ receipts = Table(
 refunds = Table(
     "refunds",
     metadata,
-    # Charges given back, at most the charge in all; ``correction`` where the price was wrong.
+    # Refunds of charges, never more than the charge; ``correction`` if the price was wrong.
     Column("request_id", RequestKey, ForeignKey("receipts.request_id"), primary_key=True),
     Column("seq", Integer, primary_key=True, autoincrement=False),
     Column("kind", String(16), nullable=False),
@@ -275,7 +275,7 @@ refunds = Table(
 lots = Table(
     "lots",
     metadata,
-    # What a positive balance is made of; burnt in the order of priority, expiry and number.
+    # The credits that make up a positive balance; consumed by priority, expiry and id.
     Column("id", RowId, primary_key=True),
     Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
     Column("kind", String(16), nullable=False),
@@ -322,7 +322,7 @@ budgets = Table(
 budget_windows = Table(
     "budget_windows",
     metadata,
-    # What was accepted in one window of a budget: spent when settled, held until then.
+    # Amounts of the requests accepted in one window of a budget: held until they are settled.
     Column("budget_id", RowId, ForeignKey("budgets.id"), primary_key=True),
     Column("starts_us", BigInteger, primary_key=True, autoincrement=False),
     Column("limit_nanos", BigInteger, nullable=False),
@@ -336,21 +336,21 @@ budget_windows = Table(
 rate_limits = Table(
     "rate_limits",
     metadata,
-    # Of an account, of one of its keys (0: of all together), for one model ('': for all together).
+    # Limits of an account or one key (0: all keys together), for one model ('': all together).
     Column("account_id", RowId, ForeignKey("accounts.id"), primary_key=True, autoincrement=False),
     Column("key_id", RowId, primary_key=True, autoincrement=False),
     Column("model", String(200), primary_key=True),
     Column("requests_per_minute", Integer),
     Column("tokens_per_minute", Integer),
     Column("concurrent_max", Integer),
-    # Of a whole account: device time of cancelled work that was not charged.
+    # Only per account: device time of cancelled work that was not charged.
     Column("cancelled_seconds_per_hour", Integer),
 )
 
 outputs = Table(
     "outputs",
     metadata,
-    # What a finished request gave, for as long as it may be fetched; the receipt outlives it.
+    # Outputs of closed requests during their retention; receipts are kept longer.
     Column("request_id", RequestKey, ForeignKey("receipts.request_id"), primary_key=True),
     Column("body", LargeBinary, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False, index=True),
@@ -364,8 +364,8 @@ idempotency = Table(
     Column("request_id", RequestKey, nullable=False),
     Column("body_sha256", LargeBinary(32), nullable=False),
     Column("created_at", UtcDateTime, nullable=False, index=True),
-    # The lines of a batch, by what their names begin with. The primary key is in the order of a
-    # language, which may ignore the line breaks in these names.
+    # Finds the lines of a batch by the prefix of their keys. The primary key uses a language's
+    # collation, which can ignore the line breaks in these keys.
     Index(
         "ix_idempotency_lines",
         "account_id",
@@ -379,7 +379,7 @@ idempotency = Table(
 periods = Table(
     "periods",
     metadata,
-    # Months (UTC) of the books. Booking locks its month's row FOR SHARE, closing FOR UPDATE.
+    # Accounting months (UTC). Bookings lock the month's row FOR SHARE, closing FOR UPDATE.
     Column("month", String(7), primary_key=True),
     Column("state", String(8), nullable=False, server_default="open"),
     Column("closed_at", UtcDateTime),
@@ -396,7 +396,7 @@ periods = Table(
 rebates = Table(
     "rebates",
     metadata,
-    # Part of a month's spending beyond ``from_nanos`` that is given back; account 0: the default.
+    # Share of a month's spending above ``from_nanos`` that is refunded; account 0: the default.
     Column("account_id", RowId, primary_key=True, autoincrement=False),
     Column("from_nanos", BigInteger, primary_key=True, autoincrement=False),
     Column("basis_points", Integer, nullable=False),
@@ -407,7 +407,7 @@ rebates = Table(
 invoices = Table(
     "invoices",
     metadata,
-    # Final; credit notes correct it. ``carried_in`` + lines = total in cents + ``carried_out``.
+    # Final; corrected by credit notes. ``carried_in`` + lines = total in cents + ``carried_out``.
     Column("id", RowId, primary_key=True),
     Column("number", String(40), nullable=False, unique=True),
     Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
@@ -442,7 +442,7 @@ invoice_lines = Table(
 counters = Table(
     "counters",
     metadata,
-    # Numbers without gaps: taken under the row's lock, in the transaction that uses them.
+    # Numbers without gaps, taken under the row's lock in the transaction that uses them.
     Column("name", String(40), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )

@@ -1,8 +1,7 @@
-"""The SQL table of requests that have something in the blob store; it shares the metadata of
-``gateway.tables.core``.
+"""The SQL table of requests that have blobs; it shares the metadata of ``gateway.tables.core``.
 
-A row is written before the first blob of its request is, and deleted after the last one, so the
-store holds nothing that no row answers for.
+A row is written before the first blob of its request and deleted after the last one, so no blob is
+without a row.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from gateway.tables.core import RequestKey, RowId, metadata
 media = Table(
     "media",
     metadata,
-    # No foreign key: it comes before the hold and may outlive a refusal.
+    # No foreign key: it is written before the hold, and stays if the request is refused.
     Column("request_id", RequestKey, primary_key=True),
     Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
     Column("task", String(40), nullable=False),
-    # What was asked for, for the dialects that show it; NULL until everything has been fetched.
+    # The request's input, for dialects that display it; NULL until all attachments are stored.
     Column("asked", LargeBinary),
-    # Whether its owner deleted it: nobody finds it any more.
+    # Whether its owner deleted it, so that it is no longer found.
     Column("forgotten", Boolean, nullable=False, server_default=false()),
-    # When to look whether it may be cleared away.
+    # Time of the next check whether it can be deleted.
     Column("clear_at", UtcDateTime, nullable=False, index=True),
     Index(None, "account_id", "request_id"),
 )

@@ -19,7 +19,7 @@ from gateway.tables.core import RowId, metadata
 payments = Table(
     "payments",
     metadata,
-    # Money that a payment provider was asked for; booked once, by a transfer, when it has come.
+    # Payments requested from a provider; booked by one transfer once they are paid.
     Column("id", String(40), primary_key=True),
     Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False, index=True),
     Column("provider", String(20), nullable=False),

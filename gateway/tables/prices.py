@@ -1,11 +1,11 @@
 """The SQL tables beside ``price_periods``; they share the metadata of ``gateway.tables.core``.
 
-``price_version`` has one row. Triggers increment it with every row that is inserted into
-``price_periods``, ``cancelled_prices`` or ``batch_discounts``, whoever inserts it, so that a
-gateway learns from one row whether it knows all prices and discounts. The writer holds the row's
-lock until it commits: a version that can be read stands for everything up to it.
+``price_version`` has one row. Triggers increment it with every row inserted into
+``price_periods``, ``cancelled_prices`` or ``batch_discounts``, so that a gateway learns from one
+row whether its prices and discounts are current. The writer locks the row until it commits, so a
+version that can be read covers all changes up to it.
 
-``cancelled_prices`` is only ever inserted into. A period with a row there never counts.
+``cancelled_prices`` is append-only. A period with a row there has no effect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The SQL table of voices and consents; it shares the metadata of ``gateway.tables.core``.
 
-Both are recordings. A row is written before its recording is, and deleted after it, so the store
-holds nothing that no row answers for.
+Both are recordings. A row is written before its recording and deleted after it, so no blob is
+without a row.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ voice_recordings = Table(
     Column("id", RecordingKey, primary_key=True),
     Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
     Column("name", String(100), nullable=False),
-    # Of a voice: with whose consent. NULL: this is a consent.
+    # Consent of a voice's speaker. NULL: this row is a consent.
     Column("consent_id", RecordingKey, ForeignKey("voice_recordings.id"), index=True),
-    # Of a consent: in which language it was given.
+    # Language of a consent.
     Column("language", String(35)),
-    # Of a voice: what is said in it, where that is known.
+    # Transcript of a voice's recording, if known.
     Column("transcript", Text, nullable=False, server_default=""),
     Column("description", Text, nullable=False, server_default=""),
-    # Where the bytes lie and what they must be: a reference of the blob store.
+    # A reference into the blob store: key, size, digest and type.
     Column("blob_key", String(400)),
     Column("bytes", BigInteger),
     Column("sha256", String(64)),
     Column("content_type", String(100)),
     Column("created_at", UtcDateTime, nullable=False),
-    # NULL: it is kept. Otherwise nobody finds it, because it is not stored yet or was deleted, and
-    # from then on it may be cleared away.
+    # NULL: available. Otherwise it is not found, because it is not stored yet or was deleted, and
+    # can be erased from this time on.
     Column("clear_at", UtcDateTime, index=True),
     CheckConstraint("(consent_id IS NULL) <> (language IS NULL)", name="kind"),
     CheckConstraint("clear_at IS NOT NULL OR blob_key IS NOT NULL", name="stored"),

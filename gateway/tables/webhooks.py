@@ -1,6 +1,6 @@
 """The SQL tables of webhook deliveries; they share the metadata of ``gateway.tables.core``.
 
-A delivery is written in the transaction that settles its request, and kept after its end for the
+A delivery is written in the transaction that settles its request. After its end it is kept for the
 retention. Open deliveries have no ``ended_at``.
 """
 
@@ -17,7 +17,7 @@ webhook_deliveries = Table(
     Column("request_id", RequestKey, ForeignKey("receipts.request_id"), primary_key=True),
     Column("account_id", RowId, ForeignKey("accounts.id"), nullable=False),
     Column("url", String(2000), nullable=False),
-    # Attempts since ``queued_at``, by which the delivery is given up, and in all.
+    # Attempts since ``queued_at``, after which the delivery is given up, and attempts in total.
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("tried", Integer, nullable=False, server_default="0"),
     Column("due_at", UtcDateTime, nullable=False),

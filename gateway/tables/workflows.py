@@ -1,8 +1,8 @@
 """The SQL tables of workflows; they share the metadata of ``gateway.tables.core``.
 
-``steps`` has a row for each attempt at a step of an open request, written before it is queued, with
-what became of it. When the request is closed they become ``receipt_steps``, which is only ever
-inserted into; what still runs then keeps its row until it has been stopped.
+``steps`` has a row for each attempt of a step of an open request, written before it is queued; its
+result is added later. When the request is closed, its rows are replaced by ``receipt_steps``, which
+is append-only; a step that is still running keeps its row until it has been stopped.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gateway.tables.core import OptionalJson, RequestKey, RowId, metadata
 steps = Table(
     "steps",
     metadata,
-    # No foreign key: the row of a step that still runs outlives the hold.
+    # No foreign key: the row of a running step is kept longer than the hold.
     Column("request_id", RequestKey, primary_key=True),
     Column("name", String(40), primary_key=True),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("model", String(200), nullable=False),
     Column("job", LargeBinary, nullable=False),
     Column("placed_at", UtcDateTime, nullable=False),
-    # All of these NULL until it has ended.
+    # NULL until the attempt has ended; so are all following columns.
     Column("status", String(16)),
     Column("ended_at", UtcDateTime),
     Column("error", OptionalJson),
