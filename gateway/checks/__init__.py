@@ -1,1 +1,1 @@
-"""Checks of what people and clients enter, before anything else sees it. Pure."""
+"""Checks of input from operators and clients, made before it is used. Pure."""

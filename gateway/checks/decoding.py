@@ -1,7 +1,7 @@
-"""Text and JSON from clients, decoded once, with what no part of the gateway can hold refused.
+"""Decodes text and JSON from clients, and refuses values that cannot be stored.
 
 U+0000 is refused because PostgreSQL cannot store it, numbers beyond 64 bits because neither SQL nor
-the queue can. The checks cost a search of the bytes; only a body that has the escape is walked.
+the queue can. The check searches the bytes; only a body that contains the escape is traversed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from gateway.errors import InvalidRequest
 
 ID_MAX: Final = 2**63 - 1
-"""Largest number of a row in SQL."""
+"""Largest id of a row in SQL."""
 _ESCAPED: Final = b"\\u0000"
 
 
@@ -34,7 +34,7 @@ def decode_json(body: bytes | str) -> Any:
 def refuse_null(body: bytes, value: Any) -> None:
     """Raise ``InvalidRequest`` if a string in the JSON ``body``, decoded as ``value``, has U+0000.
 
-    JSON can carry it only as an escape, so that a body without the escape is not walked.
+    JSON can contain it only as an escape, so a body without the escape is not traversed.
     """
     if _ESCAPED not in body:
         return
@@ -64,14 +64,14 @@ def check_text(text: str, param: str) -> None:
 
 
 def unreadable(error: Exception) -> InvalidRequest:
-    """Name the reason why a body could not be decoded."""
+    """Return the error for a body that could not be decoded."""
     if isinstance(error, RecursionError):
         return InvalidRequest("invalid_json", "The body is nested too deeply.")
     return InvalidRequest("invalid_json", "The body is not valid UTF-8.")
 
 
 def read_id(text: str) -> int | None:
-    """Read the number of a row in SQL; None if the text is not one."""
+    """Parse the id of a row in SQL; None if the text is not one."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 19):
         return None
     number = int(text)

@@ -1,7 +1,7 @@
-"""Checks of what people enter, by command or by HTTP: names, texts, moments and amounts.
+"""Checks of input by operators and clients, by command or HTTP: names, texts, moments, amounts.
 
-Every function that writes what somebody typed calls these, so that all surfaces refuse the same
-values. Each returns the value that may be stored or raises ``ValueError``. Knows no SQL.
+Every function that stores such input calls these, so that commands and all dialects refuse the same
+values. Each returns the value to store, or raises ``ValueError``. Knows no SQL.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ BALANCE_MAX_NANOS: Final = 1_000_000_000 * NANOS_PER_USD
 
 _EARLIEST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
-"""Any time zone can show moments before it."""
+"""Every time zone can represent the moments before it."""
 _RESERVED_NAMES: Final = frozenset({"all", "everybody", ".", ".."})
-"""Names that a command or a path takes for something else."""
+"""Names that have another meaning in commands or paths."""
 _TURNS: Final = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
-"""Classes of characters that embed, isolate or override a direction of writing."""
+"""Classes of characters that embed, isolate or override a text direction."""
 _RESERVED_PREFIXES: Final = ("id:", "system:", "receivable:")
 
 
 def check_account_name(name: str) -> str:
-    """Check the name of an account: it must not be mistaken for a number or break a path."""
+    """Check the name of an account: it must not be a number, and be usable in a path."""
     check_text(name, "the name of an account", longest=NAME_MAX, required=True)
     if name != name.strip():
         raise ValueError(f"the name {name!r} starts or ends with a blank")
@@ -48,7 +48,7 @@ def check_account_name(name: str) -> str:
 
 
 def check_text(text: str, what: str, *, longest: int, required: bool = False) -> str:
-    """Check a name, reason or reference: bounded, and nothing in it that cannot be seen."""
+    """Check a name, reason or reference: its length, and that it has printable characters only."""
     if required and not text.strip():
         raise ValueError(f"{what} is empty")
     if len(text) > longest:
@@ -63,9 +63,9 @@ def check_text(text: str, what: str, *, longest: int, required: bool = False) ->
 def check_label(text: str, what: str, *, longest: int) -> str:
     """Check a name that a client gives to a voice or a file: any script, but no control characters.
 
-    Unlike ``check_text`` it accepts what file names of cameras and keyboards contain, such as
-    narrow spaces and joiners. Characters that turn the direction of writing are refused, since they
-    show another name than the one that is there.
+    Unlike ``check_text`` it accepts characters of common file names, such as narrow spaces and
+    joiners. Characters that change the text direction are refused, because they can make a name
+    look like another one.
     """
     if len(text) > longest:
         raise ValueError(f"{what} has {len(text)} characters; at most {longest} are accepted")

@@ -1,4 +1,4 @@
-"""Days and moments: read from what is entered, and written in answers."""
+"""Days and moments: parsed from input, and formatted for answers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from datetime import UTC, date, datetime
 from typing import Final
 
 YEARS: Final = range(1900, 9999)
-"""Years whose days have a beginning and an end in every time zone."""
+"""Accepted years: their days can be represented in every time zone."""
 _MOMENT: Final = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
 
 
 def read_day(text: str) -> date:
-    """Read a day as YYYY-MM-DD. Raise ``ValueError``."""
+    """Parse a day, YYYY-MM-DD. Raise ``ValueError``."""
     day = date.fromisoformat(text)
     if day.year not in YEARS:
         raise ValueError(f"years {YEARS.start} to {YEARS.stop - 1} are accepted")
@@ -22,7 +22,7 @@ def read_day(text: str) -> date:
 
 
 def read_moment(text: object) -> datetime:
-    """Read a moment with its offset (RFC 3339), as UTC. Raise ``ValueError``."""
+    """Parse a moment with its offset (RFC 3339) to UTC. Raise ``ValueError``."""
     if not isinstance(text, str) or not _MOMENT.fullmatch(text):
         raise ValueError("send a moment with its offset, such as 2026-03-01T10:00:00Z")
     moment = datetime.fromisoformat(text.upper())
@@ -32,5 +32,5 @@ def read_moment(text: object) -> datetime:
 
 
 def timestamp(moment: datetime) -> str:
-    """RFC 3339 in UTC, to the microsecond."""
+    """Format a moment as RFC 3339 in UTC, to the microsecond."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

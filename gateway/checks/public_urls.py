@@ -1,7 +1,7 @@
-"""Checks of the URLs that clients supply, made before anything is accepted. Pure.
+"""SSRF guard: checks the URLs that clients supply before a request is accepted. Pure.
 
-The address behind a host name is only known when the URL is called; it is checked by
-``workers.contract.addresses`` then.
+The address of a host name is only known when the URL is called; ``workers.contract.addresses``
+checks it then.
 """
 
 from __future__ import annotations

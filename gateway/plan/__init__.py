@@ -1,1 +1,1 @@
-"""How much memory and time a checkpoint takes on which hardware: ``tollgate plan``."""
+"""Capacity planning: memory, speed and cost of a model on given hardware (``tollgate plan``)."""

@@ -1,6 +1,7 @@
-"""What processors can do at most: memory, bandwidth and matrix operations, from data sheets. Pure.
+"""Peak figures of processors from data sheets: memory, bandwidth and matrix operations. Pure.
 
-Figures are NVIDIA's data sheets', dense (those with sparsity are twice as large), in decimal units.
+Figures are from NVIDIA's data sheets, dense (with sparsity they are twice as large), in decimal
+units.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ PRECISIONS: Final[Mapping[str, int]] = {
     "int8": 1,
     "fp8": 1,
 }
-"""Bytes of a number."""
+"""Bytes per number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Bytes of memory, bytes a second, operations a second by precision; one processor of many."""
+    """One processor: bytes of memory, bytes per second, operations per second by precision."""
 
     name: str
     memory: int
     bandwidth: int
     peaks: Mapping[str, int] = field(default_factory=dict)
     note: str | None = None
-    """Where the figures come from, if not from the table."""
+    """Source of the figures, if not the table."""
 
     def peak(self, precision: str) -> int | None:
-        """Operations a second. A device without fp8 widens such weights to bfloat16; None is
-        unknown."""
+        """Return operations per second; None if unknown. A device without fp8 widens fp8 weights to
+        bfloat16."""
         if precision == "fp8" and "fp8" not in self.peaks:
             return self.peaks.get("bfloat16")
         return self.peaks.get(precision)
@@ -64,23 +65,23 @@ GPUS: Final = (
 
 
 def find_gpu(name: str) -> Device:
-    """Find a GPU by a name as people write it: ``h200``, ``NVIDIA H200``, ``a100-80gb``.
+    """Find a GPU by one of the usual forms of its name: ``h200``, ``NVIDIA H200``, ``a100-80gb``.
 
-    Raise ``LookupError`` with those that are known.
+    Raise ``LookupError``, listing the known ones, if it is unknown.
     """
     asked = _words(name)
     for gpu in GPUS:
         own = _words(gpu.name)
-        # What stands beside the model's own word is a choice of memory or of socket.
+        # Words besides the model's own can only name its memory or its socket.
         if own[0] in asked and set(asked) <= {*own, "sxm", f"{gpu.memory // GIGA}gb"}:
             return gpu
     known = ", ".join(gpu.name for gpu in GPUS)
-    raise LookupError(f"the GPU {name!r} is not known; known are {known}")
+    raise LookupError(f"unknown GPU {name!r}; known are {known}")
 
 
 def _words(name: str) -> list[str]:
-    """The words that tell one GPU from another, its model first."""
+    """Split a name into the words that identify a GPU, its model first."""
     text = re.sub(r"([0-9])\s+gb\b", r"\1gb", name.lower())
     words = re.findall(r"[a-z0-9]+", text)
-    told = [re.sub(r"^sxm[0-9]$", "sxm", word) for word in words]
-    return [word for word in told if word not in _NOISE and not word.startswith("hbm")]
+    words = [re.sub(r"^sxm[0-9]$", "sxm", word) for word in words]
+    return [word for word in words if word not in _NOISE and not word.startswith("hbm")]

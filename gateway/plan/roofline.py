@@ -1,11 +1,11 @@
-"""Whether a language model fits a device, how fast it could be, what a token would cost. Pure.
+"""Roofline model of a language model on a device: fit, upper bounds of speed, cost per token. Pure.
 
-A roofline is an upper bound: nothing runs faster than bytes cross the memory's bus and operations
-leave the matrix units. A decode step reads all weights once and the keys and values of everybody
-who writes; reading a prompt takes two operations for each weight and token (attention's own, small
-below some ten thousand tokens, are left out). All weights count as read, a mixture's too. With
-several devices both bounds grow with their number, so that a device's share stays the same; what
-they tell each other costs nothing here. Exact in rational arithmetic; knows no clock.
+A roofline is an upper bound, given by memory bandwidth and by the throughput of the matrix units. A
+decode step reads all weights once, and the keys and values of all sequences. Prefill takes two
+operations per weight and token; those of attention, small below some ten thousand tokens, are
+ignored. All weights count as read, including those of a mixture of experts. With several devices
+both bounds scale with their number, so the share of one device stays the same; communication is
+ignored. Exact in rational arithmetic.
 """
 
 from __future__ import annotations
@@ -21,38 +21,37 @@ from gateway.pricing import Price
 
 MILLION: Final = 1_000_000
 MEMORY_SHARE: Final = Fraction(9, 10)
-"""Of a device's memory for weights and keys and values; the rest is for what comes and goes."""
+"""Share of a device's memory for weights and KV cache; the rest is for temporary data."""
 EFFICIENCY: Final = Fraction(1, 2)
-"""Of the roofline; a common share of good engines under load, an assumption all the same."""
+"""Assumed fraction of the roofline that is reached; common for good engines under load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How a model is to be run."""
+    """The workload that is planned for."""
 
     precision: str
-    """Of the weights."""
+    """Precision of the weights."""
     kv_precision: str
     context: int
-    """Tokens of each sequence, prompt and answer; taken as full."""
+    """Tokens of each sequence, prompt and answer, assumed to be full."""
     batch: int
-    """Sequences that write together."""
+    """Sequences that decode concurrently."""
 
     def __post_init__(self) -> None:
         for name in ("precision", "kv_precision"):
             if getattr(self, name) not in PRECISIONS:
                 raise ValueError(
-                    f"the precision {getattr(self, name)!r} is not known; "
-                    f"known are {', '.join(PRECISIONS)}"
+                    f"unknown precision {getattr(self, name)!r}; known are {', '.join(PRECISIONS)}"
                 )
         for name in ("context", "batch"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Memory, in bytes and tokens, on the fewest devices that hold one sequence."""
+    """Memory for the KV cache on the smallest number of devices that fits one sequence."""
 
     devices: int
     kv_room_bytes: int
@@ -62,31 +61,31 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Upper bounds, each in tokens a second for one device; None where a figure is unknown."""
+    """Upper bounds, in tokens per second of one device; None if a figure is unknown."""
 
     batch: int
-    """Sequences that the bound is for: those asked for, or as many as there is room for."""
+    """Number of sequences of ``decode``: those of the load, or as many as fit."""
     decode_one: Fraction
     decode: Fraction
     prefill: Fraction | None
     ridge: Fraction | None
-    """Operations for each byte read, above which operations are the bound."""
+    """Operations per byte read above which operations, not bandwidth, are the bound."""
     ridge_tokens: int | None
-    """Tokens in one forward from which operations are the bound, keys and values left out."""
+    """Tokens per forward pass from which operations are the bound, ignoring the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Nano-dollars for a million tokens of a kind, rounded up, beside what they are sold for."""
+    """Cost of a million tokens in nano-dollars, rounded up, and their price."""
 
     roofline_nanos: int
     expected_nanos: int
-    """At the efficiency that is assumed."""
+    """Cost at the assumed efficiency."""
     price_nanos: Fraction | None
 
     @property
     def margin_percent(self) -> float | None:
-        """Of the price, at the efficiency that is assumed."""
+        """Margin in percent of the price, at the assumed efficiency."""
         if self.price_nanos is None:
             return None
         return float(100 * (self.price_nanos - self.expected_nanos) / self.price_nanos)
@@ -104,12 +103,12 @@ def weight_bytes(shape: Shape, precision: str) -> int:
 
 
 def token_bytes(shape: Shape, kv_precision: str) -> int:
-    """Keys and values of one token, in all layers."""
+    """Return the bytes of the keys and values of one token, in all layers."""
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * PRECISIONS[kv_precision]
 
 
 def step_bytes(shape: Shape, load: Load, batch: int) -> int:
-    """What one decode step of so many full sequences reads."""
+    """Return the bytes that one decode step of ``batch`` full sequences reads."""
     kept = batch * load.context * token_bytes(shape, load.kv_precision)
     return weight_bytes(shape, load.precision) + kept
 
@@ -130,13 +129,13 @@ def cost(
     efficiency: Fraction,
     price_nanos: Fraction | None,
 ) -> Cost:
-    """Price a million tokens of a device that costs so much in an hour."""
+    """Compute the cost of a million tokens on a device that costs ``hour_nanos`` per hour."""
     exact = Fraction(hour_nanos * MILLION, 3600) / tokens_per_second
     return Cost(math.ceil(exact), math.ceil(exact / efficiency), price_nanos)
 
 
 def price_of_million(price: Price, unit: str) -> Fraction | None:
-    """Nano-dollars for a million of a unit, by the line that no condition is tied to."""
+    """Return the price of a million units in nano-dollars, by the component without conditions."""
     for component in price.components:
         if component.unit == unit and not component.when:
             return Fraction(component.amount_nanos * MILLION, component.per)
@@ -182,7 +181,7 @@ def _decode(shape: Shape, load: Load, device: Device, batch: int) -> Fraction:
 
 
 def _prefill(shape: Shape, load: Load, device: Device, peak: int) -> Fraction:
-    """Of one prompt as long as the context."""
+    """Bound the prefill of one prompt as long as the context."""
     operations = Fraction(2 * shape.parameters * load.context, peak)
     reading = Fraction(weight_bytes(shape, load.precision), device.bandwidth)
     return load.context / max(operations, reading)

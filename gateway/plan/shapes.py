@@ -1,7 +1,7 @@
-"""The sizes of language models: from a checkpoint's headers, from a short table, or spelled out.
+"""Sizes of language models: read from a checkpoint, from a short table, or given explicitly.
 
-Reads ``config.json`` and the headers of ``*.safetensors``, never a weight, so it needs no torch.
-Whatever stands in the way is a ``ValueError`` with a sentence for the operator.
+Reads ``config.json`` and the headers of ``*.safetensors``, but no weights, so it needs no torch.
+All problems are raised as ``ValueError`` with a message for the operator.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from pathlib import Path
 from typing import Any, Final
 
 HEADER_BYTES_MAX: Final = 100_000_000
-"""As the format itself bounds it."""
+"""Maximum size of a header, as in the format's specification."""
 _NUMBERS: Final = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8"})
-"""Types of which each is one weight; others may be several weights packed into one number."""
+"""Types that store one weight per number; others can pack several weights into one number."""
 _PRECISIONS: Final = frozenset({"float32", "bfloat16", "float16"})
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a decoder: what memory and time follow from."""
+    """The dimensions of a decoder that determine memory and time."""
 
     parameters: int
     layers: int
     kv_heads: int
     head_dim: int
     context: int | None = None
-    """The most positions that it was made for."""
+    """Maximum context length, in tokens."""
     precision: str | None = None
-    """In which its weights are stored, if known."""
+    """Precision of the stored weights, if known."""
     source: str = "spelled out"
     experts: int | None = None
-    """Of which a token uses a few; the arithmetic counts all."""
+    """Number of experts of a mixture. A token uses a few; the calculation counts all."""
 
     def __post_init__(self) -> None:
         for name in ("parameters", "layers", "kv_heads", "head_dim"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
-_TABLE: Final = "a shape from the table of tollgate, not weights"
+_TABLE: Final = "a shape from tollgate's table, not weights"
 SHAPES: Final[Mapping[str, Shape]] = {
-    # Parameters are what the published config.json comes to, counted with tied weights once.
+    # Parameters as computed from the published config.json; tied weights are counted once.
     "llama-3.1-8b": Shape(8_030_261_248, 32, 8, 128, 131_072, "bfloat16", _TABLE),
     "llama-3.2-1b": Shape(1_235_814_400, 16, 8, 64, 131_072, "bfloat16", _TABLE),
     "llama-3.3-70b": Shape(70_553_706_496, 80, 8, 128, 131_072, "bfloat16", _TABLE),
@@ -56,7 +56,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
 
 
 def find_shape(name: str) -> Shape | None:
-    """Find a well-known model, by its name with or without owner, ``-instruct`` and the like."""
+    """Find a model in the table; owner and suffixes such as ``-instruct`` are optional."""
     plain = name.lower().rsplit("/", 1)[-1]
     for ending in ("-instruct", "-chat", "-base"):
         plain = plain.removesuffix(ending)
@@ -76,9 +76,9 @@ def read_checkpoint(path: Path) -> Shape:
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"{file} is no configuration: {error}") from error
+        raise ValueError(f"{file} is not a valid configuration: {error}") from error
     except KeyError as error:
-        raise ValueError(f"{file} has no {error}; it is no decoder that can be planned") from None
+        raise ValueError(f"{file} has no {error}; it is not a supported decoder") from None
     stored = config.get("dtype") or config.get("torch_dtype")
     return Shape(
         parameters=_count_parameters(path),
@@ -95,7 +95,7 @@ def read_checkpoint(path: Path) -> Shape:
 def _count_parameters(path: Path) -> int:
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise ValueError(f"{path} has no *.safetensors; weights of another kind are not read")
+        raise ValueError(f"{path} has no *.safetensors; other formats are not supported")
     total = 0
     for file in files:
         for name, tensor in _read_header(file).items():
@@ -103,22 +103,23 @@ def _count_parameters(path: Path) -> int:
                 continue
             if tensor["dtype"] not in _NUMBERS:
                 raise ValueError(
-                    f"{file} has weights in {tensor['dtype']}, packed in a way that is not read; "
-                    "spell the model out with --params, --layers, --kv-heads and --head-dim"
+                    f"{file} has weights in {tensor['dtype']}, "
+                    "a packed type, which is not supported; "
+                    "describe the model with --params, --layers, --kv-heads and --head-dim"
                 )
             total += math.prod(tensor["shape"])
     return total
 
 
 def _read_header(file: Path) -> dict[str, Any]:
-    """Eight bytes of length, least first, then so many of JSON."""
+    """Read a safetensors header: eight bytes of length (little-endian), then JSON."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= HEADER_BYTES_MAX:
-            raise ValueError(f"{file} is no safetensors file: its header has {length} bytes")
+            raise ValueError(f"{file} is not a safetensors file: its header has {length} bytes")
         text = stream.read(length)
     try:
         header: dict[str, Any] = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{file} is no safetensors file: {error}") from error
+        raise ValueError(f"{file} is not a safetensors file: {error}") from error
     return header

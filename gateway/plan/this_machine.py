@@ -1,4 +1,4 @@
-"""The processors of this machine, as planning sees them: found, and measured where nobody tells."""
+"""The processors of this machine for capacity planning: GPUs by their driver, the CPU measured."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 from gateway.plan.hardware import Device, find_gpu
 
 COPIED_BYTES: Final = 256 * 2**20
-"""Far larger than a processor's caches."""
+"""Size of the copies, far larger than a processor's caches."""
 MEASURE_S: Final = 0.3
 _QUERY: Final = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
 def devices_here() -> tuple[Device, ...]:
-    """The processor, its bandwidth measured for a third of a second, and each kind of GPU."""
+    """Return each kind of GPU, and the CPU, whose bandwidth is measured for a third of a second."""
     return (*_gpus_here(), *_processor())
 
 
@@ -34,34 +33,32 @@ def _processor() -> tuple[Device, ...]:
             "CPU here",
             memory,
             measure_bandwidth(),
-            note="its bandwidth is measured by copying, and what its caches hold is read faster; "
-            "its operations are not known",
+            note="its bandwidth is measured by copying (cached data is read faster); "
+            "its operations per second are unknown",
         ),
     )
 
 
 def _memory_bytes() -> int | None:
-    """The memory of this machine; None where the system does not tell."""
+    """Return the memory of this machine; None if the system does not report it."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
         return None
-    total = next((line.split()[1] for line in lines if line.startswith("MemTotal:")), None)
-    return None if total is None else int(total) * 1024
 
 
 def measure_bandwidth() -> int:
-    """Bytes read and written in a second, in the fastest of some copies by all cores together."""
+    """Return bytes read and written per second, of the fastest of some copies by all cores."""
     cores = os.cpu_count() or 1
     size = COPIED_BYTES // cores
     pieces = [(ctypes.create_string_buffer(size), bytes(size)) for _ in range(cores)]
 
     def copy(piece: tuple[ctypes.Array[ctypes.c_char], bytes]) -> None:
-        # Unlike Python's own copies this one lets the other threads run.
+        # Unlike copying in Python, ``memmove`` releases the interpreter's lock.
         ctypes.memmove(piece[0], piece[1], size)
 
     with ThreadPoolExecutor(cores) as threads:
-        # The first touch of a page is the system's work, not the memory's.
+        # The first access to a page includes its allocation, so it is not measured.
         list(threads.map(copy, pieces))
         fastest, ends = float("inf"), time.perf_counter() + MEASURE_S
         while (started := time.perf_counter()) < ends:
@@ -71,21 +68,21 @@ def measure_bandwidth() -> int:
 
 
 def _gpus_here() -> tuple[Device, ...]:
-    """One of each kind that the driver tells of and the table knows, with its own memory."""
+    """Return one GPU of each kind that the driver lists and the table has, with its own memory."""
     if shutil.which(_QUERY[0]) is None:
         return ()
     try:
-        said = subprocess.run(_QUERY, capture_output=True, text=True, timeout=10, check=True).stdout
+        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ()
-    return read_gpus(said)
+    return read_gpus(done.stdout)
 
 
-def read_gpus(said: str) -> tuple[Device, ...]:
-    """Read lines of ``name, MiB``. A GPU that the table lacks is left out: nobody tells its
-    bandwidth."""
+def read_gpus(output: str) -> tuple[Device, ...]:
+    """Parse lines of ``name, MiB``. GPUs that are not in the table are skipped, because their
+    bandwidth is unknown."""
     found: dict[str, Device] = {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         name, _, mib = line.rpartition(",")
         try:
             gpu = find_gpu(name)
@@ -93,6 +90,6 @@ def read_gpus(said: str) -> tuple[Device, ...]:
         except (LookupError, ValueError):
             continue
         found[gpu.name] = dataclasses.replace(
-            gpu, name=f"{gpu.name} here", memory=memory, note="memory as its driver tells it"
+            gpu, name=f"{gpu.name} here", memory=memory, note="memory as reported by its driver"
         )
     return tuple(found.values())
