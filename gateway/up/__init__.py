@@ -1,1 +1,1 @@
-"""What ``tollgate up`` runs on one machine: its processes, their environment and their home."""
+"""``tollgate up``: runs everything on one machine: processes, their environment, the home."""

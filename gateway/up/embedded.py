@@ -1,8 +1,8 @@
-"""What ``tollgate up`` runs: queue server, gateway and one worker, as children of one supervisor.
+"""Runs ``tollgate up``: queue server, gateway and one worker, as children of one supervisor.
 
-The supervisor holds a lock on the home directory, starts everything, starts again what falls over,
-and on SIGINT or SIGTERM stops all of it in order: worker, gateway, queue. If it is killed itself
-the kernel ends its children (Linux). All state is in the home directory.
+The supervisor holds a lock on the home directory, starts its children, restarts those that exit,
+and on SIGINT or SIGTERM stops them in this order: worker, gateway, queue server. If the supervisor
+is killed, the kernel ends its children (Linux). All state is in the home directory.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ from gateway.up.queue_server import (
 STARTING_CREDIT: Final = "5"
 KEYS_FILE: Final = "first-keys.env"
 LOG_BYTES_MAX: Final = 10_000_000
-"""Size at which a log is moved aside; the one before it is then dropped."""
+"""Size at which a log is rotated; the previous one is deleted."""
 LOG_CHECK_S: Final = 10.0
 READY_S: Final = 120.0
 STOP_S: Final = 15.0
-"""What has not ended so long after it was asked to is killed."""
+"""Time after which a child that was asked to stop is killed."""
 LIVE_EVERY_S: Final = 2.0
 LIVE_PATIENCE_S: Final = 5.0
-"""Time limit of one look at ``/health/live``."""
+"""Time limit of one probe of ``/health/live``."""
 LIVE_FAILURES_MAX: Final = 5
-"""Looks in a row that find the gateway not live after which it is started again."""
+"""Consecutive failed probes after which the gateway is restarted."""
 RESTART_PAUSES_S: Final = (0.2, 1.0, 5.0, 15.0)
 STABLE_S: Final = 60.0
 
 
 class CannotStart(Exception):
-    """Why ``up`` cannot start, in one line."""
+    """The reason why ``up`` cannot start, in one line."""
 
 
 @dataclass(slots=True)
 class Child:
-    """One process of ours, started again when it ends by itself."""
+    """A child process, restarted when it exits unexpectedly."""
 
     name: str
     command: Sequence[str]
@@ -94,7 +94,7 @@ class Child:
         return self.process
 
     async def keep_running(self) -> None:
-        """Start again whenever it ends, with growing pauses while it keeps failing."""
+        """Restart the process whenever it exits, with growing pauses while it keeps failing."""
         while not self.stopping:
             assert self.process is not None
             code = await self.process.wait()
@@ -104,13 +104,13 @@ class Child:
                 self.failures = 0
             pause = RESTART_PAUSES_S[min(self.failures, len(RESTART_PAUSES_S) - 1)]
             self.failures += 1
-            print_line(f"{self.name} ended with {code}; starting it again (see {self.log})")
+            print_line(f"{self.name} exited with {code}; restarting it (see {self.log})")
             await asyncio.sleep(pause)
             if not self._stopped():
                 await self.start()
 
     async def keep_log_small(self) -> None:
-        """Move the log aside whenever it has grown too large, while the child writes on."""
+        """Rotate the log whenever it is too large, while the child keeps writing."""
         while not self.stopping:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(rotate, self.log)
@@ -120,12 +120,12 @@ class Child:
         return self.stopping
 
     async def stop(self) -> None:
-        """End the process for good."""
+        """End the process permanently."""
         self.stopping = True
         await self.end()
 
     async def end(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End the process, by force after ``STOP_S``; ``keep_running`` may start it again."""
+        """End the process, by force after ``STOP_S``; ``keep_running`` can restart it."""
         process = self.process
         if process is None or process.returncode is not None:
             return
@@ -141,8 +141,8 @@ class Child:
 
 
 def rotate(log: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
-    """Copy a log that is too large and empty it. Its writer appends, so it continues at the start;
-    lines written between the two steps are lost."""
+    """Copy a log that is too large, then truncate it. Its writer appends, so it continues at the
+    start; lines written between the two steps are lost."""
     if not log.exists() or log.stat().st_size <= bytes_max:
         return
     shutil.copyfile(log, log.with_suffix(".log.1"))
@@ -150,7 +150,7 @@ def rotate(log: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
 
 
 async def up(settings: Settings) -> None:
-    """Run everything until a signal comes. Raise ``CannotStart`` with the reason if that fails."""
+    """Run everything until SIGINT or SIGTERM. Raise ``CannotStart`` if that fails."""
     home = settings.home.resolve()
     state.secure(home)
     with _lock(home):
@@ -205,7 +205,7 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
         (sys.executable, "-m", "workers"),
         environment.of_worker(environ, credentials=credentials, more=settings.worker_variables),
     )
-    # The worker comes first because it has most to load, and goes first because it must drain.
+    # The worker starts first because it has the most to load, and stops first because it drains.
     await worker.start()
     await asyncio.to_thread(_prepare, settings)
     await gateway.start()
@@ -230,7 +230,7 @@ async def _run(settings: Settings, home: Path, children: list[Child], stop: asyn
 
 
 def _prepare(settings: Settings) -> None:
-    """Bring the database up to date; make the first account and its keys if there is none."""
+    """Migrate the database; without any account, create the first one and its keys."""
     migrate(settings.sql_url, prepare=settings.database_prepare)
     pepper = read_pepper(settings)
     database = Database(settings.sql_url, prepare=settings.database_prepare)
@@ -256,7 +256,8 @@ def _prepare(settings: Settings) -> None:
                 actor="tollgate up",
                 reason="starting credit",
             )
-            # Written before the commit: keys that nobody has are worse than keys without account.
+            # Written before the commit: stored keys whose secrets are lost would be worse than a
+            # file with keys that do not exist.
             path = settings.home / KEYS_FILE
             path.unlink(missing_ok=True)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -266,7 +267,7 @@ def _prepare(settings: Settings) -> None:
 
 
 async def _wait_until_ready(settings: Settings, children: list[Child]) -> None:
-    """Wait until the gateway knows a worker that serves a model, where there are models of ours."""
+    """Wait until the gateway is ready and, if the catalog has local models, a worker serves one."""
     url = f"http://{settings.host}:{settings.port}/health/ready"
     local = any(entry.engine for entry in load_catalog(settings.catalog).models)
     deadline = time.monotonic() + READY_S
@@ -285,9 +286,9 @@ async def _wait_until_ready(settings: Settings, children: list[Child]) -> None:
 
 
 async def _keep_live(settings: Settings, gateway: Child) -> None:
-    """End a gateway that runs but is not live, or does not answer; it is then started again.
+    """End a gateway that is not live or does not answer, so that it is restarted.
 
-    It has been seen live; one that is started again gets ``READY_S`` until its first sign of life.
+    The first process has already been live; a restarted one has ``READY_S`` to become live.
     """
     url = f"http://{settings.host}:{settings.port}/health/live"
     seen, failures = gateway.process, 0
@@ -307,14 +308,14 @@ async def _keep_live(settings: Settings, gateway: Child) -> None:
                 continue
             if process.returncode is None:
                 why = "does not answer" if answer is None else f"is not live: {answer.text}"
-                print_line(f"{gateway.name} {why}; starting it again (see {gateway.log})")
+                print_line(f"{gateway.name} {why}; restarting it (see {gateway.log})")
                 await gateway.end()
             failures = 0
 
 
 def _print_welcome(settings: Settings, home: Path) -> None:
-    """Print the addresses and a first call. The key itself goes to a terminal only: any other
-    output is kept in somebody's journal."""
+    """Print the URLs and a first call. The key itself is printed to a terminal only, because other
+    output can end up in a journal."""
     url = f"http://{settings.host}:{settings.port}"
     path = home / KEYS_FILE
     key = f"$(sed -n s/^TOLLGATE_API_KEY=//p {shlex.quote(str(path))})"
@@ -339,7 +340,7 @@ def _print_welcome(settings: Settings, home: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    """Hold the home directory for this process alone."""
+    """Lock the home directory for this process."""
     file: IO[str] = open(home / "up.lock", "a+")  # noqa: SIM115  # held until the end
     try:
         try:
@@ -364,7 +365,7 @@ def _check_port(settings: Settings) -> None:
         except OSError as error:
             raise CannotStart(
                 f"port {settings.port} on {settings.host} cannot be used: {error.strerror}; "
-                "set TOLLGATE_PORT to another"
+                "set TOLLGATE_PORT to a different port"
             ) from None
 
 

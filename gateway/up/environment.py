@@ -1,8 +1,8 @@
-"""The environment of each child of ``tollgate up``: what it needs, and no secret of another one.
+"""The environment of each child of ``tollgate up``: what it needs, without the secrets of others.
 
-The worker has the credentials of upstreams that the catalog names, but neither the database nor the
-payment provider nor the pepper; the gateway has those, but no upstream's credential; the queue
-server has none of them. Pure.
+The worker gets the credentials of the catalog's upstreams, but no access to the database, the
+payment provider or the pepper. The gateway gets those, but no credentials of upstreams. The queue
+server gets neither. Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NETWORK: Final = frozenset(
 )
 LOADER: Final = ("LC_", "LD_", "DYLD_", "PYTHON", "MALLOC_", "XDG_")
 STORE: Final = ("AWS_",)
-"""Prefix of the variables by which a blob store in S3 is configured."""
+"""Prefix of the variables that configure a blob store in S3."""
 POSTGRES: Final = ("PG",)
 """Prefix of libpq's variables, such as ``PGPASSWORD`` and ``PGSSLMODE``."""
 COMPUTE: Final = (
@@ -81,7 +81,7 @@ OURS: Final = "TOLLGATE_"
 
 
 def secret_names(settings: type[Settings] = Settings) -> frozenset[str]:
-    """Names of the variables of settings that are secrets."""
+    """Return the names of the environment variables of secret settings."""
     names: set[str] = set()
     for name, field in settings.model_fields.items():
         if SecretStr in getattr(field.annotation, "__args__", (field.annotation,)):
@@ -91,7 +91,7 @@ def secret_names(settings: type[Settings] = Settings) -> frozenset[str]:
 
 
 def credentials(entries: Iterable[CatalogEntry]) -> frozenset[str]:
-    """Names of the variables that hold the credentials of a catalog's upstreams."""
+    """Return the names of the environment variables with credentials of a catalog's upstreams."""
     found: set[str] = set()
     for entry in entries:
         if entry.upstream is not None:
@@ -102,12 +102,12 @@ def credentials(entries: Iterable[CatalogEntry]) -> frozenset[str]:
 
 
 def of_queue_server(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the embedded queue server."""
+    """Return the environment of the embedded queue server."""
     return _chosen(environ, SYSTEM, LOADER)
 
 
 def of_gateway(environ: Mapping[str, str], *, credentials: Collection[str]) -> dict[str, str]:
-    """The environment of the gateway, without the credentials of upstreams."""
+    """Return the environment of the gateway, without credentials of upstreams."""
     names = SYSTEM | NETWORK | {"DATABASE_URL", "REDIS_URL", "BLOB_URL"} | secret_names()
     found = _chosen(environ, names, (*LOADER, *STORE, *POSTGRES, OURS))
     return {name: value for name, value in found.items() if name not in credentials}
@@ -116,7 +116,7 @@ def of_gateway(environ: Mapping[str, str], *, credentials: Collection[str]) -> d
 def of_worker(
     environ: Mapping[str, str], *, credentials: Collection[str], more: Collection[str] = ()
 ) -> dict[str, str]:
-    """The environment of a worker; ``more`` are the names that the operator adds."""
+    """Return the environment of a worker; ``more`` are names added by the operator."""
     names = SYSTEM | NETWORK | {"REDIS_URL", "BLOB_URL"} | {*credentials, *more}
     found = _chosen(environ, names, (*LOADER, *STORE, *COMPUTE, OURS))
     return {name: value for name, value in found.items() if name not in secret_names()}

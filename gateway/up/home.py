@@ -1,7 +1,7 @@
-"""The state directory of an installation: readable by its owner alone, whoever created it.
+"""The state directory of an installation: accessible only to its owner.
 
-``tollgate up`` closes it before anything else runs. The umask does the same for all files that its
-children create from then on, blobs, logs and the database included.
+``tollgate up`` restricts its permissions before anything else runs. The umask does the same for all
+files that the children create afterwards, including blobs, logs and the database.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 
 _QUEUE_FILES: Final = ("appendonlydir", "appendonly.aof", "dump.rdb")
-"""What embedded queue servers of earlier versions wrote: it contains prompts, and nothing in it is
-needed, because the ledger refills an empty queue."""
+"""Files of embedded queue servers of earlier versions. They contain prompts and are not needed,
+because the ledger refills an empty queue."""
 
 
 def secure(home: Path) -> None:
-    """Create the home directory or close an existing one, and everything in it."""
+    """Create the home directory, or restrict the permissions of an existing one and its content."""
     os.umask(UMASK)
     home.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     (home / "logs").mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-    # A large home takes a while to walk. Nobody else reaches into one that is closed already.
+    # Traversing a large home is slow, and not needed if the directory itself is already restricted.
     if stat.S_IMODE(home.stat().st_mode) & UMASK:
         home.chmod(DIRECTORY_MODE)
         for directory, _, names in os.walk(home):
@@ -40,7 +40,7 @@ def secure(home: Path) -> None:
 
 
 def remove_queue_files(home: Path) -> None:
-    """Delete what an earlier version's queue server left on disk."""
+    """Delete the files of an earlier version's queue server."""
     for name in _QUEUE_FILES:
         path = home / name
         if path.is_dir():
@@ -50,7 +50,7 @@ def remove_queue_files(home: Path) -> None:
 
 
 def _close(path: Path, mode: int) -> None:
-    """Take the rights of group and others from a file, but never follow a link out of the home."""
+    """Remove the permissions of group and others, without following symbolic links."""
     if path.is_symlink():
         return
     with contextlib.suppress(FileNotFoundError):

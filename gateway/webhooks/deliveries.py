@@ -1,7 +1,7 @@
-"""Webhook deliveries in SQL: claim what is due, record attempts, list, send again, forget.
+"""Webhook deliveries in SQL: claim due ones, record attempts, list, send again, delete.
 
-An attempt is counted when it is claimed, so a delivery that ends the process is given up as well.
-Each statement reads through an index and is bounded by a number of rows.
+An attempt is counted when it is claimed, so a delivery that crashes the process is eventually given
+up. Each statement uses an index and is limited to a number of rows.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Outcome: TypeAlias = Literal["delivered", "gone", "failed"]
 Status: TypeAlias = Literal["pending", "delivered", "gone", "failed"]
 
 SCHEDULE_S: Final = (0, 5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400)
-"""Pauses before each try, as Standard Webhooks recommends: about three days in all."""
+"""Pauses before each attempt, as Standard Webhooks recommends: about three days in total."""
 ATTEMPTS_MAX: Final = len(SCHEDULE_S)
 SERIES_MAX: Final = timedelta(days=4)
-"""Age at which a delivery is given up, however few attempts its receiver's circuit left it."""
+"""Age at which a delivery is given up, even if an open circuit allowed only few attempts."""
 CLAIM: Final = timedelta(seconds=60)
-"""Time for which other gateways leave a claimed delivery alone."""
+"""Time for which a claimed delivery is not claimed by other gateways."""
 PROBE: Final = timedelta(seconds=15)
 """Time for which the deliveries of a silent receiver wait for the probe in flight."""
 UNSENT: Final = timedelta(seconds=5)
-"""Pause before a delivery is claimed again that could not be sent because SQL was away."""
+"""Pause before a delivery is claimed again that was not sent because of an outage of SQL."""
 ACCOUNTS_MAX: Final = 256
 """Accounts with open deliveries that one claim looks at; the next claim starts after them."""
 ROWS_MAX: Final = 64
@@ -67,7 +67,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Deliveries to send, and where the next claim starts."""
+    """Result of ``claim``: deliveries to send, and where the next claim starts."""
 
     taken: Sequence[Claimed]
     given_up: int
@@ -79,7 +79,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """How an attempt went. With neither a code nor an error it was not made and does not count."""
+    """Result of an attempt. With neither code nor error it was not made, and does not count."""
 
     of: Claimed
     started_at: datetime
@@ -124,10 +124,10 @@ class Delivery:
 
 
 def claim(connection: Connection, lanes: Lanes, now: datetime, *, after: int) -> Claim:
-    """Claim due deliveries, one account after the other and oldest first in each.
+    """Claim due deliveries, of each account the oldest first.
 
-    ``lanes`` is filled by what is claimed. Deliveries to silent receivers are put off, without an
-    attempt.
+    Claimed deliveries are started in ``lanes``. Deliveries to silent receivers are postponed
+    without counting an attempt.
     """
     accounts, cut_at = _accounts_due(connection, now, after)
     more = cut_at is not None
@@ -179,7 +179,7 @@ def claim(connection: Connection, lanes: Lanes, now: datetime, *, after: int) ->
 
 
 def _share_out(found: Mapping[int, deque[RowMapping]], lanes: Lanes) -> list[Claimed]:
-    """Take one delivery of each account in turn until the pool or the accounts are full."""
+    """Claim one delivery per account in rounds, until the pool or the accounts are at capacity."""
     taken: list[Claimed] = []
     waiting = dict(found)
     while waiting:
@@ -211,7 +211,10 @@ def _share_out(found: Mapping[int, deque[RowMapping]], lanes: Lanes) -> list[Cla
 def _accounts_due(
     connection: Connection, now: datetime, after: int
 ) -> tuple[list[int], int | None]:
-    """Accounts with something due, in a round that starts after one; and where it was cut."""
+    """List accounts with due deliveries, starting after one and wrapping around.
+
+    Also return the last account that was looked at if there were too many, else None.
+    """
     walked = _walk(connection, after, ACCOUNTS_MAX)
     if len(walked) < ACCOUNTS_MAX and after:
         rest = _walk(connection, 0, ACCOUNTS_MAX - len(walked))
@@ -221,7 +224,7 @@ def _accounts_due(
 
 
 def _walk(connection: Connection, after: int, limit: int) -> list[tuple[int, datetime]]:
-    """Accounts with open deliveries, each with its first due time: two index seeks per account."""
+    """List accounts with open deliveries, with first due times: two index seeks per account."""
     step, due = _TABLE.alias(), _TABLE.alias()
     walk = (
         select(func.min(_TABLE.c.account_id).label("account_id"))
@@ -259,7 +262,7 @@ def _rows_due(connection: Connection, account_id: int, now: datetime) -> Sequenc
 
 
 _ATTEMPT: Final = insert(webhook_attempts)
-# By the number of the attempt, so that a result that comes late changes nothing of a later claim.
+# By the number of the attempt, so that a late result does not change a later claim.
 _MINE: Final[tuple[ColumnElement[bool], ...]] = (
     _TABLE.c.request_id == bindparam("b_request"),
     _TABLE.c.tried == bindparam("b_number"),
@@ -278,7 +281,7 @@ _UNSENT: Final = (
 
 
 def record(connection: Connection, results: Sequence[AttemptResult], now: datetime) -> None:
-    """Record how attempts went, and when those deliveries are due again that go on."""
+    """Record the results of attempts, and when deliveries that did not end are due again."""
     ended, again, unsent, attempts = [], [], [], []
     kept = _kept(connection, [result.of.request_id for result in results])
     for result in results:
@@ -311,7 +314,7 @@ def record(connection: Connection, results: Sequence[AttemptResult], now: dateti
 
 
 def _kept(connection: Connection, ids: Sequence[str]) -> set[str]:
-    """Of some deliveries, those that were not deleted meanwhile."""
+    """Return those of some deliveries that have not been deleted since."""
     if not ids:
         return set()
     query = select(_TABLE.c.request_id).where(_TABLE.c.request_id.in_(ids))
@@ -326,7 +329,7 @@ def list_deliveries(
     status: Status | None = None,
     before: str | None = None,
 ) -> list[Delivery]:
-    """List deliveries, newest request first: of one account, or of all for None."""
+    """List deliveries of one account, or of all for None, newest request first."""
     query = select(_TABLE).order_by(_TABLE.c.request_id.desc()).limit(limit)
     if account_id is not None:
         query = query.where(_TABLE.c.account_id == account_id)
@@ -341,7 +344,7 @@ def list_deliveries(
 def find_delivery(
     connection: Connection, request_id: str, *, account_id: int | None
 ) -> Delivery | None:
-    """The delivery of a request, if it has a webhook and is kept; of any account for None."""
+    """Find the delivery of a request of an account, or of any for None."""
     query = select(_TABLE).where(_TABLE.c.request_id == request_id)
     if account_id is not None:
         query = query.where(_TABLE.c.account_id == account_id)
@@ -352,7 +355,7 @@ def find_delivery(
 def send_again(
     connection: Connection, request_id: str, *, account_id: int | None, now: datetime
 ) -> Delivery | None:
-    """Start a new series of attempts, whatever became of the last one; None if there is none."""
+    """Start a new series of attempts, whatever the result of the last one. None if not found."""
     mine = [_TABLE.c.request_id == request_id]
     if account_id is not None:
         mine.append(_TABLE.c.account_id == account_id)

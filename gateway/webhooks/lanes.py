@@ -1,9 +1,9 @@
-"""Which webhook deliveries a gateway may run beside each other. Pure; knows no SQL and no HTTP.
+"""Limits on the concurrent webhook deliveries of a gateway. Pure; knows no SQL and no HTTP.
 
-Nothing that one account orders can fill the pool: deliveries are bounded per account and per host.
-A receiver that does not answer leaves the pool: after some failures in a row its circuit opens,
-and while it is open, one delivery at a time probes it. Circuits are kept per account and host, so
-an account cannot close the receiver of another one.
+One account cannot fill the pool: deliveries are limited per account and per host. A receiver that
+does not answer leaves the pool: after some consecutive failures its circuit opens, and while it is
+open, one delivery at a time probes it. Circuits are kept per account and host, so that an account
+cannot block the receiver of another one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from datetime import datetime, timedelta
 from typing import Final
 
 POOL: Final = 64
-"""Deliveries that one gateway runs concurrently."""
+"""Maximum deliveries that one gateway runs concurrently."""
 ACCOUNT_MAX: Final = 8
-"""The part of the pool that one account can fill."""
+"""Maximum concurrent deliveries of one account."""
 HOST_MAX: Final = 16
-"""The part of the pool that one host can fill; several accounts can share a receiver."""
+"""Maximum concurrent deliveries to one host; several accounts can share a receiver."""
 FAILURES_MAX: Final = 3
-"""Deliveries without an answer, in a row, after which a circuit opens."""
+"""Consecutive deliveries without an answer after which a circuit opens."""
 PAUSE_S: Final = 30.0
 PAUSE_MAX_S: Final = 600.0
 CIRCUITS_MAX: Final = 10_000
@@ -33,7 +33,7 @@ class _Circuit:
 
 
 class Lanes:
-    """The deliveries that are in flight, and the receivers that do not answer."""
+    """Deliveries in flight, and circuits of receivers that do not answer."""
 
     def __init__(self) -> None:
         self._accounts: Counter[int] = Counter()
@@ -42,7 +42,7 @@ class Lanes:
         self._circuits: OrderedDict[tuple[int, str], _Circuit] = OrderedDict()
 
     def copy(self) -> Lanes:
-        """Return a copy that can be filled in another thread; circuits are read alone there."""
+        """Return a copy that can be filled in another thread, where circuits are only read."""
         made = Lanes()
         made._accounts = self._accounts.copy()
         made._hosts = self._hosts.copy()
@@ -59,7 +59,7 @@ class Lanes:
         return sum(one.failures >= FAILURES_MAX for one in self._circuits.values())
 
     def room(self, account_id: int) -> int:
-        """Number of deliveries that this account can start now."""
+        """Return the number of deliveries that this account can start now."""
         return min(POOL - self.in_flight, ACCOUNT_MAX - self._accounts[account_id])
 
     @property
@@ -67,7 +67,7 @@ class Lanes:
         return POOL - self.in_flight
 
     def fits(self, account_id: int, host: str) -> bool:
-        """Whether the host takes one more; a host under probation takes one at a time."""
+        """Whether one more delivery to the host can start; a probed host gets one at a time."""
         circuit = self._circuits.get((account_id, host))
         probing = circuit is not None and circuit.failures >= FAILURES_MAX
         return self._hosts[host] < HOST_MAX and not (probing and self._pairs[account_id, host])
@@ -75,7 +75,7 @@ class Lanes:
     def deferred_until(
         self, account_id: int, host: str, now: datetime, *, patience: timedelta
     ) -> datetime | None:
-        """Return when to look at a delivery to a silent receiver again, or None to send it now.
+        """Return when a delivery to a silent receiver is due again, or None to send it now.
 
         ``patience`` is the time that the probe in flight can still take.
         """
@@ -92,7 +92,7 @@ class Lanes:
         self._pairs[account_id, host] += 1
 
     def end(self, account_id: int, host: str) -> None:
-        """Free the place of a delivery that was started."""
+        """Free the capacity of a delivery that was started."""
         self._accounts[account_id] -= 1
         self._hosts[host] -= 1
         self._pairs[account_id, host] -= 1
@@ -103,11 +103,11 @@ class Lanes:
         self._circuits.pop((account_id, host), None)
 
     def failed(self, account_id: int, host: str, now: datetime) -> None:
-        """Count a delivery that the receiver did not answer, with any code at all."""
+        """Count a delivery that got no answer, of whatever code."""
         key = (account_id, host)
         circuit = self._circuits.setdefault(key, _Circuit(0, now))
         if circuit.open_until > now:
-            # It was in flight when the circuit opened; only probes make the pause longer.
+            # It was in flight when the circuit opened; only probes extend the pause.
             return
         self._circuits.move_to_end(key)
         circuit.failures += 1

@@ -1,8 +1,8 @@
 """Sends signed webhooks when requests have ended (Standard Webhooks 1.0).
 
-A delivery is written in the transaction that settles its request, so none is lost; any gateway
-sends it, and a receiver can get it twice. URLs of clients never lead to private addresses, and
-redirects are not followed. One account's receivers delay no other account's (``lanes``).
+A delivery is written in the transaction that settles its request, so none is lost. Any gateway can
+send it, and a receiver can get it twice. Clients' URLs never reach private addresses, and redirects
+are not followed. The receivers of one account do not delay those of others (``lanes``).
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 SILENCE: Final = ("timeout", "connect", "tls", "protocol", "name_resolution")
-"""Classes of errors of receivers that do not answer: they open a circuit."""
+"""Classes of errors that mean that a receiver does not answer; they open its circuit."""
 TIMEOUT_S: Final = 15.0
-"""Time of one attempt in all: name resolution, connection, TLS and the head of the answer."""
+"""Time limit of one attempt: name resolution, connection, TLS and response headers."""
 POLL_S: Final = 1.0
 BETWEEN_S: Final = 0.05
-"""Pause between looks at the accounts when there are more than one claim looks at."""
+"""Pause between claims if there are more due deliveries than one claim covers."""
 
 
 def signing_secret(pepper: bytes, account_id: int) -> str:
-    """The account's secret, ``whsec_…``: derived from the server's own, so nothing is stored."""
+    """Return an account's secret, ``whsec_…``, derived from the server's, so it is not stored."""
     digest = hmac.digest(pepper, f"webhook:{account_id}".encode(), hashlib.sha256)
     return "whsec_" + base64.b64encode(digest).decode()
 
 
 class Webhooks:
-    """Sends what is due, for ever."""
+    """The loop that sends due deliveries."""
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class Webhooks:
         self._after = 0
 
     async def run(self, beat: Beat = no_beat) -> None:
-        """Send what is due until cancelled; a place in the pool is filled when it becomes free."""
+        """Send due deliveries until cancelled; each one that ends makes room for the next."""
         self._lanes = Lanes()
         async with (
             httpx.AsyncClient(
                 timeout=TIMEOUT_S,
                 follow_redirects=False,
                 trust_env=False,
-                # Connections are not shared: one was proven for the name of one receiver alone.
+                # No keep-alive: a connection was checked for one receiver's host name only.
                 limits=httpx.Limits(max_connections=POOL, max_keepalive_connections=0),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
                 headers={"User-Agent": "Tollgate-Webhooks"},
@@ -104,7 +104,7 @@ class Webhooks:
                         await self._ended.wait()
 
     async def _turn(self) -> Claim:
-        """Record what has ended and claim what is due, in one transaction."""
+        """Record results of attempts and claim due deliveries, in one transaction."""
         self._ended.clear()
         results, lanes = list(self._results), self._lanes.copy()
 
@@ -115,11 +115,12 @@ class Webhooks:
         try:
             claimed = await self._database.write(turn)
         except SQL_OUTAGE as error:
-            log.warning("webhooks wait, trying again: %s", type(error).__name__)
+            log.warning("could not claim webhooks, retrying: %s", type(error).__name__)
             await asyncio.sleep(POLL_S)
             return Claim((), 0, self._after, more=False)
         except Exception:
-            # What cannot be recorded must not stop the loop again: those are due again soon.
+            # Results that cannot be recorded are dropped, or the loop would fail again; their
+            # deliveries are due again soon.
             del self._results[: len(results)]
             raise
         del self._results[: len(results)]
@@ -139,7 +140,7 @@ class Webhooks:
         return claimed
 
     async def _deliver(self, client: httpx.AsyncClient, one: Claimed) -> None:
-        """Make one attempt and keep its result for the next turn; raise nothing."""
+        """Make one attempt and store its result for the next turn. Raises nothing."""
         started_at, started = _now(), time.monotonic()
         code, error, final = None, None, False
         try:
@@ -183,7 +184,7 @@ class Webhooks:
             to = await pin(
                 one.url, private_allowed=self._private_allowed, owner=str(one.account_id)
             )
-            # The body of the answer is not read: what a receiver says beyond its code is unused.
+            # The body of the response is not read, because only the status code is used.
             async with client.stream(
                 "POST",
                 to.url,
@@ -201,7 +202,7 @@ class Webhooks:
 
 
 def error_class(failure: BaseException) -> str:
-    """Classify why an attempt had no answer; the class is stored and shown."""
+    """Return the class of an attempt's error, which is stored and displayed."""
     if isinstance(failure, InvalidUrl):
         return "invalid_url"
     if isinstance(failure, PrivateAddress):

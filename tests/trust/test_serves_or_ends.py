@@ -147,7 +147,7 @@ def test_up_starts_a_gateway_again_that_ended_itself(tmp_path: Path) -> None:
     up = Up(tmp_path / "home", TOLLGATE_FAILPOINT="falter:prices", **QUICK)
     try:
         wait_for(
-            lambda: f"gateway ended with {EXIT_CODE}; starting it again" in up.said.read_text(),
+            lambda: f"gateway exited with {EXIT_CODE}; restarting it" in up.said.read_text(),
             "the gateway to be started again",
             patience_s=60,
         )
@@ -167,7 +167,7 @@ def test_up_ends_a_gateway_that_does_not_answer(tmp_path: Path) -> None:
         )
         os.kill(gateway, 19)  # SIGSTOP: the port is open, and nothing answers
         wait_for(
-            lambda: "gateway does not answer; starting it again" in up.said.read_text(),
+            lambda: "gateway does not answer; restarting it" in up.said.read_text(),
             "the gateway to be given up",
             patience_s=60,
         )
