@@ -23,9 +23,8 @@ from sqlalchemy import (
     or_,
     select,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
-from gateway.sql.database import Database
+from gateway.sql.database import Database, upsert
 from gateway.tables.batches import batches
 from gateway.tables.core import holds
 from gateway.tables.set_aside import set_aside
@@ -101,8 +100,7 @@ def describe(error: BaseException | str) -> str:
 def add_note(connection: Connection, kind: Kind, name: str, reason: str) -> int:
     """Create or update a note; return how often the row has been set aside."""
     now = datetime.now(UTC)
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    made = insert(set_aside).values(
+    made = upsert(connection, set_aside).values(
         kind=kind, name=name[:255], reason=reason, times=1, first_at=now, last_at=now
     )
     times = made.on_conflict_do_update(

@@ -10,9 +10,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
-from gateway.sql.database import Database
+from gateway.sql.database import Database, upsert
 from gateway.tables.core import chores
 
 
@@ -52,9 +51,8 @@ class Lease:
 
     def _move(self, connection: Connection) -> datetime | None:
         now = datetime.now(UTC)
-        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-        made = insert(chores).values(name=self._name, due_at=now).on_conflict_do_nothing()
-        connection.execute(made)
+        made = upsert(connection, chores).values(name=self._name, due_at=now)
+        connection.execute(made.on_conflict_do_nothing())
         until = now + self._held
         moved = connection.execute(
             update(chores)

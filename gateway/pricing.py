@@ -19,6 +19,7 @@ import msgspec
 from workers.contract.jobs import Usage
 
 NANOS_PER_USD: Final = 1_000_000_000
+NANOS_PER_CENT: Final = NANOS_PER_USD // 100
 NANOS_MAX: Final = 2**63 - 1
 
 _AMOUNT: Final = re.compile(r"(-)?([0-9]{1,20})(?:\.([0-9]{1,40}))?", re.ASCII)

@@ -16,14 +16,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sqlalchemy import Connection, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway import metrics
 from gateway.aside import KINDS, count_notes
 from gateway.disk import has_room, written_paths
 from gateway.dispatch.health import QueueHealth
 from gateway.settings import Settings
-from gateway.sql.database import Database
+from gateway.sql.database import Database, upsert
 from gateway.tables.core import chores
 
 log = logging.getLogger(__name__)
@@ -108,9 +107,8 @@ class _Found:
 
 def _write(connection: Connection) -> _Found:
     """Write a row; read the counts of rows set aside and the clock of the database."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     now = datetime.now(UTC)
-    row = insert(chores).values(name=ROW_NAME, due_at=now)
+    row = upsert(connection, chores).values(name=ROW_NAME, due_at=now)
     connection.execute(row.on_conflict_do_update(index_elements=["name"], set_={"due_at": now}))
     skew_s = 0.0
     if connection.dialect.name == "postgresql":

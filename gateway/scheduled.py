@@ -16,7 +16,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 from sqlalchemy import Connection, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway import metrics
 from gateway.aside import delete_obsolete_notes
@@ -30,7 +29,7 @@ from gateway.ledger.expiry import expire_lots, give_allowances
 from gateway.ledger.holds import delete_expired_outputs, delete_idempotency_keys
 from gateway.ledger.periods import month_of
 from gateway.payments.provider import PaymentProvider
-from gateway.sql.database import Database
+from gateway.sql.database import Database, upsert
 from gateway.sql.outages import OUTAGE
 from gateway.supervision import Beat, no_beat
 from gateway.tables.core import chores
@@ -124,8 +123,8 @@ def claim(connection: Connection, task: ScheduledTask, now: datetime | None = No
     A task that has never run is due.
     """
     now = now or datetime.now(UTC)
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    connection.execute(insert(chores).values(name=task.name, due_at=now).on_conflict_do_nothing())
+    made = upsert(connection, chores).values(name=task.name, due_at=now)
+    connection.execute(made.on_conflict_do_nothing())
     moved = connection.execute(
         update(chores)
         .where(chores.c.name == task.name, chores.c.due_at <= now)

@@ -32,7 +32,7 @@ from gateway.commands.terminal import (
     snapshot,
     transaction,
 )
-from gateway.pricing import format_usd, parse_usd
+from gateway.pricing import NANOS_PER_CENT, format_usd, parse_usd
 
 actor_option = click.option("--actor", default="operator", show_default=True, help="Who does it.")
 
@@ -195,7 +195,7 @@ def _period_row(found: BillingPeriod) -> dict[str, Any]:
 def _expected_row(expected: ExpectedInvoice) -> dict[str, Any]:
     return {
         "account": expected.account,
-        "total": format_usd(expected.total_cents * 10_000_000),
+        "total": format_usd(expected.total_cents * NANOS_PER_CENT),
         "rebate": format_usd(expected.rebate_nanos),
     }
 
@@ -205,7 +205,7 @@ def _invoice_row(found: Invoice) -> dict[str, Any]:
         "number": found.number,
         "kind": found.kind,
         "month": found.month,
-        "total": format_usd(found.total_cents * 10_000_000),
+        "total": format_usd(found.total_cents * NANOS_PER_CENT),
         "corrects": found.corrects,
         "issued_at": found.issued_at.isoformat(timespec="seconds"),
         "reason": found.reason,

@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from sqlalchemy import Connection, RowMapping, bindparam, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.accounts.budgets import (
     Budget,
@@ -23,6 +22,7 @@ from gateway.accounts.budgets import (
     window_end,
     window_start,
 )
+from gateway.sql.database import upsert
 from gateway.tables.core import budget_windows
 
 WindowKey = tuple[int, int]
@@ -125,8 +125,7 @@ class Bounds:
         if not self._held:
             return
         found = {budget.id: budget for each in self._budgets.values() for budget in each}
-        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-        statement = insert(budget_windows)
+        statement = upsert(connection, budget_windows)
         connection.execute(
             statement.on_conflict_do_update(
                 index_elements=["budget_id", "starts_us"],

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
+from gateway.sql.database import upsert
 from gateway.tables.core import periods
 
 Clock = Callable[[], datetime]
@@ -59,8 +59,7 @@ def booking_time(connection: Connection, clock: Clock = utc_now) -> datetime:
 
 def open_period(connection: Connection, month: str) -> None:
     """Create a month's row if it does not exist; concurrent callers wait for the first."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    connection.execute(insert(periods).values(month=month).on_conflict_do_nothing())
+    connection.execute(upsert(connection, periods).values(month=month).on_conflict_do_nothing())
 
 
 def month_of(moment: datetime) -> str:

@@ -160,11 +160,7 @@ def chargeback(
 
 def owed(connection: Connection, account_id: int) -> int:
     """Return an account's debt beyond its balance, from chargebacks of money that it had spent."""
-    receivable = connection.execute(
-        select(accounts.c.id).where(
-            accounts.c.name == f"receivable:{account_id}", accounts.c.kind == "system"
-        )
-    ).scalar()
+    receivable = _find_receivable(connection, account_id)
     if receivable is None:
         return 0
     given = select(wide_sum(transfers.c.amount_nanos)).where(transfers.c.from_account == receivable)
@@ -238,13 +234,8 @@ def _chargeback_of(
     known = rows.mappings().all()
     if not known:
         return None
-    owing = connection.execute(
-        select(accounts.c.id).where(
-            accounts.c.name == f"receivable:{account_id}", accounts.c.kind == "system"
-        )
-    ).scalar()
     sources = {row["from_account"] for row in known}
-    if not sources <= {account_id, owing} or amount_nanos != sum(
+    if not sources <= {account_id, _find_receivable(connection, account_id)} or amount_nanos != sum(
         row["amount_nanos"] for row in known
     ):
         raise TransferConflict(f"{key} was already used with a different amount or account")
@@ -267,14 +258,19 @@ def _repay(connection: Connection, account_id: int, *, key: str, actor: str, now
 
 def _receivable(connection: Connection, account_id: int, now: datetime) -> int:
     """Return the id of the system account for a customer's debt; create it if necessary."""
-    name = f"receivable:{account_id}"
-    id = connection.execute(
-        select(accounts.c.id).where(accounts.c.name == name, accounts.c.kind == "system")
-    ).scalar()
+    id = _find_receivable(connection, account_id)
     if id is None:
+        name = f"receivable:{account_id}"
         made = insert(accounts).values(name=name, kind="system", created_at=now)
-        id = connection.execute(made.returning(accounts.c.id)).scalar_one()
-    return int(id)
+        id = int(connection.execute(made.returning(accounts.c.id)).scalar_one())
+    return id
+
+
+def _find_receivable(connection: Connection, account_id: int) -> int | None:
+    query = select(accounts.c.id).where(
+        accounts.c.name == f"receivable:{account_id}", accounts.c.kind == "system"
+    )
+    return connection.execute(query).scalar()
 
 
 def _insert(

@@ -13,10 +13,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway import metrics
 from gateway.accounts.locks import lock_accounts
@@ -24,15 +23,14 @@ from gateway.ledger.periods import booking_time
 from gateway.ledger.reconcile import Finding
 from gateway.ledger.transfers import add_credit, chargeback
 from gateway.payments.provider import PaidEvent, PaymentEvent
-from gateway.pricing import NANOS_PER_USD, format_usd
+from gateway.pricing import NANOS_PER_CENT, format_usd
+from gateway.sql.database import upsert
 from gateway.tables.payments import payment_events, payments
 
 log = logging.getLogger(__name__)
 
 Status: TypeAlias = Literal["open", "paid", "expired", "failed", "refunded", "disputed"]
 Applied: TypeAlias = Literal["booked", "noted", "repeated", "unknown", "refused"]
-
-NANOS_PER_CENT: Final = NANOS_PER_USD // 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +95,8 @@ def list_payments(
 def apply(connection: Connection, event: PaymentEvent, *, provider: str) -> Applied:
     """Book an event, once."""
     now = booking_time(connection)
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     noted = connection.execute(
-        dialect.insert(payment_events)
+        upsert(connection, payment_events)
         .values(provider=provider, event_id=event.id, kind=event.name, received_at=now)
         .on_conflict_do_nothing()
         .returning(payment_events.c.event_id)

@@ -28,11 +28,16 @@ from sqlalchemy import (
     Dialect,
     Engine,
     String,
+    Table,
     TypeDecorator,
     cast,
+    delete,
     func,
+    select,
+    tuple_,
     type_coerce,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.compiler import compiles
@@ -137,6 +142,21 @@ def _microseconds_sqlite(element: microseconds, compiler: SQLCompiler, **kw: Any
 def _microseconds_postgresql(element: microseconds, compiler: SQLCompiler, **kw: Any) -> str:
     column = compiler.process(element.column, **kw)
     return f"CAST(extract(epoch FROM {column}) * 1000000 AS BIGINT)"
+
+
+def upsert(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """Return an INSERT of the connection's dialect, which supports ``on_conflict_do_…``."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    return insert(table)
+
+
+def delete_some(
+    connection: Connection, table: Table, condition: ColumnElement[bool], *, limit: int
+) -> int:
+    """Delete at most ``limit`` rows that match a condition; return their number."""
+    key = table.primary_key.columns
+    some = select(*key).where(condition).limit(limit)
+    return connection.execute(delete(table).where(tuple_(*key).in_(some))).rowcount
 
 
 def exact_sum(column: ColumnElement[Any]) -> ColumnElement[int]:

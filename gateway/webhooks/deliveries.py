@@ -18,7 +18,6 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     bindparam,
-    delete,
     func,
     insert,
     select,
@@ -26,6 +25,7 @@ from sqlalchemy import (
 )
 
 from gateway.checks.public_urls import host_of
+from gateway.sql.database import delete_some
 from gateway.tables.webhooks import webhook_attempts, webhook_deliveries
 from gateway.webhooks.lanes import Lanes
 
@@ -369,15 +369,7 @@ def send_again(
 
 def delete_ended(connection: Connection, before: datetime, *, limit: int) -> int:
     """Delete deliveries that ended before a moment, with their attempts; return their number."""
-    ids = connection.scalars(
-        select(_TABLE.c.request_id)
-        .where(_TABLE.c.ended_at < before)
-        .order_by(_TABLE.c.ended_at)
-        .limit(limit)
-    ).all()
-    if ids:
-        connection.execute(delete(_TABLE).where(_TABLE.c.request_id.in_(ids)))
-    return len(ids)
+    return delete_some(connection, _TABLE, _TABLE.c.ended_at < before, limit=limit)
 
 
 def _with_attempts(connection: Connection, rows: Sequence[RowMapping]) -> list[Delivery]:

@@ -14,7 +14,6 @@ from gateway.api.http.request import ApiRequest
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound, Unavailable
 from gateway.payments.payments import (
-    NANOS_PER_CENT,
     Payment,
     apply,
     list_payments,
@@ -23,7 +22,7 @@ from gateway.payments.payments import (
     set_reference,
 )
 from gateway.payments.provider import InvalidEvent, ProviderFailed
-from gateway.pricing import format_usd, parse_usd
+from gateway.pricing import NANOS_PER_CENT, format_usd, parse_usd
 from gateway.settings import Settings
 
 log = logging.getLogger(__name__)

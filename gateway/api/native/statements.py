@@ -36,7 +36,7 @@ from gateway.billing.statements.statement import (
 )
 from gateway.checks.moments import timestamp
 from gateway.errors import Conflict, InvalidRequest, NotFound
-from gateway.pricing import format_usd
+from gateway.pricing import NANOS_PER_CENT, format_usd
 from gateway.settings import Settings
 
 T = TypeVar("T")
@@ -331,7 +331,7 @@ def statement_view(made: Statement) -> StatementView:
         "sum": format_usd(made.sum_nanos),
         "carried_in": format_usd(made.carried_in_nanos),
         "carried_out": format_usd(made.carried_out_nanos),
-        "total": format_usd(made.total_cents * 10_000_000),
+        "total": format_usd(made.total_cents * NANOS_PER_CENT),
         "payments": [
             {
                 "booked_at": timestamp(each.booked_at),
@@ -349,7 +349,7 @@ def invoice_view(invoice: Invoice) -> InvoiceView:
         "object": invoice.kind,
         "number": invoice.number,
         "month": invoice.month,
-        "total": format_usd(invoice.total_cents * 10_000_000),
+        "total": format_usd(invoice.total_cents * NANOS_PER_CENT),
         "issued_at": timestamp(invoice.issued_at),
         "corrects": invoice.corrects,
         "reason": invoice.reason or None,
@@ -382,7 +382,7 @@ def rehearsal_view(rehearsal: Rehearsal) -> RehearsalView:
         "invoices": [
             {
                 "account": each.account,
-                "total": format_usd(each.total_cents * 10_000_000),
+                "total": format_usd(each.total_cents * NANOS_PER_CENT),
                 "rebate": format_usd(each.rebate_nanos),
             }
             for each in rehearsal.invoices

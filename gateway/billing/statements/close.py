@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Connection, func, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.accounts.locks import lock_accounts
 from gateway.billing.statements.statement import (
@@ -35,8 +34,8 @@ from gateway.ledger.periods import (
     utc_now,
 )
 from gateway.ledger.transfers import add_credit
-from gateway.pricing import NANOS_MAX, format_usd
-from gateway.sql.database import Database, exact_sum, microseconds
+from gateway.pricing import NANOS_MAX, NANOS_PER_CENT, format_usd
+from gateway.sql.database import Database, exact_sum, microseconds, upsert
 from gateway.tables.core import (
     accounts,
     counters,
@@ -253,10 +252,10 @@ def credit_note(
     )
     given, count = connection.execute(notes).one()
     left = row.total_cents + int(given)
-    cents, odd = divmod(amount_nanos, 10_000_000)
+    cents, odd = divmod(amount_nanos, NANOS_PER_CENT)
     if odd or not 0 < cents <= left:
         raise ValueError(
-            f"whole cents up to ${format_usd(max(left, 0) * 10_000_000)} of {number} can be "
+            f"whole cents up to ${format_usd(max(left, 0) * NANOS_PER_CENT)} of {number} can be "
             f"credited, not ${format_usd(amount_nanos)}"
         )
     add_credit(
@@ -382,7 +381,7 @@ def _write(
     reason: str = "",
 ) -> None:
     note = kind == "credit_note"
-    total = sum(line.amount_nanos for line in lines) // 10_000_000 if note else made.total_cents
+    total = sum(line.amount_nanos for line in lines) // NANOS_PER_CENT if note else made.total_cents
     invoice_id = connection.execute(
         insert(invoices)
         .values(
@@ -424,8 +423,7 @@ def _write(
 def _next_number(connection: Connection, now: datetime) -> str:
     """Take the year's next invoice number, in the invoice's transaction: there are no gaps."""
     name = f"invoices:{now.year}"
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(counters).values(name=name, value=1)
+    statement = upsert(connection, counters).values(name=name, value=1)
     value = connection.execute(
         statement.on_conflict_do_update(
             index_elements=["name"], set_={"value": counters.c.value + 1}

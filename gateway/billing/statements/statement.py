@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Final
 
 from sqlalchemy import Connection, or_, select
 
@@ -20,7 +19,7 @@ from gateway.billing.lines import charged_lines
 from gateway.ledger.closed import UNITS
 from gateway.ledger.periods import month_of, next_month, starts_at
 from gateway.ledger.prices import PriceCache
-from gateway.pricing import NANOS_PER_USD
+from gateway.pricing import NANOS_PER_CENT
 from gateway.tables.core import (
     accounts,
     invoice_lines,
@@ -30,8 +29,6 @@ from gateway.tables.core import (
     refunds,
     transfers,
 )
-
-NANOS_PER_CENT: Final = NANOS_PER_USD // 100
 
 
 @dataclass(frozen=True, slots=True)
