@@ -1,6 +1,6 @@
 """The gateway's settings: environment variables → one frozen object, read once at start.
 
-Every setting is listed with its default in ``docs/reference/settings.md``; a test keeps that page complete.
+``docs/reference/settings.md`` lists every setting with its default; a test keeps it complete.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_seventy_billion_weights_in_fp8_are_seventy_gigabytes_read_for_each_toke
     assert step_bytes(SEVENTY, load(context=1), 1) == 70 * GB + 327_680
 
 
-def test_a_decode_step_reads_the_weights_once_and_what_everybody_has_kept() -> None:
+def test_decode_step_reads_the_weights_once_and_all_kv_caches() -> None:
     made = plan(SEVENTY, load(context=1000, batch=10), find_gpu("h200"))
 
     one = 70 * GB + 327_680_000
@@ -52,7 +52,7 @@ def test_a_decode_step_reads_the_weights_once_and_what_everybody_has_kept() -> N
     assert round(float(made.speed.decode_one), 2) == 68.25
 
 
-def test_room_is_what_nine_tenths_of_the_memory_leave_beside_the_weights() -> None:
+def test_kv_room_is_nine_tenths_of_memory_less_the_weights() -> None:
     fit = plan(SEVENTY, load(), find_gpu("H200 SXM")).fit
 
     assert fit.devices == 1
@@ -70,7 +70,7 @@ def test_a_model_that_is_too_large_says_how_many_devices_it_takes() -> None:
     assert plan(SEVENTY, load(), find_gpu("l4")).fit.devices == 4
 
 
-def test_a_batch_is_no_larger_than_what_there_is_room_for() -> None:
+def test_batch_is_limited_by_the_kv_room() -> None:
     made = plan(SEVENTY, load(batch=64), find_gpu("h200"))
 
     assert made.speed.batch == 21
@@ -114,7 +114,7 @@ def test_a_device_without_fp8_computes_in_bfloat16_and_an_unknown_one_has_no_pre
     assert made.speed.decode_one == Fraction(10 * GB, 70 * GB + 8192 * 327_680)
 
 
-def test_a_million_tokens_cost_the_hour_by_the_tokens_of_it_rounded_up() -> None:
+def test_cost_of_a_million_tokens_is_rounded_up() -> None:
     # 100 tokens a second are 360,000 an hour; a million takes 2.777… hours of $3.60.
     made = cost(
         Fraction(100),
@@ -131,7 +131,7 @@ def test_a_million_tokens_cost_the_hour_by_the_tokens_of_it_rounded_up() -> None
     assert rounded.margin_percent is None
 
 
-def test_a_price_of_a_million_is_that_of_the_catalog_whatever_it_is_per() -> None:
+def test_price_of_a_million_follows_the_catalog() -> None:
     price = Price((Component("output_token", 80, 1000), Component("input_token", 5)))
 
     assert price_of_million(price, "output_token") == 80_000
@@ -158,7 +158,7 @@ def test_a_gpu_is_found_however_its_name_is_written(written: str, name: str) -> 
 
 
 @pytest.mark.parametrize("written", ["", "b300", "NVIDIA L40S", "H100 PCIe", "A100 40GB", "NVIDIA"])
-def test_a_gpu_that_is_not_known_is_answered_with_those_that_are(written: str) -> None:
+def test_unknown_gpu_error_lists_the_known_ones(written: str) -> None:
     with pytest.raises(LookupError, match="known are H100 SXM, H200 SXM, A100 80GB, L4"):
         find_gpu(written)
 
@@ -213,7 +213,7 @@ def test_a_checkpoint_that_cannot_be_counted_is_refused_with_the_reason(tmp_path
         read_checkpoint(tmp_path)
 
 
-def test_the_table_of_shapes_comes_to_what_their_configurations_say() -> None:
+def test_table_of_shapes_matches_the_configurations() -> None:
     def decoder(
         vocabulary: int, width: int, inner: int, heads: int, *, bias: bool = False, of: Shape
     ) -> int:
@@ -234,7 +234,7 @@ def test_the_table_of_shapes_comes_to_what_their_configurations_say() -> None:
     assert find_shape("gpt-oss-120b") is None
 
 
-def test_the_processor_here_has_a_bandwidth_that_was_measured() -> None:
+def test_bandwidth_of_this_processor_is_measured() -> None:
     here = [device for device in devices_here() if device.name == "CPU here"]
 
     assert len(here) == 1
@@ -243,7 +243,7 @@ def test_the_processor_here_has_a_bandwidth_that_was_measured() -> None:
     assert measure_bandwidth() > GB / 10
 
 
-def test_gpus_are_read_as_their_driver_tells_them() -> None:
+def test_gpus_are_read_from_the_output_of_their_driver() -> None:
     said = "NVIDIA H200, 143771\nNVIDIA H200, 143771\nNVIDIA T1000, 4096\nfailed\n"
 
     [found] = read_gpus(said)
@@ -258,7 +258,7 @@ def test_every_gpu_has_a_peak_for_what_it_computes() -> None:
             assert gpu.peak(precision) is not None
 
 
-def test_a_load_that_makes_no_sense_is_refused() -> None:
+def test_invalid_load_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown precision 'int3'; known are float32"):
         Load("int3", "bfloat16", 1, 1)
     with pytest.raises(ValueError, match="context is 0"):

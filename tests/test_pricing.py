@@ -19,12 +19,12 @@ from workers.contract.jobs import Usage
 
 
 @pytest.mark.parametrize("text", ["0.0000000001", "x", "", "NaN", "1e400", "99999999999"])
-def test_what_is_no_amount_is_refused(text: str) -> None:
+def test_invalid_amount_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_usd(text)
 
 
-def test_nothing_is_priced_at_nothing() -> None:
+def test_usage_without_a_price_is_refused() -> None:
     price = Price((Component("image", 1000, when={"size": "large"}),))
 
     with pytest.raises(UnpricedUsage):
@@ -86,7 +86,7 @@ def test_usage_is_clipped_to_its_limits() -> None:
     assert (clipped.input_tokens, clipped.cached_input_tokens, clipped.output_tokens) == (2, 8, 5)
 
 
-def test_what_a_request_names_decides_over_what_a_worker_says() -> None:
+def test_attributes_of_the_request_override_the_workers() -> None:
     limits = Usage(requests=1, images=1, attributes={"size": "small"})
 
     larger = clip(Usage(requests=1, images=1, attributes={"size": "large"}), limits)
@@ -98,7 +98,7 @@ def test_what_a_request_names_decides_over_what_a_worker_says() -> None:
     assert measured[0].attributes == {"size": "small", "quality": "high"}
 
 
-def test_a_bill_that_no_ledger_can_hold_is_refused() -> None:
+def test_bill_beyond_64_bits_is_refused() -> None:
     price = Price((Component("image", NANOS_MAX),))
 
     assert charge(price, Usage(images=1)).total_nanos == NANOS_MAX

@@ -168,7 +168,7 @@ def test_quote_is_the_bill_once_every_attribute_of_a_condition_is_given(
 
 
 @given(prices(), limits(), usages())
-def test_whatever_a_worker_reports_is_covered_once_it_is_clipped(
+def test_clipped_usage_is_always_covered_by_the_quote(
     price: Price, bounds: Usage, reported: Usage
 ) -> None:
     clipped, cut = clip(reported, bounds)
@@ -195,7 +195,7 @@ def test_more_of_anything_never_costs_less(
 
 
 @given(st.data(), prices(), limits())
-def test_what_is_known_of_a_request_never_makes_its_quote_dearer(
+def test_known_attributes_never_increase_the_quote(
     data: st.DataObject, price: Price, bounds: Usage
 ) -> None:
     known = msgspec.structs.replace(
@@ -245,7 +245,7 @@ def test_the_order_of_components_does_not_matter(price: Price, usage: Usage) -> 
 
 
 @given(prices(minimums=False), st.lists(st.integers(0, COUNT_MAX), min_size=1, max_size=8))
-def test_parting_a_usage_costs_at_most_a_nano_dollar_for_each_cut(
+def test_splitting_a_usage_costs_at_most_a_nano_dollar_per_split(
     price: Price, cuts: list[int]
 ) -> None:
     places = [0, *sorted(cuts), COUNT_MAX]
@@ -264,7 +264,7 @@ discounts = st.integers(1, 9_999).map(lambda parts: Fraction(parts, 10_000))
 
 
 @given(prices(minimums=False), usages(), discounts)
-def test_a_discounted_price_takes_off_its_part_of_every_usage_exactly(
+def test_discounted_price_reduces_every_charge_exactly(
     price: Price, usage: Usage, discount: Fraction
 ) -> None:
     less = discounted(price, discount)
@@ -275,7 +275,7 @@ def test_a_discounted_price_takes_off_its_part_of_every_usage_exactly(
 
 
 @given(prices(), limits(), discounts)
-def test_a_discounted_quote_is_never_more_than_its_part_rounded_up(
+def test_discounted_quote_is_at_most_its_share_rounded_up(
     price: Price, bounds: Usage, discount: Fraction
 ) -> None:
     full = quote_or_nothing(price, bounds)

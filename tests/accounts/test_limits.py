@@ -49,7 +49,7 @@ def test_a_key_is_read_with_every_limit_that_can_cover_it(database: Database) ->
     assert set(found.limits) == {own, *mine}
 
 
-def test_what_a_whole_key_may_do_per_minute_stands_in_its_own_row(database: Database) -> None:
+def test_rate_limits_of_a_whole_key_are_stored_in_its_row(database: Database) -> None:
     with database.transaction() as connection:
         secret, key = make_key(connection, per_minute=5)
         limit = Limit(
@@ -82,7 +82,7 @@ def test_setting_a_limit_again_replaces_all_of_it(database: Database) -> None:
         ]
 
 
-def test_only_bounds_on_concurrent_requests_mark_an_account(database: Database) -> None:
+def test_only_concurrency_limits_mark_an_account_as_bounded(database: Database) -> None:
     with database.transaction() as connection:
         _, key = make_key(connection)
         set_limit(connection, Limit(key.account_id, requests_per_minute=5))
@@ -108,7 +108,9 @@ def statements() -> Iterator[list[str]]:
     event.remove(Engine, "before_cursor_execute", note)
 
 
-async def test_limits_cost_an_order_no_statement(database: Database, statements: list[str]) -> None:
+async def test_limits_cost_a_request_no_statement(
+    database: Database, statements: list[str]
+) -> None:
     books = open_books(database, credit=100 * HOLD)
     with database.transaction() as connection:
         secret, key = create_key(connection, books.account.id, pepper=PEPPER)
@@ -132,7 +134,7 @@ async def test_limits_cost_an_order_no_statement(database: Database, statements:
     assert statements == []
 
 
-def test_limits_that_make_no_sense_are_refused_by_name(database: Database) -> None:
+def test_invalid_limits_are_refused(database: Database) -> None:
     with database.transaction() as connection:
         _, key = make_key(connection)
         _, stranger = make_key(connection, "stranger")

@@ -71,7 +71,7 @@ async def test_a_burst_over_two_gateways_passes_exactly_the_limit(
     assert sorted(remaining(taken)[0] for taken in answers if not refused(taken)) == [*range(limit)]
 
 
-async def test_a_request_without_room_under_one_limit_uses_up_none(server_url: str) -> None:
+async def test_request_refused_by_one_limit_counts_against_none(server_url: str) -> None:
     async with gateways(server_url, 1) as (gateway,):
         both = (requests(10), tokens(100))
         await gateway.take(rates(*both, most=60))
@@ -105,7 +105,7 @@ async def test_limits_of_account_key_and_model_are_taken_together(server_url: st
             assert refused(await gateway.take(rates(*limits, key=key, model=model))) is expected
 
 
-async def test_what_is_not_accepted_in_the_end_is_given_back(server_url: str) -> None:
+async def test_refused_request_returns_what_it_reserved(server_url: str) -> None:
     async with gateways(server_url, 2) as both:
         taken = await both[0].take(rates(requests(1), tokens(100), most=100))
         assert [usage.remaining for usage in taken.usages_undone()] == [1, 100]
@@ -115,7 +115,7 @@ async def test_what_is_not_accepted_in_the_end_is_given_back(server_url: str) ->
         assert not refused(await both[0].take(rates(requests(1), tokens(100), most=100)))
 
 
-async def test_tokens_that_were_not_used_are_given_back_once_the_request_has_ended(
+async def test_unused_tokens_are_returned_when_the_request_ends(
     server_url: str,
 ) -> None:
     async with gateways(server_url, 2) as both:
@@ -128,7 +128,7 @@ async def test_tokens_that_were_not_used_are_given_back_once_the_request_has_end
         assert [usage.used for usage in read] == [1, 30, 30]
 
 
-async def test_giving_back_more_than_was_counted_leaves_nothing_below_zero(
+async def test_returning_more_than_was_counted_stops_at_zero(
     server_url: str,
 ) -> None:
     async with gateways(server_url, 1) as (gateway,):
@@ -155,7 +155,7 @@ async def test_the_window_slides(server_url: str) -> None:
         assert answered - asked >= 2
 
 
-async def test_the_wait_that_a_refusal_names_is_enough_and_no_longer_than_the_window(
+async def test_wait_in_a_refusal_is_sufficient_and_at_most_the_window(
     server_url: str,
 ) -> None:
     async with gateways(server_url, 1, window_s=2) as (gateway,):
@@ -194,7 +194,7 @@ async def test_a_refusal_names_the_limit_the_amount_and_the_wait(server_url: str
     assert caught.value.headers["X-Should-Retry"] == "true"
 
 
-def test_a_request_larger_than_a_limit_is_told_not_to_come_again() -> None:
+def test_request_larger_than_a_limit_must_not_be_retried() -> None:
     with pytest.raises(TooManyRequests, match="it can never be accepted") as caught:
         refuse_oversized(rates(tokens(100), most=101))
 
@@ -202,7 +202,7 @@ def test_a_request_larger_than_a_limit_is_told_not_to_come_again() -> None:
     assert caught.value.retry_after_s is None
 
 
-async def test_without_the_server_nothing_is_let_through() -> None:
+async def test_outage_of_the_server_refuses_requests() -> None:
     async with gateways("unix:///nowhere/at/all", 1) as (gateway,):
         assert not (await gateway.take(())).usages
         with pytest.raises(Unavailable):

@@ -80,7 +80,9 @@ def test_each_tampering_is_found(table: Table, column: str, rule: str, books: Bo
         ("UPDATE receipts SET output_tokens = output_tokens + 1", "R7"),
     ],
 )
-def test_what_got_around_the_triggers_is_found(statement: str, rule: str, books: Books) -> None:
+def test_changes_that_bypass_the_triggers_are_found(
+    statement: str, rule: str, books: Books
+) -> None:
     with books.database.transaction() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SET LOCAL session_replication_role = replica"))
@@ -92,7 +94,7 @@ def test_what_got_around_the_triggers_is_found(statement: str, rule: str, books:
     assert rule in rules(books.database)
 
 
-async def test_what_was_found_is_kept_for_every_gateway(books: Books) -> None:
+async def test_findings_are_stored_for_every_gateway(books: Books) -> None:
     with books.database.transaction() as connection:
         assert last_audit(connection) is None
         connection.execute(update(lots).values(remaining_nanos=lots.c.remaining_nanos - 1))

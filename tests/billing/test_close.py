@@ -75,7 +75,7 @@ def closed(books: Books, month: str = "2026-03", now: datetime = AFTER) -> None:
     close_month(books.database, month, actor="test", clock=at(now))
 
 
-def test_a_closed_month_is_sealed_invoiced_and_takes_nothing_more(books: Books) -> None:
+def test_closed_month_is_sealed_and_invoiced_and_accepts_no_bookings(books: Books) -> None:
     first = spend(books, MARCH)
     spend(books, MARCH + timedelta(days=1), input_tokens=10, output_tokens=10)
     with books.database.transaction() as connection:
@@ -164,7 +164,7 @@ def test_any_sequence_of_months_adds_up_to_the_ledger(books: Books) -> None:
     ]
 
 
-def test_rebates_are_of_what_lies_within_each_tier(books: Books) -> None:
+def test_rebates_apply_to_the_spending_within_each_tier(books: Books) -> None:
     for _ in range(4):
         spend(books, MARCH)
     with books.database.transaction() as connection:
@@ -175,7 +175,7 @@ def test_rebates_are_of_what_lies_within_each_tier(books: Books) -> None:
         assert rebate_due(connection, books.account.id, "2026-02") == 0
 
 
-def test_an_invoice_is_final_and_mended_by_a_credit_note(books: Books) -> None:
+def test_invoice_is_final_and_corrected_by_a_credit_note(books: Books) -> None:
     for _ in range(30):
         spend(books, MARCH, input_tokens=10, output_tokens=10)
     with books.database.transaction() as connection:
@@ -194,7 +194,7 @@ def test_an_invoice_is_final_and_mended_by_a_credit_note(books: Books) -> None:
             c.execute(statement_)
 
 
-def test_credit_notes_give_back_no_more_than_the_invoice(books: Books) -> None:
+def test_credit_notes_do_not_exceed_the_invoice(books: Books) -> None:
     with books.database.transaction() as connection:
         from gateway.ledger.prices import put_in_force
 
@@ -222,7 +222,7 @@ def test_credit_notes_give_back_no_more_than_the_invoice(books: Books) -> None:
     assert books.balance().posted_nanos == 10**9 - 15_000_000
 
 
-def test_what_changes_in_a_closed_month_is_found(books: Books) -> None:
+def test_changes_in_a_closed_month_are_found(books: Books) -> None:
     spend(books, MARCH)
     closed(books)
     with books.database.transaction() as connection:
@@ -278,9 +278,7 @@ def test_nothing_is_booked_into_a_month_while_it_is_closed(books: Books) -> None
 
 
 @pytest.mark.parametrize("point", ["close_begun", "close_sealed", "close_rebated", "close_issued"])
-def test_a_close_that_is_killed_is_finished_by_the_next(
-    point: str, books: Books, database_url: str
-) -> None:
+def test_killed_close_is_completed_by_the_next(point: str, books: Books, database_url: str) -> None:
     spend(books, MARCH)
     with books.database.transaction() as connection:
         set_rebates(connection, 0, {0: 1000})
@@ -299,7 +297,9 @@ def test_a_close_that_is_killed_is_finished_by_the_next(
     assert books.balance().posted_nanos == 10**9 - 500 + 50
 
 
-def test_pages_say_what_the_statement_says_and_run_no_script(books: Books, tmp_path: Path) -> None:
+def test_pages_have_the_content_of_the_statement_and_no_scripts(
+    books: Books, tmp_path: Path
+) -> None:
     spend(books, MARCH)
     with books.database.transaction() as connection:
         connection.execute(

@@ -82,7 +82,7 @@ def spent(books: Books) -> int:
 
 @pytest.mark.parametrize("profile", ["native", "focus"])
 @pytest.mark.parametrize("format", ["csv", "parquet"])
-def test_every_file_adds_up_to_the_ledger_and_is_the_same_twice(
+def test_files_sum_to_the_ledger_and_are_reproducible(
     format: str, profile: str, books: Books
 ) -> None:
     data, footer = write(books, format, profile)
@@ -100,7 +100,7 @@ def test_every_file_adds_up_to_the_ledger_and_is_the_same_twice(
         assert len(rows(data)) == footer.rows
 
 
-def test_rows_say_when_what_and_how_much(books: Books) -> None:
+def test_rows_have_time_usage_and_amount(books: Books) -> None:
     data, _ = write(books)
 
     found = rows(data)
@@ -136,7 +136,7 @@ def test_the_lines_of_the_focus_profile_are_those_of_the_receipts(books: Books) 
     assert used[0]["ServiceCategory"] == "AI and Machine Learning"
 
 
-def test_filters_and_spans_choose(books: Books) -> None:
+def test_filters_and_spans_select_rows(books: Books) -> None:
     assert write(books, models=("other",))[1].rows == 0
     assert write(books, key_ids=(books.key.id,))[1].rows == 9
 
@@ -162,7 +162,7 @@ def test_an_empty_file_has_its_columns(database: Database) -> None:
     assert pyarrow.parquet.read_table(io.BytesIO(write(books, "parquet")[0])).num_rows == 0
 
 
-def test_what_was_settled_long_after_it_was_accepted_is_in_the_file(database: Database) -> None:
+def test_request_settled_long_after_its_acceptance_is_exported(database: Database) -> None:
     books = open_books(database, credit=10 * HOLD)
     order = books.order(
         accepted_at=datetime.now(UTC) - timedelta(days=9),
@@ -175,7 +175,7 @@ def test_what_was_settled_long_after_it_was_accepted_is_in_the_file(database: Da
     assert write(books)[1].amount_nanos == spent(books) == 500
 
 
-def test_what_is_priced_by_the_million_is_counted_in_millions(database: Database) -> None:
+def test_pricing_quantities_follow_the_unit_of_the_price(database: Database) -> None:
     books = open_books(database, credit=10 * HOLD)
     price = Price((Component("input_token", 20_000_000, per=1_000_000),))
     with database.transaction() as connection:

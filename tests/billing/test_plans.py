@@ -187,7 +187,7 @@ def test_no_list_or_report_reads_a_whole_table(
     assert whole_tables == []
 
 
-def test_search_stops_after_so_many_rows_and_says_where(
+def test_search_stops_after_a_number_of_rows_with_a_cursor(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "LOOKED_AT_MAX", 100)
@@ -239,7 +239,7 @@ def test_pages_of_a_search_have_everything_once(
         assert ids == sorted(ids, reverse=not oldest_first)
 
 
-def test_summary_counts_so_many_and_says_where_it_stopped(
+def test_summary_stops_after_a_number_of_rows_with_a_cursor(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choice = RequestFilter(books.account.id)

@@ -119,9 +119,7 @@ def whole(zone: str = "UTC") -> Span:
 
 @pytest.mark.parametrize("name", ZONES)
 @pytest.mark.parametrize("unit", ["hour", "day", "month"])
-def test_times_are_cut_by_the_clocks_of_the_zone(
-    name: str, unit: str, past: tuple[Books, list[Booked]]
-) -> None:
+def test_times_follow_the_time_zone(name: str, unit: str, past: tuple[Books, list[Booked]]) -> None:
     books, booked = past
     zone = ZoneInfo(name)
     expected: Counter[str] = Counter()
@@ -154,7 +152,7 @@ def test_any_grouping_has_the_same_total(
     assert summed.units == total(ask(books, whole(), rolled=False)).units
 
 
-def test_any_span_is_what_was_booked_in_it(past: tuple[Books, list[Booked]]) -> None:
+def test_any_span_sums_what_was_booked_in_it(past: tuple[Books, list[Booked]]) -> None:
     books, booked = past
     r = random.Random(3)
     for _ in range(25):
@@ -168,7 +166,7 @@ def test_any_span_is_what_was_booked_in_it(past: tuple[Books, list[Booked]]) -> 
         assert summed.refund_nanos == sum(each.refunded for each in within)
 
 
-def test_filters_choose(past: tuple[Books, list[Booked]]) -> None:
+def test_filters_select_rows(past: tuple[Books, list[Booked]]) -> None:
     books, booked = past
 
     red = total(ask(books, whole(), tags={"colour": "red"}, models=("m",)))
@@ -230,12 +228,12 @@ def test_a_span_is_days_of_the_zone_or_exact_moments() -> None:
         ("0001-01-01", "0001-01-01", "send a day"),
     ],
 )
-def test_a_span_that_is_none_is_refused(first: str, last: str | None, message: str) -> None:
+def test_invalid_span_is_refused(first: str, last: str | None, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         read_span(first, last, "Asia/Kolkata", now=START)
 
 
-def test_a_dimension_that_is_none_is_refused() -> None:
+def test_unknown_dimension_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="tag:<name>"):
         read_dimensions("day,moon")
     assert read_dimensions("day, tag:project,day") == ("day", "tag:project")

@@ -42,7 +42,7 @@ def ask(
         )
 
 
-def test_each_model_is_repriced_and_what_has_no_price_stands_apart(books: Books) -> None:
+def test_each_model_is_repriced_and_unpriced_requests_are_separate(books: Books) -> None:
     found = ask(books, {"m": DEAR})
 
     assert found == [

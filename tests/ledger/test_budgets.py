@@ -38,7 +38,7 @@ def agree(books: Books) -> bool:
         return reconcile(connection, now=datetime.now(UTC)) == []
 
 
-def test_a_hard_budget_refuses_what_could_pass_it(database: Database) -> None:
+def test_hard_budget_refuses_requests_that_could_exceed_it(database: Database) -> None:
     books = open_books(database, credit=100 * HOLD)
     with database.transaction() as connection:
         budget = create_budget(connection, books.account.id, 2 * HOLD + 1, window="day")
@@ -52,7 +52,7 @@ def test_a_hard_budget_refuses_what_could_pass_it(database: Database) -> None:
     assert agree(books)
 
 
-def test_what_is_refused_leaves_no_window_behind(database: Database) -> None:
+def test_refused_request_creates_no_budget_window(database: Database) -> None:
     books = open_books(database, credit=100 * HOLD)
     with database.transaction() as connection:
         budget = create_budget(connection, books.account.id, HOLD - 1, window="total", model="m")
@@ -65,7 +65,7 @@ def test_what_is_refused_leaves_no_window_behind(database: Database) -> None:
     assert agree(books)
 
 
-def test_what_was_charged_counts_and_what_was_released_does_not(database: Database) -> None:
+def test_charges_count_against_a_budget_and_releases_do_not(database: Database) -> None:
     books = open_books(database, credit=100 * HOLD)
     with database.transaction() as connection:
         budget = create_budget(connection, books.account.id, 2 * HOLD, window="month")
@@ -82,7 +82,7 @@ def test_what_was_charged_counts_and_what_was_released_does_not(database: Databa
     assert agree(books)
 
 
-def test_a_refund_gives_room_again(database: Database) -> None:
+def test_refund_frees_room_in_the_budget(database: Database) -> None:
     books = open_books(database, credit=100 * HOLD, spend_limit=HOLD)
     with database.transaction() as connection:
         create_budget(connection, books.account.id, HOLD, window="total")
@@ -98,7 +98,7 @@ def test_a_refund_gives_room_again(database: Database) -> None:
     assert agree(books)
 
 
-def test_a_soft_budget_lets_pass_and_says_so(database: Database) -> None:
+def test_soft_budget_accepts_and_reports(database: Database) -> None:
     books = open_books(database, credit=100 * HOLD)
     with database.transaction() as connection:
         budget = create_budget(connection, books.account.id, HOLD, window="hour", hard=False)
@@ -151,7 +151,7 @@ def test_an_ended_budget_refuses_nothing(database: Database) -> None:
     assert isinstance(held(books, order)[0], Held)
 
 
-def test_so_many_jobs_and_not_one_more_run_at_once(database: Database) -> None:
+def test_concurrency_limit_is_exact(database: Database) -> None:
     books = open_books(database, credit=100 * HOLD)
     with database.transaction() as connection:
         connection.execute(
@@ -169,7 +169,7 @@ def test_so_many_jobs_and_not_one_more_run_at_once(database: Database) -> None:
     assert isinstance(held(books, orders[2])[0], Held)
 
 
-async def test_no_number_of_concurrent_holds_passes_a_hard_budget(database: Database) -> None:
+async def test_concurrent_holds_do_not_exceed_a_hard_budget(database: Database) -> None:
     books = open_books(database, credit=1000 * HOLD)
     with database.transaction() as connection:
         create_budget(connection, books.account.id, 10 * HOLD + HOLD // 2, window="day")
@@ -197,7 +197,7 @@ async def test_no_number_of_concurrent_holds_passes_a_hard_budget(database: Data
         ("month", "America/New_York", "2026-03-01T03:00", "2026-02-01T05:00", "2026-03-01T05:00"),
     ],
 )
-def test_windows_are_cut_by_the_clocks_of_their_zone(
+def test_windows_follow_their_time_zone(
     window: str, tz: str, moment: str, starts: str, ends: str
 ) -> None:
     at = datetime.fromisoformat(moment).replace(tzinfo=UTC)

@@ -73,14 +73,16 @@ def test_defaults_bound_a_key_and_its_account(books: Books) -> None:
     assert books.balance().held_nanos == 3 * HOLD
 
 
-def test_accounts_do_not_take_places_from_each_other(books: Books, database: Database) -> None:
+def test_concurrency_of_one_account_does_not_limit_another(
+    books: Books, database: Database
+) -> None:
     other = open_books(database, credit=10 * HOLD)
     admitted(books, 2)
 
     assert isinstance(place(other, other.order())[0], Held)
 
 
-def test_every_end_of_a_request_makes_room_for_one(books: Books) -> None:
+def test_every_end_of_a_request_frees_its_slot(books: Books) -> None:
     first, second = books.order(), books.order()
     place(books, first, second)
     assert admitted(books, 1) == 0
@@ -97,7 +99,7 @@ def test_every_end_of_a_request_makes_room_for_one(books: Books) -> None:
 
 
 @pytest.mark.parametrize("bounds", [Defaults(), Defaults(account=0, key=9), Defaults(9, 0)])
-def test_zero_is_no_bound(bounds: Defaults, books: Books) -> None:
+def test_zero_is_unlimited(bounds: Defaults, books: Books) -> None:
     assert admitted(books, 8, bounds=bounds) == 8
 
 
@@ -140,7 +142,7 @@ def test_limit_for_a_model_applies_beside_the_defaults(books: Books) -> None:
     assert counted(books)[0] == 2
 
 
-def test_batch_lines_take_no_place_and_need_none(books: Books) -> None:
+def test_batch_lines_are_not_counted(books: Books) -> None:
     with books.database.transaction() as connection:
         put_discount_in_force(connection, "m", "0.5", LONG_AGO)
     line = batch_order(books)
@@ -154,7 +156,7 @@ def test_batch_lines_take_no_place_and_need_none(books: Books) -> None:
     assert agrees(books)
 
 
-def test_refused_request_leaves_nothing_and_its_name_is_free(books: Books) -> None:
+def test_refused_request_is_not_counted_and_frees_its_key(books: Books) -> None:
     first = books.order()
     place(books, first, books.order())
     named = {"idempotency_key": "name", "body_sha256": b"x" * 32}
@@ -168,7 +170,7 @@ def test_refused_request_leaves_nothing_and_its_name_is_free(books: Books) -> No
     assert isinstance(place(books, books.order(**named))[0], Held)
 
 
-def test_what_is_written_again_after_a_lost_commit_is_counted_once(books: Books) -> None:
+def test_hold_repeated_after_an_unknown_commit_is_counted_once(books: Books) -> None:
     order = books.order()
     place(books, order)
 
@@ -176,7 +178,7 @@ def test_what_is_written_again_after_a_lost_commit_is_counted_once(books: Books)
     assert counted(books) == (1, {books.key.id: 1})
 
 
-def test_what_credit_does_not_cover_is_not_counted(books: Books) -> None:
+def test_request_without_credit_is_not_counted(books: Books) -> None:
     answers = place(books, books.order(hold_nanos=99 * HOLD), books.order(hold_nanos=2 * HOLD))
 
     assert isinstance(answers[1], CreditInUse)
@@ -218,7 +220,7 @@ def test_fifty_racing_requests_with_room_for_ten_admit_ten(books: Books) -> None
     assert agrees(books)
 
 
-def test_racing_keys_share_the_room_of_their_account(books: Books) -> None:
+def test_racing_keys_share_the_limit_of_their_account(books: Books) -> None:
     bounds = Defaults(account=10, key=8)
     own = [books.key.id, *(other_key(books) for _ in range(3))]
 
@@ -235,7 +237,7 @@ def test_racing_keys_share_the_room_of_their_account(books: Books) -> None:
     assert sum(counted(books)[1].values()) == 10
 
 
-def test_bound_is_never_passed_while_requests_begin_and_end(books: Books) -> None:
+def test_limit_holds_while_requests_begin_and_end(books: Books) -> None:
     bounds = Defaults(account=5, key=3)
     most: list[int] = []
 
@@ -257,7 +259,7 @@ def test_bound_is_never_passed_while_requests_begin_and_end(books: Books) -> Non
     assert agrees(books)
 
 
-async def test_wrong_counts_are_found_and_counted_again(books: Books) -> None:
+async def test_wrong_counts_are_found_and_corrected(books: Books) -> None:
     """As a gateway of an earlier version leaves them, which settles but does not count."""
     spare = other_key(books)
     place(books, *(books.order() for _ in range(2)))

@@ -56,7 +56,7 @@ def agree(books: Books) -> bool:
         return reconcile(connection, now=datetime.now(UTC)) == []
 
 
-def test_given_credit_burns_before_paid_and_the_sooner_to_expire_first(database: Database) -> None:
+def test_granted_credit_is_consumed_before_paid_and_by_expiry(database: Database) -> None:
     books = open_books(database, credit=5 * HOLD)
     soon, late = (datetime.now(UTC) + timedelta(days=days) for days in (1, 9))
     credit(books, 300, "grant", "a", expires_at=late)
@@ -69,7 +69,7 @@ def test_given_credit_burns_before_paid_and_the_sooner_to_expire_first(database:
     assert agree(books)
 
 
-def test_a_debt_takes_its_part_of_new_credit(database: Database) -> None:
+def test_debt_reduces_new_credit(database: Database) -> None:
     books = open_books(database, credit=0)
     with database.transaction() as connection:
         change_account(connection, books.account.id, credit_limit_nanos=2 * HOLD)
@@ -82,7 +82,7 @@ def test_a_debt_takes_its_part_of_new_credit(database: Database) -> None:
     assert agree(books)
 
 
-def test_expiry_takes_what_is_free_and_later_the_rest(database: Database) -> None:
+def test_expiry_leaves_held_credit_until_it_is_released(database: Database) -> None:
     books = open_books(database, credit=0)
     now = datetime.now(UTC)
     credit(books, HOLD + 200, "grant", expires_at=now + timedelta(hours=1))
@@ -103,7 +103,7 @@ def test_expiry_takes_what_is_free_and_later_the_rest(database: Database) -> Non
     assert agree(books)
 
 
-def test_an_allowance_is_given_once_a_month_and_ends_with_it(database: Database) -> None:
+def test_allowance_is_given_monthly_and_expires_with_the_month(database: Database) -> None:
     books = open_books(database, credit=0)
     with database.transaction() as connection:
         change_account(connection, books.account.id, allowance_nanos=700)
@@ -120,7 +120,7 @@ def test_an_allowance_is_given_once_a_month_and_ends_with_it(database: Database)
     assert agree(books)
 
 
-def test_no_more_is_given_back_than_was_charged(database: Database) -> None:
+def test_refunds_never_exceed_the_charge(database: Database) -> None:
     books = open_books(database, credit=5 * HOLD)
     request_id = run(books)
     with database.transaction() as connection:
@@ -141,7 +141,7 @@ def test_no_more_is_given_back_than_was_charged(database: Database) -> None:
     assert agree(books)
 
 
-async def test_of_two_refunds_at_once_one_gets_the_money(database: Database) -> None:
+async def test_of_two_concurrent_refunds_one_succeeds(database: Database) -> None:
     books = open_books(database, credit=5 * HOLD)
     request_id = run(books)
 
@@ -160,7 +160,7 @@ async def test_of_two_refunds_at_once_one_gets_the_money(database: Database) -> 
     assert agree(books)
 
 
-def test_a_chargeback_takes_what_is_there_and_the_rest_is_owed(database: Database) -> None:
+def test_chargeback_beyond_the_balance_becomes_debt(database: Database) -> None:
     books = open_books(database, credit=HOLD)
     run(books)
 
@@ -180,7 +180,7 @@ def test_a_chargeback_takes_what_is_there_and_the_rest_is_owed(database: Databas
     assert agree(books)
 
 
-def test_a_chargeback_leaves_what_is_held_alone(database: Database) -> None:
+def test_chargeback_does_not_touch_held_credit(database: Database) -> None:
     books = open_books(database, credit=3 * HOLD)
     order = books.order()
     with database.transaction() as connection:

@@ -29,7 +29,7 @@ from tests.ledger.books import Books, done, open_books
 SOON = timedelta(seconds=1)
 
 
-def test_one_account_fills_a_part_of_the_pool_and_the_others_share_the_rest(
+def test_one_account_cannot_fill_the_pool(
     database: Database,
 ) -> None:
     greedy = deliveries(database, 100)
@@ -212,7 +212,7 @@ def test_delivery_is_sent_again_by_its_own_account_only(database: Database) -> N
     assert (again.attempts, again.number) == (1, 2)
 
 
-def test_ended_deliveries_are_forgotten_in_bounded_batches(database: Database) -> None:
+def test_ended_deliveries_are_deleted_in_bounded_batches(database: Database) -> None:
     deliveries(database, 5)
     taken = claimed(database, Lanes()).taken
     now = datetime.now(UTC)

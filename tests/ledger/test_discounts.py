@@ -52,27 +52,27 @@ def findings(books: Books) -> list[str]:
         return [found.rule for found in reconcile(connection, now=datetime.now(UTC))]
 
 
-def test_what_a_batch_paid_is_recomputed_from_price_and_discount(books: Books) -> None:
+def test_batch_charge_is_recomputed_from_price_and_discount(books: Books) -> None:
     assert run(books, batch_order(books)) == 250
     assert run(books, books.order()) == 500
 
     assert findings(books) == []
 
 
-def test_a_batch_that_paid_the_whole_price_is_found(books: Books) -> None:
+def test_batch_charged_without_its_discount_is_found(books: Books) -> None:
     run(books, batch_order(books, PRICE))
 
     assert findings(books) == ["R7"]
 
 
-def test_somebody_else_who_paid_a_batch_price_is_found(books: Books) -> None:
+def test_standard_request_charged_at_the_batch_price_is_found(books: Books) -> None:
     order = batch_order(books)
     run(books, books.order(price_id=order.price_id))
 
     assert findings(books) == ["R7"]
 
 
-def test_a_batch_keeps_the_discount_of_the_moment_of_its_acceptance(books: Books) -> None:
+def test_batch_keeps_the_discount_at_acceptance(books: Books) -> None:
     now = datetime.now(UTC)
     run(books, batch_order(books))
     with books.database.transaction() as connection:
@@ -87,7 +87,7 @@ def test_a_batch_keeps_the_discount_of_the_moment_of_its_acceptance(books: Books
     assert findings(books) == ["R7"]
 
 
-def test_under_another_list_a_batch_would_have_had_its_discount_too(books: Books) -> None:
+def test_repriced_batches_keep_their_discount(books: Books) -> None:
     run(books, batch_order(books))
     run(books, books.order())
     now = datetime.now(UTC)
@@ -104,7 +104,7 @@ def test_under_another_list_a_batch_would_have_had_its_discount_too(books: Books
     assert found == [RepricedUsage("m", requests=2, charged_nanos=750, repriced_nanos=1500)]
 
 
-def test_a_correction_leaves_a_batch_its_discount(books: Books) -> None:
+def test_corrected_batches_keep_their_discount(books: Books) -> None:
     run(books, batch_order(books))
     now = datetime.now(UTC)
 
@@ -126,7 +126,7 @@ def test_a_correction_leaves_a_batch_its_discount(books: Books) -> None:
     assert planned == [[], [(250, 125)]]
 
 
-def test_how_fast_a_model_is_is_told_by_those_who_waited(books: Books) -> None:
+def test_speed_statistics_ignore_batches(books: Books) -> None:
     run(books, batch_order(books))
     run(books, books.order())
 
@@ -134,7 +134,7 @@ def test_how_fast_a_model_is_is_told_by_those_who_waited(books: Books) -> None:
         assert len(read_samples(connection, "m", LONG_AGO)) == 1
 
 
-def test_a_batch_takes_no_place_of_who_waits(books: Books) -> None:
+def test_batch_lines_do_not_use_up_interactive_concurrency(books: Books) -> None:
     with books.database.transaction() as connection:
         set_limit(connection, Limit(books.account.id, concurrent_max=1))
     of_batch = [batch_order(books) for _ in range(3)]
@@ -153,7 +153,7 @@ def batch_order_again(books: Books, like: HoldRequest) -> HoldRequest:
     return books.order(price_id=like.price_id, service_class="batch")
 
 
-def test_the_first_discount_counts_at_once_and_a_change_from_its_start(
+def test_first_discount_applies_immediately_and_changes_from_their_start(
     database: Database,
 ) -> None:
     with database.transaction() as connection:

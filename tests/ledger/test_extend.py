@@ -32,7 +32,7 @@ def agree(books: Books) -> bool:
         return reconcile(connection, now=datetime.now(UTC)) == []
 
 
-def test_an_extension_names_the_whole_so_repeating_it_changes_nothing(database: Database) -> None:
+def test_repeated_extension_changes_nothing(database: Database) -> None:
     books = open_books(database, credit=10 * HOLD)
     order = sliced(books)
 
@@ -46,7 +46,7 @@ def test_an_extension_names_the_whole_so_repeating_it_changes_nothing(database: 
     assert agree(books)
 
 
-def test_what_cannot_be_extended_is_cut_and_charged_for_what_was_held(database: Database) -> None:
+def test_stream_that_cannot_be_extended_is_charged_its_hold(database: Database) -> None:
     books = open_books(database, credit=700)
     order = sliced(books)
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_extended_is_cut_and_charged_for_what_was_held(database: 
     assert agree(books)
 
 
-def test_what_ran_ahead_of_its_hold_is_held_for_at_its_end(database: Database) -> None:
+def test_tokens_beyond_the_hold_are_held_for_at_settlement(database: Database) -> None:
     books = open_books(database, credit=10 * HOLD, spend_limit=10 * HOLD)
     with database.transaction() as connection:
         create_budget(connection, books.account.id, 10 * HOLD, window="day")
@@ -85,7 +85,7 @@ def test_what_ran_ahead_of_its_hold_is_held_for_at_its_end(database: Database) -
     assert agree(books)
 
 
-def test_an_extension_is_bound_by_credit_key_and_budget(database: Database) -> None:
+def test_extension_is_limited_by_credit_key_and_budget(database: Database) -> None:
     books = open_books(database, credit=1500)
     first, _second = sliced(books), sliced(books)
     assert isinstance(ask(books, first, 1000, 10), CreditInUse)
@@ -100,7 +100,7 @@ def test_an_extension_is_bound_by_credit_key_and_budget(database: Database) -> N
     assert agree(books)
 
 
-def test_a_budget_that_ends_meanwhile_neither_binds_nor_breaks_it(database: Database) -> None:
+def test_budget_that_ended_does_not_limit_an_extension(database: Database) -> None:
     books = open_books(database, credit=10 * HOLD)
     with database.transaction() as connection:
         budget = create_budget(connection, books.account.id, 700, window="day")

@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 from gateway.group_commit import GroupCommit
 
 
-async def test_what_arrives_during_a_commit_goes_into_the_next() -> None:
+async def test_items_that_arrive_during_a_commit_form_the_next_batch() -> None:
     batches: list[list[int]] = []
 
     async def write(batch: Sequence[int]) -> list[int]:
@@ -43,7 +43,7 @@ async def test_one_bad_item_fails_alone() -> None:
     assert [answer for answer in answers if not isinstance(answer, ValueError)] == [0, 1, 2, 4, 5]
 
 
-async def test_a_caller_that_leaves_does_not_stop_the_others() -> None:
+async def test_cancelled_caller_does_not_stop_the_others() -> None:
     async def write(batch: Sequence[int]) -> list[int]:
         await asyncio.sleep(0.01)
         return list(batch)
@@ -77,7 +77,7 @@ async def test_an_outage_fails_the_batch_after_one_try() -> None:
     assert tries == [100]
 
 
-async def test_an_outage_while_items_are_tried_alone_ends_the_trying() -> None:
+async def test_outage_during_single_writes_fails_the_rest() -> None:
     tries: list[int] = []
 
     async def write(batch: Sequence[int]) -> list[int]:
@@ -97,7 +97,7 @@ async def test_an_outage_while_items_are_tried_alone_ends_the_trying() -> None:
     assert tries == [6, 1]
 
 
-async def test_an_item_whose_caller_has_gone_is_never_written() -> None:
+async def test_item_of_a_cancelled_caller_is_not_written() -> None:
     written: list[int] = []
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -120,7 +120,7 @@ async def test_an_item_whose_caller_has_gone_is_never_written() -> None:
     assert written == [1, 3]
 
 
-async def test_a_writer_that_answers_too_little_keeps_nobody_waiting() -> None:
+async def test_writer_with_too_few_answers_fails_the_batch() -> None:
     async def write(batch: Sequence[int]) -> list[int]:
         return [] if batch[0] == 1 else list(batch)
 

@@ -68,7 +68,7 @@ def race(
     return sum(accepted)
 
 
-def test_fifty_at_once_on_a_balance_for_ten_admit_exactly_ten(database: Database) -> None:
+def test_fifty_racing_holds_on_a_balance_for_ten_admit_exactly_ten(database: Database) -> None:
     books = open_books(database, credit=AFFORDABLE * HOLD)
 
     admitted = race(books, lambda c, order: isinstance(hold(c, [order])[0], Held))
@@ -113,7 +113,7 @@ def test_the_race_is_lost_without_the_lock(database_url: str) -> None:
     assert admitted != AFFORDABLE
 
 
-def test_the_check_stops_what_the_code_would_let_through(database: Database) -> None:
+def test_check_constraint_stops_what_the_code_would_accept(database: Database) -> None:
     books = open_books(database, credit=HOLD)
 
     with pytest.raises(IntegrityError), database.transaction() as connection:
@@ -131,7 +131,7 @@ def test_one_batch_stops_at_the_balance_too(database: Database) -> None:
     assert isinstance(answers[3], CreditInUse)
 
 
-def test_refusals_say_what_is_missing(database: Database) -> None:
+def test_refusals_have_the_missing_amount(database: Database) -> None:
     books = open_books(database, credit=HOLD)
 
     assert place(books, books.order(hold_nanos=HOLD + 1)) == [InsufficientCredit(HOLD)]
@@ -149,7 +149,7 @@ def test_holding_twice_for_one_request_holds_once(database: Database) -> None:
     assert books.balance().held_nanos == HOLD
 
 
-def test_an_order_with_a_name_is_placed_once(database: Database) -> None:
+def test_idempotency_key_is_accepted_once(database: Database) -> None:
     books = open_books(database, credit=10 * HOLD)
     first = books.order(idempotency_key="k", body_sha256=b"1" * 32)
     again = books.order(idempotency_key="k", body_sha256=b"1" * 32)
@@ -225,7 +225,7 @@ def test_settling_twice_charges_once(database: Database) -> None:
     assert books.balance().posted_nanos == 10 * HOLD - 500
 
 
-def test_settlers_at_once_charge_once(database: Database) -> None:
+def test_concurrent_settlers_charge_once(database: Database) -> None:
     books = open_books(database, credit=10 * HOLD)
     order = books.order()
     place(books, order)
@@ -279,7 +279,7 @@ def test_usage_above_its_limits_is_charged_at_the_limit(database: Database) -> N
 
 
 @pytest.mark.parametrize("table", ["receipts", "transfers", "prices", "price_periods"])
-def test_what_is_booked_cannot_be_changed(table: str, database: Database) -> None:
+def test_booked_rows_cannot_be_changed(table: str, database: Database) -> None:
     books = open_books(database, credit=10 * HOLD)
     order = books.order()
     place(books, order)
@@ -293,7 +293,7 @@ def test_what_is_booked_cannot_be_changed(table: str, database: Database) -> Non
             connection.exec_driver_sql(statement)
 
 
-def test_the_books_agree_after_all_of_it(database: Database) -> None:
+def test_books_agree_after_many_operations(database: Database) -> None:
     books = open_books(database, credit=100 * HOLD)
     orders: Sequence[HoldRequest] = [books.order() for _ in range(20)]
     place(books, *orders)

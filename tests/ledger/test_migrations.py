@@ -45,7 +45,7 @@ def test_the_accounts_of_the_system_are_there(database: Database) -> None:
     }
 
 
-def test_what_was_booked_before_is_kept_and_its_balance_becomes_a_lot(tmp_path: Path) -> None:
+def test_migration_keeps_bookings_and_turns_the_balance_into_a_lot(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'old.db'}"
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
@@ -89,7 +89,7 @@ def test_what_was_booked_before_is_kept_and_its_balance_becomes_a_lot(tmp_path: 
     database.dispose()
 
 
-def test_nothing_acknowledged_is_lost_with_the_power(tmp_path: Path) -> None:
+def test_sqlite_commits_survive_a_power_failure(tmp_path: Path) -> None:
     engine = open_engine(f"sqlite:///{tmp_path / 'x.db'}")
     with engine.begin() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2

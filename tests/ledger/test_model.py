@@ -771,7 +771,7 @@ def judged(request_id: RequestId, usage: Usage, *, end: str, delivered: str) -> 
 
 
 @pytest.mark.timeout(SOAK_S * 2 + 600)
-def test_the_books_do_what_the_model_says(databases: Databases) -> None:
+def test_ledger_behaves_like_the_model(databases: Databases) -> None:
     class Run(Books):
         database = Database(databases.make())
 

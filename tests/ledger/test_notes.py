@@ -24,7 +24,7 @@ def test_note_is_in_the_job_that_is_queued_again(database: Database) -> None:
     assert books.settle(done(first.request_id))[0] is not None
 
 
-def test_note_that_comes_after_the_end_changes_nothing(database: Database) -> None:
+def test_note_after_the_end_changes_nothing(database: Database) -> None:
     books = open_books(database, credit=10_000)
     placed = books.order()
     with database.transaction() as connection:

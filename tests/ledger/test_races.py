@@ -136,7 +136,7 @@ def insert_hold(connection: Connection, order: HoldRequest) -> bool:
     return True
 
 
-def test_fifty_at_once_on_a_balance_for_ten_admit_ten(database: Database) -> None:
+def test_fifty_racing_holds_on_a_balance_for_ten_admit_ten(database: Database) -> None:
     books = open_books(database, credit=10 * HOLD)
 
     assert overdraw(books, ours) == (10, 10 * HOLD)
@@ -144,7 +144,7 @@ def test_fifty_at_once_on_a_balance_for_ten_admit_ten(database: Database) -> Non
 
 
 @pytest.mark.parametrize("broken", [read_compare_write, read_compare_add, sum_and_insert])
-def test_that_race_is_lost_without_the_lock(
+def test_race_is_lost_without_the_lock(
     broken: Callable[[Connection, HoldRequest], bool], database: Database
 ) -> None:
     books = open_books(database, credit=10 * HOLD)
@@ -180,7 +180,7 @@ def end_at_once(books: Books, take: Callable[[Connection, Settlement], bool]) ->
     return sum(result is True for result in race(books.database, works))
 
 
-def test_of_all_ends_of_a_request_one_wins(database: Database) -> None:
+def test_exactly_one_of_several_racing_ends_settles(database: Database) -> None:
     books = open_books(database, credit=100 * HOLD)
 
     def take(connection: Connection, end: Settlement) -> bool:
@@ -198,7 +198,7 @@ def test_of_all_ends_of_a_request_one_wins(database: Database) -> None:
     assert agrees(books)
 
 
-def test_that_race_is_lost_where_a_hold_is_read_before_it_is_taken(database: Database) -> None:
+def test_race_is_lost_if_the_hold_is_read_before_it_is_deleted(database: Database) -> None:
     books = open_books(database, credit=100 * HOLD)
     only_postgresql(books)
 
@@ -230,7 +230,7 @@ def refund_at_once(books: Books, give: Callable[[Connection, str, int], bool]) -
     return sum(result is True for result in results)
 
 
-def test_a_charge_is_given_back_once(database: Database) -> None:
+def test_charge_is_refunded_once(database: Database) -> None:
     books = open_books(database, credit=10 * HOLD)
 
     def give(connection: Connection, request_id: str, place: int) -> bool:
@@ -244,7 +244,7 @@ def test_a_charge_is_given_back_once(database: Database) -> None:
     assert agrees(books)
 
 
-def test_that_race_is_lost_without_the_accounts_lock(database: Database) -> None:
+def test_race_is_lost_without_the_lock_of_the_account(database: Database) -> None:
     books = open_books(database, credit=10 * HOLD)
     only_postgresql(books)
 
@@ -266,7 +266,7 @@ def test_that_race_is_lost_without_the_accounts_lock(database: Database) -> None
 # --- C5, C6, C7 ---
 
 
-def test_credit_that_comes_while_nothing_is_left_is_used_and_not_lost(database: Database) -> None:
+def test_credit_added_during_a_race_is_used(database: Database) -> None:
     books = open_books(database, credit=0)
 
     def top_up(connection: Connection) -> bool:
@@ -293,7 +293,7 @@ def place_one(books: Books) -> object:
         return hold(connection, [books.order()])[0]
 
 
-def test_batches_that_name_accounts_the_other_way_round_never_deadlock(
+def test_batches_with_accounts_in_opposite_order_do_not_deadlock(
     database: Database,
 ) -> None:
     one, other = open_books(database, credit=10**9), open_books(database, credit=10**9)
@@ -328,7 +328,7 @@ def test_batches_that_name_accounts_the_other_way_round_never_deadlock(
     assert agrees(one)
 
 
-def test_two_hundred_repeats_of_one_order_make_one_request(database: Database) -> None:
+def test_two_hundred_repeats_of_one_idempotency_key_make_one_request(database: Database) -> None:
     books = open_books(database, credit=1000 * HOLD)
     orders = [books.order(idempotency_key="k", body_sha256=b"x" * 32) for _ in range(200)]
     answers: list[object] = []

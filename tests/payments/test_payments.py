@@ -102,7 +102,7 @@ def desk(database: Database) -> Desk:
     return open_desk(database)
 
 
-def test_a_payment_is_booked_once_however_often_it_is_told(desk: Desk) -> None:
+def test_repeated_payment_event_is_booked_once(desk: Desk) -> None:
     told = [desk.deliver("completed") for _ in range(5)]
 
     assert told == ["booked", *["repeated"] * 4]
@@ -112,7 +112,7 @@ def test_a_payment_is_booked_once_however_often_it_is_told(desk: Desk) -> None:
     assert desk.agrees()
 
 
-def test_money_on_its_way_is_booked_when_it_has_come(desk: Desk) -> None:
+def test_pending_payment_is_booked_when_it_is_paid(desk: Desk) -> None:
     assert desk.deliver("completed_unpaid") == "noted"
     assert (desk.balance, desk.status) == (0, "open")
     desk.deliver("async_succeeded")
@@ -120,7 +120,7 @@ def test_money_on_its_way_is_booked_when_it_has_come(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(("name", "status"), [("async_failed", "failed"), ("expired", "expired")])
-def test_what_does_not_come_is_not_booked(name: str, status: str, desk: Desk) -> None:
+def test_failed_payment_is_not_booked(name: str, status: str, desk: Desk) -> None:
     desk.deliver(name)
     assert (desk.balance, desk.status) == (0, status)
 
@@ -151,7 +151,7 @@ def test_any_order_and_any_repetition_end_in_the_same_books(
         assert desk.agrees()
 
 
-def test_a_refund_of_what_is_spent_is_owed(desk: Desk) -> None:
+def test_refund_of_spent_money_becomes_debt(desk: Desk) -> None:
     desk.deliver("completed")
     with desk.database.transaction() as connection:
         # Another payment's dispute has taken it already.
@@ -176,7 +176,7 @@ def test_another_amount_or_currency_is_not_booked(changes: dict[str, object], de
     assert desk.balance == 0
 
 
-def test_a_payment_of_somebody_else_is_not_ours(desk: Desk) -> None:
+def test_event_of_an_unknown_payment_is_ignored(desk: Desk) -> None:
     strange = {"metadata": {}, "client_reference_id": "x", "id": "cs_x", "payment_intent": "pi_x"}
     assert desk.deliver("completed", **strange) == "unknown"
     assert desk.balance == 0
@@ -199,7 +199,7 @@ def test_only_what_stripe_signed_is_read(desk: Desk) -> None:
             PROVIDER.read_event(nonsense, signed(nonsense))
 
 
-def test_without_a_secret_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_webhook_secret_prevents_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRIPE_API_KEY", "sk_test_nobody")
     for secret in (None, ""):
         if secret is not None:

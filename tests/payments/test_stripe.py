@@ -89,7 +89,7 @@ async def test_the_list_of_payments_is_read(stripe: FakeStripe) -> None:
     ]
 
 
-async def test_a_failing_provider_does_not_tell_the_key(stripe: FakeStripe) -> None:
+async def test_provider_error_does_not_reveal_the_key(stripe: FakeStripe) -> None:
     stripe.broken = True
     provider = StripeProvider("sk_test_nobody", SECRET, base=stripe.url)
 
