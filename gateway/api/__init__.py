@@ -1,1 +1,1 @@
-"""One module per API dialect, each a thin translation; none holds logic of its own."""
+"""One folder per API dialect, each a thin translation without logic."""

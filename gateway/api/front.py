@@ -1,4 +1,4 @@
-"""The page at ``/``: where a person with a browser finds everything else."""
+"""The page at ``/``, with links for a person with a browser."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class HealthController(Controller):
     @get(
         "/health/live",
         operation_id="GetLiveness",
-        summary="The process works: every background loop has beaten in time",
+        summary="Liveness: every background loop has reported in time",
         opt={"errors": [503]},
         security=[],
     )
@@ -55,8 +55,7 @@ class HealthController(Controller):
         "/health/ready",
         opt={"errors": [503]},
         operation_id="GetReadiness",
-        summary="The gateway can take requests: SQL accepts a write, the queue answers, and the "
-        "disks have room",
+        summary="Readiness: SQL accepts a write, the queue responds, and the disks have room",
         security=[],
     )
     async def ready(self, request: ApiRequest) -> Response[ReadyView]:
@@ -87,8 +86,9 @@ class HealthController(Controller):
         },
         operation_id="GetMetrics",
         summary="Prometheus metrics",
-        description="With a key of the scope `admin` or the token of `TOLLGATE_METRICS_TOKEN`, "
-        "unless the operator opened them to every caller or turned them off.",
+        description="Requires a key with the scope `admin` or the token in "
+        "`TOLLGATE_METRICS_TOKEN`, unless the operator opened the metrics to every caller or "
+        "turned them off.",
     )
     async def metrics(self, request: ApiRequest) -> Response[bytes]:
         await check_scraper(request, request.services.settings)

@@ -337,10 +337,10 @@ def test_only_an_admin_sees_or_sets_the_limits_of_others(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"limit": 25}, 400, "an amount is a string"),
+        ({"limit": 25}, 400, "an amount must be a string"),
         ({"limit": "a lot"}, 400, "is not a valid amount"),
         ({"limit": "-1"}, 400, "cannot be negative"),
-        ({"account": "nobody"}, 404, "There is no account 'nobody'"),
+        ({"account": "nobody"}, 404, "No such account: 'nobody'"),
         ({"window": "week"}, 400, "'hour', 'day', 'month' or 'total'"),
         ({"tz": "Europe/Atlantis"}, 400, "unknown time zone 'Europe/Atlantis'"),
         ({"model": "gpt-9"}, 404, "'gpt-9' does not exist"),

@@ -53,7 +53,7 @@ def test_how_far_it_is_and_when_to_ask_again_is_told(media_stack: Stack) -> None
     assert made.seconds == "2"
     assert int(raw.headers["openai-poll-after-ms"]) >= 500
     wait_for(lambda: api.videos.retrieve(made.id).progress == 25, "a quarter")
-    with pytest.raises(openai.NotFoundError, match="only a finished one"):
+    with pytest.raises(openai.NotFoundError, match="only a completed video"):
         api.videos.download_content(made.id)
     assert api.videos.delete(made.id).deleted
     with pytest.raises(openai.NotFoundError):
@@ -182,14 +182,14 @@ def test_what_no_model_does_with_a_video_is_said(media_stack: Stack) -> None:
     api = client(media_stack, caller)
 
     for wrong, order in (
-        ("name one of yours by its id", lambda: api.videos.edit(prompt="x", video=mp4())),
-        ("go on with", lambda: api.videos.extend(prompt="x", seconds="4", video=mp4())),
+        ("send the id of one", lambda: api.videos.edit(prompt="x", video=mp4())),
+        ("extend a video", lambda: api.videos.extend(prompt="x", seconds="4", video=mp4())),
         ("a character", lambda: api.videos.create_character(name="Ann", video=mp4())),
     ):
         with pytest.raises(openai.BadRequestError, match=wrong) as refused:
             order()
         assert (refused.value.code, refused.value.param) == ("task_not_supported", "video")
-    with pytest.raises(openai.NotFoundError, match="no character 'char_1'"):
+    with pytest.raises(openai.NotFoundError, match="No such character: 'char_1'"):
         api.videos.get_character("char_1")
     with pytest.raises(openai.BadRequestError, match="video"):
         api.post("/videos/edits", body={"prompt": "x"}, cast_to=object)

@@ -276,7 +276,7 @@ def test_a_form_that_is_wrong_is_refused_by_name(
 def test_a_voice_that_is_to_be_thought_up_is_refused_by_name(media_stack: Stack) -> None:
     api = client(media_stack, media_stack.caller())
 
-    with pytest.raises(openai.BadRequestError, match="not of prompts") as caught:
+    with pytest.raises(openai.BadRequestError, match="not from prompts") as caught:
         api.audio.voices.create(name="x", type="prompt", prompt="deep and slow")
 
     assert caught.value.code == "unsupported_parameter"

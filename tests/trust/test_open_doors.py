@@ -93,7 +93,7 @@ def test_client_that_leaves_while_it_sends_costs_one_line_of_the_log(guarded: St
 
     wait_for(lambda: len(written()) >= 20, "a line for each")
     assert len(written()) == 20
-    assert all("the client left" in line for line in written())
+    assert all("the client disconnected" in line for line in written())
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,1 @@
-"""What all dialects share: callers, bodies, answers, streams, and the guards of the door."""
+"""Shared by all dialects: authentication, guards, bodies, responses and streams."""

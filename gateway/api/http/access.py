@@ -1,9 +1,9 @@
-"""Who is calling: the key of a request, checked before its body is read.
+"""Authentication: finds the key of a caller, and the account that a call is about.
 
-Every handler names the scope that it needs in its ``opt``. A route that ends in a hold says so by
-``holds``: the hold's own transaction reads its key again, so a key that is remembered here for a
-few seconds admits nothing after it was revoked. Every other route asks the database, so that a
-revocation acts at once on all of them and in every gateway.
+Every handler declares the scope that it needs in its ``opt``. A route that ends in a hold declares
+``holds``: the hold's transaction reads the key again, so a key that is cached here for a few
+seconds admits nothing after it was revoked. Every other route queries the database, so that a
+revocation takes effect immediately on all of them and in every gateway.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 REMEMBER_S: Final = 10.0
 REMEMBER_MAX: Final = 20_000
-"""Keys remembered; the one that was used least recently is dropped first."""
+"""Maximum number of cached keys; the least recently used is dropped first."""
 UNKNOWN_S: Final = 5.0
-"""Time for which a secret that no key has is refused without asking again."""
+"""Time for which an unknown secret is refused without another query."""
 UNKNOWN_MAX: Final = 10_000
 
 
 class Recent(Generic[T]):
-    """What was found by a name, for a while; the least recently used is dropped first."""
+    """A cache whose items expire; the least recently used is dropped first."""
 
     def __init__(self, seconds: float, most: int) -> None:
         self._seconds = seconds
@@ -55,17 +55,17 @@ class Recent(Generic[T]):
 
 
 class Access:
-    """Finds the key of a secret; remembers it briefly for the routes that say so."""
+    """Finds the key of a secret; caches it briefly for routes that declare ``holds``."""
 
     def __init__(self, database: Database, *, pepper: bytes) -> None:
         self._database = database
         self._pepper = pepper
-        # By the hash: secrets are not kept, not even in memory.
+        # By hash: secrets are not stored, not even in memory.
         self._remembered = Recent[KeyInfo](REMEMBER_S, REMEMBER_MAX)
         self._unknown = Recent[bool](UNKNOWN_S, UNKNOWN_MAX)
 
     async def key(self, secret: str, *, remembered: bool) -> KeyInfo:
-        """Raise ``Unauthorized`` if no valid key has this secret."""
+        """Return the key with this secret. Raise ``Unauthorized`` if no valid key has it."""
         now = time.monotonic()
         name = hash_secret(secret, self._pepper)
         known = self._remembered.get(name, now) if remembered else None
@@ -78,7 +78,7 @@ class Access:
                 lambda connection: authenticate(connection, secret, self._pepper)
             )
         except Unauthorized as error:
-            # Only an unknown one: a key that was revoked or has expired says so each time.
+            # Only unknown secrets: a revoked or expired key gets its own error each time.
             if error.code == "invalid_api_key":
                 self._unknown.put(name, True, now)
             raise
@@ -87,7 +87,7 @@ class Access:
 
 
 def call_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Caller:
-    """The call that ``require_key`` let through."""
+    """Return the caller that ``require_key`` authenticated."""
     call: Caller = connection.state.call
     return call
 
@@ -95,10 +95,11 @@ def call_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Caller:
 def requested_account(
     request: ASGIConnection[Any, Any, Any, Any], connection: Connection, account: str | None
 ) -> Account:
-    """The account that a call asks about: its own, or with the scope ``admin`` any that it names.
+    """Return the account that a call is about: the caller's or, with the scope ``admin``, the one
+    named.
 
-    Raise ``NotFound`` for another one, whether or not it exists, and ``AmbiguousAccount`` to an
-    administrator who can mean two.
+    Raise ``NotFound`` for another account, whether or not it exists, and ``AmbiguousAccount`` if an
+    administrator's name fits two.
     """
     key = caller(request)
     if account is None:
@@ -109,9 +110,9 @@ def requested_account(
     for found in find_accounts(connection, account):
         if found.id == key.account_id:
             return found
-    raise NotFound("account_not_found", f"There is no account {account!r}.", param="account")
+    raise NotFound("account_not_found", f"No such account: {account!r}.", param="account")
 
 
 def caller(connection: ASGIConnection[Any, Any, Any, Any]) -> KeyInfo:
-    """The key that ``require_key`` found."""
+    """Return the key that ``require_key`` authenticated."""
     return call_of(connection).key

@@ -1,4 +1,4 @@
-"""What every surface of text does with an order: place it, wait or stream, and answer."""
+"""Shared by the text dialects: submit a request, wait for it or stream it, and respond."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StreamOptions(BaseModel):
 
 
 def wants_usage(options: StreamOptions | None, *, stream: bool | None) -> bool:
-    """Whether a stream ends with its usage. Raise ``InvalidRequest`` if there is no stream."""
+    """Whether a stream ends with its usage. Raise ``InvalidRequest`` if nothing is streamed."""
     if options is not None and not stream:
         raise InvalidRequest(
             "invalid_value", "stream_options needs stream: true.", param="stream_options"
@@ -68,8 +68,10 @@ async def to_submission(
     metadata: Mapping[str, str] | None = None,
     canonical: bytes | None = None,
 ) -> Submission:
-    """The order of a client that waits for its answer; ``canonical`` stands for a body whose bytes
-    differ from one try to the next."""
+    """Build the submission of a client that waits for its answer.
+
+    ``canonical`` replaces a body whose bytes differ between two attempts, such as a form's.
+    """
     return Submission(
         model=model,
         task=task,
@@ -77,7 +79,8 @@ async def to_submission(
         stream=stream,
         metadata=metadata,
         idempotency=await idempotency(request, canonical),
-        # Who leaves a stream has read a part of it and wants no more: that is not lost.
+        # No fingerprint for streams: a client that disconnects has received part of the
+        # answer, so a new request is not a retry.
         fingerprint=None if stream else await body_fingerprint(request, canonical),
         retried=is_retry(request),
     )
@@ -89,7 +92,7 @@ async def answer(
     view: Callable[[ClosedRequest], View],
     writer: Callable[[Ticket], StreamWriter] | None = None,
 ) -> Response[View] | Stream:
-    """Place an order and answer it, as a stream if it is one and there is a way to."""
+    """Submit a request and respond to it, as a stream if it is one and has a ``writer``."""
     ticket = await request.services.requests.submit(request.caller, submission)
     if submission.stream and writer is not None:
         headers = request_headers(ticket.request_id)

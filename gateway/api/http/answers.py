@@ -1,4 +1,4 @@
-"""How answers are written: JSON by msgspec, amounts with their exact digits, our headers."""
+"""Responses: JSON by msgspec, amounts with their exact digits, event streams, headers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Item = TypeVar("Item")
 ExactUsd: TypeAlias = Annotated[
     msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "number", "description": "USD, exact"})
 ]
-"""A JSON number that is written with the exact digits of an amount."""
+"""A JSON number with the exact digits of an amount."""
 
 
 class ListView(TypedDict, Generic[Item]):
-    """Everything there is."""
+    """A complete list."""
 
     object: Literal["list"]
     data: Sequence[Item]
 
 
 class PageView(ListView[Item]):
-    """A part of a list; ``next_cursor`` is sent as ``cursor`` for the part that follows."""
+    """One page of a list. Send ``next_cursor`` as ``cursor`` to get the next page."""
 
     has_more: bool
     next_cursor: str | None
@@ -91,14 +91,14 @@ encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def exact_number(nanos: int) -> msgspec.Raw:
-    """A JSON number of USD that, read as a decimal, is the amount to the last digit."""
+    """Return an amount in USD as a JSON number with its exact digits."""
     return msgspec.Raw(format_usd(nanos).encode())
 
 
 def json_response(
     body: Body, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response[Body]:
-    """Answer with a body of a declared type, from which the OpenAPI document is made."""
+    """Respond with a body of a declared type, from which the OpenAPI document is generated."""
     encoded = Response(
         encode_json(body),
         status_code=status,
@@ -111,7 +111,7 @@ def json_response(
 def event_stream(
     events: AsyncIterator[bytes], *, headers: Mapping[str, str] | None = None
 ) -> Stream:
-    """A server-sent event stream that no proxy should buffer."""
+    """Respond with server-sent events, with headers that stop proxies from buffering them."""
     return Stream(
         events,
         status_code=200,
@@ -121,7 +121,7 @@ def event_stream(
 
 
 def event_data(body: Mapping[str, Any], *, name: str | None = None) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     head = b"" if name is None else f"event: {name}\n".encode()
     return head + b"data: " + encode_json(body) + b"\n\n"
 
@@ -134,7 +134,7 @@ def request_headers(request_id: RequestId, closed: ClosedRequest | None = None) 
 
 
 def openai_usage(usage: Usage, cost_nanos: int) -> UsageView:
-    """OpenAI's usage, where cached tokens are a part of the prompt's, with OpenRouter's cost."""
+    """Return usage as OpenAI counts it: cached tokens are part of the prompt."""
     prompt = usage.input_tokens + usage.cached_input_tokens
     return {
         "prompt_tokens": prompt,

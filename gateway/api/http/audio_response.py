@@ -1,9 +1,9 @@
-"""What every surface of speech and music does with an order: send its sound on while it is made.
+"""Shared by the audio dialects: stream the audio of a request while it is generated.
 
-Nothing is sent twice and nothing is left out. Each piece says where in its file it belongs, and a
-second attempt says the same again, so after a crash a stream goes on where it broke off; pieces
-that were missed are read from the job's log. A request that said nothing on the way, an
-upstream's or one that is repeated after its end, is sent from the store. Knows no dialect.
+No byte is sent twice or skipped. Each chunk carries its offset in the file, and a second attempt
+reproduces the first, so after a crash the stream resumes at the byte where it stopped; missed
+chunks are read from the event log. A request without audio events (an upstream's, or one replayed
+after its end) is sent from the blob store. Knows no dialect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from litestar.response import Stream
 
 from gateway.api.http.answers import KEEP_ALIVE_S, request_headers
-from gateway.api.http.media_views import blob_of, media_of, unreadable
+from gateway.api.http.media_views import EXPIRED, blob_of, media_of, unreadable
 from gateway.api.http.request import ApiRequest
 from gateway.errors import RequestFailed
 from gateway.ledger.closed import ClosedRequest
@@ -32,22 +32,22 @@ def audio_type(format: AudioFormat) -> str:
 
 
 class AudioResponse:
-    """The first output of one request, for one reader."""
+    """The first output of one request, streamed to one client."""
 
     def __init__(self, ticket: Ticket, blobs: Blobs) -> None:
         self.ticket = ticket
         self.content_type = ""
-        """Of what lies in the store, where it is sent from there."""
+        """Content type of the blob, if the audio is sent from the blob store."""
         self._blobs = blobs
         self._sent = 0
         self._length = 0
-        """How long it is known to be."""
+        """Length of the file in bytes, as far as it is known."""
         self._cursor: tuple[int, int] | None = None
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        """Give the sound as it comes, and nothing at all as a sign of life.
+        """Yield the audio as it arrives, and ``b""`` as a keep-alive.
 
-        Raise ``RequestFailed`` if the request ends without it.
+        Raise ``RequestFailed`` if the request ends without audio.
         """
         async for sent in self.ticket.events(KEEP_ALIVE_S):
             if sent is None:
@@ -57,14 +57,14 @@ class AudioResponse:
                     yield data
         closed = self.ticket.result
         if self._sent:
-            # The end may be known before its last pieces are heard.
+            # The end can be reported before the last chunks are received.
             async for data in self._replay_log():
                 yield data
         raise_unless_succeeded(closed)
         if self._sent < self._length:
             raise RequestFailed(
                 "stream_broken",
-                "A part of the sound was lost on its way; fetch the whole by the request's id.",
+                "Part of the audio was lost in transit; fetch all of it by the request's id.",
                 request_id=closed.request_id,
             )
         if not self._sent:
@@ -84,8 +84,8 @@ class AudioResponse:
                 yield data
 
     def _unsent(self, sent: SentEvent, audio: AudioChunk) -> bytes:
-        """What of a piece was not sent yet; nothing where something before it is still missing,
-        which the log may have a little later."""
+        """Return the unsent bytes of a chunk, or ``b""`` if an earlier chunk is missing: the event
+        log may supply it shortly."""
         if audio.index:
             return b""
         self._length = max(self._length, audio.start + len(audio.data))
@@ -108,14 +108,14 @@ class AudioResponse:
 
 
 def audio_blob(closed: ClosedRequest) -> BlobRef:
-    """The first output of a request that succeeded. Raise ``RequestFailed`` if it is gone."""
+    """Return the first output of a successful request. Raise ``RequestFailed`` if it expired."""
     for medium in media_of(closed):
         blob = blob_of(closed, medium)
         if blob is not None and medium.kind == "audio":
             return blob
     raise RequestFailed(
         "blob_expired",
-        "This output was kept for its time and is deleted.",
+        EXPIRED,
         request_id=closed.request_id,
     )
 
@@ -127,14 +127,14 @@ def _unreadable(error: BlobError, closed: ClosedRequest) -> RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class StartedAudio:
-    """A sound of which the first piece is there."""
+    """Audio of which the first chunk has arrived."""
 
     audio: AudioResponse
     first: bytes
     rest: AsyncGenerator[bytes]
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All of it; whatever ends this early cancels the request."""
+        """Yield all of the audio. Ending this early cancels the request."""
         with self.audio.ticket:
             async with contextlib.aclosing(self.rest):
                 yield self.first
@@ -142,8 +142,8 @@ class StartedAudio:
                     yield data
 
     def headers(self) -> dict[str, str]:
-        """What is known before the first byte: of the cost, whatever does not depend on how long
-        the sound will be, or all if it is there already."""
+        """Return the headers known before the first byte. The cost is among them if it does not
+        depend on the length of the audio, or if the request has ended."""
         ticket = self.audio.ticket
         known = ticket.cost_nanos
         cost = {} if known is None else {"X-Request-Cost": format_usd(known)}
@@ -151,9 +151,9 @@ class StartedAudio:
 
 
 async def start_audio(request: ApiRequest, ticket: Ticket) -> StartedAudio:
-    """Wait for the first piece, so that what fails before it is answered with its status.
+    """Wait for the first chunk, so that an earlier failure is answered with its HTTP status.
 
-    Raise ``RequestFailed``, also if the client goes away meanwhile; the request is then cancelled.
+    Raise ``RequestFailed``, also if the client disconnects; the request is then cancelled.
     """
     audio = AudioResponse(ticket, request.services.blobs)
     rest = audio.chunks()
@@ -162,7 +162,9 @@ async def start_audio(request: ApiRequest, ticket: Ticket) -> StartedAudio:
             async for data in rest:
                 if data:
                     return StartedAudio(audio, data, rest)
-        raise RequestFailed("engine_error", "The sound is empty.", request_id=ticket.request_id)
+        raise RequestFailed(
+            "engine_error", "The model produced no audio.", request_id=ticket.request_id
+        )
     except BaseException:
         with ticket:
             await rest.aclose()
@@ -170,7 +172,7 @@ async def start_audio(request: ApiRequest, ticket: Ticket) -> StartedAudio:
 
 
 def stream_audio(started: StartedAudio, format: AudioFormat | None = None) -> Stream:
-    """The bytes themselves, as they come; a format that is not known is told by its first ones."""
+    """Respond with the bytes as they arrive. If ``format`` is None, it is detected from them."""
     content_type = audio_type(format) if format else sniff(started.first[:HEAD_BYTES])
     return Stream(
         _bytes(started),

@@ -1,4 +1,4 @@
-"""How bodies and headers of requests are read, and which error each mistake becomes."""
+"""Reads bodies and headers of requests, and maps exceptions to error responses."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 
 
 CLIENT_DISCONNECTED: Final = "client disconnected prematurely"
-"""How Litestar says it, as an internal error."""
+"""Litestar's message, in an internal error."""
 LARGE: Final = 256 * 1024
-"""Bytes from which a digest is worth a thread."""
+"""Bytes from which a digest is computed in a thread."""
 IDEMPOTENCY_KEY_MAX: Final = 255
 PAGE_MAX: Final = 1000
 
@@ -52,14 +52,14 @@ AnyRequest: TypeAlias = Request[Any, Any, Any]
 
 
 async def idempotency(request: ApiRequest, canonical: bytes | None = None) -> Idempotency | None:
-    """Read ``Idempotency-Key`` and bind it to the body that came with it, or what stands for it."""
+    """Read ``Idempotency-Key`` and bind it to the body, or to ``canonical`` in its place."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return None
     if not 1 <= len(key) <= IDEMPOTENCY_KEY_MAX or not key.isprintable():
         raise InvalidRequest(
             "invalid_value",
-            f"An Idempotency-Key has 1 to {IDEMPOTENCY_KEY_MAX} printable characters.",
+            f"An Idempotency-Key must have 1 to {IDEMPOTENCY_KEY_MAX} printable characters.",
             param="Idempotency-Key",
         )
     body = await request.body() if canonical is None else canonical
@@ -67,7 +67,7 @@ async def idempotency(request: ApiRequest, canonical: bytes | None = None) -> Id
 
 
 async def body_fingerprint(request: ApiRequest, canonical: bytes | None = None) -> str:
-    """Name an order by its bytes, for a client that sends them again after losing the answer."""
+    """Digest a submission, to recognise a client that sends it again after a disconnect."""
     body = await request.body() if canonical is None else canonical
     if len(body) > LARGE:
         return await asyncio.to_thread(fingerprint, request.key.id, request.scope["path"], body)
@@ -75,7 +75,7 @@ async def body_fingerprint(request: ApiRequest, canonical: bytes | None = None) 
 
 
 def is_retry(request: ApiRequest) -> bool:
-    """Say whether the client counts its attempts, as OpenAI's do, and this is not the first."""
+    """Whether the client counts its attempts, as OpenAI's do, and this is not the first."""
     return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
 
@@ -90,7 +90,7 @@ def check_limit(limit: int, most: int = PAGE_MAX, *, param: str = "limit", least
 
 
 def read_body(schema: type[Body], value: Mapping[str, Any]) -> Body:
-    """Check a body that may have one of several shapes. Raise ``InvalidRequest``."""
+    """Check a body against a schema. Raise ``InvalidRequest``."""
     try:
         return schema.model_validate(value)
     except ValidationError as error:
@@ -98,11 +98,13 @@ def read_body(schema: type[Body], value: Mapping[str, Any]) -> Body:
 
 
 def refuse_in_batch(data: BaseModel, *names: str) -> None:
-    """Refuse what has no meaning where nobody waits. Raise ``InvalidRequest``."""
+    """Refuse fields without a meaning in a batch. Raise ``InvalidRequest``."""
     for name in names:
         if getattr(data, name):
             raise InvalidRequest(
-                "unsupported_parameter", f"{name} has no use in a batch; leave it out.", param=name
+                "unsupported_parameter",
+                f"{name} is not supported in a batch; leave it out.",
+                param=name,
             )
 
 
@@ -134,11 +136,11 @@ def _http(request: AnyRequest, error: HTTPException) -> Response[Mapping[str, An
     method = request.scope["method"]
     if isinstance(error, NotFoundException):
         return _render(
-            request, NotFound("not_found", f"There is nothing at {method} {path}; see /schema.")
+            request, NotFound("not_found", f"No such endpoint: {method} {path}; see /schema.")
         )
     if isinstance(error, MethodNotAllowedException):
         refused = _render(
-            request, MethodNotAllowed("method_not_allowed", f"{path} does not take {method}.")
+            request, MethodNotAllowed("method_not_allowed", f"{path} does not support {method}.")
         )
         refused.headers["Allow"] = (error.headers or {}).get("allow", "")
         return refused
@@ -149,8 +151,11 @@ def _http(request: AnyRequest, error: HTTPException) -> Response[Mapping[str, An
     if error.status_code < 500:
         return _render(request, InvalidRequest("invalid_request", str(error.detail)))
     if error.detail == CLIENT_DISCONNECTED:
-        log.info("the client left while it sent its body: %s %s", method, path)
-        return _render(request, InvalidRequest("incomplete_body", "The body ended early."))
+        log.info("the client disconnected while sending its body: %s %s", method, path)
+        return _render(
+            request,
+            InvalidRequest("incomplete_body", "The body ended before its announced length."),
+        )
     return _unexpected(request, error)
 
 
@@ -160,7 +165,7 @@ def _database(request: AnyRequest, error: Exception) -> Response[Mapping[str, An
         request,
         Unavailable(
             "database_unavailable",
-            "The ledger does not answer; nothing was charged. Try again.",
+            "The ledger is unavailable; nothing was charged. Try again.",
             retry_after_s=2,
         ),
     )
@@ -172,19 +177,19 @@ def _queue(request: AnyRequest, error: Exception) -> Response[Mapping[str, Any]]
         request,
         Unavailable(
             "queue_unavailable",
-            "The queue server does not answer; nothing was charged. Try again.",
+            "The queue server is unavailable; nothing was charged. Try again.",
             retry_after_s=2,
         ),
     )
 
 
 UNSTORABLE: Final = (DataError, IntegrityError, OverflowError, RecursionError, UnicodeDecodeError)
-"""A value got past the bounds of its field, but SQL or the queue cannot hold it."""
+"""Raised for a value that passed validation but cannot be stored in SQL or the queue."""
 
 
 def _unstorable(request: AnyRequest, error: Exception) -> Response[Mapping[str, Any]]:
     log.warning(
-        "a value was not caught at the door of %s %s: %s",
+        "a value passed validation but could not be stored: %s %s: %s",
         request.scope["method"],
         request.scope["path"],
         type(error).__name__,
@@ -202,7 +207,7 @@ def _unexpected(request: AnyRequest, error: Exception) -> Response[Mapping[str, 
         "unexpected error at %s %s", request.scope["method"], request.scope["path"], exc_info=error
     )
     return _render(
-        request, InternalError("internal_error", "Something went wrong here; it was logged.")
+        request, InternalError("internal_error", "An internal error occurred; it was logged.")
     )
 
 

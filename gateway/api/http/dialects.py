@@ -1,7 +1,6 @@
-"""What differs by the surface that was called, known by its path: the shape of an error, and the
-header that brings a key.
+"""The dialect of a path: the shape of its errors, and the header that carries the key.
 
-Also what never reached a handler (no key, no such path, too large a body) has a path.
+Errors before a handler is reached (no key, unknown path, body too large) have a path, too.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from gateway.errors import TollgateError, render_detail, render_openai, render_t
 Renderer: TypeAlias = Callable[[TollgateError], Mapping[str, Any]]
 
 GMI: Final = "/api/v1/ie/requestqueue/apikey"
-"""Below it lies GMI Cloud's request queue."""
+"""Prefix of GMI Cloud's request queue."""
 ELEVENLABS: Final = "/elevenlabs"
-"""Below it lies what ElevenLabs' clients call."""
+"""Prefix of ElevenLabs' API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Dialect:
     prefix: str
     render: Renderer
     key_header: str | None = None
-    """Where a key is sent instead of as ``Authorization: Bearer``, which is taken everywhere."""
+    """Header for the key, besides ``Authorization: Bearer``, which every dialect accepts."""
 
 
 _OPENAI: Final = Dialect("", render_openai)
@@ -33,7 +32,7 @@ _OTHERS: Final = (
     Dialect(GMI, render_text),
     Dialect(ELEVENLABS, render_detail, key_header="xi-api-key"),
 )
-"""Whatever lies elsewhere is as OpenAI's."""
+"""Return the dialect of a path; OpenAI's for any other prefix."""
 
 
 def dialect_of(path: str) -> Dialect:

@@ -1,4 +1,4 @@
-"""Types of fields that several bodies and addresses share, bounded to what SQL can hold."""
+"""Field types shared by bodies, paths and queries, limited to what SQL can store."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ T = TypeVar("T")
 def refused(
     why: str = "is not supported by the models served here; leave it out.",
 ) -> AfterValidator:
-    """Refuse a known field that is set: if it were ignored, the answer would not be what it asks
-    for. ``why`` follows the field's name in the error."""
+    """Refuse a known field if it is set: ignoring it would change the answer without notice.
+
+    ``why`` follows the field's name in the error.
+    """
 
     def check(value: Any) -> Any:
         if value:
@@ -38,7 +40,7 @@ Refused: TypeAlias = Annotated[T | None, refused()]
 
 def _read_usd(value: Any) -> int:
     if not isinstance(value, str):
-        raise ValueError('an amount is a string, such as "25.00"')
+        raise ValueError('an amount must be a string, such as "25.00"')
     return parse_usd(value)
 
 
@@ -47,24 +49,24 @@ UsdAmount: TypeAlias = Annotated[
     BeforeValidator(_read_usd),
     WithJsonSchema({"type": "string", "description": "USD, as a decimal", "examples": ["25.00"]}),
 ]
-"""An amount in a body: sent as a decimal string, read as nano-dollars."""
+"""An amount in a body: a decimal string of USD, read as nano-dollars."""
 Moment: TypeAlias = Annotated[
     datetime,
     BeforeValidator(read_moment),
     WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-03-01T10:00:00Z"]}),
 ]
-"""A moment in a body: sent with its offset (RFC 3339), read as UTC."""
+"""A time in a body: RFC 3339 with an offset, read as UTC."""
 Id: TypeAlias = Annotated[int, Field(ge=1, le=ID_MAX)]
-"""Number of a row in SQL."""
+"""Id of a row in SQL."""
 AccountName: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
 ]
-"""Labels of a client for its own use."""
+"""A client's labels, for its own use."""
 PerMinute: TypeAlias = Annotated[int, Field(ge=1, le=LIMIT_MAX)]
-"""Limit per minute, or of requests at the same time."""
+"""A limit per minute, or on concurrent requests."""
 
 IdInPath: TypeAlias = Annotated[int, PathParameter(ge=1, le=ID_MAX)]
 IdInQuery: TypeAlias = Annotated[int | None, QueryParameter(ge=1, le=ID_MAX)]

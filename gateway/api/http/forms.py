@@ -1,8 +1,8 @@
-"""Bodies that come as a form or as JSON, as OpenAI's clients send the same call.
+"""Bodies sent either as a form or as JSON: OpenAI's clients use both for the same call.
 
-A form's fields are texts: ``name[]`` repeats, ``name[part]`` nests. Files become sources, read only
-when an order is taken in. Two forms are the same order if their fields and files are, whatever
-stands between their parts.
+A form's fields are strings: ``name[]`` repeats, ``name[part]`` nests. Files become sources, which
+are read only at admission. Two forms are the same submission if their fields and files are equal,
+whatever their boundaries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(slots=True)
 class ReceivedForm:
-    """A body's fields, and the bytes by which a repetition of it is known."""
+    """A body's fields, and the canonical bytes by which a repetition is recognised."""
 
     fields: dict[str, Any]
     canonical: bytes
@@ -48,8 +48,8 @@ class ReceivedForm:
 
 
 async def receive(request: ApiRequest, *, repeated: Mapping[str, str]) -> ReceivedForm:
-    """Read a body. ``repeated`` names fields of files that may come several times, and what a list
-    of them is called."""
+    """Read a body. ``repeated`` maps file fields that can occur several times to the field that
+    holds their list."""
     if request.content_type[0] == FORM:
         return await _form(request, repeated)
     body = await request.body()
@@ -58,9 +58,7 @@ async def receive(request: ApiRequest, *, repeated: Mapping[str, str]) -> Receiv
     except msgspec.DecodeError:
         fields = None
     if not isinstance(fields, dict):
-        raise InvalidRequest(
-            "invalid_json", "The body is neither a form nor a JSON object; send one of them."
-        )
+        raise InvalidRequest("invalid_json", "The body is neither a form nor a JSON object.")
     return ReceivedForm(fields, body)
 
 
@@ -84,7 +82,7 @@ async def _form(request: ApiRequest, repeated: Mapping[str, str]) -> ReceivedFor
     for plain, several in repeated.items():
         if len(fields.get(several, ())) == 1:
             (fields[plain],) = fields.pop(several)
-    # As JSON, since that is how an order is bound to its name.
+    # As JSON, because an idempotency key is bound to a JSON body.
     return ReceivedForm(fields, msgspec.json.encode(digests), files)
 
 
@@ -92,14 +90,20 @@ def _put(fields: dict[str, Any], name: str, value: Any) -> None:
     outer, bracket, inner = name.partition("[")
     if not bracket:
         if outer in fields:
-            raise InvalidRequest("invalid_value", f"{outer} was sent twice.", param=outer)
+            raise InvalidRequest(
+                "invalid_value", f"{outer} is sent twice; send it once.", param=outer
+            )
         fields[outer] = value
         return
     inner = inner.removesuffix("]")
     kind: Any = dict if inner else list
     holder = fields.setdefault(outer, kind())
     if not isinstance(holder, kind):
-        raise InvalidRequest("invalid_value", f"{outer} was sent in two ways.", param=outer)
+        raise InvalidRequest(
+            "invalid_value",
+            f"{outer} is sent both as a list and as an object; use one.",
+            param=outer,
+        )
     if inner:
         holder[inner] = _scalar(value)
     else:
@@ -107,7 +111,7 @@ def _put(fields: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _scalar(value: Any) -> Any:
-    """What a nested field meant before it became a text."""
+    """Decode the JSON scalar in a nested field; return the text if it is none."""
     try:
         found = decode_json(value) if isinstance(value, str) else value
     except msgspec.DecodeError:
@@ -133,8 +137,8 @@ async def _digest(file: UploadFile) -> str:
 
 
 def documented_body(schema: type[BaseModel]) -> type[Operation]:
-    """What the schema of the API says of a body that is read here."""
-    # Written as it stands: pydantic has made it already.
+    """Return the OpenAPI operation of a handler whose body is read by ``receive``."""
+    # Already a finished schema, so Litestar writes it unchanged.
     fields = cast(Schema, schema.model_json_schema(ref_template=REF + "{model}"))
 
     @dataclass

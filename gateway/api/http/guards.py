@@ -24,7 +24,7 @@ async def require_key(
 ) -> None:
     """Litestar guard: authenticate, then check the scope in the route's ``opt``."""
     scope: str | None = handler.opt.get("scope")
-    # OPTIONS only says which methods a path takes; a browser asks it without a key.
+    # OPTIONS only lists the methods of a path; a browser sends it without a key.
     if scope is None or connection.scope.get("method") == "OPTIONS":
         return
     secret = _secret(connection)
@@ -34,7 +34,7 @@ async def require_key(
     if scope not in key.scopes:
         raise Forbidden(
             "missing_scope",
-            f"This key has the scopes {', '.join(sorted(key.scopes))}; this call needs {scope}.",
+            f"This call requires the scope {scope}; the key has {', '.join(sorted(key.scopes))}.",
         )
     connection.state.call = Caller(key)
     if isinstance(connection, Request) and may_be_large(connection):
@@ -44,13 +44,13 @@ async def require_key(
 async def check_scraper(connection: ASGIConnection[Any, Any, Any, Any], settings: Settings) -> None:
     """Check that a caller may read the metrics, which include revenue by model.
 
-    The token is compared without the database, so that a scraper sees an outage of it. Raise
-    ``Unauthorized``, ``Forbidden``, or ``NotFound`` if metrics are off.
+    The token is compared without the database, so that scraping works during an outage of it.
+    Raise ``Unauthorized``, ``Forbidden``, or ``NotFound`` if metrics are off.
     """
     if settings.metrics == "open":
         return
     if settings.metrics == "off":
-        raise NotFound("not_found", "Metrics are turned off here (TOLLGATE_METRICS).")
+        raise NotFound("not_found", "Metrics are turned off by TOLLGATE_METRICS.")
     secret = _secret(connection)
     token = settings.metrics_token.get_secret_value() if settings.metrics_token else ""
     if token and hmac.compare_digest(secret.encode(), token.encode()):
@@ -58,7 +58,7 @@ async def check_scraper(connection: ASGIConnection[Any, Any, Any, Any], settings
     key = await services_of(connection).access.key(secret, remembered=False)
     if "admin" not in key.scopes:
         raise Forbidden(
-            "missing_scope", "Metrics need a key of the scope admin, or the token for scrapers."
+            "missing_scope", "Metrics require a key with the scope admin, or the scraper's token."
         )
 
 
@@ -93,7 +93,7 @@ async def may_store(
 
 
 def _secret(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
-    """Raise ``Unauthorized`` if there is none."""
+    """Return the secret that was sent. Raise ``Unauthorized`` if there is none."""
     header = dialect_of(connection.scope["path"]).key_header
     kind, _, secret = connection.headers.get("authorization", "").partition(" ")
     found = connection.headers.get(header, "").strip() if header else ""

@@ -1,7 +1,7 @@
-"""What every answer to an order says of limits: OpenAI's headers and the IETF's.
+"""Rate limit headers of responses: OpenAI's and the IETF's.
 
-Where several limits cover a call, OpenAI's single numbers are those of the one with the least left;
-``RateLimit`` and ``RateLimit-Policy`` (draft-ietf-httpapi-ratelimit-headers) name them all.
+If several limits cover a call, OpenAI's headers describe the one with the least left; ``RateLimit``
+and ``RateLimit-Policy`` (draft-ietf-httpapi-ratelimit-headers) list all of them.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ READABLE_HEADERS: Final = (
         for unit in ("requests", "tokens")
     ),
 )
-"""Headers of ours that a page in a browser may read, where it may call at all."""
+"""Response headers that CORS exposes to pages of allowed origins."""
 
 
 async def add_limit_headers(message: Message, scope: Scope) -> None:
-    """Litestar hook: write what the call's limits are into the head of its answer, and which model
-    answers in the place of another."""
+    """Litestar hook: add headers for the call's rate limits, a resolved alias, and exceeded soft
+    budgets."""
     if message["type"] != "http.response.start":
         return
     if scope.get("method") == "OPTIONS":
-        # Litestar's own answer names only the methods that were registered first. A preflight is
-        # answered before its path is looked up.
+        # Litestar's own response lists only the methods that were registered first. It answers
+        # a preflight before it looks up the path.
         methods: Mapping[str, str] = scope["litestar_app"].state.methods
         if (allowed := methods.get(scope.get("path_template", ""))) is not None:
             MutableScopeHeaders.from_message(message)["Allow"] = allowed
@@ -72,7 +72,7 @@ async def add_limit_headers(message: Message, scope: Scope) -> None:
 
 
 def allowed_methods(routes: Iterable[BaseRoute]) -> Mapping[str, str]:
-    """List the methods of each path, as ``Allow`` names them."""
+    """Return the ``Allow`` header of each path."""
     found: dict[str, set[str]] = {}
     for route in routes:
         if isinstance(route, HTTPRoute):
@@ -81,7 +81,7 @@ def allowed_methods(routes: Iterable[BaseRoute]) -> Mapping[str, str]:
 
 
 def limit_headers(usages: Sequence[LimitUsage]) -> Mapping[str, str]:
-    """Write usages as headers; none where nothing is limited."""
+    """Return the headers for limits in use; none if the call is unlimited."""
     headers: dict[str, str] = {}
     for unit in ("requests", "tokens"):
         of_unit = [usage for usage in usages if usage.rate.unit == unit]
@@ -101,20 +101,20 @@ def limit_headers(usages: Sequence[LimitUsage]) -> Mapping[str, str]:
 
 
 def duration(seconds: int) -> str:
-    """OpenAI's way to write one: ``45s``, ``6m0s``."""
+    """Format a duration as OpenAI does: ``45s``, ``6m0s``."""
     minutes, rest = divmod(seconds, 60)
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 def _name(usage: LimitUsage) -> str:
-    """Such as ``key-requests`` or ``account-tokens-for-model``: what a limit covers."""
+    """Return what a limit covers, such as ``key-requests`` or ``account-tokens-for-model``."""
     limit = usage.rate.limit
     who = "account" if limit.key_id is None else "key"
     return f"{who}-{usage.rate.unit}" + ("-for-model" if limit.model is not None else "")
 
 
 async def _look(rates: Rates, call: Caller) -> Sequence[LimitUsage]:
-    """Readings for a call that came to its end before it took anything, such as a wrong one."""
+    """Read the limits of a call that ended before it took from them, such as an invalid one."""
     key = call.key
     try:
         return await rates.look(wanted(key.limits, key.id, model="", tokens=0))

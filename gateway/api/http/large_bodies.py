@@ -1,8 +1,8 @@
 """Bodies of more than ``SMALL`` bytes: admitted before they are read, and kept out of memory.
 
-Nothing of them is read before the key and the account's standing were looked at. The bytes in
-flight are bounded for each account and for the gateway; files in JSON go to disk as they arrive
-(``gateway.files.spool``), forms and plain files are streamed anyway. Small bodies pass untouched.
+Nothing is read before the key and the account's standing have been checked. Bytes in flight are
+limited per account and for the gateway. Files in JSON are spooled to disk as they arrive
+(``gateway.files.spool``); forms and plain files are streamed anyway. Small bodies are unaffected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THREADS: Final = 2
 
 
 class Bodies:
-    """Owns the budget of bytes in flight, and the threads that spool; ``close`` it at the end."""
+    """Owns the budget of bytes in flight and the spooling threads; ``close`` stops the threads."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Bodies:
         memory_max: int,
         kept_max: int,
     ) -> None:
-        """``kept_max`` bounds what stays in memory of one body beside its files."""
+        """``kept_max`` limits the bytes of one body, without its files, in memory."""
         self._database = database
         self._room = room
         self._directory = directory
@@ -56,7 +56,7 @@ class Bodies:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bodies")
         self._in_flight: Counter[int] = Counter()
         self.memory = 0
-        """Bytes of bodies that are kept in memory now."""
+        """Bytes of bodies in memory now."""
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -110,7 +110,7 @@ class Bodies:
                 if len(extractor.kept) > self._kept_max:
                     raise TooLarge(
                         "body_too_large",
-                        f"A body may have at most {self._kept_max} bytes beside its files; send "
+                        f"Without its files, a body can have at most {self._kept_max} bytes; send "
                         "files as data URIs in base64, or upload them first.",
                     )
         return extractor.end()
@@ -121,8 +121,8 @@ class Bodies:
         if mine and mine + size > self._account_bytes_max:
             raise TooManyRequests(
                 "too_many_bytes_in_flight",
-                f"Requests of this account with {mine} bytes are being served; with {size} more "
-                f"they would be beyond its {self._account_bytes_max}. Wait for one to end.",
+                f"Requests of this account with {mine} bytes are in progress; another {size} would "
+                f"exceed its limit of {self._account_bytes_max}. Wait for one to end.",
                 retry_after_s=RETRY_AFTER_S,
                 details={"limit": self._account_bytes_max, "unit": "bytes"},
             )
@@ -138,14 +138,14 @@ class Bodies:
 
 
 class _Memory:
-    """What one body keeps in memory, as a part of the gateway's budget."""
+    """One body's share of the memory budget."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
         self._taken = 0
 
     def grow(self, size: int) -> None:
-        """Take as much as is kept by now. Raise ``Unavailable`` beyond the budget."""
+        """Raise the share to ``size`` bytes. Raise ``Unavailable`` beyond the budget."""
         more = size - self._taken
         if more > 0 and self._bodies.memory + more > self._bodies.memory_max:
             raise _busy()
@@ -158,7 +158,7 @@ class _Memory:
 
 
 def may_be_large(request: Request[Any, Any, Any]) -> bool:
-    """Whether a body is announced as large, or comes without its size."""
+    """Whether a body's announced size is large or missing."""
     announced = request.headers.get("content-length")
     if announced is None:
         return "transfer-encoding" in request.headers
@@ -166,7 +166,7 @@ def may_be_large(request: Request[Any, Any, Any]) -> bool:
 
 
 def size_of(request: Request[Any, Any, Any]) -> int:
-    """Return the announced bytes of a body; one that comes without its size may be of any."""
+    """Return a body's announced size in bytes, or 2**62 if it is unknown."""
     announced = request.headers.get("content-length")
     if announced is not None:
         return int(announced) if announced.isdecimal() else 0
@@ -176,13 +176,13 @@ def size_of(request: Request[Any, Any, Any]) -> int:
 def _busy() -> Unavailable:
     return Unavailable(
         "too_many_bytes_in_flight",
-        "This gateway is receiving as many bytes as it can; send the request again.",
+        "This gateway has reached its limit of bytes in flight; send the request again.",
         retry_after_s=RETRY_AFTER_S,
     )
 
 
 def _replay(request: Request[Any, Any, Any], body: bytes) -> None:
-    """Let the request be read again, as a body that came in one piece."""
+    """Make ``request`` deliver ``body`` in one piece when it is read again."""
     rest = request.receive
     sent = False
 

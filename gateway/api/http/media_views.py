@@ -1,11 +1,10 @@
-"""How pictures, videos and sound are shown: each with an address that works for a while, or with
-its bytes where they are asked for."""
+"""Views of images, videos and audio: each with a presigned URL or, on request, its bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NotRequired, TypedDict, cast
+from typing import Final, NotRequired, TypedDict, cast
 
 import msgspec
 
@@ -18,16 +17,18 @@ from workers.contract.blobs import BlobError, BlobMissing, Blobs
 from workers.contract.jobs import BlobRef
 from workers.contract.media import Medium
 
+EXPIRED: Final = "This output has expired and was deleted."
+
 
 class LinkView(TypedDict):
-    """A signed address and when it expires."""
+    """A presigned URL and when it expires."""
 
     url: str
     url_expires_at: str
 
 
 class MediumView(TypedDict):
-    """One output; one that failed has an ``error`` and no address. Fields that are 0 are absent."""
+    """One output. A failed one has an ``error`` and no URL. Fields that are 0 are omitted."""
 
     kind: str
     index: int
@@ -49,7 +50,7 @@ class MediumView(TypedDict):
 
 
 def links_of(request: ApiRequest) -> UrlSigner:
-    """The addresses to show to whoever calls: those at which it reaches the gateway."""
+    """Return the signer of URLs at which this client reaches the gateway."""
     return (
         request.services.links
         if request.services.settings.public_url
@@ -58,7 +59,7 @@ def links_of(request: ApiRequest) -> UrlSigner:
 
 
 def media_of(closed: ClosedRequest) -> Sequence[Medium]:
-    """Every output of a request, also those that failed."""
+    """Return all outputs of a request, including failed ones."""
     value = closed.output.value if closed.output else {}
     return msgspec.convert(value.get("media", ()), tuple[Medium, ...])
 
@@ -70,7 +71,7 @@ def blob_of(closed: ClosedRequest, medium: Medium) -> BlobRef | None:
 
 
 def media_views(closed: ClosedRequest, links: UrlSigner) -> list[MediumView]:
-    """Outputs in our own shape, each under a fresh address."""
+    """Return outputs in the native shape, each with a new presigned URL."""
     views = []
     for medium in media_of(closed):
         blob = blob_of(closed, medium)
@@ -99,13 +100,13 @@ def link_view(blob: BlobRef, links: UrlSigner) -> LinkView:
 
 
 async def read_base64(blobs: Blobs, found: Sequence[BlobRef]) -> list[str]:
-    """Read outputs whole, to be part of an answer. Raise ``TollgateError``."""
+    """Read outputs into memory, to be included in a response. Raise ``TollgateError``."""
     size = sum(blob.bytes for blob in found)
     if size > INLINE_BYTES_MAX:
         raise TooLarge(
             "output_too_large",
-            f"The output has {size} bytes, of which an answer holds at most {INLINE_BYTES_MAX}; "
-            "ask for its address instead.",
+            f"The output has {size} bytes; a response can include at most {INLINE_BYTES_MAX}. "
+            "Request its URL instead.",
         )
     try:
         return [await as_base64(blobs, blob) for blob in found]
@@ -114,9 +115,7 @@ async def read_base64(blobs: Blobs, found: Sequence[BlobRef]) -> list[str]:
 
 
 def unreadable(error: BlobError) -> TollgateError:
-    """Say why an output cannot be read."""
+    """Convert an error of the blob store."""
     if isinstance(error, BlobMissing):
-        return Gone("blob_expired", "This output was kept for its time and is deleted.")
-    return Unavailable(
-        "blobs_unavailable", "The store of outputs does not answer.", retry_after_s=2
-    )
+        return Gone("blob_expired", EXPIRED)
+    return Unavailable("blobs_unavailable", "The blob store is unavailable.", retry_after_s=2)

@@ -1,4 +1,4 @@
-"""Requests as handlers see them: checked bodies, the authenticated caller, and typed services."""
+"""The request class of handlers: checked bodies, the authenticated caller, typed services."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from workers.contract.blobs import Blobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What handlers and guards call. Built once, when the application starts."""
+    """Services that handlers and guards call; built when the application starts."""
 
     settings: Settings
     database: Database
@@ -67,7 +67,7 @@ def services_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
 class ApiRequest(Request[Any, Any, Any]):
     """A request with its services and its caller.
 
-    Its body, as JSON or as a form, has no text that cannot be stored.
+    The JSON or form in its body contains no text that cannot be stored.
     """
 
     @property

@@ -1,7 +1,7 @@
-"""JSON schemas of the types that answers are declared with.
+"""JSON schemas of the declared response types.
 
-msgspec writes the schemas of structs and dataclasses, but refuses unions of several ``TypedDict``,
-which our answers have; so these, and everything around them, are written here.
+msgspec generates schemas of structs and dataclasses, but rejects unions of several ``TypedDict``,
+which responses have; so those and the types around them are generated here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PLAIN: Final[Mapping[Any, Mapping[str, Any]]] = {
 
 
 class Schemas:
-    """Collects the schemas of types by name, each once."""
+    """Collects the schemas of types by name."""
 
     def __init__(self) -> None:
         self.components: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class Schemas:
         if self._types.setdefault(name, whole) != whole:
             raise ValueError(f"two types of the document are called {name}")
         if name not in self.components:
-            # Before its fields, which may refer to it.
+            # Before its fields, which can refer to it.
             self.components[name] = {}
             inner = dict(zip(getattr(origin, "__parameters__", ()), given, strict=True))
             inner |= _inherited(origin, inner)
@@ -124,7 +124,7 @@ def _name(origin: Any, arguments: Sequence[Any]) -> str:
 
 
 def _inherited(kind: Any, bound: Mapping[Any, Any]) -> dict[Any, Any]:
-    """What the parameters of generic bases stand for."""
+    """Map the type parameters of generic bases to their arguments."""
     found: dict[Any, Any] = {}
     for base in getattr(kind, "__orig_bases__", ()):
         origin = get_origin(base)
@@ -136,7 +136,7 @@ def _inherited(kind: Any, bound: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _is_required(kind: Any, field: str, hint: Any) -> bool:
-    # Annotations that are texts hide ``NotRequired`` from ``__required_keys__``.
+    # String annotations hide ``NotRequired`` from ``__required_keys__``.
     if get_origin(hint) in (NotRequired, Required):
         return get_origin(hint) is Required
     return field in kind.__required_keys__

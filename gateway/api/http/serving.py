@@ -1,4 +1,4 @@
-"""Hands out blobs of the store, whole or in part."""
+"""Serves blobs, whole or in part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POLICY: Final = "default-src 'none'; img-src 'self'; media-src 'self'; sandbox"
 
 @dataclass(frozen=True, slots=True)
 class BlobResponse:
-    """Something to be handed out: where it lies, and what it is said to be."""
+    """A blob to be served, with its content type and file name."""
 
     key: str
     content_type: str
@@ -32,7 +32,7 @@ class BlobResponse:
 
     @property
     def etag(self) -> str:
-        """What lies under a key never changes."""
+        """Entity tag from the key: blobs are immutable, so the key identifies the content."""
         return '"' + "-".join(self.key.split("/")[-2:]) + '"'
 
     def headers(self, start: int, end: int, size: int) -> dict[str, str]:
@@ -52,12 +52,12 @@ class BlobResponse:
 
 
 async def serve(request: ApiRequest, found: BlobResponse) -> Response[Any] | Stream:
-    """Answer with a blob of the store, or with the part of it that was asked for."""
+    """Respond with a blob, or with the requested range of it."""
     try:
         size = await request.services.blobs.size(found.key)
         start, end = _requested_range(request, size, found.etag)
         chunks = request.services.blobs.stream_part(found.key, start=start, end=end)
-        # The store is asked before the answer begins, so that its failure can be said.
+        # Read before the response begins, so that a failure of the store gets its own status.
         first = await anext(chunks, b"")
     except BlobError as error:
         raise unreadable(error) from None
@@ -82,7 +82,10 @@ class _Unsatisfiable(Exception):
 
 
 def _requested_range(request: ApiRequest, size: int, etag: str) -> tuple[int, int]:
-    """Start and end (excluded) of what is wanted; several ranges at once are given whole."""
+    """Return start and end (exclusive) of the requested range.
+
+    A request for several ranges gets the whole blob. Raise ``_Unsatisfiable``.
+    """
     found = _RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))
     if found is None or request.headers.get("if-range", etag) != etag:
         return 0, size

@@ -1,4 +1,4 @@
-"""Answers the clients that still wait when a gateway ends and its grace is over."""
+"""Responds to clients that still wait when a stopping gateway's grace period ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RETRY_AFTER_S: Final = 1
 
 
 def answered_when_stopped(app: ASGIApp) -> ASGIApp:
-    """Wrap an application: a request that the server cancels before its answer has begun gets 503.
+    """Wrap an application: a request that is cancelled before its response has begun gets 503.
 
-    What it ordered goes on where the order can be found again: by its ``Idempotency-Key``, or when
-    the client repeats it at once.
+    An accepted request continues if the client can find it again: by its ``Idempotency-Key``, or by
+    repeating it immediately.
     """
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,11 +32,11 @@ def answered_when_stopped(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, watched)
         except asyncio.CancelledError:
-            if started or "path" not in scope:  # as that of a lifespan
+            if started or "path" not in scope:  # such as the lifespan scope
                 raise
             error = Unavailable(
                 "gateway_stopping",
-                "This gateway is being stopped; send the request again.",
+                "This gateway is stopping; send the request again.",
                 retry_after_s=RETRY_AFTER_S,
             )
             await send(

@@ -1,8 +1,8 @@
-"""What can be sent on now of a text that is being written: nothing twice, nothing left out.
+"""Turns token events into text deltas: nothing is sent twice, nothing is left out.
 
-After a crash the next attempt says the same again, because every job carries its seed: what was
-already sent is passed over. Whatever events were missed is made up from the final output. Knows no
-dialect; each of them writes the pieces in its own shape.
+After a crash the next attempt repeats the same text, because every job carries its seed: text that
+was already sent is skipped. Missed events are made up for from the final output. Knows no dialect;
+each of them writes the deltas in its own shape.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class LogprobView(TokenView):
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text and new calls of one choice."""
+    """New text and new tool calls of one choice."""
 
     index: int
     text: str
     logprobs: tuple[TokenLogprob, ...] | None = None
     calls: tuple[ToolCall, ...] = ()
     first_call: int = 0
-    """The number of the first of these calls among all of the choice."""
+    """Index of the first of ``calls`` among all calls of the choice."""
     is_first: bool = False
-    """Whether nothing was sent of this choice before."""
+    """Whether this is the choice's first delta."""
     reasoning: str = ""
-    """New text of the reasoning that an upstream keeps apart from the answer."""
+    """New reasoning text, which upstreams report separately from the answer."""
 
 
 class TextStream:
-    """Turns events into pieces, for one reader of one request."""
+    """Turns events into deltas, for one client of one request."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -59,7 +59,7 @@ class TextStream:
         self._reasoning_sent: dict[int, int] = {}
 
     def receive(self, sent: SentEvent) -> TextDelta | None:
-        """Give what an event brings that was not sent yet."""
+        """Return what an event adds to the text sent so far, or None."""
         if sent.attempt < self._attempt:
             return None
         if sent.attempt > self._attempt:
@@ -82,7 +82,7 @@ class TextStream:
         return self._advance(event.index, text, calls, event.logprobs, reasoning)
 
     def rest(self, choices: Sequence[Choice]) -> Iterator[TextDelta]:
-        """Give what was not sent yet of the final output."""
+        """Yield the parts of the final output that were not sent yet."""
         for choice in choices:
             delta = self._advance(
                 choice.index, choice.text, choice.tool_calls, None, choice.reasoning
@@ -103,12 +103,13 @@ class TextStream:
         if not text.startswith(sent) and not sent.startswith(text):
             raise RequestFailed(
                 "stream_diverged",
-                "The worker was lost and its successor gave another text; fetch the whole "
-                "answer by the request's id.",
+                "The worker failed and its successor produced a different text; fetch the "
+                "complete answer by the request's id.",
                 request_id=self._request_id,
             )
         new_text, new_calls = text[len(sent) :], calls[called:]
-        # An upstream that is asked again thinks anew: what was sent of it is passed over by length.
+        # An upstream that is called again produces different reasoning: skip as many characters as
+        # were sent.
         reasoning = reasoning[self._reasoning_sent.get(index, 0) :]
         if not is_first and not new_text and not new_calls and not reasoning:
             return None
@@ -121,10 +122,10 @@ class TextStream:
 
 
 def cut_reason(closed: ClosedRequest) -> str | None:
-    """The finish reason of a text that ended early but properly; None of any other.
+    """Return the finish reason of a text that was cut off but is delivered; None for any other.
 
-    A deadline ends a text as a limit on its length does, so every client knows what to make of it;
-    the receipt gives ``deadline`` as the reason.
+    A deadline is reported as ``length``, which every client knows; the receipt has the reason
+    ``deadline``.
     """
     if closed.reason in CUT_REASONS:
         return closed.reason
@@ -133,14 +134,14 @@ def cut_reason(closed: ClosedRequest) -> str | None:
 
 
 def choices_of(closed: ClosedRequest) -> Sequence[Choice]:
-    """The answers of a request, unless they have been kept for their time and dropped."""
+    """Return the choices of a request, or none if its output has expired."""
     if closed.output is None:
         return ()
     return msgspec.convert(closed.output.value.get("choices", ()), tuple[Choice, ...])
 
 
 def logprob_view(token: TokenLogprob) -> LogprobView:
-    """OpenAI's shape of one token's log-probability."""
+    """Return a token's log probability in OpenAI's shape."""
     return {
         **_token(token.text, token.logprob),
         "top_logprobs": [_token(text, logprob) for text, logprob in token.top],

@@ -1,4 +1,4 @@
-"""Takes in files that requests may name, from a form or as a body, within their bounds."""
+"""Stores uploaded files that requests can refer to, within their size limits."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ async def store_upload(
     file_id: str | None = None,
     size_max: int,
 ) -> File:
-    """Store what a request may name, if it is a picture, a video or a sound, or of these the one
-    that it is to be. Raise ``TollgateError``."""
+    """Store an image, a video or audio that requests can refer to.
+
+    ``kind`` restricts it to one of the three. Raise ``TollgateError``.
+    """
     refusal = TooLarge(
-        "file_too_large", f"An upload may have at most {bytes_max} bytes.", param="file"
+        "file_too_large", f"An upload can have at most {bytes_max} bytes.", param="file"
     )
     try:
         content_type, whole = await identify(limit_bytes(chunks, bytes_max, refusal), kind, "file")
@@ -48,7 +50,7 @@ async def store_upload(
         )
     except BlobError:
         raise Unavailable(
-            "files_unavailable", "The store of files does not answer.", retry_after_s=2
+            "files_unavailable", "The file store is unavailable.", retry_after_s=2
         ) from None
 
 
@@ -58,7 +60,7 @@ async def read_file(file: UploadFile) -> AsyncIterator[bytes]:
 
 
 async def size_of(file: UploadFile) -> int:
-    """Return the bytes of a file of a form, which has been received whole."""
+    """Return the size in bytes of a form's file, which has been received completely."""
     found: int = await asyncio.to_thread(file.file.seek, 0, os.SEEK_END)
     await file.seek(0)
     return found

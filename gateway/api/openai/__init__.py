@@ -1,4 +1,4 @@
-"""OpenAI's API, for its clients: texts, images, videos, speech, files and batches."""
+"""OpenAI's API: text, images, videos, speech, files and batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEDIA_HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     VoiceConsentsController,
     VoicesController,
 )
-"""Their bodies may hold files."""
+"""Handlers whose bodies can contain files."""
 
 FILE_HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (FilesController,)
-"""Their bodies are files."""
+"""Handlers whose bodies are files."""

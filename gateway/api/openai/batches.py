@@ -1,4 +1,4 @@
-"""OpenAI's batches: a file of requests, run when there is room, at a lower price."""
+"""OpenAI's batches: a file of requests, run at low priority and at a lower price."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDPOINTS: Final[Mapping[str, BatchEndpoint]] = {
         videos.BATCHES,
     )
 }
-"""Whatever can be asked for in batches."""
+"""Endpoints that batches can call, by path."""
 
 PAGE_MAX: Final = 100
 
@@ -152,7 +152,7 @@ class BatchesController(Controller):
                 now=now,
                 window=timedelta(seconds=settings.batch_window_s),
                 open_max=settings.account_batches_max,
-                # A client that asks again after a broken connection wants one batch, not two.
+                # A client that retries after a broken connection wants one batch, not two.
                 same_since=now - timedelta(seconds=settings.retry_window_s)
                 if is_retry(request)
                 else None,
@@ -180,7 +180,7 @@ class BatchesController(Controller):
         "/{batch_id:str}",
         opt={"scope": "read"},
         operation_id="GetBatch",
-        summary="How far a batch is",
+        summary="Status and progress of a batch",
     )
     async def show(self, request: ApiRequest, batch_id: FromPath[str]) -> Response[BatchView]:
         account_id = request.key.account_id
@@ -194,7 +194,7 @@ class BatchesController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="CancelBatch",
-        summary="Stop a batch; what is done is kept and paid for, the rest is free",
+        summary="Stop a batch; finished requests are kept and charged, the others are free",
     )
     async def cancel(self, request: ApiRequest, batch_id: FromPath[str]) -> Response[BatchView]:
         account_id, now = request.key.account_id, datetime.now(UTC)
@@ -206,7 +206,7 @@ class BatchesController(Controller):
 
 
 def batch_view(batch: Batch) -> BatchView:
-    """OpenAI's batch. Its files are named once they are there."""
+    """Return OpenAI's batch. File ids are included once the files exist."""
     ended = batch.ended_at is not None
     return {
         "id": batch.id,

@@ -1,7 +1,7 @@
 """OpenAI's chat completions: body, answer and stream, translated to and from one request.
 
-Holds no logic of the request's life. Answers carry ``usage.cost`` as a JSON number printed with its
-exact digits, so that reading it as a decimal gives the charge.
+Has no part in the request's lifecycle. Answers carry ``usage.cost`` as a JSON number with exact
+digits, so that reading it as a decimal gives the charge.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class ChatCompletion(TextGeneration, OpenRouterOptions):
     )
 
     model: ModelName | None = None
-    """May be left out beside ``models``, OpenRouter's list of fallbacks."""
+    """Optional if ``models``, OpenRouter's list of fallbacks, is sent."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
 
-    # Understood and without effect here: labels for the caller's own use, and hints to a cache.
+    # Accepted without effect: labels for the client's own use, and caching hints.
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -71,7 +71,7 @@ class ChatCompletion(TextGeneration, OpenRouterOptions):
     service_tier: Literal["auto", "default"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
-    # Known, and refused by name rather than ignored: the answer would not be what was asked for.
+    # Known but refused: ignoring them would change the answer without notice.
     functions: Annotated[list[Any] | None, _USE_TOOLS] = None
     function_call: Annotated[Any | None, _USE_TOOLS] = None
     modalities: list[str] | None = None
@@ -82,7 +82,7 @@ class ChatCompletion(TextGeneration, OpenRouterOptions):
 
     @property
     def names(self) -> list[str]:
-        """The models to answer with, in the order of preference."""
+        """Requested models in order of preference. Raise ``InvalidRequest`` if there is none."""
         named = [name for name in (self.model, *(self.models or ())) if name is not None]
         if not named:
             raise InvalidRequest(
@@ -91,19 +91,19 @@ class ChatCompletion(TextGeneration, OpenRouterOptions):
         return named
 
     def generation(self) -> TextGeneration:
-        """The part that the task itself understands."""
+        """Return the task's input. Raise ``InvalidRequest`` for options that are not supported."""
         self.refuse_unsupported()
         if self.reasoning_effort not in (None, "none"):
             raise InvalidRequest(
                 "unsupported_parameter",
-                f"reasoning_effort is {self.reasoning_effort!r}; the models served here do not "
-                'reason apart from their answer, so only "none" is accepted.',
+                f"reasoning_effort is {self.reasoning_effort!r}; the models served here have no "
+                'separate reasoning, so only "none" is accepted.',
                 param="reasoning_effort",
             )
         if self.modalities not in (None, ["text"]):
             raise InvalidRequest(
                 "unsupported_parameter",
-                f'modalities is {self.modalities}, but only ["text"] can be had.',
+                f'modalities is {self.modalities}; only ["text"] is supported.',
                 param="modalities",
             )
         return self
@@ -141,7 +141,7 @@ class ChoiceView(TypedDict):
 
 
 class ChatCompletionView(TypedDict):
-    """An answer to a conversation."""
+    """A chat completion."""
 
     id: str
     object: Literal["chat.completion"]
@@ -162,7 +162,7 @@ class ChatController(Controller):
         status_code=200,
         opt={"media": [EVENTS]},
         operation_id="CreateChatCompletion",
-        summary="Answer a conversation, whole or as a stream",
+        summary="Answer a conversation, at once or as a stream",
     )
     async def create(
         self, request: ApiRequest, data: JSONBody[ChatCompletion]
@@ -185,7 +185,7 @@ class ChatController(Controller):
 
 
 def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
-    """Check a body as the endpoint does; nobody is there to read a stream."""
+    """Check one body of a batch, which cannot be streamed."""
     data = read_body(ChatCompletion, body)
     refuse_in_batch(data, "stream", "stream_options")
     return Submission(
@@ -194,7 +194,10 @@ def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
 
 
 def _chosen_model(request: ApiRequest, data: ChatCompletion) -> str:
-    """The model to order, of several the first that is served; within what the client will pay."""
+    """Return the first requested model that is served.
+
+    Raise ``InvalidRequest`` if it costs more than the client's maximum price.
+    """
     named = data.names
     name = named[0] if len(named) == 1 else first_served(named, request.services.requests.is_served)
     if data.provider is not None:
@@ -249,7 +252,7 @@ def _call(call: ToolCall) -> ToolCallView:
 
 
 class ChunkWriter:
-    """Writes the pieces of a text as chunks of a chat completion."""
+    """Writes text deltas as chunks of a chat completion."""
 
     def __init__(self, ticket: Ticket, *, include_usage: bool) -> None:
         self._envelope = {
@@ -262,12 +265,12 @@ class ChunkWriter:
         self._stream = TextStream(ticket.request_id)
 
     def write(self, sent: SentEvent) -> bytes:
-        """Give the chunks that an event makes, if any."""
+        """Return the chunks for an event, or ``b""``."""
         delta = self._stream.receive(sent)
         return b"" if delta is None else self._write_delta(delta)
 
     def finish(self, closed: ClosedRequest) -> bytes:
-        """Give what is left: missed text, finish reasons, usage. Raise what made it fail."""
+        """Return the remaining text, finish reasons and usage."""
         cut = cut_reason(closed)
         if cut is None:
             raise_unless_succeeded(closed)

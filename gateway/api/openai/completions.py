@@ -1,4 +1,4 @@
-"""OpenAI's completions, the older surface: text is continued as it stands, without a template."""
+"""OpenAI's legacy completions: text is continued verbatim, without a chat template."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gateway.tasks.text import TextCompletion
 from workers.contract.jobs import SentEvent, TokenLogprob
 
 LENGTH: Final = 16
-"""Tokens of an answer whose length is not given, as the clients of this surface expect."""
+"""Default output tokens, as clients of this API expect."""
 
 
 class Completion(TextCompletion):
@@ -46,17 +46,17 @@ class Completion(TextCompletion):
     stream_options: StreamOptions | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
     suffix: Annotated[
-        str | None, refused("is not supported: the models served here write forwards only.")
+        str | None, refused("is not supported: the models served here only continue a text.")
     ] = None
     user: str | None = None
 
     def completion(self) -> TextCompletion:
-        """The part that the task itself understands."""
+        """Return the task's input. Raise ``InvalidRequest`` for options that are not supported."""
         if self.best_of not in (None, self.n or 1):
             raise InvalidRequest(
                 "unsupported_parameter",
-                f"best_of is {self.best_of}; answers are not chosen between here, so leave it out "
-                "or make it equal to n.",
+                f"best_of is {self.best_of}; selecting among answers is not supported, so leave it "
+                "out or make it equal to n.",
                 param="best_of",
             )
         return self if self.max_tokens else self.model_copy(update={"max_tokens": LENGTH})
@@ -77,7 +77,7 @@ class CompletionChoiceView(TypedDict):
 
 
 class CompletionView(TypedDict):
-    """A text that was continued."""
+    """A text completion."""
 
     id: str
     object: Literal["text_completion"]
@@ -96,7 +96,7 @@ class CompletionsController(Controller):
         status_code=200,
         opt={"media": [EVENTS]},
         operation_id="CreateCompletion",
-        summary="Continue a text as it stands, whole or as a stream",
+        summary="Continue a text without a chat template, at once or as a stream",
     )
     async def create(
         self, request: ApiRequest, data: JSONBody[Completion]
@@ -132,7 +132,7 @@ def completion_view(closed: ClosedRequest) -> CompletionView:
 
 
 def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
-    """Check a body as the endpoint does; nobody is there to read a stream."""
+    """Check one body of a batch, which cannot be streamed."""
     data = read_body(Completion, body)
     refuse_in_batch(data, "stream", "stream_options")
     return Submission(model=data.model, task=TASK, input=data.completion())
@@ -147,7 +147,7 @@ BATCHES: Final = BatchEndpoint(
 
 
 class CompletionWriter:
-    """Writes a continued text as chunks of a completion."""
+    """Writes text deltas as chunks of a completion."""
 
     def __init__(self, ticket: Ticket, *, include_usage: bool) -> None:
         self._envelope = {
@@ -210,7 +210,7 @@ def _choice(
 
 
 def _logprobs(tokens: Sequence[TokenLogprob], begin: int) -> CompletionLogprobsView:
-    """The older shape: a list for each kind of thing, and where in the text each token begins."""
+    """Return log probabilities in the legacy shape: parallel lists, one item per token."""
     texts = [token.text for token in tokens]
     offsets = list(accumulate((len(text) for text in texts), initial=begin))[: len(texts)]
     return {

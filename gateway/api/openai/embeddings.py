@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: texts to vectors, as numbers or as base64 of little-endian float32."""
+"""OpenAI's embeddings: vectors as numbers or as base64 of little-endian float32."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EmbeddingsController(Controller):
     tags = ["OpenAI"]
     opt = {"scope": "inference", "holds": True}
 
-    @post(status_code=200, operation_id="CreateEmbedding", summary="Make vectors of texts")
+    @post(status_code=200, operation_id="CreateEmbedding", summary="Compute embeddings of texts")
     async def create(
         self, request: ApiRequest, data: JSONBody[Embedding]
     ) -> Response[EmbeddingsView] | Stream:
@@ -89,7 +89,7 @@ def embedding_view(closed: ClosedRequest, encoding: Encoding) -> EmbeddingsView:
 
 
 def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
-    """Check a body as the endpoint does."""
+    """Check one body of a batch."""
     data = read_body(Embedding, body)
     return Submission(model=data.model, task=TASK, input=data)
 

@@ -1,4 +1,4 @@
-"""OpenAI's files: what batches read and what they write, and what is sent along with requests."""
+"""OpenAI's files: inputs and outputs of batches, and attachments of requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from workers.contract.kinds import EXTENSIONS
 PAGE_MAX: Final = 10_000
 CHUNK_BYTES: Final = 1024 * 1024
 KEPT_SECONDS: Final = (3_600, 30 * 86_400)
-"""What OpenAI's ``expires_after`` may be: from an hour to thirty days."""
+"""Minimum and maximum of OpenAI's ``expires_after``: an hour and thirty days."""
 PURPOSES: Final = ("batch", "vision", "user_data")
 OTHER_PURPOSES: Final = ("assistants", "fine-tune", "evals")
 
@@ -85,7 +85,7 @@ class FilesController(Controller):
         opt={"scope": "inference", "stores_body": True},
         guards=[may_store],
         operation_id="CreateFile",
-        summary="Upload a file of requests for a batch, or one that requests may name",
+        summary="Upload a file of requests for a batch, or one that requests can refer to",
     )
     async def create(
         self,
@@ -94,7 +94,7 @@ class FilesController(Controller):
     ) -> Response[FileView]:
         settings = request.services.settings
         try:
-            # Litestar read the form past the door; what it read is checked by asking for it.
+            # Litestar read the form without the checks of ``ApiRequest``; this call runs them.
             await request.form()
             _check_purpose(data.purpose)
             account_id, kept_for = request.key.account_id, _kept_for(data, settings)
@@ -143,7 +143,7 @@ class FilesController(Controller):
         "/{file_id:str}",
         opt={"scope": "read"},
         operation_id="GetFile",
-        summary="What is known of a file",
+        summary="Get a file's details",
     )
     async def show(self, request: ApiRequest, file_id: FromPath[str]) -> Response[FileView]:
         return json_response(
@@ -154,13 +154,13 @@ class FilesController(Controller):
         "/{file_id:str}/content",
         opt={"scope": "read", "media": [BYTES]},
         operation_id="GetFileContent",
-        summary="The bytes of a file",
+        summary="Download a file",
     )
     async def content(self, request: ApiRequest, file_id: FromPath[str]) -> Stream:
         file = await request.services.files.find(request.key.account_id, file_id)
         chunks = request.services.files.content(file)
         try:
-            # The store is asked before the answer begins, so that its failure can be said.
+            # Read before the response begins, so that a failure of the store gets its own status.
             first = await anext(chunks, b"")
         except BlobError as error:
             raise _unreadable(error) from None
@@ -179,7 +179,7 @@ class FilesController(Controller):
         status_code=200,
         opt={"scope": "inference", "errors": [409]},
         operation_id="DeleteFile",
-        summary="Delete a file that no running batch needs",
+        summary="Delete a file that no running batch uses",
     )
     async def remove(self, request: ApiRequest, file_id: FromPath[str]) -> Response[DeletedView]:
         await request.services.files.delete(request.key.account_id, file_id)
@@ -211,13 +211,13 @@ def list_view(items: list[ItemView], *, more: bool) -> OpenAIListView[ItemView]:
 
 
 async def _chunks(file: UploadFile, bytes_max: int) -> AsyncIterator[bytes]:
-    """Raise ``InvalidRequest`` for an empty file, ``TooLarge`` for one beyond the bound."""
+    """Yield a file's bytes. Raise ``InvalidRequest`` if it is empty, ``TooLarge`` if too long."""
     size = 0
     while chunk := await file.read(CHUNK_BYTES):
         size += len(chunk)
         if size > bytes_max:
             raise TooLarge(
-                "file_too_large", f"A file may have at most {bytes_max} bytes.", param="file"
+                "file_too_large", f"A file can have at most {bytes_max} bytes.", param="file"
             )
         yield chunk
     if not size:
@@ -240,7 +240,7 @@ def _check_purpose(purpose: str) -> None:
     if purpose in OTHER_PURPOSES:
         raise InvalidRequest(
             "unsupported_purpose",
-            f"Files for {purpose} have no use here; accepted: {', '.join(PURPOSES)}.",
+            f"The purpose {purpose!r} is not supported; accepted: {', '.join(PURPOSES)}.",
             param="purpose",
         )
     if purpose not in PURPOSES:
@@ -255,8 +255,8 @@ def _unreadable(error: BlobError) -> TollgateError:
     match error:
         case BlobUnavailable():
             return Unavailable(
-                "files_unavailable", "The store of files does not answer.", retry_after_s=2
+                "files_unavailable", "The file store is unavailable.", retry_after_s=2
             )
         case BlobTooLarge():
-            return TooLarge("file_too_large", "The file is larger than can be stored.")
-    return InternalError("file_damaged", "The file is not what was stored; it was logged.")
+            return TooLarge("file_too_large", "The file is too large to be stored.")
+    return InternalError("file_damaged", "The stored file is damaged; the error was logged.")

@@ -1,7 +1,7 @@
-"""OpenAI's images: drawn from a text, edited, varied; whole, or as a stream with previews.
+"""OpenAI's images: generated, edited or varied; at once, or as a stream with previews.
 
-Nothing is said of how pictures are made here that OpenAI's fields have no name for; those of
-``POST /v1/requests`` (``seed``, ``steps``, ``guidance``, …) may be sent beside them.
+Besides OpenAI's fields, bodies accept those of ``POST /v1/requests`` (``seed``, ``steps``,
+``guidance``, …), for which OpenAI has no names.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class ImagesController(Controller):
         opt={"media": [EVENTS]},
         operation_id="CreateImage",
         operation_class=BODY,
-        summary="Draw pictures, whole or with previews as a stream",
-        description="JSON with `model`, `prompt` and OpenAI's fields, or those of a request.",
+        summary="Generate images, at once or as a stream with previews",
+        description="JSON with `model`, `prompt` and OpenAI's fields, or those of a native "
+        "request.",
     )
     async def generate(self, request: ApiRequest) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
@@ -72,8 +73,8 @@ class ImagesController(Controller):
         opt={"media": [EVENTS]},
         operation_id="CreateImageEdit",
         operation_class=BODY,
-        summary="Change pictures by instruction",
-        description="A form with `image` or several `image[]`, and maybe `mask`; or JSON with "
+        summary="Edit images by instruction",
+        description="A form with `image` or several `image[]`, and optionally `mask`; or JSON with "
         '`images: [{"image_url"}]`.',
     )
     async def edit(self, request: ApiRequest) -> Response[ImagesView] | Stream:
@@ -87,7 +88,7 @@ class ImagesController(Controller):
         opt={"media": [EVENTS]},
         operation_id="CreateImageVariation",
         operation_class=BODY,
-        summary="Draw pictures like another one",
+        summary="Generate variations of an image",
     )
     async def vary(self, request: ApiRequest) -> Response[ImagesView] | Stream:
         received = await receive(request, repeated=SOURCES)
@@ -98,7 +99,7 @@ class ImagesController(Controller):
 async def _generate(
     request: ApiRequest, received: ReceivedForm, event: str, *, prefer: Sequence[Task]
 ) -> Response[ImagesView] | Stream:
-    """Place an order for pictures and answer it."""
+    """Submit a request for images and respond to it."""
     try:
         data = received.read(ImageBody)
         entry = request.services.requests.entry(data.model)
@@ -151,7 +152,7 @@ def _in_batches(path: str, *, prefer: Sequence[Task], edits: bool = False) -> Ba
 
 
 def _batch_answer(closed: ClosedRequest, body: Mapping[str, Any]) -> bytes:
-    """The answer with places for its pictures, which are put in when the file is written."""
+    """Return an answer with placeholders; the images are filled in when the file is written."""
     data = read_body(ImageBody, body)
     images = [
         {**place(blob, data.response_format), "seed": medium.seed}
@@ -167,7 +168,7 @@ BATCHES: Final = (
 
 
 async def _stream(ticket: Ticket, answer: ImageAnswer) -> AsyncIterator[bytes]:
-    """The events of one answer; whatever ends this generator early cancels the request."""
+    """Yield the events of an answer. Ending this early cancels the request."""
     with ticket:
         try:
             async for sent in ticket.events(KEEP_ALIVE_S):

@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's images, and what they mean to a model. Pure."""
+"""Bodies of OpenAI's images, and their translation to a task's input. Pure."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class ImageBody(ImageTask):
     stream: bool | None = None
     partial_images: Annotated[int, Field(ge=0, le=PREVIEWS_MAX)] | None = None
 
-    # Understood and without effect here: labels for the caller's own use, and what is not done.
+    # Accepted without effect: labels for the client's own use, and moderation, which is not done.
     user: str | None = None
     safety_identifier: str | None = None
     moderation: Literal["auto", "low"] | None = None
 
-    # Known, and refused by name rather than ignored: the answer would not be what was asked for.
+    # Known but refused: ignoring them would change the answer without notice.
     style: Refused[Any] = None
     input_fidelity: Refused[Any] = None
     markup: Refused[Any] = None
@@ -46,11 +46,11 @@ class ImageBody(ImageTask):
     svg: Refused[Any] = None
 
     def image_task(self, entry: CatalogEntry) -> ImageTask:
-        """The part that the task itself understands, in its own words."""
+        """Return the task's input. Raise ``InvalidRequest`` for options that are not supported."""
         if self.background == "transparent":
             raise InvalidRequest(
                 "unsupported_parameter",
-                "background is 'transparent', but pictures drawn here are opaque.",
+                "background is 'transparent'; the images generated here are opaque.",
                 param="background",
             )
         if self.partial_images and not self.stream:
@@ -69,7 +69,7 @@ class ImageBody(ImageTask):
 
 
 def _quality(name: str | None, entry: CatalogEntry) -> str | None:
-    """Older names for what an entry has by newer ones."""
+    """Map OpenAI's older names of qualities to those of the catalog entry."""
     if name is None or name in entry.qualities:
         return name
     return {"standard": "auto", "hd": "high"}.get(name, name)

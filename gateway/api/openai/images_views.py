@@ -1,8 +1,8 @@
-"""Answers in the shape of OpenAI's images: pictures by address and by their bytes, and events.
+"""Answers in the shape of OpenAI's images: URLs, bytes and events.
 
-A client that names no ``response_format`` is given both, since older ones read ``url`` and newer
-ones ``b64_json``. Should the bytes not be readable any more the addresses remain: what was drawn is
-paid for, and an error here would make clients order it again.
+Without a ``response_format``, an answer has both, because older clients read ``url`` and newer ones
+``b64_json``. If the bytes cannot be read, the URLs remain: the images are charged, and an error
+would make clients request them again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ImageTokensView(TypedDict):
 
 
 class ImageUsageView(TypedDict):
-    """OpenAI's counts of tokens, and what was counted of pictures."""
+    """OpenAI's token counts, and the counts of images and steps."""
 
     input_tokens: int
     output_tokens: int
@@ -45,7 +45,7 @@ class ImageUsageView(TypedDict):
 
 
 class PictureView(TypedDict):
-    """A picture, by its address, its bytes or both."""
+    """An image as a URL, as bytes, or as both."""
 
     url: NotRequired[str]
     b64_json: NotRequired[str]
@@ -65,7 +65,7 @@ class DescribedView(TypedDict):
 
 
 class ImagesView(DescribedView):
-    """The pictures of an order."""
+    """The images of a request."""
 
     id: str
     created: int
@@ -77,18 +77,18 @@ class ImagesView(DescribedView):
 
 @dataclass(slots=True)
 class ImageAnswer:
-    """Writes the answer to one order."""
+    """Writes the answer to one request."""
 
     body: ImageBody
     links: UrlSigner
     blobs: Blobs
     event: str
-    """What its events are called before the dot."""
+    """Prefix of the names of its events."""
     last_preview: tuple[int, int, int] = (0, 0, -1)
-    """Attempt, picture and number of the preview that was shown last."""
+    """Attempt, image and index of the last preview that was sent."""
 
     async def view(self, closed: ClosedRequest) -> ImagesView:
-        """The whole answer. Raise ``RequestFailed`` if it was to be bytes and has none."""
+        """Return the answer. Raise ``RequestFailed`` if it needs bytes that cannot be read."""
         generated = generated_images(closed)
         texts = await self._texts(closed, [blob for _, blob in generated])
         data: list[PictureView] = []
@@ -102,7 +102,7 @@ class ImageAnswer:
         return image_view(self.body, closed, data)
 
     async def preview(self, sent: SentEvent) -> dict[str, Any] | None:
-        """An event that shows an unfinished picture, if it is one that was not shown before."""
+        """Return an event with an unfinished image, or None if it was sent before."""
         event = sent.event
         if not isinstance(event, Preview) or self.body.response_format == "url":
             return None
@@ -113,7 +113,7 @@ class ImageAnswer:
         try:
             (text,) = await read_base64(self.blobs, [event.blob])
         except TollgateError as error:
-            log.info("a preview of %s is left out: %s", sent.request_id, error.code)
+            log.info("skipped a preview of %s: %s", sent.request_id, error.code)
             return None
         return {
             "type": f"{self.event}.partial_image",
@@ -125,7 +125,7 @@ class ImageAnswer:
         }
 
     async def completed(self, closed: ClosedRequest) -> AsyncIterator[dict[str, Any]]:
-        """An event for each finished picture; the last one tells what all have cost."""
+        """Yield an event for each finished image. The last one has the usage of all."""
         generated = generated_images(closed)
         for number, (medium, blob) in enumerate(generated, start=1):
             (text,) = await self._texts(closed, [blob])
@@ -151,13 +151,13 @@ class ImageAnswer:
             return await read_base64(self.blobs, blobs)
         except TollgateError as error:
             if self.body.response_format is None:
-                log.warning("%s is answered by address: %s", closed.request_id, error.code)
+                log.warning("%s is answered with URLs only: %s", closed.request_id, error.code)
                 return [None] * len(blobs)
             raise RequestFailed(error.code, error.message, request_id=closed.request_id) from None
 
 
 def image_view(body: ImageBody, closed: ClosedRequest, images: list[PictureView]) -> ImagesView:
-    """The whole answer, with what is to be shown of each picture that was drawn."""
+    """Return the answer with these views of its images."""
     failed: list[FailedPictureView] = [
         {"index": medium.index, "message": medium.error}
         for medium in media_of(closed)
@@ -176,7 +176,7 @@ def image_view(body: ImageBody, closed: ClosedRequest, images: list[PictureView]
 
 
 def image_usage(closed: ClosedRequest) -> ImageUsageView:
-    """OpenAI's counts, which are of tokens and so nothing here, beside what was counted."""
+    """Return OpenAI's token counts, which are 0 here, beside the actual counts."""
     none: ImageTokensView = {"text_tokens": 0, "image_tokens": 0}
     return {
         "input_tokens": closed.usage.input_tokens,
@@ -191,7 +191,7 @@ def image_usage(closed: ClosedRequest) -> ImageUsageView:
 
 
 def generated_images(closed: ClosedRequest) -> list[tuple[Medium, BlobRef]]:
-    """The pictures that were drawn, and where they lie."""
+    """Return the images that were generated, with their blobs."""
     found = [(medium, blob_of(closed, medium)) for medium in media_of(closed)]
     return [
         (medium, blob) for medium, blob in found if blob is not None and medium.role == "output"

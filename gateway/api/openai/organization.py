@@ -1,7 +1,7 @@
-"""OpenAI's costs and usage of an organization, for its own client with an administrator's key.
+"""OpenAI's costs and usage of an organization, for its client with an administrator's key.
 
-Accounts stand for projects and keys for keys, by their numbers; a line item is a model. Buckets are
-UTC. What has no counterpart here (moderations, vector stores, …) is always empty.
+Projects are accounts, API keys are keys, both by their ids; a line item is a model. Buckets are in
+UTC. Reports without a counterpart here (moderations, vector stores, …) are always empty.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from gateway.errors import InvalidRequest, NotFound
 Width = Literal["1m", "1h", "1d"]
 
 _WIDTHS: Final[Mapping[str, tuple[str, timedelta, int, int]]] = {
-    # The dimension of a report, its length, and how many buckets there are: usually, at most.
+    # Dimension of a report, its length, and the default and maximum number of buckets.
     "1m": ("minute", timedelta(minutes=1), 60, 1440),
     "1h": ("hour", timedelta(hours=1), 24, 168),
     "1d": ("day", timedelta(days=1), 7, 180),
 }
 _DIMENSIONS: Final[Mapping[str, str | None]] = {
-    # What to group by, by its name here; None where there is nothing to tell apart.
+    # Our dimension for each of OpenAI's; None if it has one value only.
     "project_id": "account_id",
     "api_key_id": "key_id",
     "model": "model",
@@ -49,7 +49,7 @@ _DIMENSIONS: Final[Mapping[str, str | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """One of OpenAI's usage reports: the tasks that it is about, and what it counts of them."""
+    """One of OpenAI's usage reports: its tasks, and what it counts."""
 
     tasks: tuple[str, ...]
     count: Callable[[Group], dict[str, int]]
@@ -107,7 +107,7 @@ class CostView(TypedDict):
 
 
 class OrganizationUsageView(TypedDict):
-    """Counts of a group; which ones depends on the kind of the report."""
+    """Counts of a group; the kind of report determines which ones."""
 
     object: str
     input_tokens: NotRequired[int]
@@ -143,7 +143,7 @@ class OrganizationController(Controller):
     tags = ["OpenAI"]
     opt = {"scope": "admin"}
 
-    @get("/costs", operation_id="GetCosts", summary="What was charged by day, net of refunds")
+    @get("/costs", operation_id="GetCosts", summary="Charges by day, net of refunds")
     async def costs(
         self,
         request: ApiRequest,
@@ -183,7 +183,7 @@ class OrganizationController(Controller):
     @get(
         "/usage/{kind:str}",
         operation_id="GetOrganizationUsage",
-        summary="What was used: completions, images, audio_speeches, …",
+        summary="Usage by kind: completions, images, audio_speeches, …",
     )
     async def usage(
         self,
@@ -201,7 +201,7 @@ class OrganizationController(Controller):
     ) -> Response[BucketsView[OrganizationUsageView]]:
         if kind not in KINDS:
             raise NotFound(
-                "not_found", f"There is no usage of {kind!r}; there are {', '.join(KINDS)}."
+                "not_found", f"Unknown kind of usage: {kind!r}; available: {', '.join(KINDS)}."
             )
         buckets = _buckets(start_time, end_time, bucket_width, limit, page)
         filters = Filters(
@@ -229,7 +229,7 @@ class OrganizationController(Controller):
 
 @dataclass(frozen=True, slots=True)
 class _Buckets:
-    """The moments at which buckets begin, where the last ends, and the page that follows."""
+    """Start times of a page's buckets, the end of the last, and the cursor of the next page."""
 
     starts: Sequence[datetime]
     ends_at: datetime
@@ -286,7 +286,7 @@ async def _report(
 def _buckets(
     start_time: int, end_time: int | None, width: str, limit: int | None, page: str | None
 ) -> _Buckets:
-    """Cut the time asked for into buckets, and take as many as make a page."""
+    """Split a time span into the buckets of one page. Raise ``InvalidRequest``."""
     _, length, usual, maximum = _WIDTHS[width]
     count = usual if limit is None else limit
     check_limit(count, maximum)
@@ -295,12 +295,12 @@ def _buckets(
     if page is not None:
         if read_id(page.removeprefix("page_")) is None:
             raise InvalidRequest(
-                "invalid_value", f"page is {page!r}; send a next_page.", param="page"
+                "invalid_value", f"page is {page!r}; send the next_page of an answer.", param="page"
             )
         first = max(first, _moment(int(page.removeprefix("page_")), "page"))
     if first >= last:
         raise InvalidRequest(
-            "invalid_value", "start_time is not before end_time.", param="start_time"
+            "invalid_value", "start_time must be before end_time.", param="start_time"
         )
     starts = [first]
     while len(starts) < count and (following := _next(starts[-1], length)) < last:
@@ -311,7 +311,7 @@ def _buckets(
 
 
 def _next(start: datetime, length: timedelta) -> datetime:
-    """The border after a moment; the first bucket may begin between two."""
+    """Return the next bucket boundary; the first bucket can begin between two."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     return epoch + ((start - epoch) // length + 1) * length
 
@@ -324,7 +324,9 @@ def _moment(seconds: int, param: str) -> datetime:
         raise ValueError(seconds)
     except (OverflowError, ValueError, OSError):
         raise InvalidRequest(
-            "invalid_value", f"{param} is {seconds}; send Unix seconds.", param=param
+            "invalid_value",
+            f"{param} is {seconds}, which is not a valid time in Unix seconds.",
+            param=param,
         ) from None
 
 
@@ -334,6 +336,6 @@ def _numbers(texts: Sequence[str] | None, param: str) -> tuple[int, ...] | None:
     for text in texts:
         if read_id(text) is None:
             raise InvalidRequest(
-                "invalid_value", f"{param} names {text!r}; send its number.", param=param
+                "invalid_value", f"{param} contains {text!r}; send numeric ids.", param=param
             )
     return tuple(map(int, texts))

@@ -1,7 +1,7 @@
 """OpenAI's responses: created, streamed, run in the background, fetched, cancelled, deleted.
 
-A response is a request like any other, under another name; inputs are not kept, so a conversation
-is sent whole each time.
+A response is a request under another id. Inputs are not stored, so clients send the complete
+conversation each time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ResponsesController(Controller):
         status_code=200,
         opt={"scope": "inference", "holds": True, "media": [EVENTS]},
         operation_id="CreateResponse",
-        summary="Answer, whole, as a stream, or in the background",
+        summary="Answer at once, as a stream, or in the background",
     )
     async def create(
         self, request: ApiRequest, data: JSONBody[ResponseBody]
@@ -104,7 +104,7 @@ class ResponsesController(Controller):
         "/{id:str}",
         opt={"scope": "read", "media": [EVENTS]},
         operation_id="GetResponse",
-        summary="Fetch a response, or follow it",
+        summary="Get a response, or stream its events",
     )
     async def show(
         self,
@@ -124,7 +124,7 @@ class ResponsesController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="CancelResponse",
-        summary="Stop a response in the background",
+        summary="Cancel a response in the background",
     )
     async def cancel(self, request: ApiRequest, id: FromPath[str]) -> Response[ResponseView]:
         found = await _find(request, id)
@@ -136,7 +136,7 @@ class ResponsesController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="DeleteResponse",
-        summary="Forget what a response says; its receipt stays",
+        summary="Delete the output of a response; its receipt stays",
     )
     async def forget(self, request: ApiRequest, id: FromPath[str]) -> Response[DeletedView]:
         found = await _find(request, id)
@@ -151,7 +151,7 @@ class ResponsesController(Controller):
 
 
 def batch_submission(body: Mapping[str, Any], _: Entries) -> Submission:
-    """Check a body as the endpoint does; nobody is there to read a stream."""
+    """Check one body of a batch, which cannot be streamed."""
     data = read_body(ResponseBody, body)
     refuse_in_batch(data, "stream", "stream_options", "background")
     return Submission(model=data.model, task=TASK, input=data.generation(), metadata=data.metadata)
@@ -167,7 +167,7 @@ BATCHES: Final = BatchEndpoint(
 
 
 async def _find(request: ApiRequest, id: str) -> OpenRequest | ClosedRequest:
-    """Raise ``NotFound`` for what never was, is somebody else's, no text, or was forgotten."""
+    """Find a response of the account. Raise ``NotFound`` if it is not text, or deleted."""
     unknown = _unknown(id)
     try:
         found = await request.services.requests.find(request.key.account_id, request_id_of(id))
@@ -180,14 +180,14 @@ async def _find(request: ApiRequest, id: str) -> OpenRequest | ClosedRequest:
 
 
 def _unknown(id: str) -> NotFound:
-    message = f"There is no response {id!r}, or what it said is not kept any more."
+    message = f"No such response: {id!r}; it does not exist, or its output was deleted."
     return NotFound("response_not_found", message, param="response_id")
 
 
 async def _stream(
     requests: Requests, account_id: int, ticket: Ticket, body: ResponseBody
 ) -> AsyncIterator[bytes]:
-    """The events of an answer; whatever ends this generator early cancels the request."""
+    """Yield the events of an answer. Ending this early cancels the request."""
     try:
         with ticket:
             found = await requests.find(account_id, ticket.request_id)
@@ -196,7 +196,7 @@ async def _stream(
             async for data in stream_events(ticket, writer):
                 yield data
     finally:
-        # Also where the reader leaves at the last event, as clients do.
+        # Also if the client disconnects at the last event, as OpenAI's clients do.
         if body.store is False:
             await requests.forget(account_id, ticket.request_id)
 
@@ -204,7 +204,7 @@ async def _stream(
 async def _followed(
     requests: Requests, found: OpenRequest | ClosedRequest, body: ResponseBody | None, after: int
 ) -> AsyncIterator[bytes]:
-    """The events of a response from anywhere in its life; leaving does not end it."""
+    """Yield the events of a response in any state. Disconnecting does not cancel it."""
     writer = EventWriter(_as_accepted(found), body, after)
     if opening := writer.begin():
         yield opening
@@ -235,7 +235,7 @@ def _sent(cursor: str, content: Any) -> SentEvent:
 
 
 def _as_accepted(found: OpenRequest | ClosedRequest) -> OpenRequest:
-    """A response as it was when it had just been accepted."""
+    """Return a request as it was when it was accepted."""
     return OpenRequest(
         request_id=found.request_id,
         account_id=found.account_id,

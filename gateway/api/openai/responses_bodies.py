@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's responses, read into a conversation as ``requests/text.py`` knows it."""
+"""Bodies of OpenAI's responses, translated to the conversation of ``gateway.tasks.text``."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Includable: TypeAlias = Literal[
     "web_search_call.results",
 ]
 _NOT_KEPT: Final = refused(
-    "is not supported: what was sent before is not kept here; send the whole conversation."
+    "is not supported: inputs are not stored here; send the whole conversation."
 )
 
 
 class ResponsePart(BaseModel):
-    """A piece of text; an answer's may come back as it was sent, annotations and all."""
+    """A text part. Parts of earlier answers can be sent back unchanged, with annotations."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -62,7 +62,7 @@ class ResponseRefusalPart(BaseModel):
 
 
 class ResponseMediaPart(BaseModel):
-    """A part that is not text: read only to be refused by name."""
+    """A part that is not text; parsed only to be refused by name."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -105,7 +105,7 @@ class ResultItem(BaseModel):
 
 
 class ReasoningItem(BaseModel):
-    """Reasoning of an earlier answer, of whichever model: skipped, as no model here reads it."""
+    """Reasoning of an earlier answer; skipped, because no model here reads it."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -113,7 +113,7 @@ class ReasoningItem(BaseModel):
 
 
 class ReferenceItem(BaseModel):
-    """A reference to an item that a server keeps: read only to be refused by name."""
+    """A reference to an item stored on a server; parsed only to be refused by name."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -121,7 +121,7 @@ class ReferenceItem(BaseModel):
 
 
 class FlatFunction(Strict):
-    """A function as this surface writes it, without a level of its own."""
+    """A function in the flat form of the responses API."""
 
     type: Literal["function"]
     name: FunctionName
@@ -148,7 +148,7 @@ class Format(BaseModel):
 class TextOptions(Strict):
     format: Format | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    """A hint, without effect on the models served here."""
+    """Accepted without effect: the models served here ignore it."""
 
 
 class ResponseStreamOptions(Strict):
@@ -188,55 +188,54 @@ class ResponseBody(Strict):
     store: bool | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
 
-    # Understood and without effect here, or only in the form that changes nothing.
+    # Accepted without effect, or only with values that change nothing.
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled", "auto"] | None = None
-    """A conversation that is too long is refused either way; nothing is left out of it."""
+    """A conversation that is too long is refused with either value; it is never truncated."""
     include: Annotated[list[Includable], Field(max_length=len(get_args(Includable)))] | None = None
-    """Additions to the answer; of those listed, only log-probabilities exist here."""
+    """Additions to the answer. Only log probabilities exist here."""
     reasoning: dict[str, Any] | None = None
 
-    # Known, and refused by name rather than ignored.
+    # Known but refused: ignoring them would change the answer without notice.
     previous_response_id: Annotated[Any | None, _NOT_KEPT] = None
     conversation: Annotated[Any | None, _NOT_KEPT] = None
     prompt: Annotated[
         Any | None,
-        refused("is not supported: no prompt templates are kept here; send the text itself."),
+        refused("is not supported: prompt templates are not stored here; send the text itself."),
     ] = None
     max_tool_calls: Annotated[
         Any | None,
         refused(
-            "is not supported: only functions of your own can be called here, and you see every "
-            "call."
+            "is not supported: the only tools are your own functions, and every call is returned "
+            "to you."
         ),
     ] = None
     context_management: Annotated[
-        Any | None, refused("is not supported: nothing is left out of a conversation here.")
+        Any | None, refused("is not supported: conversations are never truncated here.")
     ] = None
 
     def generation(self) -> TextGeneration:
-        """The conversation, as the task itself understands it."""
+        """Return the task's input. Raise ``InvalidRequest`` for options that are not supported."""
         if asks_for_reasoning(self.reasoning):
             raise InvalidRequest(
                 "unsupported_parameter",
-                "reasoning is not supported: the models served here do not reason apart from "
-                "their answer.",
+                "reasoning is not supported: the models served here have no separate reasoning.",
                 param="reasoning",
             )
         if self.background and self.store is False:
             raise InvalidRequest(
                 "invalid_value",
-                "A response in the background must be stored, or nobody could fetch it.",
+                "A background response must be stored, because it is fetched later.",
                 param="store",
             )
         messages = list(self._messages())
         if not 1 <= len(messages) <= MESSAGES_MAX:
             raise InvalidRequest(
                 "invalid_value",
-                f"input and instructions make {len(messages)} messages; 1 to {MESSAGES_MAX} are "
+                f"input and instructions contain {len(messages)} messages; 1 to {MESSAGES_MAX} are "
                 "accepted.",
                 param="input",
             )
@@ -267,7 +266,7 @@ class ResponseBody(Strict):
             if isinstance(item, ReferenceItem):
                 raise InvalidRequest(
                     "unsupported_content",
-                    f"{place} is an item_reference, but items are not kept here; send the item "
+                    f"{place} is an item_reference, but items are not stored here; send the item "
                     "itself.",
                     param=place,
                 )
@@ -276,7 +275,7 @@ class ResponseBody(Strict):
                 calls.append(CalledTool.model_validate({"id": item.call_id, "function": function}))
                 continue
             if calls:
-                # Calls that stand in a row were made in one turn.
+                # Consecutive calls were made in one turn.
                 yield Message(role="assistant", tool_calls=calls)
                 calls = []
             if isinstance(item, MessageItem):
@@ -289,7 +288,7 @@ class ResponseBody(Strict):
             yield Message(role="assistant", tool_calls=calls)
 
     def _text(self, content: Content, place: str) -> str:
-        """Join the text of a content. Raise ``InvalidRequest`` for parts that are not text."""
+        """Join the text parts of a content. Raise ``InvalidRequest`` for other parts."""
         if isinstance(content, str):
             return content
         texts = []
@@ -297,7 +296,7 @@ class ResponseBody(Strict):
             if isinstance(part, ResponseMediaPart):
                 raise InvalidRequest(
                     "unsupported_content",
-                    f"{self.model} reads text only; {place}.{number} is an {part.type}.",
+                    f"{self.model} accepts text only; {place}.{number} is an {part.type}.",
                     param=f"{place}.{number}",
                 )
             texts.append(part.text)
@@ -310,7 +309,7 @@ class ResponseBody(Strict):
         if format.name is None or format.schema_ is None:
             raise InvalidRequest(
                 "missing_required_parameter",
-                "text.format of type json_schema needs name and schema.",
+                "text.format of type json_schema requires name and schema.",
                 param="text.format",
             )
         return ResponseFormat(

@@ -79,7 +79,7 @@ class ReasoningView(TypedDict):
 
 
 class AskedView(TypedDict):
-    """The part of a response that repeats its order."""
+    """The part of a response that repeats its request."""
 
     background: bool
     instructions: Any
@@ -125,7 +125,7 @@ def request_id_of(response_id: str) -> str:
 
 
 def status_of(found: OpenRequest | ClosedRequest) -> tuple[str, str | None]:
-    """The status in this surface's words, and why it is incomplete if it is."""
+    """Return the status in OpenAI's terms, and the reason if it is incomplete."""
     if isinstance(found, ClosedRequest):
         if (cut := cut_reason(found)) is not None:
             return "incomplete", "max_output_tokens" if cut == "length" else cut
@@ -142,11 +142,11 @@ def status_of(found: OpenRequest | ClosedRequest) -> tuple[str, str | None]:
 def response_view(
     found: OpenRequest | ClosedRequest, body: ResponseBody | None = None
 ) -> ResponseView:
-    """A response; what was asked for is shown to who asks, and is not kept for later."""
+    """Return a response. It repeats the body only when created: bodies are not stored."""
     status, incomplete = status_of(found)
     closed = found if isinstance(found, ClosedRequest) else None
     view: ResponseView = {
-        **_request_view(body),  # type: ignore[typeddict-item]  # the optional ones come later
+        **_request_view(body),  # type: ignore[typeddict-item]  # optional fields are added below
         "id": response_id(found.request_id),
         "object": "response",
         "created_at": int(found.accepted_at.timestamp()),
@@ -266,9 +266,9 @@ def _call(call: ToolCall, arguments: str, status: str) -> OutputCallView:
 
 
 class EventWriter:
-    """Writes the pieces of one answer as this surface's events, numbered from 0.
+    """Writes text deltas as OpenAI's events of a response, numbered from 0.
 
-    Events up to ``after`` are counted and not written, for a reader that comes back.
+    Events up to ``after`` are counted but not written, for a client that reconnects.
     """
 
     def __init__(self, opened: OpenRequest, body: ResponseBody | None, after: int = -1) -> None:
@@ -279,7 +279,7 @@ class EventWriter:
         self._number = 0
         self._items = 0
         self._text: str | None = None
-        """What was said in the message that is open."""
+        """Text of the open message, or None."""
         self._stream = TextStream(opened.request_id)
 
     def begin(self) -> bytes:
@@ -293,7 +293,7 @@ class EventWriter:
         return b"" if delta is None else self._write_delta(delta)
 
     def finish(self, closed: ClosedRequest) -> bytes:
-        """Close what is open, and say how it ended."""
+        """Return the end of the open message and of the response."""
         choices = choices_of(closed)
         data = b"".join(self._write_delta(delta) for delta in self._stream.rest(choices))
         status, _ = status_of(closed)
@@ -302,7 +302,8 @@ class EventWriter:
         data += self._close_message("completed" if status == "completed" else "incomplete")
         name = {"completed": "completed", "incomplete": "incomplete"}.get(status, "failed")
         view = response_view(closed, self._body)
-        # Who comes back after its log is gone has heard of more events than there are now.
+        # A client that reconnects after its event log expired may name an event beyond the last
+        # one that exists now.
         self._after = min(self._after, self._number - 1)
         return data + self._event(f"response.{name}", response=view)
 

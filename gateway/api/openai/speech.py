@@ -1,7 +1,7 @@
-"""OpenAI's speech: the bytes of a sound while it is spoken, or events with pieces of it.
+"""OpenAI's speech, streamed while it is synthesised: as bytes, or as events with audio chunks.
 
-What fails before the first byte is answered with its status. A stream that breaks off later ends
-without its last chunk, or with an event of the error, so that no client takes a part for the whole.
+A failure before the first byte is answered with its HTTP status. A stream that fails later ends
+without its last chunk, or with an error event, so that no client mistakes a part for the whole.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class SpeechController(Controller):
         opt={"media": [EVENTS, *AUDIO]},
         operation_id="CreateSpeech",
         operation_class=documented_body(SpeechBody),
-        summary="Speak a text, as bytes or as events while it is spoken",
+        summary="Synthesise speech, streamed as bytes or as events",
         description="`stream_format: sse` sends `speech.audio.delta` and `speech.audio.done`. "
-        "OpenAI's fields, or those of a request beside them; a `recording` may be a form's file.",
+        "Accepts OpenAI's fields and those of a native request; a `recording` can be a file "
+        "of the form.",
     )
     async def create(self, request: ApiRequest) -> Stream:
         received = await receive(request, repeated={})
@@ -53,7 +54,7 @@ class SpeechController(Controller):
 
 
 async def _start(request: ApiRequest, data: SpeechBody, canonical: bytes | None) -> StartedAudio:
-    """Place an order and wait for its first sound."""
+    """Submit a request and wait for its first audio."""
     value = data.speech()
     try:
         submission = await to_submission(
@@ -91,7 +92,7 @@ def _event(body: dict[str, Any]) -> bytes:
 
 
 def speech_usage(closed: ClosedRequest) -> dict[str, Any]:
-    """OpenAI's counts, which are of tokens and so nothing here, beside what was counted."""
+    """Return OpenAI's token counts, which are 0 here, beside the actual counts."""
     return {
         "input_tokens": closed.usage.input_tokens,
         "output_tokens": closed.usage.output_tokens,

@@ -1,4 +1,4 @@
-"""The body of OpenAI's speech, and what it means to a model. Pure."""
+"""The body of OpenAI's speech, and its translation to a task's input. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gateway.tasks.audio import TEXT_MAX, SpeechSettings, SpeechTask
 from workers.contract.media import AudioFormat
 
 PCM_RATE: Final = 24_000
-"""Bare samples do not say their rate, and OpenAI's clients know only this one."""
+"""Sample rate of raw PCM in Hz, which OpenAI's clients assume."""
 DEFAULT_VOICE: Final = "default"
-"""Of a model with one voice, since OpenAI's clients must name one."""
+"""Name for the voice of a model with only one, because OpenAI's clients must send a voice."""
 NAMES: Final[Mapping[str, str]] = {"text": "input", "format": "response_format"}
-"""How OpenAI calls our fields, to tell a mistake by."""
+"""OpenAI's names of our fields, for error messages."""
 
 
 class SpeechBody(SpeechSettings):
@@ -41,7 +41,7 @@ class SpeechBody(SpeechSettings):
         return self.response_format or self.format or "mp3"
 
     def speech(self) -> SpeechTask:
-        """The part that the task itself understands, in its own words."""
+        """Return the task's input."""
         given: dict[str, Any] = {name: getattr(self, name) for name in SpeechSettings.model_fields}
         given |= {"text": self.input, "format": self.wanted}
         if self.voice == DEFAULT_VOICE:

@@ -1,7 +1,7 @@
-"""OpenAI's videos: ordered, polled, fetched, remixed, deleted; each is a request of our own.
+"""OpenAI's videos: created, polled, downloaded, remixed, deleted. Each video is one request.
 
-A video is found for as long as anything of it is kept. It has no state for a cancelled one, which
-counts as failed; whatever failed costs nothing and says why.
+A video can be found as long as any of its blobs is stored. OpenAI has no status for cancelled
+videos, so they are reported as failed, with the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from workers.contract.kinds import EXTENSIONS
 
 PAGE_MAX: Final = 100
 POLL_MS: Final = (500, 5_000)
-"""The soonest and the latest that a client is asked to come back."""
+"""Minimum and maximum polling interval suggested to clients, in milliseconds."""
 TASKS_OF_VIDEO: Final = tuple(task for task, kind in TASKS.items() if kind.makes == "video")
 
 Variant = Literal["video", "thumbnail", "spritesheet"]
@@ -51,9 +51,9 @@ class VideosController(Controller):
         opt={"scope": "inference", "holds": True},
         operation_id="CreateVideo",
         operation_class=documented_body(VideoBody),
-        summary="Order a video, to be polled until it is made",
+        summary="Generate a video; poll until it is completed",
         description="A form or JSON with `model`, `prompt` and OpenAI's fields, or those of a "
-        "request; `input_reference` is the first picture.",
+        "native request; `input_reference` is the first frame.",
     )
     async def create(self, request: ApiRequest) -> Response[VideoView]:
         received = await receive(request, repeated={})
@@ -74,7 +74,7 @@ class VideosController(Controller):
         finally:
             await received.close()
 
-    @get(opt={"scope": "read"}, operation_id="ListVideos", summary="List videos in pages")
+    @get(opt={"scope": "read"}, operation_id="ListVideos", summary="List videos, in pages")
     async def index(
         self,
         request: ApiRequest,
@@ -94,7 +94,7 @@ class VideosController(Controller):
             oldest_first=order == "asc",
         )
         views = [await _listed_view(request, record) for record in records[:limit]]
-        # One that is just being accepted has no view yet.
+        # A request that is still being accepted has no view yet.
         shown = [view for view in views if view is not None]
         return json_response(list_view(shown, more=len(records) > limit))
 
@@ -102,7 +102,7 @@ class VideosController(Controller):
         "/{video_id:str}",
         opt={"scope": "read"},
         operation_id="GetVideo",
-        summary="How far a video is, and what it cost",
+        summary="Status, progress and cost of a video",
     )
     async def show(self, request: ApiRequest, video_id: FromPath[str]) -> Response[VideoView]:
         record, found = await _find(request, video_id)
@@ -113,7 +113,7 @@ class VideosController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="DeleteVideo",
-        summary="Delete a video; one that is not finished is stopped, for nothing",
+        summary="Delete a video; an unfinished one is cancelled and not charged",
     )
     async def remove(self, request: ApiRequest, video_id: FromPath[str]) -> Response[DeletedView]:
         record, found = await _find(request, video_id)
@@ -126,7 +126,7 @@ class VideosController(Controller):
         "/{video_id:str}/content",
         opt={"scope": "read", "media": MEDIA, "answers": [206], "errors": [410, 416]},
         operation_id="GetVideoContent",
-        summary="The bytes of a finished video, or of a picture of it",
+        summary="Download a finished video, or its thumbnail or sprite sheet",
     )
     async def content(
         self,
@@ -138,10 +138,10 @@ class VideosController(Controller):
         if not isinstance(found, ClosedRequest) or found.status != "succeeded":
             raise NotFound(
                 "video_not_ready",
-                f"{video_id} is {video_status(found)}; only a finished one has bytes.",
+                f"{video_id} is {video_status(found)}; only a completed video can be downloaded.",
             )
         if found.output is None:
-            raise Gone("blob_expired", "This video was kept for its time and is deleted.")
+            raise Gone("blob_expired", "This video has expired and was deleted.")
         role = "output" if variant == "video" else variant
         for medium in media_of(found):
             blob = blob_of(found, medium)
@@ -156,7 +156,7 @@ class VideosController(Controller):
         status_code=200,
         opt={"scope": "inference", "holds": True},
         operation_id="RemixVideo",
-        summary="Order a video again with another text: same seed, size and sources",
+        summary="Generate a video again with another prompt: same seed, size and sources",
     )
     async def remix(
         self, request: ApiRequest, video_id: FromPath[str], data: JSONBody[RemixBody]
@@ -169,13 +169,13 @@ class VideosController(Controller):
         opt={"scope": "inference", "holds": True},
         operation_id="EditVideo",
         operation_class=documented_body(EditBody),
-        summary="The same as a remix, of the video that is named by its id",
+        summary="Remix the video with the given id",
     )
     async def edit(self, request: ApiRequest) -> Response[VideoView]:
         received = await receive(request, repeated={})
         try:
             if not isinstance(received.fields.get("video", {}), dict):
-                raise _cannot("change a video that was made elsewhere; name one of yours by its id")
+                raise _cannot("edit an uploaded video; send the id of one that was generated here")
             data = received.read(EditBody)
             return await _remix(request, data.video.id, data.prompt, received.canonical)
         finally:
@@ -185,10 +185,10 @@ class VideosController(Controller):
         "/extensions",
         opt={"scope": "inference"},
         operation_id="ExtendVideo",
-        summary="Refused: no model here goes on with a video",
+        summary="Refused: no model here extends a video",
     )
     async def extend(self) -> Response[None]:
-        raise _cannot("go on with a video; order one that starts from a picture")
+        raise _cannot("extend a video; generate one that starts from an image")
 
     @post(
         "/characters",
@@ -197,7 +197,7 @@ class VideosController(Controller):
         summary="Refused: no model here learns a character",
     )
     async def create_character(self) -> Response[None]:
-        raise _cannot("learn a character; order a video that starts from a picture of it")
+        raise _cannot("learn a character; generate a video that starts from an image of it")
 
     @get(
         "/characters/{character_id:str}",
@@ -207,7 +207,7 @@ class VideosController(Controller):
     )
     async def character(self, character_id: FromPath[str]) -> Response[None]:
         raise NotFound(
-            "character_not_found", f"There is no character {character_id!r}.", param="character_id"
+            "character_not_found", f"No such character: {character_id!r}.", param="character_id"
         )
 
 
@@ -218,7 +218,7 @@ async def _remix(
     if video_status(found) != "completed" or record.asked is None:
         raise InvalidRequest(
             "video_not_ready",
-            f"{video_id} is {video_status(found)}; remix one that is completed.",
+            f"{video_id} is {video_status(found)}; only a completed video can be remixed.",
         )
     value = remix_task(record.asked, prompt)
     submission = Submission(
@@ -269,11 +269,11 @@ async def _listed_view(request: ApiRequest, record: Record) -> VideoView | None:
 async def _find(
     request: ApiRequest, video_id: str, *, param: str = "video_id"
 ) -> tuple[Record, OpenRequest | ClosedRequest]:
-    """Raise ``NotFound`` if the account has no such video (any more)."""
+    """Find a video. Raise ``NotFound`` if the account does not have it, or no longer."""
     account_id = request.key.account_id
     record = await request.services.media.find(account_id, _request_id(video_id))
     if record is None or record.task not in TASKS_OF_VIDEO:
-        raise NotFound("video_not_found", f"There is no video {video_id!r}.", param=param)
+        raise NotFound("video_not_found", f"No such video: {video_id!r}.", param=param)
     return record, await request.services.requests.find(account_id, record.request_id)
 
 
@@ -300,7 +300,7 @@ def _request_id(video_id: str) -> str:
 
 
 def batch_submission(body: Mapping[str, Any], entries: Entries) -> Submission:
-    """Check a body as the endpoint does."""
+    """Check one body of a batch."""
     data = read_body(VideoBody, body)
     refuse_in_batch(data, "previews")
     value = data.video_task()

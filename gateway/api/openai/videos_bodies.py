@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's videos, and what they mean to a model. Pure."""
+"""Bodies of OpenAI's videos, and their translation to a task's input. Pure."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class VideoBody(VideoTask):
     model: ModelName
     input_reference: SourceField | None = None
 
-    # Understood and without effect here: labels for the caller's own use.
+    # Accepted without effect: labels for the client's own use.
     user: str | None = None
     safety_identifier: str | None = None
 
     def video_task(self) -> VideoTask:
-        """The part that the task itself understands."""
+        """Return the task's input. Raise ``InvalidRequest`` if it names two first frames."""
         given = {name: getattr(self, name) for name in VideoTask.model_fields}
         if self.input_reference is not None:
             if self.image is not None or self.images:
@@ -62,7 +62,7 @@ class EditBody(RemixBody):
 
 
 def remix_task(asked: StoredInput, prompt: str) -> VideoTask:
-    """What was asked before with another text: the same seed, size and sources."""
+    """Build the input of an earlier request with another prompt: same seed, size and sources."""
     given = dict(asked.input)
     pictures, parameters = given.get("images", 0), dict(given.get("parameters", {}))
     sources = [StoredSource(blob) for blob in asked.attachments]

@@ -1,4 +1,4 @@
-"""Videos in the shape of OpenAI's: how far one is, what it is, until when it can be fetched."""
+"""Videos in OpenAI's shape: status, progress, size, cost and expiry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class VideoErrorView(TypedDict):
 
 
 class VideoView(TypedDict):
-    """A video and how far it is."""
+    """A video and its progress."""
 
     id: str
     object: Literal["video"]
@@ -50,7 +50,7 @@ def video_view(
     origin: str | None = None,
     progress: Progress | None = None,
 ) -> VideoView:
-    """Show a request of which this was asked, made from another one or not."""
+    """Return the view of a request with the input ``asked``; ``origin`` is the one it remixes."""
     width, height = asked.get("width"), asked.get("height")
     duration_ms = asked.get("duration_ms")
     status = video_status(found)
@@ -73,7 +73,7 @@ def video_view(
     if status == "completed":
         view["progress"] = 100
     elif progress is not None and progress.steps:
-        # It is finished when it is charged, and not before.
+        # 100 percent only when it is charged.
         view["progress"] = min(99, progress.step * 100 // progress.steps)
     if isinstance(found, ClosedRequest):
         view["completed_at"] = int(found.settled_at.timestamp())

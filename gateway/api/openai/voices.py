@@ -1,8 +1,8 @@
-"""OpenAI's custom voices: a consent and a sample are sent, and speech may name the voice.
+"""OpenAI's custom voices: created from a consent and a sample, then used by speech requests.
 
-Beyond OpenAI's: voices can be listed and looked at, a recording may also be given as a data URI, an
-https address or an upload, and ``transcript`` says what is said in the sample. Nobody gets a
-recording back.
+In addition to OpenAI's API, voices can be listed and fetched, a recording can be a data URI, an
+https URL or an upload, and ``transcript`` holds the words of the sample. Recordings are never
+returned.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LanguageTag = Annotated[
 
 
 class ConsentBody(BaseModel):
-    """Of ``POST /v1/audio/voice_consents``."""
+    """Body of ``POST /v1/audio/voice_consents``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,7 +44,7 @@ class ConsentBody(BaseModel):
 
 
 class ConsentChange(BaseModel):
-    """Of ``POST /v1/audio/voice_consents/{id}``."""
+    """Body of ``POST /v1/audio/voice_consents/{id}``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,7 +52,7 @@ class ConsentChange(BaseModel):
 
 
 class VoiceBody(BaseModel):
-    """Of ``POST /v1/audio/voices``; what it is not can be told by ``type``."""
+    """Body of ``POST /v1/audio/voices``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -95,7 +95,7 @@ class VoiceConsentsController(Controller):
         guards=[may_store],
         operation_id="CreateVoiceConsent",
         operation_class=documented_body(ConsentBody),
-        summary="Keep a recording in which somebody consents to the use of their voice",
+        summary="Store a recording in which a speaker consents to the use of their voice",
     )
     async def create(self, request: ApiRequest) -> Response[ConsentView]:
         received = await receive(request, repeated={})
@@ -124,7 +124,7 @@ class VoiceConsentsController(Controller):
         "/{consent_id:str}",
         opt={"scope": "read"},
         operation_id="GetVoiceConsent",
-        summary="What is known of a consent",
+        summary="Get a consent's details",
     )
     async def show(self, request: ApiRequest, consent_id: FromPath[str]) -> Response[ConsentView]:
         account_id = request.key.account_id
@@ -137,7 +137,7 @@ class VoiceConsentsController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="UpdateVoiceConsent",
-        summary="Give a consent another name",
+        summary="Rename a consent",
     )
     async def update(
         self,
@@ -154,7 +154,7 @@ class VoiceConsentsController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="DeleteVoiceConsent",
-        summary="Withdraw a consent: it is deleted with all voices that were made with it",
+        summary="Withdraw a consent: it is deleted with all voices that depend on it",
     )
     async def remove(self, request: ApiRequest, consent_id: FromPath[str]) -> Response[DeletedView]:
         await request.services.voices.delete(request.key.account_id, "consent", consent_id)
@@ -171,7 +171,7 @@ class VoicesController(Controller):
         guards=[may_store],
         operation_id="CreateVoice",
         operation_class=documented_body(VoiceBody),
-        summary="Keep a voice: a recording of it, and the consent of whose it is",
+        summary="Store a voice: a recording of it, and the speaker's consent",
     )
     async def create(self, request: ApiRequest) -> Response[VoiceView]:
         received = await receive(request, repeated={})
@@ -202,7 +202,7 @@ class VoicesController(Controller):
         "/{voice_id:str}",
         opt={"scope": "read"},
         operation_id="GetVoice",
-        summary="What is known of a voice",
+        summary="Get a voice's details",
     )
     async def show(self, request: ApiRequest, voice_id: FromPath[str]) -> Response[VoiceView]:
         account_id = request.key.account_id
@@ -215,7 +215,7 @@ class VoicesController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="DeleteVoice",
-        summary="Delete a voice, for good and at once; its consent stays",
+        summary="Delete a voice immediately and permanently; its consent stays",
     )
     async def remove(self, request: ApiRequest, voice_id: FromPath[str]) -> Response[DeletedView]:
         await request.services.voices.delete(request.key.account_id, "voice", voice_id)
@@ -265,10 +265,10 @@ async def _list(
 
 
 def _refuse_prompts(fields: dict[str, Any]) -> None:
-    """Say it plainly where a voice is to be thought up, which is another thing than a recording."""
+    """Refuse to design a voice from a prompt, which is another kind of voice in OpenAI's API."""
     if fields.get("type") == "prompt" or "prompt" in fields:
         raise InvalidRequest(
             "unsupported_parameter",
-            "Voices are made of recordings here, not of prompts; send audio_sample and consent.",
+            "Voices are created from recordings, not from prompts; send audio_sample and consent.",
             param="type",
         )
