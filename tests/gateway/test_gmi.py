@@ -197,11 +197,11 @@ def test_fields_are_known_by_their_usual_names(media_stack: Stack, artist: Artis
         ("pocket", {"prompt": "x", "num_inference_steps": 99}, "num_inference_steps: steps is 99"),
         ("pocket", {"prompt": "x", "size": "2K"}, "Invalid value for size"),
         ("pocket", {"prompt": "x", "size": "999*999"}, "size is 999x999"),
-        ("pocket", {"prompt": "x", "aspect_ratio": "9:16"}, "it draws 64x64, 128x64"),
+        ("pocket", {"prompt": "x", "aspect_ratio": "9:16"}, "its sizes are 64x64, 128x64"),
         (
             "pocket",
             {"prompt": "x", "size": "64x64", "aspect_ratio": "2:1"},
-            "aspect_ratio is '2:1', but the size is 64x64",
+            "aspect_ratio is '2:1', which contradicts the size 64x64",
         ),
         ("pocket", {"prompt": "x", "image_url": "x"}, "image_url: Invalid value for images.0"),
         ("film", {"prompt": "x", "n": 2}, "n is 2, but a request to film makes one"),

@@ -235,7 +235,7 @@ def test_a_payload_for_another_clone_is_spoken_here(spelling: str) -> None:
 
     assert (given["text"], given["recording"], "voice" in given) == ("hello", True, False)
     assert sources == (Source("audio", RemoteSource(address), "recording"),)
-    with pytest.raises(InvalidRequest, match="cannot do") as refused:
+    with pytest.raises(InvalidRequest, match="does not support") as refused:
         prepared(local("voice-clone"), **{**payload, spelling: True})
     assert refused.value.param == spelling
 

@@ -1,4 +1,4 @@
-"""ElevenLabs' API, for its clients: speech, music and voices."""
+"""ElevenLabs' API: speech, music and voices."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ MEDIA_HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
     ElevenLabsController,
     ElevenLabsVoicesController,
 )
-"""Their bodies may hold files."""
+"""Handlers whose bodies can contain files."""

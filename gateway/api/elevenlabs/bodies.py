@@ -1,8 +1,8 @@
-"""The bodies of ElevenLabs' calls, and what they mean to a model. Pure.
+"""Bodies of ElevenLabs' calls, and their translation to a task's input. Pure.
 
-What only its own models have (how stable or how alike a voice is) goes over to an upstream's model
-under its own name; a model that runs here speaks as its voice does. What would change what is heard
-and nobody here does is refused by its name.
+Settings that only ElevenLabs' models have, such as stability and similarity, are passed to upstream
+models under their own names and have no effect on models that run here. Options that would change
+the audio, but are not supported, are refused by name.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _FORMATS: Final[tuple[tuple[AudioFormat, tuple[int, ...], tuple[int, ...]], ...]
     ("ulaw", (8_000,), ()),
     ("alaw", (8_000,), ()),
 )
-"""Of each, its rates in Hz and, where it loses something, in thousands of bits a second."""
+"""Formats with their sample rates in Hz and, if lossy, their bit rates in kbit/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What a name such as ``mp3_44100_128`` stands for."""
+    """A parsed output format such as ``mp3_44100_128``."""
 
     format: AudioFormat
     sample_rate: int
@@ -74,7 +74,7 @@ FORMATS: Final[Mapping[str, OutputFormat]] = {
 
 
 def read_format(name: str | None) -> OutputFormat:
-    """Raise ``InvalidRequest`` for one that does not exist."""
+    """Look up an output format. Raise ``InvalidRequest`` if it is unknown."""
     name = "mp3_44100_128" if name in (None, "auto") else name
     if name not in FORMATS:
         raise InvalidRequest(
@@ -86,7 +86,7 @@ def read_format(name: str | None) -> OutputFormat:
 
 
 def _labels(value: Any) -> Any:
-    """The clients write them as JSON into a field of a form."""
+    """Decode labels, which clients send as JSON in a form field."""
     try:
         return decode_json(value) if isinstance(value, str) else value
     except msgspec.DecodeError:
@@ -97,7 +97,7 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     names: ClassVar[Mapping[str, str]]
-    """How fields of ours are called here."""
+    """ElevenLabs' names of our fields, for error messages."""
 
     model_id: ModelName | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
@@ -129,7 +129,7 @@ class VoiceSettings(BaseModel):
     clone_strength: Annotated[float, Field(ge=0, le=1)] | None = None
 
     def upstream_settings(self) -> dict[str, Any]:
-        """What only models elsewhere understand."""
+        """Return the settings that only upstream models have."""
         return self.model_dump(exclude_none=True, exclude={"speed"})
 
 
@@ -146,14 +146,14 @@ class SpokenBody(_Body):
     language_code: str | None = None
     voice_settings: VoiceSettings | None = None
 
-    # What surrounds a text is no part of what is said; models here read sentence by sentence.
+    # Accepted without effect: models here synthesise sentence by sentence, without context.
     previous_text: str | None = None
     next_text: str | None = None
     previous_request_ids: Annotated[list[str], Field(max_length=3)] | None = None
     next_request_ids: Annotated[list[str], Field(max_length=3)] | None = None
     use_pvc_as_ivc: bool | None = None
 
-    # Whether numbers are spelled out is the catalog's to say, where it is not as it should be.
+    # Text normalisation is configured in the catalog; only its default is accepted here.
     apply_text_normalization: Literal["auto", "on"] | None = None
     apply_language_text_normalization: Literal[False] | None = None
     pronunciation_dictionary_locators: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -199,7 +199,7 @@ class ComposedBody(_Body):
     sign_with_c2pa: Literal[False] | None = None
 
     def music_task(self, entry: CatalogEntry, output: OutputFormat) -> MusicTask:
-        # None that runs here sings without lyrics, and there are none in this call.
+        # Models that run here sing only if there are lyrics, which this call does not have.
         passed_on = entry.upstream is not None and self.force_instrumental is not None
         return _checked(
             MusicTask,

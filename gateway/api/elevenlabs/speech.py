@@ -1,7 +1,7 @@
-"""ElevenLabs' speech and music: its own clients work here under another base address.
+"""ElevenLabs' speech and music: its clients work here with another base URL.
 
-A call there may leave the model out. Then it is the one that ElevenLabs would take, where the
-catalog has it, maybe as an alias; otherwise the first of the catalog that has the voice.
+A call can omit the model. It then gets ElevenLabs' default if the catalog has it, possibly as an
+alias; otherwise the catalog's first model that has the voice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from workers.contract.media import characters
 
 DEFAULT_SPEECH_MODEL: Final = "eleven_multilingual_v2"
 DEFAULT_MUSIC_MODEL: Final = "music_v1"
-"""What a call means that names no model."""
+"""ElevenLabs' default models."""
 AUDIO_ROUTE: Final[dict[str, Any]] = {
     "status_code": 200,
     "opt": {"scope": "inference", "holds": True, "media": AUDIO},
@@ -87,7 +87,7 @@ class ElevenLabsController(Controller):
         "/models",
         opt={"scope": "read"},
         operation_id="ElevenLabsListModels",
-        summary="The models of sound, with their exact prices",
+        summary="List audio models, with their exact prices",
     )
     async def models(self, request: ApiRequest) -> Response[list[SoundModelView]]:
         return json_response(
@@ -98,25 +98,25 @@ class ElevenLabsController(Controller):
         "/text-to-speech/{voice_id:str}",
         stream=False,
         operation_id="ElevenLabsSpeak",
-        summary="Speak a text; the answer is the sound, with its cost in a header",
+        summary="Synthesise speech; the response is the audio, with its cost in a header",
     )
     speak_stream = _speak(
         "/text-to-speech/{voice_id:str}/stream",
         stream=True,
         operation_id="ElevenLabsSpeakStream",
-        summary="Speak a text; the answer comes while it is spoken",
+        summary="Synthesise speech, streamed while it is generated",
     )
     compose = _compose(
         "/music",
         stream=False,
         operation_id="ElevenLabsCompose",
-        summary="Make a piece of music; the answer is the sound, with its cost in a header",
+        summary="Generate music; the response is the audio, with its cost in a header",
     )
     compose_stream = _compose(
         "/music/stream",
         stream=True,
         operation_id="ElevenLabsComposeStream",
-        summary="Make a piece of music; the answer comes while it is made",
+        summary="Generate music, streamed while it is generated",
     )
 
     @post(
@@ -129,11 +129,11 @@ class ElevenLabsController(Controller):
     )
     async def speak_timed(self, voice_id: FromPath[str]) -> Response[None]:
         raise InvalidRequest(
-            "unsupported", "No model here says when it speaks each character; leave it out."
+            "unsupported", "Timestamps are not supported by the models served here."
         )
 
 
-# --- What is ordered ------------------------------------------------------------------------------
+# --- Submissions ----------------------------------------------------------------------------------
 
 
 async def _speech_submission(
@@ -149,10 +149,10 @@ async def _speech_submission(
     has = functools.partial(has_voice, voice_id=voice_id, stored=is_stored)
     name, entry = _model(request, data.model_id, DEFAULT_SPEECH_MODEL, has)
     if entry is None or not (has(entry) or has_unknown_voices(entry)):
-        where = f"{entry.name} has" if entry is not None else "There is"
+        where = f" of {entry.name}" if entry is not None else ""
         raise NotFound(
             "voice_not_found",
-            f"{where} no voice {voice_id!r}; see GET v1/voices.",
+            f"No such voice{where}: {voice_id!r}; GET v1/voices lists the available ones.",
             param="voice_id",
         )
     value = data.speech_task(entry, voice_of(entry, voice_id), made)
@@ -172,7 +172,7 @@ async def _music_submission(
         request, data.model_id, DEFAULT_MUSIC_MODEL, lambda one: supports(one, MUSIC_TASK)
     )
     if entry is None:
-        raise NotFound("model_not_found", "No model here makes music.", param="model_id")
+        raise NotFound("model_not_found", "No music model is available.", param="model_id")
     value = data.music_task(entry, made)
     return await to_submission(request, model=name, task=MUSIC_TASK, input=value, stream=stream)
 
@@ -183,7 +183,10 @@ def _model(
     usual: str,
     fits: Callable[[CatalogEntry], bool],
 ) -> tuple[str, CatalogEntry | None]:
-    """The model that is meant, and by which name it is to be ordered."""
+    """Return the name to submit and its catalog entry, or None if no model fits.
+
+    Raise ``NotFound`` if the client named an unknown model.
+    """
     live = request.services.live
     account_id = request.key.account_id
     name = asked or usual
@@ -192,7 +195,9 @@ def _model(
         return name, entry
     if asked is not None:
         raise NotFound(
-            "model_not_found", f"There is no model {asked!r}; see GET v1/models.", param="model_id"
+            "model_not_found",
+            f"No such model: {asked!r}; GET v1/models lists the available ones.",
+            param="model_id",
         )
     entry = next(filter(fits, live.entries(account_id)), None)
     return (entry.name if entry is not None else name), entry
@@ -202,7 +207,7 @@ def _entries(request: ApiRequest) -> Sequence[CatalogEntry]:
     return request.services.live.entries(request.key.account_id)
 
 
-# --- What is answered -----------------------------------------------------------------------------
+# --- Responses ------------------------------------------------------------------------------------
 
 
 async def _answer(
@@ -212,11 +217,10 @@ async def _answer(
     *,
     stored: bool,
 ) -> Stream:
-    """Place an order and answer with its sound; it stays no longer than that if it should not be
-    kept."""
+    """Submit a request and respond with its audio. Unless ``stored``, delete it afterwards."""
     try:
         ticket = await request.services.requests.submit(request.caller, submission)
-        # Of an order that is no stream the first piece comes in the end, and with it the cost.
+        # Without streaming, the first chunk arrives at the end, when the cost is known.
         started = await start_audio(request, ticket)
     except TollgateError as error:
         rename(error, data.names)

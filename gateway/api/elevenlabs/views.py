@@ -1,7 +1,7 @@
-"""Models and voices in the shape of ElevenLabs', and which model a call without one means. Pure.
+"""Models and voices in ElevenLabs' shape, and which models have a voice. Pure.
 
-A voice over there is known by its id alone. Here a model has voices, so one of the catalog is known
-by its name, which several models may have; ``default`` is the voice of a model that names none.
+ElevenLabs' voices have ids of their own. Here voices belong to models, so the id of a catalog voice
+is its name, which several models can share; ``default`` is the voice of a model that lists none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LanguageView(TypedDict):
 
 
 class SoundModelView(TypedDict):
-    """A model of sound."""
+    """An audio model."""
 
     model_id: str
     name: str
@@ -51,7 +51,7 @@ class SoundModelView(TypedDict):
 
 
 class SoundVoiceView(TypedDict):
-    """A voice of a model, or one of the account."""
+    """A voice of a model or of the account."""
 
     voice_id: str
     name: str
@@ -72,19 +72,19 @@ def supports(entry: CatalogEntry, *tasks: Task) -> bool:
 
 
 def has_voice(entry: CatalogEntry, voice_id: str, *, stored: bool) -> bool:
-    """Whether a model speaks in a voice of its own, or in one that an account keeps."""
+    """Whether a model has a voice or, if ``stored``, can clone the account's voices."""
     if stored:
         return supports(entry, "voice-clone")
     return supports(entry, "text-to-speech") and voice_id in (*entry.known_voices, DEFAULT_VOICE)
 
 
 def has_unknown_voices(entry: CatalogEntry) -> bool:
-    """Whether only an upstream knows which voices a model has."""
+    """Whether only the upstream knows the voices of a model."""
     return entry.upstream is not None and not entry.known_voices
 
 
 def voice_of(entry: CatalogEntry, voice_id: str) -> str | None:
-    """What a voice's id is called in an order; None leaves it to the model."""
+    """Return the voice to submit for an id; None is the model's default."""
     is_own = voice_id == DEFAULT_VOICE and DEFAULT_VOICE not in entry.known_voices
     return None if is_own else voice_id
 
@@ -92,7 +92,7 @@ def voice_of(entry: CatalogEntry, voice_id: str) -> str | None:
 def models_view(
     entries: Iterable[CatalogEntry], announcements: Sequence[Announcement]
 ) -> list[SoundModelView]:
-    """Every model of sound; whether it speaks is said by ``can_do_text_to_speech``."""
+    """List all audio models; ``can_do_text_to_speech`` marks those for speech."""
     return [
         _model_view(entry, announcements) for entry in entries if TASKS[entry.task].makes == "audio"
     ]
@@ -123,7 +123,7 @@ def _model_view(entry: CatalogEntry, announcements: Sequence[Announcement]) -> S
 
 
 def premade_views(entries: Iterable[CatalogEntry]) -> list[SoundVoiceView]:
-    """The voices that models have, each once, with the models that have it."""
+    """List the voices of models, each with the models that have it."""
     models: dict[str, list[str]] = {}
     for entry in entries:
         if supports(entry, "text-to-speech"):
@@ -136,7 +136,7 @@ def premade_views(entries: Iterable[CatalogEntry]) -> list[SoundVoiceView]:
 
 
 def stored_view(voice: Recording, entries: Iterable[CatalogEntry]) -> SoundVoiceView:
-    """A voice of the account, with the models that can speak in it."""
+    """Return a voice of the account, with the models that can clone it."""
     return _voice_view(
         voice.id,
         voice.name,

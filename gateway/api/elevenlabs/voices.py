@@ -1,8 +1,8 @@
-"""ElevenLabs' voices: those that models have, and those that an account keeps.
+"""ElevenLabs' voices: those of models, and those that an account stores.
 
-A voice is kept with the consent of whose it is, here as elsewhere. Their calls have no place for
-one, so it comes as one more file whose name begins with ``consent``, or as the label ``consent``
-with the id of one that was given before.
+A voice is stored with the speaker's consent, as in every dialect. ElevenLabs' API has no field for
+it, so it is sent as another file whose name begins with ``consent``, or as the label ``consent``
+with the id of an existing consent.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gateway.voices.store import NewRecording, Recording, is_voice_id
 PAGE_MAX: Final = 100
 CONSENT: Final = "consent"
 UNDETERMINED: Final = "und"
-"""The tag of a language that is not said."""
+"""BCP 47 tag of an unspecified language."""
 SENT_WITH_VOICE: Final = "Sent with its voice."
-"""Of a consent that goes when its voice does."""
+"""Description of a consent that is deleted with its voice."""
 
 
 class SoundVoicesView(TypedDict):
@@ -61,7 +61,7 @@ class ElevenLabsVoicesController(Controller):
         "/v1/voices",
         opt={"scope": "read"},
         operation_id="ElevenLabsListVoices",
-        summary="The voices that models have, and those of the account",
+        summary="List the voices of models and of the account",
     )
     async def index(self, request: ApiRequest) -> Response[SoundVoicesView]:
         return json_response({"voices": await _views(request)})
@@ -70,7 +70,7 @@ class ElevenLabsVoicesController(Controller):
         "/v2/voices",
         opt={"scope": "read"},
         operation_id="ElevenLabsSearchVoices",
-        summary="The same in pages, with a search by name",
+        summary="Search voices by name, in pages",
     )
     async def search(
         self,
@@ -103,8 +103,8 @@ class ElevenLabsVoicesController(Controller):
         guards=[may_store],
         operation_id="ElevenLabsAddVoice",
         operation_class=documented_body(AddedBody),
-        summary="Keep a voice: a recording of it, and the consent of whose it is",
-        description="`files` are the recording and another one, whose name begins with `consent`, "
+        summary="Store a voice: a recording of it, and the speaker's consent",
+        description="`files` are the recording and a second one, whose name begins with `consent`, "
         "in which the speaker consents; or `labels` has the id of a consent as `consent`.",
     )
     async def add(self, request: ApiRequest) -> Response[AddedVoiceView]:
@@ -122,7 +122,7 @@ class ElevenLabsVoicesController(Controller):
         "/v1/voices/{voice_id:str}",
         opt={"scope": "read"},
         operation_id="ElevenLabsGetVoice",
-        summary="What is known of a voice",
+        summary="Get a voice's details",
     )
     async def show(self, request: ApiRequest, voice_id: FromPath[str]) -> Response[SoundVoiceView]:
         if is_voice_id(voice_id):
@@ -132,14 +132,14 @@ class ElevenLabsVoicesController(Controller):
         for view in premade_views(_entries(request)):
             if view["voice_id"] == voice_id:
                 return json_response(view)
-        raise NotFound("voice_not_found", f"There is no voice {voice_id!r}.", param="voice_id")
+        raise NotFound("voice_not_found", f"No such voice: {voice_id!r}.", param="voice_id")
 
     @delete(
         "/v1/voices/{voice_id:str}",
         status_code=200,
         opt={"scope": "inference"},
         operation_id="ElevenLabsDeleteVoice",
-        summary="Delete a voice of the account, and the consent that came with it",
+        summary="Delete a voice of the account, and the consent that was sent with it",
     )
     async def remove(self, request: ApiRequest, voice_id: FromPath[str]) -> Response[DoneView]:
         voices, account_id = request.services.voices, request.key.account_id
@@ -154,7 +154,7 @@ class ElevenLabsVoicesController(Controller):
 
 
 async def _add(request: ApiRequest, data: AddedBody) -> Recording:
-    """Keep a voice, and a consent that came along. Raise ``TollgateError``, then keep neither."""
+    """Store a voice and a consent sent with it. On a ``TollgateError`` neither is stored."""
     voices, account_id = request.services.voices, request.key.account_id
     sample, consent = _sorted(data)
     labels = data.labels or {}
@@ -175,28 +175,28 @@ async def _add(request: ApiRequest, data: AddedBody) -> Recording:
         if consent is not None:
             await voices.delete(account_id, "consent", consent_id)
         if isinstance(error, Conflict):
-            # Their clients send again what was answered with 409.
+            # ElevenLabs' clients retry after a 409.
             raise InvalidRequest(error.code, error.message, param=error.param) from None
         raise
 
 
 def _sorted(data: AddedBody) -> tuple[SentSource, SentSource | None]:
-    """The sample and the consent, told by the names of their files."""
+    """Tell the sample from the consent by their file names. Raise ``InvalidRequest``."""
     consents = [one for one in data.files if one.filename.lower().startswith(CONSENT)]
     samples = [one for one in data.files if one not in consents]
     if len(samples) != 1:
         raise InvalidRequest(
             "invalid_value",
-            f"A voice is one recording here, and files has {len(samples)}; join them, or choose "
-            "the best.",
+            f"files has {len(samples)} recordings; a voice needs exactly one, so join them or "
+            "choose the best.",
             param="files",
         )
     if len(consents) + (CONSENT in (data.labels or {})) != 1:
         raise InvalidRequest(
             "voice_consent_required",
-            "A voice needs the consent of whose it is: send one more file whose name begins with "
-            "'consent', in which the speaker says so, or the label 'consent' with the id of one "
-            "that was given before.",
+            "A voice requires the speaker's consent: send another file whose name begins with "
+            "'consent', in which the speaker consents, or the label 'consent' with the id of an "
+            "existing consent.",
             param="files",
         )
     return samples[0], consents[0] if consents else None

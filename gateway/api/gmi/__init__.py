@@ -1,4 +1,4 @@
-"""GMI Cloud's request queue, for its clients."""
+"""GMI Cloud's request queue."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from litestar.types import ControllerRouterHandler
 from gateway.api.gmi.requests import GmiController
 
 MEDIA_HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (GmiController,)
-"""Their bodies may hold files."""
+"""Handlers whose bodies can contain files."""

@@ -1,8 +1,8 @@
-"""What a payload of speech, of a cloned voice or of music means to a model that runs here. Pure.
+"""Translates payloads of speech, voice cloning and music for models that run here. Pure.
 
-Most of such code was written for MiniMax's models, whose payloads also say what is as it always is.
-So what has no effect is taken; what would change what is heard, and no model here does, is refused
-by its name.
+Most client code was written for MiniMax's models and also sends fields at their defaults. So values
+without an effect are accepted; values that would change the audio, but are not supported, are
+refused by name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "sound_effects": _NO,
     "channel": (1, "1"),
     "need_noise_reduction": _NO,
-    # Over there it is written wrong, and by some right.
+    # MiniMax's own spelling, and the correct one that some clients send.
     "need_volumn_normalization": _NO,
     "need_volume_normalization": _NO,
     "aigc_watermark": _NO,
@@ -57,16 +57,16 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "voice_id": ("",),
     "language_boost": ("", "auto"),
     "seed": (-1, "-1"),
-    # No model here sings without lyrics.
+    # Without lyrics, models here do not sing anyway.
     "is_instrumental": (True, False, "true", "false"),
 }
-"""What is taken as long as it says nothing, and then left out."""
+"""Values without an effect; fields with them are dropped, any other value is refused."""
 _SECTIONS: Final = re.compile(r"(\s*\[[^\]\n]*\])*\s*")
-"""Lyrics that say where something is played, and nothing to be sung."""
+"""Lyrics that consist of section marks only."""
 
 
 def spellings(entry: CatalogEntry) -> Mapping[str, str]:
-    """Every key that is understood, and which field of ours it is."""
+    """Map every accepted key to our field."""
     fields = {**(_MUSIC if entry.task == "text-to-music" else _SPEECH), **_BOTH}
     return {key: ours for ours, keys in fields.items() for key in keys}
 
@@ -74,7 +74,7 @@ def spellings(entry: CatalogEntry) -> Mapping[str, str]:
 def read_audio(
     entry: CatalogEntry, payload: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Give the input under our names, and how its fields were called. Raise ``InvalidRequest``."""
+    """Return the input under our names, and the client's keys. Raise ``InvalidRequest``."""
     known = spellings(entry)
     given: dict[str, Any] = {}
     names: dict[str, str] = {}
@@ -87,12 +87,12 @@ def read_audio(
         if ours in given:
             raise InvalidRequest(
                 "invalid_value",
-                f"{names[ours]} and {key} mean the same; send one of them.",
+                f"{names[ours]} and {key} are synonyms; send one of them.",
                 param=key,
             )
         names[ours], given[ours] = key, value
     if "recording" in given and names.get("voice") == "voice_id":
-        # What the clone is to be called over there; here it is spoken in, and not kept.
+        # GMI's name for the stored clone; here the clone is used once and not stored.
         del given["voice"]
     if isinstance(language := given.get("language"), str):
         given["language"] = tag_of(language)
@@ -109,11 +109,11 @@ def _unknown(entry: CatalogEntry, key: str, value: Any, known: Mapping[str, str]
     if key in _NEUTRAL:
         return InvalidRequest(
             "unsupported_parameter",
-            f"{key} is {value!r}, which {entry.name} cannot do; leave it out.",
+            f"{key} is {value!r}, which {entry.name} does not support; leave it out.",
             param=key,
         )
     return InvalidRequest(
         "unknown_parameter",
-        f"Unknown parameter: {key}. {entry.name} knows {', '.join(known)}.",
+        f"Unknown parameter: {key}. {entry.name} accepts {', '.join(known)}.",
         param=key,
     )

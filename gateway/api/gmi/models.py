@@ -1,4 +1,4 @@
-"""Models as the request queue describes them: what a payload may have, and its price. Pure."""
+"""Models in the request queue's shape: parameters of payloads, and prices. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from workers.contract.streams import Announcement
 TASKS_OF_QUEUE: Final[tuple[Task, ...]] = tuple(
     task for task, kind in TASKS.items() if kind.makes in ("image", "video", "audio")
 )
-"""Whatever makes pictures, videos or sound. Text has its own surface."""
+"""Tasks that generate images, videos or audio. Text is not offered in this dialect."""
 
 _RATIOS: Final = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16), (21, 9), (9, 21))
 
@@ -46,7 +46,7 @@ class QueueModalitiesView(TypedDict):
 
 
 class PriceInfoView(TypedDict):
-    """``price`` is the cheapest for one of ``pricing_type``, and ``lines`` is the whole price."""
+    """``price`` is the lowest per ``pricing_type``; ``lines`` is the complete price."""
 
     price: str | None
     pricing_type: str
@@ -56,7 +56,7 @@ class PriceInfoView(TypedDict):
 
 
 class QueueModelView(TypedDict):
-    """A model as the queue describes it; times are Unix seconds."""
+    """A model of the queue; times are Unix seconds."""
 
     model: str
     org_id: str
@@ -82,11 +82,11 @@ class QueueModelView(TypedDict):
 
 
 def check_in_queue(entry: CatalogEntry) -> CatalogEntry:
-    """Raise ``NotFound`` for a model that is served elsewhere."""
+    """Return the entry. Raise ``NotFound`` if its task is not offered in this dialect."""
     if entry.task not in TASKS_OF_QUEUE:
         raise NotFound(
             "model_not_found",
-            f"The model {entry.name!r} is not in this queue: it does {entry.task}, under /v1.",
+            f"The model {entry.name!r} is not in this queue: its task is {entry.task}; use /v1.",
             param="model",
         )
     return entry
@@ -95,7 +95,7 @@ def check_in_queue(entry: CatalogEntry) -> CatalogEntry:
 def model_view(
     entry: CatalogEntry, announcements: Sequence[Announcement], *, created_at: int, updated_at: int
 ) -> QueueModelView:
-    """One model; ``price`` is the cheapest for one of ``pricing_type``, and ``lines`` is all."""
+    """Return the view of one model."""
     missing = availability(entry, announcements)
     reads, makes = modalities(entry)
     return {
@@ -194,8 +194,8 @@ def _sizes(entry: CatalogEntry) -> Iterator[dict[str, Any]]:
 
 
 def _audio_parameters(entry: CatalogEntry) -> Iterator[dict[str, Any]]:
-    """What speech, voices, music and talking heads have in common; of an upstream's model the rest
-    is its own."""
+    """List the parameters of speech, cloning, music and talking heads. An upstream's model has
+    further ones."""
     local, limits = entry.upstream is None, entry.limits
     longest = limits.characters
     if local and entry.task == "talking-head":

@@ -1,9 +1,9 @@
-"""What a payload of the request queue means to a model of the catalog. Pure.
+"""Translates payloads of the request queue for models of the catalog. Pure.
 
-Over there every model names its fields itself, so each of ours is known by all of the usual names.
-For a model that runs here whatever else is sent is refused by its name. For one of an upstream it
-goes over unchanged, and so does every other name of a field on which neither price nor hold
-depends: code that was written for the upstream's model says the same to it as before.
+GMI's models name their fields differently, so each of ours is accepted under all usual names. Any
+other key is refused by name if the model runs here, and passed on unchanged if it is an upstream's.
+Synonyms of fields that affect neither price nor hold are passed on, too, so that code written for
+the upstream's model has the same effect as before.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "compression": ("compression", "output_compression"),
 }
 _COUNTED: Final = ("images", "video", "mask", "n", "seconds")
-"""What is brought into the store, or held for, whatever it is called."""
+"""Fields that are stored as attachments or affect the hold, so every synonym is read."""
 _UNSENT: Final = ("format", "compression", "previews", "scale")
-"""Of our fields, what no adapter tells an upstream; there they are the model's own."""
+"""Our fields that no adapter sends to an upstream; keys of these names are the model's own."""
 _VISUAL: Final = tuple(
     task
     for task, kind in TASKS.items()
@@ -51,28 +51,28 @@ _VISUAL: Final = tuple(
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,4})\s*[xX*]\s*([1-9][0-9]{0,4})")
 _RATIO: Final = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})")
 RATIO_TOLERANCE: Final = 0.05
-"""Sides are multiples of something, so a size of 16:9 is seldom exactly so."""
+"""Relative tolerance: sides are multiples of a step, so few sizes are exactly 16:9."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadSubmission:
-    """An order's task and input, and how its client calls our fields."""
+    """A submission's task and input, and the client's keys for our fields."""
 
     task: Task
     input: Input
     names: Mapping[str, str] = field(default_factory=dict)
 
     def rename(self, error: TollgateError) -> None:
-        """Tell a mistake by the key that was sent."""
+        """Rename the parameter of an error to the client's key."""
         rename(error, self.names)
 
 
 def read_payload(entry: CatalogEntry, payload: Mapping[str, Any]) -> PayloadSubmission:
-    """Raise ``InvalidRequest`` that names the key at fault."""
+    """Translate a payload. Raise ``InvalidRequest`` with the client's key."""
     if not payload:
         raise InvalidRequest(
             "missing_required_parameter",
-            f"payload is empty; GET models/{entry.name} lists what it may have.",
+            f"payload is empty; GET models/{entry.name} lists its parameters.",
             param="payload",
         )
     if not is_visual(entry.task):
@@ -104,12 +104,12 @@ def _parse(entry: CatalogEntry, given: Mapping[str, Any], names: Mapping[str, st
 
 
 def is_visual(task: str) -> bool:
-    """Whether a task's input is one of ours for pictures and videos, and not its model's own."""
+    """Whether a task has our common input for images and videos."""
     return task in _VISUAL
 
 
 def spellings(entry: CatalogEntry) -> Mapping[str, str]:
-    """Every key that is understood, and which field of ours it is."""
+    """Map every accepted key to our field."""
     schema: type[ImageTask | VideoTask] = (
         ImageTask if TASKS[entry.task].makes == "image" else VideoTask
     )
@@ -128,7 +128,7 @@ def _unsent(entry: CatalogEntry, ours: str) -> bool:
 
 
 def _upstream_names(entry: CatalogEntry, found: Mapping[str, str]) -> Mapping[str, str]:
-    """What the entry's own options say that its model calls our fields."""
+    """Map the model's own names of our fields, from the entry's options, to ours."""
     fields = entry.options.get("fields")
     own = dict(fields) if isinstance(fields, dict) else {}
     own |= {name: entry.options.get(name) for name in ("images", "mask", "video", "scale")}
@@ -139,7 +139,7 @@ def _upstream_names(entry: CatalogEntry, found: Mapping[str, str]) -> Mapping[st
 
 
 class _PayloadReader:
-    """A payload, sorted key by key into our fields and what is left."""
+    """Sorts the keys of a payload into our fields and the rest."""
 
     def __init__(self, entry: CatalogEntry) -> None:
         self._entry = entry
@@ -159,7 +159,7 @@ class _PayloadReader:
         elif ours in self.names:
             raise InvalidRequest(
                 "invalid_value",
-                f"{self.names[ours]} and {key} mean the same; send one of them.",
+                f"{self.names[ours]} and {key} are synonyms; send one of them.",
                 param=key,
             )
         else:
@@ -167,7 +167,7 @@ class _PayloadReader:
             self._values[ours] = value
 
     def given(self) -> dict[str, Any]:
-        """The input under our names."""
+        """Return the input under our names."""
         values = self._values
         if isinstance(images := values.get("images"), str | dict):
             values["images"] = [images]
@@ -177,7 +177,7 @@ class _PayloadReader:
         if self._ratio is not None:
             self._read_ratio(self._ratio)
         if not self._is_local:
-            # An input of ours for videos has none, but the price may depend on it.
+            # Our video input has no quality, but the price can depend on it.
             if "quality" in values and TASKS[self._entry.task].makes == "video":
                 self._rest.setdefault("quality", values["quality"])
             values["parameters"] = self._rest
@@ -189,17 +189,17 @@ class _PayloadReader:
 
     def _leave(self, key: str, value: Any) -> None:
         if key in _SPELLINGS["n"]:
-            # A video: one for each request, as one is paid for.
+            # A request generates and charges one video.
             if str(value) != "1":
                 raise InvalidRequest(
                     "invalid_value",
-                    f"{key} is {value!r}, but a request to {self._entry.name} makes one.",
+                    f"{key} is {value!r}; a request to {self._entry.name} generates exactly one.",
                     param=key,
                 )
         elif self._is_local:
             raise InvalidRequest(
                 "unknown_parameter",
-                f"Unknown parameter: {key}. {self._entry.name} knows "
+                f"Unknown parameter: {key}. {self._entry.name} accepts "
                 f"{', '.join((*self._spellings, 'aspect_ratio'))}.",
                 param=key,
             )
@@ -207,7 +207,7 @@ class _PayloadReader:
             self._rest[key] = value
 
     def _read_size(self) -> None:
-        """Write a size as ours is; one that only the upstream understands is left to it."""
+        """Normalise the size; pass one in another form on to the upstream."""
         values = self._values
         given = values.get("size")
         if given is None or given == "auto":
@@ -218,7 +218,7 @@ class _PayloadReader:
             self._rest[self.names["size"]] = values.pop("size")
 
     def _read_ratio(self, given: str) -> None:
-        """Find the size that a ratio of width to height stands for."""
+        """Find the size for an aspect ratio."""
         entry, key = self._entry, self.names["aspect_ratio"]
         found = _matches(_RATIO, given)
         if found is None:
@@ -240,28 +240,30 @@ class _PayloadReader:
             self._rest[key] = given
 
     def _check_ratio(self, given: str, ratio: float) -> None:
-        """A size beside a ratio is the more exact of the two, if both are true."""
+        """Check that a size and an aspect ratio agree; the size is then used."""
         values = self._values
         size = values.get("size") or f"{values['width']}x{values['height']}"
         found = _matches(_SIZE, size)
         if found and not _is_near(int(found[1]) / int(found[2]), ratio):
             key = self.names["aspect_ratio"]
             raise InvalidRequest(
-                "invalid_value", f"{key} is {given!r}, but the size is {size}.", param=key
+                "invalid_value",
+                f"{key} is {given!r}, which contradicts the size {size}.",
+                param=key,
             )
 
     def _no_size(self, given: str) -> InvalidRequest:
         key, entry = self.names["aspect_ratio"], self._entry
-        can = f"it draws {', '.join(entry.sizes)}" if entry.sizes else "send a size"
+        can = f"its sizes are {', '.join(entry.sizes)}" if entry.sizes else "send a size"
         return InvalidRequest(
             "invalid_value",
-            f"{key} is {given!r}, which {entry.name} does not have: {can}.",
+            f"{key} is {given!r}, which {entry.name} does not support: {can}.",
             param=key,
         )
 
 
 def nearest(entry: CatalogEntry, ratio: float, *, resolution: Any = None) -> str | None:
-    """The listed size that comes closest to a ratio; None if none comes close."""
+    """Return the listed size closest to a ratio, or None if none is within the tolerance."""
     fitting = []
     for size in entry.sizes:
         width, height = map(int, size.split("x"))

@@ -1,8 +1,8 @@
-"""GMI Cloud's request queue: code that is written for it works here under another base address.
+"""GMI Cloud's request queue: code written for it works here with another base URL.
 
-Every order is a request of our own, found, followed and paid for as any other; one that was made
-elsewhere is found here too. What that queue lacks and this one has is named as the native API
-names it: cancelling, ``Idempotency-Key``, ``webhook``, the cost in the answer.
+Requests are the same as in every dialect: they can be found, followed and charged in all of them.
+Features that GMI's queue lacks have the names of the native API: cancelling, ``Idempotency-Key``,
+``webhook``, the cost in the answer.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class GmiController(Controller):
         "/models",
         opt={"scope": "read"},
         operation_id="ListQueueModels",
-        summary="The names of all models that make pictures, videos or sound",
+        summary="List the names of all image, video and audio models",
     )
     async def models(self, request: ApiRequest) -> Response[ModelIdsView]:
         entries = request.services.live.entries(request.key.account_id)
@@ -103,7 +103,7 @@ class GmiController(Controller):
         "/models/{name:path}",
         opt={"scope": "read"},
         operation_id="GetQueueModel",
-        summary="What a model's payload may have, and its exact price",
+        summary="Parameters and exact price of a model",
     )
     async def model(self, request: ApiRequest, name: FromPath[str]) -> Response[QueueModelView]:
         entry = _entry(request, name.lstrip("/"))
@@ -121,9 +121,9 @@ class GmiController(Controller):
         status_code=200,
         opt={"scope": "inference", "holds": True},
         operation_id="CreateQueuedRequest",
-        summary="Order a picture, a video or a sound, to be asked after",
-        description="With `Prefer: wait` (or `wait=30`, at most 60 seconds) the answer comes when "
-        "the request has ended, if it ends in that time; nothing is lost if it does not.",
+        summary="Generate an image, a video or audio; poll until it has ended",
+        description="With `Prefer: wait` (or `wait=30`, at most 60 seconds) the response is sent "
+        "when the request has ended, or after that time, while the request continues.",
     )
     async def create(
         self, request: ApiRequest, data: JSONBody[QueuedBody]
@@ -149,7 +149,7 @@ class GmiController(Controller):
         except TollgateError as error:
             meant.rename(error)
             if error.code == "file_not_found":
-                # As a status of an order it would say that there is no such model.
+                # A 404 for a submission would mean that the model does not exist.
                 raise InvalidRequest(error.code, error.message, param=error.param) from None
             raise
         with ticket:
@@ -172,7 +172,7 @@ class GmiController(Controller):
         "/requests",
         opt={"scope": "read"},
         operation_id="ListQueuedRequests",
-        summary="List requests, the newest first",
+        summary="List requests, newest first",
     )
     async def index(
         self,
@@ -195,7 +195,7 @@ class GmiController(Controller):
             items = [await _view(request, found) for found in page.items]
         total = counted.requests
         if counted.next_cursor is not None:
-            # Not all of them were counted; a client that pages by the total goes on.
+            # Not all were counted; a client that pages by the total must continue.
             total = max(total, offset + len(items) + 1)
         return json_response({"requests": items, "total": total})
 
@@ -203,7 +203,7 @@ class GmiController(Controller):
         "/requests/{request_id:str}",
         opt={"scope": "read"},
         operation_id="GetQueuedRequest",
-        summary="How far a request is, what came of it, and what it cost",
+        summary="Status, outcome and cost of a request",
     )
     async def show(
         self, request: ApiRequest, request_id: FromPath[str]
@@ -215,7 +215,7 @@ class GmiController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="DeleteQueuedRequest",
-        summary="Stop a request, for nothing; one that has ended stays as it is",
+        summary="Cancel a request; one that has ended is not changed",
     )
     async def remove(
         self, request: ApiRequest, request_id: FromPath[str]
@@ -227,7 +227,7 @@ class GmiController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="CancelQueuedRequest",
-        summary="Stop a request, for nothing; one that has ended stays as it is",
+        summary="Cancel a request; one that has ended is not changed",
     )
     async def cancel(
         self, request: ApiRequest, request_id: FromPath[str]
@@ -240,10 +240,10 @@ class GmiController(Controller):
         opt={"scope": "inference"},
         guards=[may_store],
         operation_id="CreateUploadUrl",
-        summary="Get an address to send a file to without a key, within a quarter of an hour",
+        summary="Create a presigned URL, valid for 15 minutes, to upload a file without a key",
         description="`PUT` the file to `upload_url` with exactly the content type of its "
         "`file_type` (`jpg` is `image/jpg`, `mp3` is `audio/mp3`); payloads of the same account "
-        "then name it by `public_url`, which nobody can read.",
+        "then refer to it by `public_url`, which cannot be downloaded.",
     )
     async def upload_url(
         self, request: ApiRequest, data: JSONBody[UploadUrlBody]
@@ -256,7 +256,7 @@ class GmiController(Controller):
             )
         base = request.services.settings.public_url or str(request.base_url)
         account_id, file_id = request.key.account_id, new_id("file-")
-        # It counts from now on: a key is needed for this address only, not for the file.
+        # Reserved now: the key is required for this call only, not for the upload.
         await request.services.room.reserve(
             account_id, file_id, size=request.services.settings.media_bytes_max
         )
@@ -271,7 +271,7 @@ def _entry(request: ApiRequest, name: str) -> CatalogEntry:
     if entry is None:
         raise NotFound(
             "model_not_found",
-            f"The model {name!r} does not exist; GET models lists those that do.",
+            f"The model {name!r} does not exist; GET models lists the available ones.",
             param="model",
         )
     return check_in_queue(entry)
@@ -280,7 +280,7 @@ def _entry(request: ApiRequest, name: str) -> CatalogEntry:
 async def _find(request: ApiRequest, request_id: str) -> OpenRequest | ClosedRequest:
     found = await request.services.requests.find(request.key.account_id, request_id)
     if found.task not in TASKS_OF_QUEUE:
-        raise NotFound("request_not_found", f"There is no request {request_id!r} in this queue.")
+        raise NotFound("request_not_found", f"No such request in this queue: {request_id!r}.")
     return found
 
 
@@ -315,7 +315,7 @@ async def _wait(request: ApiRequest, ticket: Ticket, seconds: int) -> None:
 
 
 def _waits_s(request: ApiRequest) -> int | None:
-    """For how long a client prefers to wait (RFC 7240); None if it does not."""
+    """Return the client's preferred wait (RFC 7240) in seconds, or None."""
     for preference in request.headers.get("prefer", "").split(","):
         found = _WAIT.fullmatch(preference.partition(";")[0])
         if found is not None:

@@ -1,7 +1,7 @@
-"""Requests as the request queue shows them, with what they cost beside it.
+"""Requests in the request queue's shape, with their cost.
 
-A payload is told as it was understood: with the seed that was drawn, and each source under a fresh
-address.
+A payload is returned as it was interpreted: with the seed that was used, and a new presigned URL
+for each source.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from gateway.api.gmi.payloads import is_visual
 from gateway.api.http.answers import exact_number
-from gateway.api.http.media_views import blob_of, media_of
+from gateway.api.http.media_views import EXPIRED, blob_of, media_of
 from gateway.files.download_urls import UrlSigner
 from gateway.files.retention import Record
 from gateway.ledger.closed import ClosedRequest
@@ -23,7 +23,7 @@ State: TypeAlias = Literal["queued", "dispatched", "processing", "success", "fai
 
 
 class AcceptedView(TypedDict):
-    """A request of the queue as it is accepted; times are Unix seconds."""
+    """An accepted request of the queue; times are Unix seconds."""
 
     request_id: str
     model: str
@@ -56,13 +56,13 @@ _STATES: Final[Mapping[str, State]] = {
 _REPORTED: Final = ("media", "media_urls", "error", "message", "failed", "duration_ms")
 _RENAMED_VISUAL: Final = ("width", "height", "duration_ms", "images", "mask", "video", "parameters")
 _RENAMED_AUDIO: Final = ("recording", "duration_ms")
-"""Of an input, what a payload has in other words."""
+"""Fields of an input that a payload has under other names."""
 
 
 def accepted_view(
     found: OpenRequest | ClosedRequest, progress: Progress | None = None
 ) -> AcceptedView:
-    """What an order is answered with at once."""
+    """Return the immediate answer to a new request."""
     created_at = int(found.accepted_at.timestamp())
     ended_at = found.settled_at if isinstance(found, ClosedRequest) else found.accepted_at
     return {
@@ -82,7 +82,7 @@ def request_view(
     links: UrlSigner,
 ) -> QueuedRequestView:
     view: QueuedRequestView = {
-        **accepted_view(found, progress),  # type: ignore[typeddict-item]  # the optional ones come later
+        **accepted_view(found, progress),  # type: ignore[typeddict-item]  # optional fields are added below
         "org_id": str(found.account_id),
         "is_public": False,
         "qworker_id": None,
@@ -102,7 +102,7 @@ def request_view(
 
 
 def state_of(found: OpenRequest | ClosedRequest, progress: Progress | None) -> State:
-    """A request that runs is dispatched until it says how far it is."""
+    """Return GMI's state; a running request is ``dispatched`` until it reports progress."""
     if isinstance(found, ClosedRequest):
         return _STATES[found.status]
     if found.status == "queued":
@@ -111,7 +111,7 @@ def state_of(found: OpenRequest | ClosedRequest, progress: Progress | None) -> S
 
 
 def _progress(progress: Progress | None) -> int:
-    """Percent; it is at its end only when it is charged."""
+    """Return the progress in percent; 100 only when the request is charged."""
     if progress is None or not progress.steps:
         return 0
     return min(99, progress.step * 100 // progress.steps)
@@ -123,7 +123,7 @@ def _payload(record: Record, links: UrlSigner) -> dict[str, Any]:
         return {}
     given = stored.input
     if not is_visual(record.task):
-        # A voice that the account keeps is no request's, and has no address.
+        # Blobs of the account's stored voices do not belong to the request and get no URL.
         own = [blob for blob in stored.attachments if record.request_id in blob.key]
         voices = [links.link(blob).url for blob in own]
         payload = {name: value for name, value in given.items() if name not in _RENAMED_AUDIO}
@@ -163,7 +163,7 @@ def _outcome(closed: ClosedRequest, links: UrlSigner) -> dict[str, Any]:
         ]
         return {**ended, "previews": delivered} if delivered else ended
     if closed.output is None:
-        return {"media_urls": [], "error": "The output was kept for its time and is deleted."}
+        return {"media_urls": [], "error": EXPIRED}
     outcome: dict[str, Any] = {"media_urls": []}
     failed = []
     for medium in media_of(closed):
@@ -189,7 +189,7 @@ def _outcome(closed: ClosedRequest, links: UrlSigner) -> dict[str, Any]:
 def _add_output(
     outcome: dict[str, Any], key: str, id: str, blob: BlobRef, links: UrlSigner
 ) -> None:
-    """An output in the list, and the first of its kind also where older models have it."""
+    """Add an output to the list, and the first of its kind to the field that older models use."""
     link = links.link(blob)
     outcome["media_urls"].append({"id": id, "url": link.url, "content_type": blob.content_type})
     outcome.setdefault(key, link.url)

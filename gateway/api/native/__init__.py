@@ -1,4 +1,4 @@
-"""Tollgate's own API: requests of every task, receipts, usage, limits, uploads and webhooks."""
+"""The native API: requests of every task, receipts, usage, limits, uploads and webhooks."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
 )
 
 MEDIA_HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (RequestsController, UploadsController)
-"""Their bodies may hold files."""
+"""Handlers whose bodies can contain files."""

@@ -1,4 +1,4 @@
-"""What an account can ask about itself: balance, usage, the key in hand."""
+"""The caller's account: balance, webhook secret, and the key of the call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.webhooks.sender import signing_secret
 
 
 class LotView(TypedDict):
-    """Credit of one kind with one expiry."""
+    """One credit and what is left of it."""
 
     kind: str
     amount: str
@@ -51,7 +51,7 @@ class AccountController(Controller):
     tags = ["Account"]
     opt = {"scope": "read"}
 
-    @get("/balance", operation_id="GetBalance", summary="What the account has, and what is held")
+    @get("/balance", operation_id="GetBalance", summary="Balance and holds of the account")
     async def balance(
         self, request: ApiRequest, account: FromQuery[str | None] = None
     ) -> Response[BalanceView]:
@@ -86,12 +86,12 @@ class AccountController(Controller):
     @get(
         "/webhook-secret",
         operation_id="GetWebhookSecret",
-        summary="The secret that signs this account's webhooks (Standard Webhooks)",
+        summary="Signing secret of the account's webhooks (Standard Webhooks)",
     )
     async def webhook_secret(self, request: ApiRequest) -> Response[WebhookSecretView]:
         secret = signing_secret(request.services.pepper, request.key.account_id)
         return json_response({"object": "webhook.secret", "secret": secret})
 
-    @get("/keys/self", operation_id="GetOwnKey", summary="The key that makes this call")
+    @get("/keys/self", operation_id="GetOwnKey", summary="Get the key of this call")
     async def own_key(self, request: ApiRequest) -> Response[KeyView]:
         return json_response(key_view(request.key))

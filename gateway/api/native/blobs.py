@@ -1,4 +1,4 @@
-"""The outputs themselves, under signed addresses that need no key: whole or in part."""
+"""Outputs under presigned URLs, which need no key; whole or in part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery
 from litestar.response import Stream
 
 from gateway.api.http.content_types import MEDIA
-from gateway.api.http.media_views import unreadable
+from gateway.api.http.media_views import EXPIRED, unreadable
 from gateway.api.http.request import ApiRequest
 from gateway.api.http.serving import BlobResponse, serve
 from gateway.errors import Gone
@@ -27,7 +27,7 @@ class BlobsController(Controller):
         "/{name:path}",
         opt={"media": MEDIA, "answers": [206], "errors": [403, 404, 410, 416, 503]},
         operation_id="GetBlob",
-        summary="An output under its signed address, whole or in part; no key is needed",
+        summary="Download an output from its presigned URL, whole or in part; needs no key",
     )
     async def show(
         self,
@@ -42,7 +42,7 @@ class BlobsController(Controller):
         "/{name:path}",
         opt={"errors": [403, 404, 410, 503]},
         operation_id="HeadBlob",
-        summary="What an output has for headers",
+        summary="Get the headers of an output",
     )
     async def describe(
         self,
@@ -63,16 +63,16 @@ class BlobsController(Controller):
 async def _signed(
     request: ApiRequest, name: str, expires: str | None, signature: str | None
 ) -> BlobResponse:
-    """Check an address. Raise ``TollgateError``."""
+    """Check a presigned URL and find its blob. Raise ``TollgateError``."""
     place = request.services.links.check(name.lstrip("/"), expires=expires, signature=signature)
     owner = await request.services.media.owner(place.request_id)
     if owner is None:
-        raise Gone("blob_expired", "This output was kept for its time and is deleted.")
+        raise Gone("blob_expired", EXPIRED)
     return BlobResponse(place.key(owner), place.content_type, _filename(place))
 
 
 class _Described(Response[None]):
-    """Headers of what is not sent along, whatever its type."""
+    """A response with headers of any content type, but no content."""
 
     def render(self, content: Any, media_type: str, enc_hook: Any = None) -> bytes:
         return b""

@@ -1,4 +1,4 @@
-"""The catalog over HTTP: OpenAI's list of models, and everything that we know of each."""
+"""The catalog: OpenAI's and OpenRouter's lists of models, and complete entries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gateway.performance import StatsView, Window, output_kind
 
 STATS: Final = "/stats"
 PROVIDERS: Final = "/endpoints"
-"""OpenRouter's question: which providers serve a model."""
+"""Suffix of OpenRouter's path for the providers of a model."""
 
 
 class CatalogController(Controller):
@@ -45,7 +45,11 @@ class CatalogController(Controller):
     tags = ["Catalog"]
     opt = {"scope": "read"}
 
-    @get("/models", operation_id="ListModels", summary="All models, in OpenAI's shape, with prices")
+    @get(
+        "/models",
+        operation_id="ListModels",
+        summary="List all models in OpenAI's shape, with prices",
+    )
     async def models(self, request: ApiRequest) -> Response[ModelsView]:
         announcements = request.services.requests.watch.announcements
         models: list[OfferedModelView] = [
@@ -55,7 +59,7 @@ class CatalogController(Controller):
             )
             for entry in request.services.live.entries(request.key.account_id)
         ]
-        # The last two are OpenRouter's, whose client refuses a list without them.
+        # The last two are required by OpenRouter's client.
         return json_response(
             {
                 "object": "list",
@@ -68,11 +72,11 @@ class CatalogController(Controller):
     @get(
         "/models/{name:path}",
         operation_id="GetModel",
-        summary="One model, in OpenAI's shape; under /stats how fast it has been lately",
-        description="`GET /v1/models/{name}/stats?window=15m|1h|24h` gives time to first token, "
-        "time per token, or time per step and what was drawn, or time to the first sound and "
-        "real-time factor, queue time, errors and goodput over "
-        "all requests of that time.",
+        summary="One model in OpenAI's shape; under /stats its recent performance",
+        description="`GET /v1/models/{name}/stats?window=15m|1h|24h` returns queue time, errors "
+        "and goodput over all requests of that time and, by kind of output: time to first token "
+        "and time per output token; time per step and outputs; or time to first audio and "
+        "real-time factor.",
     )
     async def model(
         self,
@@ -80,7 +84,7 @@ class CatalogController(Controller):
         name: FromPath[str],
         window: FromQuery[Window] = "1h",
     ) -> Response[OfferedModelView] | Response[StatsView] | Response[DataView[ProvidersView]]:
-        # A model's name may have slashes in it, so what follows it cannot be told by the router.
+        # Names of models can contain slashes, so the router cannot match a suffix.
         live = request.services.live
         if name.endswith(STATS) and live.entry(live.resolve(name.strip("/"))) is None:
             entry = _find(request, name.removesuffix(STATS))
@@ -105,14 +109,14 @@ class CatalogController(Controller):
         asked = name.lstrip("/")
         if asked == entry.name:
             return json_response(offered)
-        # The id that was asked for, since clients look for it, and what it stands for.
+        # Clients look for the id that they requested, so keep it and add what it is an alias of.
         offered["id"], offered["alias_of"] = asked, entry.name
         return json_response(offered, headers={ALIAS_HEADER: f"{asked} -> {entry.name}"})
 
     @get(
         "/catalog",
         operation_id="ListCatalog",
-        summary="Models with tasks, prices, limits and availability; filtered and sorted",
+        summary="List models with tasks, prices, limits and availability; filter and sort them",
     )
     async def index(
         self,
@@ -147,7 +151,9 @@ class CatalogController(Controller):
         )
 
     @get(
-        "/catalog/{name:path}", operation_id="GetCatalogEntry", summary="Everything about one model"
+        "/catalog/{name:path}",
+        operation_id="GetCatalogEntry",
+        summary="Get the complete entry of one model",
     )
     async def entry(self, request: ApiRequest, name: FromPath[str]) -> Response[OfferedEntryView]:
         entry = _find(request, name)
@@ -169,14 +175,14 @@ def _full_view(request: ApiRequest, view: EntryView, entry: CatalogEntry) -> Off
 
 
 def _in_batches(entry: CatalogEntry) -> BatchableView:
-    """Say what a batch pays, where a batch can ask for what the entry does."""
+    """Return the batch price, if an endpoint of batches serves one of the entry's tasks."""
     does = {entry.task, *entry.also}
     asked_for = any(endpoint.tasks & does for endpoint in ENDPOINTS.values())
     return {"batch": batch_view(entry) if asked_for else None}
 
 
 def _price_origin(request: ApiRequest, entry: CatalogEntry) -> WhosePriceView:
-    """Say whether the price shown is the caller's own or everybody's."""
+    """Return whether the price is the account's override or the list price."""
     own = request.services.live.has_price_override(entry.name, request.key.account_id)
     return {"price_of": "account" if own else "list"}
 
@@ -187,7 +193,7 @@ def _find(request: ApiRequest, name: str) -> CatalogEntry:
     if entry is None:
         raise NotFound(
             "model_not_found",
-            f"The model {name!r} does not exist; GET /v1/models lists those that do.",
+            f"The model {name!r} does not exist; GET /v1/models lists the available ones.",
             param="model",
         )
     return entry
@@ -202,6 +208,8 @@ def _amount(text: str | None) -> Decimal | None:
         amount = Decimal("NaN")
     if not amount.is_finite():
         raise InvalidRequest(
-            "invalid_value", f"max_price is {text!r}; send USD, such as 0.05.", param="max_price"
+            "invalid_value",
+            f"max_price is {text!r}; send an amount in USD, such as 0.05.",
+            param="max_price",
         )
     return amount

@@ -1,8 +1,8 @@
-"""Usage as a file to download, and the footer by which the file can be checked.
+"""Usage as a file to download, and a footer to verify the file with.
 
-Files end ten seconds ago at the latest, so that nothing that is being booked can be missed, and the
-same question gives the same bytes again. A file is read page by page: a client that reads slowly
-keeps its place among the exports, but no connection to the database.
+Files end at least ten seconds ago, so that no booking in progress is missed and the same parameters
+return the same bytes again. A file is read page by page: a slow client occupies a slot for exports,
+but no database connection.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ T = TypeVar("T")
 
 SETTLED_AFTER: Final = timedelta(seconds=10)
 EXPORTS_MAX: Final = 6
-"""Exports of one gateway; each keeps a page of rows in memory."""
+"""Maximum concurrent exports of a gateway; each has a page of rows in memory."""
 ACCOUNT_EXPORTS_MAX: Final = 2
-"""Exports of one account at a time."""
+"""Maximum concurrent exports of an account."""
 CONCURRENT_PAGES: Final = 2
-"""Pages that are read at a time, in the slow lane."""
+"""Maximum number of pages read concurrently, in the slow lane."""
 STALLED_S: Final = 60.0
-"""Time without progress after which an export gives its place to another one."""
+"""Seconds without progress after which an export loses its slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +76,20 @@ async def read_export(
     model: FromQuery[str | None] = None,
     account: FromQuery[str | None] = None,
 ) -> ExportRequest:
-    """Litestar dependency: the export that a call asks for."""
+    """Litestar dependency: the requested export."""
     now = datetime.now(UTC)
 
     def read(connection: Connection) -> ExportRequest:
         owner = requested_account(request, connection, account)
         span = read_span(first, last, tz or owner.report_tz, now=now)
-        # Whole seconds, so that the name of the file says exactly what is in it.
+        # Whole seconds, so that the file name states the exact span.
         latest = (now - SETTLED_AFTER).replace(microsecond=0)
         span = replace(span, ends_at=min(span.ends_at, latest))
         if span.starts_at >= span.ends_at:
             raise InvalidRequest(
-                "invalid_value", "Nothing of that span has been booked yet.", param="from"
+                "invalid_value",
+                "That span is too recent: nothing in it is booked yet.",
+                param="from",
             )
         keys = None if key is None else (key_number(connection, owner.id, key),)
         models = None if model is None else (model,)
@@ -144,31 +146,31 @@ class ExportsController(Controller):
 
 
 class ExportSlots:
-    """The exports of this process: a few in all, fewer of each account."""
+    """Limits the exports of this process, in total and per account."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken: set[ExportCursor] = set()
 
     def take(self, account_id: int) -> ExportCursor:
-        """Take a place. Raise ``TooManyRequests`` if there is none."""
+        """Occupy a slot. Raise ``TooManyRequests`` if none is free."""
         with self._lock:
             since = time.monotonic() - STALLED_S
             for slot in [slot for slot in self._taken if slot.moved_at < since]:
                 self._taken.remove(slot)
             if sum(slot.account_id == account_id for slot in self._taken) >= ACCOUNT_EXPORTS_MAX:
-                raise _too_many(f"This account has {ACCOUNT_EXPORTS_MAX} exports running")
+                raise _too_many(f"This account already has {ACCOUNT_EXPORTS_MAX} exports running")
             if len(self._taken) >= EXPORTS_MAX:
-                raise _too_many(f"{EXPORTS_MAX} exports are running")
+                raise _too_many(f"{EXPORTS_MAX} exports are already running")
             slot = ExportCursor(account_id)
             self._taken.add(slot)
         return slot
 
     def move(self, slot: ExportCursor) -> None:
-        """Note progress. Raise ``ConnectionAbortedError`` if the place was given to another."""
+        """Record progress. Raise ``ConnectionAbortedError`` if the slot was lost."""
         with self._lock:
             if slot not in self._taken:
-                raise ConnectionAbortedError("the client read nothing for too long")
+                raise ConnectionAbortedError(f"the client read nothing for {STALLED_S:g} s")
             slot.moved_at = time.monotonic()
 
     def leave(self, slot: ExportCursor) -> None:
@@ -193,8 +195,11 @@ _pages = threading.Semaphore(CONCURRENT_PAGES)
 
 
 class _File:
-    """The parts of an export, which has a place until it ends or nobody refers to it any more: a
-    client can go away before the first part is asked for."""
+    """Iterates over the parts of an export, and frees its slot at the end.
+
+    The slot is also freed when the object is garbage-collected, because a client can disconnect
+    before the first part is read.
+    """
 
     def __init__(self, database: Database, selection: ExportRequest, slot: ExportCursor) -> None:
         self.footer = Footer()
@@ -204,7 +209,7 @@ class _File:
         self._parts = self._export(selection)
 
     def _export(self, selection: ExportRequest) -> Iterator[bytes]:
-        # Imported where it is used: it takes a while, and a gateway should answer soon.
+        # Imported late: it takes a while, and a gateway should start quickly.
         from gateway.billing.exports.files import export
 
         return export(

@@ -1,4 +1,4 @@
-"""The ledger as its accounts see it: every movement of a balance, with its reason and actor."""
+"""An account's ledger: every movement of its balance, with reason and actor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.pricing import format_usd
 
 
 class LedgerEntryView(TypedDict):
-    """One movement of a balance; what came in is positive."""
+    """One movement of a balance; credits are positive."""
 
     object: Literal["ledger.entry"]
     id: int
@@ -36,7 +36,7 @@ class LedgerEntryView(TypedDict):
 
 
 class ChargedView(TypedDict):
-    """A request's part of a charge."""
+    """One request's share of a charge."""
 
     request_id: str
     model: str
@@ -55,7 +55,7 @@ class LedgerController(Controller):
         "/ledger",
         opt={"scope": "read"},
         operation_id="ListLedger",
-        summary="Every movement of the account's balance, newest first, in pages",
+        summary="List the movements of the account's balance, newest first, in pages",
     )
     async def own(
         self,
@@ -69,7 +69,9 @@ class LedgerController(Controller):
         below = None if cursor is None else read_id(cursor)
         if cursor is not None and below is None:
             raise InvalidRequest(
-                "invalid_value", f"cursor is {cursor!r}; send a next_cursor.", param="cursor"
+                "invalid_value",
+                f"cursor is {cursor!r}; send the next_cursor of an answer.",
+                param="cursor",
             )
 
         def read(connection: Connection) -> list[LedgerEntry]:
@@ -86,7 +88,7 @@ class LedgerController(Controller):
         "/ledger/{entry_id:int}",
         opt={"scope": "read"},
         operation_id="GetLedgerEntry",
-        summary="One movement, and the requests that a charge is for",
+        summary="Get one movement, with the requests that a charge is for",
     )
     async def show(
         self,

@@ -1,4 +1,4 @@
-"""Lists of requests and what they came to: an account's, or for an administrator everybody's."""
+"""Lists and summaries of requests: an account's or, for administrators, all accounts'."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def read_filter(
     last: Annotated[str | None, QueryParameter(name="to")] = None,
     account: FromQuery[str | None] = None,
 ) -> RequestFilter:
-    """Litestar dependency: the filter of an account's list of requests."""
+    """Litestar dependency: the filter of an account's requests."""
     tags = tag_filters(request)
 
     def read(connection: Connection) -> RequestFilter:
@@ -82,7 +82,7 @@ FILTERED: Final = {"filter": Provide(read_filter)}
 
 
 class ListsController(Controller):
-    # The list of an account stands beside the order of a request, whose path it shares.
+    # The list of one account is in ``requests``, because it shares its path with creation.
     path = "/v1"
     tags = ["Requests"]
 
@@ -91,7 +91,7 @@ class ListsController(Controller):
         opt={"scope": "read"},
         dependencies=FILTERED,
         operation_id="SummarizeRequests",
-        summary="Count what the same list would show, and sum what it cost",
+        summary="Count the requests of a list, and sum their cost",
     )
     async def summary(
         self,
@@ -119,7 +119,7 @@ class ListsController(Controller):
         "/admin/requests",
         opt={"scope": "admin"},
         operation_id="ListRequestsOfAll",
-        summary="List the requests of all accounts, without what was asked or answered",
+        summary="List the requests of all accounts, without inputs and outputs",
     )
     async def of_all(
         self,
@@ -145,6 +145,6 @@ class ListsController(Controller):
 
 
 def _without_output(found: OpenRequest | ClosedRequest, links: UrlSigner) -> RequestOfAllView:
-    """An administrator sees what happened, not what was said."""
+    """Return a request for an administrator, who does not see its output."""
     bare = replace(found, output=None) if isinstance(found, ClosedRequest) else found
     return {**request_view(bare, links), "account_id": found.account_id}

@@ -1,4 +1,4 @@
-"""Topping up: a page at the payment provider, and what the provider tells of it."""
+"""Top-ups: checkout pages at the payment provider, and the provider's events."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PaymentView(TypedDict):
 
 
 class PaymentWithPageView(PaymentView):
-    """A payment and the page where it is made."""
+    """A payment and its checkout page."""
 
     url: str
 
@@ -82,7 +82,7 @@ class PaymentsController(Controller):
         status_code=201,
         opt={"scope": "inference"},
         operation_id="CreatePayment",
-        summary="Open a page where credit is paid for by card",
+        summary="Create a checkout page to buy credit by card",
     )
     async def create(
         self, request: ApiRequest, data: JSONBody[PaymentBody]
@@ -91,7 +91,7 @@ class PaymentsController(Controller):
         if provider is None:
             raise Unavailable(
                 "payments_not_configured",
-                "No payment provider is set up here; ask the operator for credit.",
+                "No payment provider is configured; ask the operator for credit.",
             )
         amount = _amount(data.amount, request.services.settings)
         key = request.key
@@ -119,7 +119,7 @@ class PaymentsController(Controller):
         )
         return json_response({**_view(made), "url": page.url}, status=201)
 
-    @get(opt={"scope": "read"}, operation_id="ListPayments", summary="Payments, newest first")
+    @get(opt={"scope": "read"}, operation_id="ListPayments", summary="List payments, newest first")
     async def index(self, request: ApiRequest) -> Response[ListView[PaymentView]]:
         account_id = request.key.account_id
         found = await request.services.database.report(
@@ -131,7 +131,7 @@ class PaymentsController(Controller):
         "/{payment_id:str}",
         opt={"scope": "read"},
         operation_id="GetPayment",
-        summary="One payment, and whether it has come",
+        summary="Get a payment and its status",
     )
     async def show(self, request: ApiRequest, payment_id: FromPath[str]) -> Response[PaymentView]:
         account_id = request.key.account_id
@@ -139,7 +139,7 @@ class PaymentsController(Controller):
             lambda connection: list_payments(connection, account_id, payment_id=payment_id)
         )
         if not found:
-            raise NotFound("payment_not_found", f"There is no payment {payment_id!r}.")
+            raise NotFound("payment_not_found", f"No such payment: {payment_id!r}.")
         return json_response(_view(found[0]))
 
 
@@ -153,21 +153,19 @@ class ProviderEventsController(Controller):
         status_code=200,
         opt={"errors": [404, 413, 503]},
         operation_id="TakeStripeEvent",
-        summary="Where Stripe tells of payments; signed by its secret",
+        summary="Receive Stripe's events, signed with its secret",
         security=[],
     )
     async def stripe(self, request: ApiRequest) -> Response[EventView]:
         provider = request.services.payment_provider
         if provider is None or provider.name != "stripe":
-            raise NotFound("not_found", "Stripe is not set up here.")
+            raise NotFound("not_found", "Stripe is not configured.")
         body = await request.body()
         try:
             event = provider.read_event(body, request.headers.get("stripe-signature", ""))
         except InvalidEvent as error:
-            log.warning("an event was not Stripe's: %s", error)
-            raise InvalidRequest(
-                "bad_signature", "This event is not signed as it must be."
-            ) from None
+            log.warning("rejected an event that Stripe did not sign: %s", error)
+            raise InvalidRequest("bad_signature", "The event's signature is not valid.") from None
         done = await request.services.database.write(
             lambda connection: apply(connection, event, provider=provider.name)
         )
@@ -182,12 +180,12 @@ def _amount(text: str, settings: Settings) -> int:
         raise InvalidRequest("invalid_value", f"amount: {error}.", param="amount") from None
     if amount % NANOS_PER_CENT:
         raise InvalidRequest(
-            "invalid_value", f"amount is {text!r}; cards pay whole cents.", param="amount"
+            "invalid_value", f"amount is {text!r}; send whole cents.", param="amount"
         )
     if not least <= amount <= most:
         raise InvalidRequest(
             "invalid_value",
-            f"amount is {text!r}; ${format_usd(least)} to ${format_usd(most)} can be paid at once.",
+            f"amount is {text!r}; it must be between ${format_usd(least)} and ${format_usd(most)}.",
             param="amount",
         )
     return amount

@@ -1,4 +1,4 @@
-"""The native API: any task of any model, asynchronous, resumable, itemised."""
+"""Requests of the native API: any task of any model, asynchronous, resumable, itemised."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RequestBody(BaseModel):
     model: ModelName
     input: dict[str, Any]
     task: Task | None = None
-    """Which of the model's tasks; by default the first that fits to what is sent along."""
+    """Task of the model. Default: the first that fits the attachments."""
     webhook: Annotated[str, Field(max_length=2000)] | None = None
     metadata: Metadata | None = None
 
@@ -95,7 +95,7 @@ class RequestsController(Controller):
         status_code=202,
         opt={"scope": "inference", "holds": True},
         operation_id="CreateRequest",
-        summary="Order anything that the catalog offers, to be fetched later",
+        summary="Submit a request for any task; fetch its output later",
     )
     async def create(
         self, request: ApiRequest, data: JSONBody[RequestBody]
@@ -121,7 +121,7 @@ class RequestsController(Controller):
         opt={"scope": "read"},
         dependencies=FILTERED,
         operation_id="ListRequests",
-        summary="List requests by the time of their acceptance, in pages",
+        summary="List requests by time of acceptance, in pages",
         description="Filter by tag with tag:<name>=<value>.",
     )
     async def index(
@@ -145,8 +145,8 @@ class RequestsController(Controller):
         "/requests/{request_id:str}",
         opt={"scope": "read", "errors": [410, 413]},
         operation_id="GetRequest",
-        summary="Fetch a request and its output",
-        description="`media=base64` gives pictures, videos and sound within the answer.",
+        summary="Get a request and its output",
+        description="`media=base64` includes images, videos and audio in the response.",
     )
     async def show(
         self,
@@ -164,8 +164,8 @@ class RequestsController(Controller):
         "/requests/{request_id:str}/receipt",
         opt={"scope": "read"},
         operation_id="GetReceipt",
-        summary="Itemise what a request cost and where its time went",
-        description="With the scope admin, of any account, and with cost and margin.",
+        summary="Get a request's itemised cost and timings",
+        description="With the scope admin: of any account, with the operator's cost and margin.",
     )
     async def receipt(
         self,
@@ -184,13 +184,13 @@ class RequestsController(Controller):
                 raise
             raise NotFound(
                 error.code,
-                f"{error.message} If it is another account's, name that account: ?account=acme.",
+                f"{error.message} If it belongs to another account, add ?account=NAME.",
                 param=error.param,
             ) from None
         closed = found.closed
         entry = request.services.live.entry(closed.model)
         view = receipt_view(found, entry.slo if entry else None)
-        # An administrator sees what happened, not what was made.
+        # Outputs are shown to their own account only, not to administrators.
         if closed.account_id == request.key.account_id and closed.output is not None:
             view["media"] = media_views(closed, links_of(request))
         if "admin" in request.key.scopes and request.services.settings.gpu_hour_usd is not None:
@@ -204,7 +204,7 @@ class RequestsController(Controller):
         "/requests/{request_id:str}/events",
         opt={"scope": "read", "media": [EVENTS]},
         operation_id="FollowRequest",
-        summary="Follow a request as server-sent events; resumable by Last-Event-ID",
+        summary="Stream a request's events (SSE); resumable with Last-Event-ID",
     )
     async def events(self, request: ApiRequest, request_id: FromPath[str]) -> Stream:
         found = await request.services.requests.find(request.key.account_id, request_id)
@@ -218,12 +218,14 @@ class RequestsController(Controller):
         "/requests/{request_id:str}/sound",
         opt={"scope": "read", "media": AUDIO, "errors": [402, 410, 424]},
         operation_id="HearRequest",
-        summary="The sound of a request as bytes, from its start and while it is made",
+        summary="Stream a request's audio as bytes from its start, also while it runs",
     )
     async def sound(self, request: ApiRequest, request_id: FromPath[str]) -> Stream:
         found = await request.services.requests.find(request.key.account_id, request_id)
         if makes(found.task) != "audio":
-            raise InvalidRequest("no_sound", f"{request_id} does {found.task}, which has no sound.")
+            raise InvalidRequest(
+                "no_sound", f"{request_id} has the task {found.task}, which produces no audio."
+            )
         ticket = request.services.requests.resume(
             found.account_id, found.request_id, found.accepted_at
         )
@@ -234,7 +236,7 @@ class RequestsController(Controller):
         status_code=200,
         opt={"scope": "inference"},
         operation_id="CancelRequest",
-        summary="Stop a request; what was not delivered is free",
+        summary="Cancel a request; only what was delivered is charged",
     )
     async def cancel(self, request: ApiRequest, request_id: FromPath[str]) -> Response[RequestView]:
         account_id = request.key.account_id
@@ -247,7 +249,7 @@ class RequestsController(Controller):
         status_code=200,
         opt={"scope": "read"},
         operation_id="CreateQuote",
-        summary="Say the most that a request can cost, itemised, without running it",
+        summary="Quote the maximum cost of a request, itemised, without running it",
     )
     async def quote(
         self, request: ApiRequest, data: JSONBody[dict[str, Any]]
@@ -265,7 +267,7 @@ class RequestsController(Controller):
 async def _server_sent(
     follower: AsyncIterator[FollowedEvent], links: UrlSigner
 ) -> AsyncIterator[bytes]:
-    """Write (cursor, event name, data) as server-sent events; no name is a keep-alive."""
+    """Encode (cursor, event name, data) as server-sent events; without a name, a keep-alive."""
     async for cursor, name, data in follower:
         if not name:
             yield KEEP_ALIVE
@@ -280,7 +282,7 @@ async def _server_sent(
 
 
 def _event_view(event: Mapping[str, Any], links: UrlSigner) -> Mapping[str, Any]:
-    """An event as clients see it: with an address in the place of what lies in the store."""
+    """Return an event as sent to clients, with a presigned URL in place of a blob."""
     if "blob" not in event:
         return event
     blob = msgspec.convert(event["blob"], BlobRef)
@@ -292,7 +294,7 @@ def _event_view(event: Mapping[str, Any], links: UrlSigner) -> Mapping[str, Any]
 
 
 async def _with_bytes(request: ApiRequest, closed: ClosedRequest, view: RequestView) -> None:
-    """Put the outputs themselves into a view of their request."""
+    """Add the bytes of outputs to a request's view."""
     positions = [(position, blob_of(closed, one)) for position, one in enumerate(media_of(closed))]
     found = [(position, blob) for position, blob in positions if blob is not None]
     texts = await read_base64(request.services.blobs, [blob for _, blob in found])
@@ -302,8 +304,8 @@ async def _with_bytes(request: ApiRequest, closed: ClosedRequest, view: RequestV
 
 
 def _to_quote(requests: Requests, body: dict[str, Any]) -> Submission:
-    """Make an order of a quote's body: that of a request, or of a chat completion, with the service
-    class beside it."""
+    """Build a submission from a quote's body: a native request or a chat completion, with an
+    optional ``service_class``."""
     body = dict(body)
     service_class = body.pop("service_class", "standard")
     if service_class not in SERVICE_CLASSES:

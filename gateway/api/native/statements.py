@@ -1,4 +1,4 @@
-"""Statements of an account, as JSON, as a page and as PDF; and the close of months."""
+"""Statements of an account as JSON, HTML and PDF, and the closing of months."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class RehearsedInvoiceView(TypedDict):
 
 
 class RehearsalView(TypedDict):
-    """What closing a month would write, or the obstacle to it."""
+    """Dry run of closing a month: what would be written, or the obstacle."""
 
     object: Literal["period.rehearsal"]
     month: str
@@ -145,7 +145,11 @@ class StatementsController(Controller):
     tags = ["Account"]
     opt = {"scope": "read"}
 
-    @get("/statements", operation_id="ListStatements", summary="Months, invoices, credit notes")
+    @get(
+        "/statements",
+        operation_id="ListStatements",
+        summary="List months with their invoices and credit notes",
+    )
     async def index(
         self, request: ApiRequest, account: FromQuery[str | None] = None
     ) -> Response[ListView[StatementSummaryView]]:
@@ -173,7 +177,7 @@ class StatementsController(Controller):
         "/statements/{month:str}",
         opt={"media": ["text/html", "application/pdf"]},
         operation_id="GetStatement",
-        summary="One month: YYYY-MM, or YYYY-MM.html, or YYYY-MM.pdf; a draft while it is open",
+        summary="Statement of a month: YYYY-MM, YYYY-MM.html or YYYY-MM.pdf; a draft while open",
     )
     async def show(
         self,
@@ -184,7 +188,7 @@ class StatementsController(Controller):
         found = _MONTH.fullmatch(month)
         if found is None:
             raise InvalidRequest(
-                "invalid_value", f"{month!r} is no month; send one as 2026-11.", param="month"
+                "invalid_value", f"{month!r} is not a valid month; use YYYY-MM.", param="month"
             )
         name, form = found.groups()
 
@@ -211,7 +215,7 @@ class AdminPeriodsController(Controller):
     tags = ["Operation"]
     opt = {"scope": "admin"}
 
-    @get("/periods", operation_id="ListPeriods", summary="Months of the books, and their seals")
+    @get("/periods", operation_id="ListPeriods", summary="List accounting months and their seals")
     async def index(self, request: ApiRequest) -> Response[ListView[PeriodView]]:
         found = await _read(request, list_periods)
         return json_response({"object": "list", "data": [period_view(each) for each in found]})
@@ -221,7 +225,7 @@ class AdminPeriodsController(Controller):
         status_code=200,
         opt={"errors": [409]},
         operation_id="ClosePeriod",
-        summary="Close a month that has ended: seal, rebates, invoices; dry_run writes nothing",
+        summary="Close a past month: seal, rebates, invoices; dry_run writes nothing",
     )
     async def close(
         self,
@@ -252,7 +256,7 @@ class AdminPeriodsController(Controller):
     @get(
         "/periods/{month:str}/verify",
         operation_id="VerifyPeriod",
-        summary="Whether anything in a closed month has changed since",
+        summary="Check whether a closed month has changed since it was sealed",
     )
     async def verify(self, request: ApiRequest, month: FromPath[str]) -> Response[VerifiedView]:
         changed = await _read(request, lambda connection: changed_since_close(connection, month))
@@ -263,7 +267,7 @@ class AdminPeriodsController(Controller):
         status_code=201,
         opt={"errors": [409]},
         operation_id="CreateCreditNote",
-        summary="Mend an invoice by giving a part of it back",
+        summary="Correct an invoice by refunding part of it",
     )
     async def create_note(
         self,
@@ -286,8 +290,10 @@ class AdminPeriodsController(Controller):
 
 
 async def _read(request: ApiRequest, function: Callable[[Connection], T]) -> T:
-    """Read a statement or what belongs to one: those of an open month are computed, which takes a
-    while."""
+    """Run a query for statements in the slow lane: open months are computed, which takes a while.
+
+    Raise ``NotFound`` for a ``LookupError``.
+    """
     try:
         return await request.services.database.long_report(
             function, account_id=request.key.account_id
@@ -297,7 +303,7 @@ async def _read(request: ApiRequest, function: Callable[[Connection], T]) -> T:
 
 
 def _page(made: Statement, settings: Settings, form: str) -> bytes:
-    # Fonts and templates: only whoever prints needs them.
+    # Imported late: fonts and templates are needed for pages only.
     from gateway.billing.statements.pages import Issuer, html, lay_out, pdf
 
     issuer = Issuer(settings.issuer_name, settings.issuer_address, settings.issuer_note)
@@ -370,7 +376,7 @@ def period_view(period: BillingPeriod) -> PeriodView:
 
 
 def rehearsal_view(rehearsal: Rehearsal) -> RehearsalView:
-    """What closing a month would write."""
+    """Return what closing a month would write."""
     found = rehearsal.period
     return {
         "object": "period.rehearsal",

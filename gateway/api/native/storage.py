@@ -1,4 +1,4 @@
-"""Room for files: how much an account has and uses, and the bounds that an operator sets."""
+"""File storage of accounts: usage and limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.files.room import BYTES_MAX, COUNT_MAX, Room, measure, set_limits
 
 
 class StorageLimitBody(BaseModel):
-    """Body of ``PUT /v1/admin/storage-limits``; a number that is left out is the installation's."""
+    """Body of ``PUT /v1/admin/storage-limits``. An omitted limit is the installation's default."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -32,7 +32,7 @@ class StorageLimitBody(BaseModel):
 
 
 class StorageView(TypedDict):
-    """What an account keeps here, and how much it may."""
+    """An account's stored files and bytes, and their limits."""
 
     object: Literal["storage"]
     account: str
@@ -50,7 +50,7 @@ class StorageController(Controller):
         tags=["Account"],
         opt={"scope": "read"},
         operation_id="GetStorage",
-        summary="Files and bytes that an account keeps here, and how many it may",
+        summary="Stored files and bytes of an account, and their limits",
     )
     async def show(
         self, request: ApiRequest, account: FromQuery[str | None] = None
@@ -68,7 +68,7 @@ class StorageController(Controller):
         tags=["Operation"],
         opt={"scope": "admin"},
         operation_id="SetStorageLimits",
-        summary="Set how many files and bytes an account may keep",
+        summary="Set an account's limits on stored files and bytes",
     )
     async def set_limits(
         self, request: ApiRequest, data: JSONBody[StorageLimitBody]

@@ -1,7 +1,7 @@
-"""Pictures, videos and sounds that are sent ahead, to be named by requests for some hours.
+"""Uploads: images, videos and audio sent ahead, to which requests can refer for some hours.
 
-An upload is a file like those of ``/v1/files`` of the purpose ``user_data``, and is listed and
-deleted there. It comes with a key, or to an address that was signed for it alone.
+An upload is a file of ``/v1/files`` with the purpose ``user_data``; it is listed and deleted there.
+It is sent with a key, or to a presigned URL.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class UploadsController(Controller):
         opt={"stores_body": True},
         guards=[may_store],
         operation_id="CreateUpload",
-        summary="Send a picture, a video or a sound ahead",
-        description="Either a form with one `file`, or the bytes themselves as the body. A request "
-        'then names it as `{"upload": id}`.',
+        summary="Upload an image, a video or audio",
+        description="Send a form with one `file`, or the bytes as the body. Requests "
+        'then refer to it as `{"upload": id}`.',
     )
     async def create(self, request: ApiRequest) -> Response[UploadView]:
         settings = request.services.settings
@@ -68,9 +68,9 @@ class UploadsController(Controller):
         opt={"scope": None, "errors": [403, 404, 409, 410, 413, 429, 503]},
         security=[{}],
         operation_id="FillUpload",
-        summary="Send a file to the address that was signed for it; no key is needed",
-        description="With exactly the content type that was announced. Sent again it is the same "
-        "upload; another file in its place is refused.",
+        summary="Upload a file to its presigned URL; needs no key",
+        description="Send exactly the announced content type. Repeating the call returns the same "
+        "upload; a different file is refused.",
     )
     async def fill(
         self,
@@ -88,8 +88,8 @@ class UploadsController(Controller):
         if sent_as != upload.content_type:
             raise Forbidden(
                 "invalid_signature",
-                f"This address was signed for the content type {upload.content_type}, "
-                f"but {sent_as or 'none'} was sent.",
+                f"This URL was signed for the content type {upload.content_type}; "
+                f"{sent_as or 'none'} was sent.",
             )
         made = await store_upload(
             request.services.files,
@@ -121,13 +121,13 @@ FORM: Final = "multipart/form-data"
 
 
 def _announced_size(request: ApiRequest, bytes_max: int) -> int:
-    """Return the bytes of a body that is the file itself, at most ``bytes_max``."""
+    """Return the announced size in bytes of a body that is the file, at most ``bytes_max``."""
     length = request.content_length
     return bytes_max if length is None else min(length, bytes_max)
 
 
 async def _open_body(request: ApiRequest, bytes_max: int) -> tuple[str, AsyncIterator[bytes], int]:
-    """The name, the bytes and the size of what is sent, however it is."""
+    """Return name, bytes and size of the file, sent in a form or as the body."""
     if request.content_type[0] != FORM:
         return "upload", request.stream(), _announced_size(request, bytes_max)
     form = await request.form()
@@ -135,7 +135,7 @@ async def _open_body(request: ApiRequest, bytes_max: int) -> tuple[str, AsyncIte
     if not isinstance(file, UploadFile) or len(list(form.multi_items())) != 1:
         raise InvalidRequest(
             "missing_required_parameter",
-            "Send a form with one file, called file, or the bytes themselves.",
+            "Send a form with exactly one field, file, or the bytes as the body.",
             param="file",
         )
     return file.filename, read_file(file), await size_of(file)

@@ -1,4 +1,4 @@
-"""Usage over time: an account's own, or for an administrator anybody's and everybody's."""
+"""Usage over time: of an account or, for administrators, of all accounts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gateway.pricing import format_usd
 
 
 class SumsView(TypedDict):
-    """Sums of a group; ``usage`` has the quantities that are not 0."""
+    """Sums of a group; ``usage`` omits quantities that are 0."""
 
     requests: int
     charged_requests: int
@@ -43,7 +43,7 @@ class SumsView(TypedDict):
 
 
 class GroupView(SumsView):
-    """A group with its labels; ``tag:<name>`` is a label, too."""
+    """A group with its labels, which can also be ``tag:<name>``."""
 
     minute: NotRequired[str]
     hour: NotRequired[str]
@@ -107,7 +107,7 @@ class UsageController(Controller):
         "/admin/usage",
         opt={"scope": "admin"},
         operation_id="GetUsageOfAll",
-        summary="The same of all accounts together, by account too",
+        summary="Usage of all accounts, also by account",
     )
     async def of_all(
         self,
@@ -128,7 +128,7 @@ class UsageController(Controller):
 
 
 def tag_filters(request: ApiRequest) -> Mapping[str, str]:
-    """Read ``tag:<name>=<value>`` parameters; they have no fixed names."""
+    """Read the query's ``tag:<name>=<value>`` parameters, whose names are not fixed."""
     return {
         name.removeprefix(TAG): value
         for name, value in request.query_params.items()
@@ -137,12 +137,12 @@ def tag_filters(request: ApiRequest) -> Mapping[str, str]:
 
 
 def key_number(connection: Connection, account_id: int, prefix_or_id: str) -> int:
-    """Find the key that a filter names, among an account's. Raise ``InvalidRequest``."""
+    """Find an account's key by prefix or id. Raise ``InvalidRequest``."""
     for key in list_keys(connection, account_id):
         if prefix_or_id in (key.prefix, str(key.id)):
             return key.id
     raise InvalidRequest(
-        "invalid_value", f"There is no key {prefix_or_id!r}; send its prefix or id.", param="key"
+        "invalid_value", f"No such key: {prefix_or_id!r}; send its prefix or id.", param="key"
     )
 
 

@@ -1,4 +1,4 @@
-"""The JSON of our own API: requests, receipts, quotes. Pure; amounts are decimal strings of USD."""
+"""Views of the native API: requests, receipts, quotes. Pure; amounts are decimal USD strings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from workers.contract.jobs import Timings, Usage
 
 
 class OrderedAs(TypedDict, total=False):
-    """Present if the model was ordered by an alias."""
+    """Present if the model was requested by an alias."""
 
     ordered_as: str
 
 
 class RequestView(OrderedAs):
-    """A request; which fields are null depends on its status."""
+    """A request; its status determines which fields are null."""
 
     id: str
     object: Literal["request"]
@@ -49,7 +49,7 @@ class RequestView(OrderedAs):
 
 
 class LineView(TypedDict):
-    """A part of a price with the quantity that it was charged for."""
+    """A component of a price with the charged quantity."""
 
     unit: str
     quantity: int | str
@@ -147,7 +147,7 @@ class QuotedStepView(TypedDict):
 
 
 class QuoteView(OrderedAs):
-    """The most that a request can cost."""
+    """The maximum cost of a request."""
 
     object: Literal["quote"]
     model: str
@@ -201,7 +201,7 @@ def request_view(found: OpenRequest | ClosedRequest, links: UrlSigner) -> Reques
         view["expires_at"] = timestamp(found.deadline_at)
         return view
     if found.output is not None and found.output.stored and not found.output.is_loaded:
-        # In lists and webhooks, which would otherwise be as large as all of it together.
+        # In lists and webhooks, which would otherwise contain complete outputs.
         view["output"] = {"omitted": True, "bytes": found.output.stored.bytes}
     elif found.output is not None:
         output = {**found.output.value}
@@ -219,14 +219,14 @@ def request_view(found: OpenRequest | ClosedRequest, links: UrlSigner) -> Reques
 
 
 def receipt_view(receipt: Receipt, slo: Slo | None = None) -> ReceiptView:
-    """Itemise a request; of a workflow, with its steps."""
+    """Itemise a request, including the steps of a workflow."""
     closed, given = receipt.closed, receipt.refunds
     timings = closed.timings
     view: ReceiptView = {
         "request_id": closed.request_id,
         "object": "receipt",
         "model": closed.model,
-        **_ordered_as(closed.usage),  # type: ignore[typeddict-item]  # the optional ones come later
+        **_ordered_as(closed.usage),  # type: ignore[typeddict-item]  # optional fields are added below
         "task": closed.task,
         "status": closed.status,
         "outcome": closed.outcome,
@@ -251,7 +251,7 @@ def receipt_view(receipt: Receipt, slo: Slo | None = None) -> ReceiptView:
         "timings": {**_phases(timings), "total_us": timings.total_us, "tokens": timings.tokens},
         "performance": performance_view(
             timings,
-            # No speed was promised to a batch.
+            # Batches have no SLO.
             slo if closed.service_class == "standard" else None,
             succeeded=closed.status == "succeeded",
             task=closed.task,
@@ -266,7 +266,7 @@ def receipt_view(receipt: Receipt, slo: Slo | None = None) -> ReceiptView:
 
 
 def _step_view(line: StepLine) -> StepView:
-    """One step of a workflow; its cost is part of the whole's, or 0 where that has its own."""
+    """One step of a workflow run; its cost is part of the run's, or 0 if that has a price."""
     return {
         "name": line.name,
         "model": line.model,
@@ -296,7 +296,7 @@ def _phases(timings: Timings) -> PhasesView:
 
 
 def margin_view(closed: ClosedRequest, returned_nanos: int, hour_nanos: int) -> MarginView:
-    """What a request cost the operator and what is left of its charge; failed runs cost, too."""
+    """Return the operator's cost and margin; failed requests have a cost, too."""
     cost = device_cost(closed.usage.gpu_us, hour_nanos)
     kept = closed.cost_nanos - returned_nanos
     return {
@@ -312,7 +312,7 @@ def quote_view(quoted: Quoted) -> QuoteView:
     view: QuoteView = {
         "object": "quote",
         "model": quoted.entry.name,
-        **_ordered_as(quoted.prepared.limits),  # type: ignore[typeddict-item]  # the optional ones come later
+        **_ordered_as(quoted.prepared.limits),  # type: ignore[typeddict-item]  # optional fields are added below
         "task": quoted.task,
         "service_class": quoted.service_class,
         "price_id": quoted.price_id,
@@ -326,7 +326,7 @@ def quote_view(quoted: Quoted) -> QuoteView:
                 "model": one.step.model,
                 "task": one.step.task,
                 "price_id": one.step.price_id,
-                # What it would cost by itself, even where the whole has a price of its own.
+                # Its cost as a separate request, even if the workflow has its own price.
                 "max_cost": format_usd(one.bill.total_nanos),
                 "lines": line_views(one.bill.lines),
             }
@@ -336,7 +336,7 @@ def quote_view(quoted: Quoted) -> QuoteView:
 
 
 def _ordered_as(usage: Usage) -> OrderedAs:
-    """The name that was ordered by, where it was an alias of the model."""
+    """Return the requested name, if it is an alias of the model."""
     name = usage.attributes.get(ORDERED_AS)
     return {"ordered_as": name} if name is not None else {}
 
@@ -355,7 +355,7 @@ def line_views(lines: Iterable[Line]) -> list[LineView]:
 
 
 def key_view(key: KeyInfo) -> KeyView:
-    """What a key's holder may know of it; the secret is known to nobody else."""
+    """Return a key's details. The secret is never among them: only its hash is stored."""
     limit = key.spend_limit_nanos
     return {
         "object": "key",

@@ -1,4 +1,4 @@
-"""Webhook deliveries: what became of them, and sending one again."""
+"""Webhook deliveries: their attempts, and sending one again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Status = Literal["pending", "delivered", "gone", "failed"]
 
 
 class AttemptView(TypedDict):
-    """One attempt; ``code`` is the status that the receiver answered with."""
+    """One attempt; ``code`` is the receiver's HTTP status."""
 
     number: int
     started_at: str
@@ -31,7 +31,7 @@ class AttemptView(TypedDict):
 
 
 class DeliveryView(TypedDict):
-    """The delivery of a webhook with its attempts; ``account_id`` is for administrators."""
+    """A webhook delivery with its attempts; administrators also get ``account_id``."""
 
     object: Literal["webhook.delivery"]
     id: str
@@ -54,7 +54,7 @@ class WebhooksController(Controller):
         opt={"scope": "read"},
         operation_id="ListWebhookDeliveries",
         summary="List webhook deliveries with their attempts, newest request first, in pages",
-        description="With the scope admin, of any account.",
+        description="With the scope admin: of any account.",
     )
     async def index(
         self,
@@ -88,8 +88,8 @@ class WebhooksController(Controller):
         "/requests/{request_id:str}/deliveries",
         opt={"scope": "read"},
         operation_id="GetWebhookDeliveries",
-        summary="The webhook delivery of a request with its attempts",
-        description="With the scope admin, of any account.",
+        summary="Get the webhook delivery of a request, with its attempts",
+        description="With the scope admin: of any account.",
     )
     async def of_request(
         self,
@@ -100,7 +100,7 @@ class WebhooksController(Controller):
         owner = await request.services.database.read(
             lambda connection: requested_account(request, connection, account)
         )
-        # Raises if the account has no such request; one without a webhook has no delivery.
+        # Raises if the account has no such request. A request without a webhook has no delivery.
         await request.services.requests.find(owner.id, request_id)
         found = await request.services.database.read(
             lambda connection: find_delivery(connection, request_id, account_id=owner.id)
@@ -144,7 +144,9 @@ async def _page(
     check_limit(limit)
     if cursor is not None and not is_request_id(cursor):
         raise InvalidRequest(
-            "invalid_value", f"cursor is {cursor!r}; send a next_cursor.", param="cursor"
+            "invalid_value",
+            f"cursor is {cursor!r}; send the next_cursor of an answer.",
+            param="cursor",
         )
     found = await request.services.database.report(
         lambda connection: list_deliveries(
@@ -174,15 +176,15 @@ async def _send_again(
     if found is None:
         raise NotFound(
             "delivery_not_found",
-            f"There is no webhook delivery of {request_id!r}: the request has not ended, has no "
-            "webhook, or its delivery is no longer kept.",
+            f"No webhook delivery for {request_id!r}: the request has not ended, has no "
+            "webhook, or its delivery was deleted.",
             param="request_id",
         )
     return json_response(delivery_view(found), status=202)
 
 
 def delivery_view(found: Delivery) -> DeliveryView:
-    """The JSON of a delivery. An attempt that was cut off by the end of its gateway is missing."""
+    """Return the view of a delivery. An attempt that a stopping gateway interrupted is missing."""
     return {
         "object": "webhook.delivery",
         "id": found.request_id,

@@ -1,1 +1,1 @@
-"""The OpenAPI document, made from the types that handlers take and return, and its page."""
+"""The OpenAPI document, generated from the types of handlers, and its page."""

@@ -1,9 +1,9 @@
-"""The OpenAPI document: Litestar's description of bodies and parameters, and the answers of routes.
+"""The OpenAPI document: bodies and parameters from Litestar, responses added here.
 
-Answers are read from the handlers' return types, which mypy compares with what they return, and
-errors from the functions that render them. A handler adds what its type cannot say in its ``opt``:
-``media`` names contents that are not JSON, ``answers`` further statuses with the same content, and
-``errors`` further errors.
+Responses are derived from handlers' return types, which mypy checks, and errors from the functions
+that render them. A handler declares in its ``opt`` what its type cannot express: ``media`` lists
+content types other than JSON, ``answers`` further statuses with the same content, and ``errors``
+further errors.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from gateway.api.http.dialects import dialect_of
 from gateway.api.http.schemas import REF, Schemas
 
 _ORDER: Final = (402, 404, 409, 410, 413, 424, 429)
-"""Errors of everything that can end in a hold."""
+"""Errors of routes that can end in a hold."""
 _ERRORS: Final[Mapping[int, str]] = {
     400: "A field, a parameter or the body is not valid.",
     401: "No key was sent, or one that is not valid.",
     402: "The credit, a budget or the key's limit does not cover the request.",
     403: "The key lacks the scope of the route, or its account may not do this.",
-    404: "There is no such thing, or it belongs to another account.",
+    404: "It does not exist, or belongs to another account.",
     409: "It conflicts with what is stored.",
-    410: "It was deleted after its time.",
+    410: "It has expired and was deleted.",
     413: "The body, a file or the output is too large.",
     416: "The range is outside the content.",
     424: "The accepted request failed; nothing was charged.",
     429: "A limit was reached; try again after `Retry-After`.",
     500: "An error of the gateway, which is logged.",
-    503: "The database, the queue or a store does not answer, or nothing serves the model.",
+    503: "The database, the queue or a store is unavailable, or no worker serves the model.",
 }
 _NAMES: Final = frozenset({"account", "after", "id"})
-"""Parameters that name a thing which may not exist."""
+"""Parameters that refer to something which might not exist."""
 _RETRY_AFTER: Final = {
     "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string"}}
 }
@@ -54,10 +54,10 @@ _HEADERS: Final[Mapping[int, Mapping[str, Any]]] = {
 
 @dataclass
 class DocumentConfig(OpenAPIConfig):
-    """Litestar's configuration of the document, which completes it when it is first asked for."""
+    """Litestar's configuration of the document; completes it when it is first requested."""
 
     routes: Sequence[BaseRoute] = field(default_factory=list)
-    """The application's own list, set once it exists."""
+    """The application's routes, set once it exists."""
 
     def to_openapi_schema(self) -> OpenAPI:
         made = super().to_openapi_schema()
@@ -76,7 +76,7 @@ class _Document(OpenAPI):
 
 
 def complete(document: dict[str, Any], routes: Iterable[BaseRoute]) -> None:
-    """Replace the answers of each operation by those that its handler declares."""
+    """Replace the responses of each operation by those that its handler declares."""
     operations = list(_operations(document, routes))
     schemas = Schemas()
     for path, operation, handler in operations:
@@ -84,7 +84,7 @@ def complete(document: dict[str, Any], routes: Iterable[BaseRoute]) -> None:
         shown = [schemas.of(found) for found in _json_types(handler)]
         operation["responses"] = _answers(operation, handler, shown, error)
         if handler.opt.get("scope") is None:
-            # Litestar leaves out an empty list, which says that no key is needed.
+            # Litestar omits an empty list, which means that no key is needed.
             operation.setdefault("security", handler.opt.get("security", []))
         elif dialect_of(path).key_header is not None:
             operation["security"] = [{"key": []}, {"header": []}]
@@ -93,7 +93,7 @@ def complete(document: dict[str, Any], routes: Iterable[BaseRoute]) -> None:
         raise ValueError(f"two types of the document are called {min(twice)}")
     whole = {**known, **schemas.components}
     document["components"]["schemas"] = {
-        # Generators of clients name classes by the title.
+        # Client generators name classes by the title.
         name: {**whole[name], "title": name}
         for name in sorted(whole)
     }
@@ -119,7 +119,7 @@ def _members(handler: HTTPRouteHandler) -> Sequence[Any]:
 
 
 def _json_types(handler: HTTPRouteHandler) -> list[Any]:
-    """Types of the JSON that a handler answers with."""
+    """Return the types of JSON that a handler responds with."""
     found = []
     for member in _members(handler):
         if get_origin(member) is Response or member is Response:
@@ -157,7 +157,7 @@ def _answers(
         if status in _HEADERS:
             refused["headers"] = _HEADERS[status]
         if status in answers:
-            # Such as a probe that answers 503 with its own body.
+            # Such as a probe that responds with 503 and its own body.
             both = [*(each["schema"] for each in content.values()), error]
             refused["content"] = {JSON: {"schema": {"anyOf": both}}}
         answers[status] = refused
@@ -165,9 +165,9 @@ def _answers(
 
 
 def _content(media: str) -> dict[str, Any]:
-    """Describe a content that is not JSON: a text, bytes, or the events of a stream."""
+    """Return the schema of content other than JSON: text, bytes, or server-sent events."""
     if media == EVENTS:
-        # Some readers of the document check each event by it, others the whole text.
+        # Some tools apply it to each event, others to the whole text.
         return {"description": "Server-sent events, whose data is JSON."}
     return {"type": "string", **({} if media.startswith("text/") else {"format": "binary"})}
 
@@ -188,7 +188,7 @@ def _errors(operation: Mapping[str, Any], handler: HTTPRouteHandler) -> set[int]
 
 
 def _reachable(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The components that bodies and parameters refer to, over any number of steps."""
+    """Return the components that bodies and parameters refer to, directly or indirectly."""
     schemas = document["components"].get("schemas", {})
     for item in document["paths"].values():
         for operation in item.values():
@@ -208,7 +208,7 @@ def _reachable(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hoisted(operation: Mapping[str, Any]) -> dict[str, Any]:
-    """Take out the definitions that pydantic puts into the schema of a form."""
+    """Remove the definitions that pydantic puts into the schema of a form."""
     found: dict[str, Any] = {}
     for content in operation.get("requestBody", {}).get("content", {}).values():
         found |= content["schema"].pop("$defs", {})
@@ -216,7 +216,7 @@ def _hoisted(operation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _split_null(node: Any) -> None:
-    """Write choices that include null as a union, which generators of clients understand."""
+    """Turn an enum with null into a union, which client generators support."""
     if isinstance(node, dict):
         options = node.get("enum")
         if isinstance(options, list) and None in options:

@@ -1,7 +1,8 @@
-"""The page at ``/schema``: the API's documentation, without a request to any other origin.
+"""The page at ``/schema``: the API's documentation, without requests to other origins.
 
-People type keys there, so its script is shipped, pinned by version and digest, and nothing else can
-run or be called: RapiDoc 9.3.8 from npm (MIT, its licences beside it), without its source map.
+Users enter keys there, so its script is bundled and pinned by version and digest, and the content
+security policy allows nothing else: RapiDoc 9.3.8 from npm (MIT, licences beside it), without its
+source map.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _script() -> Response[bytes]:
 
 @functools.cache
 def read_script() -> bytes:
-    """Read the shipped script, and check that it is the one that was chosen."""
+    """Read the bundled script, and check its digest."""
     data = importlib.resources.files("gateway.api").joinpath("assets", SCRIPT).read_bytes()
-    assert hashlib.sha256(data).hexdigest() == SHA256, f"{SCRIPT} was changed"
+    assert hashlib.sha256(data).hexdigest() == SHA256, f"{SCRIPT} does not match its digest"
     return data

@@ -1,4 +1,4 @@
-"""OpenRouter's API, for its clients: models, credits, routing and price caps."""
+"""OpenRouter's API: generations, credits, keys, routing and price caps."""
 
 from __future__ import annotations
 

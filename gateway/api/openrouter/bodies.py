@@ -1,7 +1,7 @@
-"""What OpenRouter's clients send beside a chat completion: routing, fallbacks, price caps.
+"""OpenRouter's extensions of a chat completion: routing, fallbacks, price caps.
 
-There is one provider here, ``tollgate``. What asks for nothing else is taken; what would change the
-answer or its price is followed or refused by name, never ignored.
+There is one provider here, ``tollgate``. Options that would change the answer or its price are
+applied or refused by name, never ignored; options without such an effect are accepted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gateway.catalog.schema import CatalogEntry
 from gateway.errors import InvalidRequest
 
 PER_MILLION: Final = ("prompt", "completion")
-"""Caps on these are in USD per million; the others are per single unit."""
+"""Caps in USD per million tokens; the others are per unit."""
 
 
 class MaxPrice(BaseModel):
-    """The most that a client will pay, in USD: per million tokens, per request, per image."""
+    """A client's maximum prices in USD: per million tokens, per request, per image."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -33,7 +33,7 @@ class MaxPrice(BaseModel):
 
 
 class Provider(BaseModel):
-    """Preferences among providers; those that cannot exclude the only one have no effect."""
+    """Preferences among providers; without effect unless they exclude the only one."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -50,7 +50,7 @@ class OpenRouterOptions(BaseModel):
     models: Annotated[list[ModelName], Field(min_length=1, max_length=20)] | None = None
     provider: Provider | None = None
     usage: dict[str, Any] | None = None
-    """Asks for usage and cost in the answer, where they always are."""
+    """Requests usage and cost, which every answer includes anyway."""
     route: Literal["fallback"] | None = None
     transforms: Refused[list[Any]] = None
     plugins: Refused[list[Any]] = None
@@ -61,7 +61,7 @@ class OpenRouterOptions(BaseModel):
     trace: Any | None = None
 
     def refuse_unsupported(self) -> None:
-        """Raise ``InvalidRequest`` for an option that would have an effect elsewhere."""
+        """Raise ``InvalidRequest`` for options that are not supported and would have an effect."""
         if asks_for_reasoning(self.reasoning):
             raise _unsupported("reasoning", "is not supported by the models served here")
         provider = self.provider
@@ -79,7 +79,7 @@ class OpenRouterOptions(BaseModel):
             raise _unsupported("provider.ignore", f"excludes {PROVIDER}, the only provider here")
 
     def check_max_price(self, entry: CatalogEntry) -> None:
-        """Raise ``InvalidRequest`` if a model costs more than the client will pay."""
+        """Raise ``InvalidRequest`` if a model costs more than the client's maximum price."""
         caps = self.provider.max_price if self.provider else None
         if caps is None:
             return
@@ -97,17 +97,17 @@ class OpenRouterOptions(BaseModel):
 
 
 def first_served(named: list[str], is_served: Callable[[str], bool | None]) -> str:
-    """Choose the first model of a list of fallbacks that is served now.
+    """Return the first model of a list of fallbacks that is served now.
 
-    ``is_served`` returns None for a model that does not exist. Without any that is served the first
-    that exists is chosen, or the first.
+    ``is_served`` returns None for an unknown model. If none is served, return the first that
+    exists, or else the first.
     """
     known = [(name, served) for name in named if (served := is_served(name)) is not None]
     return next((name for name, served in known if served), known[0][0] if known else named[0])
 
 
 def asks_for_reasoning(reasoning: dict[str, Any] | None) -> bool:
-    """Whether reasoning is asked for, not merely ruled out or left to its default."""
+    """Whether reasoning is requested, not merely disabled or left at its default."""
     given = reasoning or {}
     if given.get("enabled") is False or given.get("effort") == "none":
         return False

@@ -1,8 +1,8 @@
-"""OpenRouter's questions about money: a generation, the credits, the key in hand.
+"""OpenRouter's endpoints about money: a generation, the credits, the key of the call.
 
-``app`` serves the same under ``/api/v1``, where its clients look. Amounts are JSON numbers with
-exact digits; its own client refuses an answer that lacks a field, so what has no meaning here is
-null.
+``app`` also serves them under ``/api/v1``, which OpenRouter's clients use. Amounts are JSON numbers
+with exact digits. OpenRouter's client rejects an answer that lacks a field, so fields without a
+meaning here are null.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.tables.core import keys, transfers
 
 
 class UnknownView(TypedDict):
-    """What OpenRouter knows of a generation and this gateway does not."""
+    """OpenRouter's fields of a generation that have no meaning here."""
 
     app_id: None
     cache_discount: None
@@ -47,7 +47,7 @@ class UnknownView(TypedDict):
 
 
 class GenerationView(UnknownView):
-    """Usage, time (milliseconds) and cost of a request."""
+    """Usage, times in milliseconds, and cost of a request."""
 
     id: str
     request_id: str
@@ -91,7 +91,7 @@ class KeyRateLimitView(TypedDict):
 
 
 class FreeRequestsView(TypedDict):
-    """OpenRouter's daily allowance of requests to free models; there is none here."""
+    """OpenRouter's daily allowance of requests to free models; always 0 here."""
 
     limit: int
     remaining: int
@@ -139,17 +139,19 @@ class OpenRouterController(Controller):
     tags = ["OpenRouter"]
     opt = {"scope": "read"}
 
-    @get("/generation", operation_id="GetGeneration", summary="One request's usage, time and cost")
+    @get("/generation", operation_id="GetGeneration", summary="Usage, time and cost of a request")
     async def generation(
         self, request: ApiRequest, id: FromQuery[str]
     ) -> Response[DataView[GenerationView]]:
         return await _generation(request, id)
 
-    @get("/credits", operation_id="GetCredits", summary="What came into the account, and went out")
+    @get(
+        "/credits", operation_id="GetCredits", summary="Total credit and total usage of the account"
+    )
     async def credits(self, request: ApiRequest) -> Response[DataView[CreditsView]]:
         return await _credits(request)
 
-    @get("/key", operation_id="GetKey", summary="The key that makes this call, and its spending")
+    @get("/key", operation_id="GetKey", summary="Get the key of this call, and its spending")
     async def key(self, request: ApiRequest) -> Response[DataView[KeySpendingView]]:
         return await _key(request)
 
@@ -157,7 +159,11 @@ class OpenRouterController(Controller):
     async def auth_key(self, request: ApiRequest) -> Response[DataView[KeySpendingView]]:
         return await _key(request)
 
-    @get("/providers", operation_id="ListProviders", summary="The one provider of all models here")
+    @get(
+        "/providers",
+        operation_id="ListProviders",
+        summary="List the only provider of all models here",
+    )
     async def providers(self) -> Response[DataView[list[OpenRouterProviderView]]]:
         return json_response({"data": [_PROVIDER]})
 
@@ -238,7 +244,7 @@ async def _generation(request: ApiRequest, id: str) -> Response[DataView[Generat
 
 
 async def _credits(request: ApiRequest) -> Response[DataView[CreditsView]]:
-    """Their difference is the balance; usage is net of refunds."""
+    """Return total credit and usage, net of refunds; their difference is the balance."""
     account_id = request.key.account_id
 
     def read(connection: Connection) -> tuple[int, int]:
@@ -291,7 +297,7 @@ async def _key(request: ApiRequest) -> Response[DataView[KeySpendingView]]:
                 "rate_limit": {
                     "requests": key.requests_per_minute or -1,
                     "interval": "1m",
-                    "note": "Limits are in the headers of each answer.",
+                    "note": "Limits are in the headers of each response.",
                 },
                 "is_provisioning_key": False,
                 "include_byok_in_limit": False,
