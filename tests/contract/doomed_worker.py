@@ -22,20 +22,20 @@ LEASE_MS = 600
 async def main(url: str, namespace: str, name: str) -> None:
     client = connect(url)
     queue = Queue(client, MODEL, namespace=namespace)
-    held: dict[str, str] = {}
+    leased: dict[str, str] = {}
 
     async def run(lease: Lease) -> None:
-        held[lease.id] = lease.token
+        leased[lease.id] = lease.token
         await asyncio.sleep(random.uniform(0.005, 0.04))
         await queue.complete([Completion(lease.id, lease.token, "ok", name.encode())])
-        held.pop(lease.id, None)
+        leased.pop(lease.id, None)
 
     async def take() -> None:
         await wait_for_work(client, [MODEL], 0.2, namespace=namespace)
         await asyncio.gather(*map(run, await queue.lease(name, 4, lease_ms=LEASE_MS)))
 
     async def keep() -> None:
-        await queue.heartbeat(list(held.items()), lease_ms=LEASE_MS)
+        await queue.heartbeat(list(leased.items()), lease_ms=LEASE_MS)
         await queue.reclaim()
         await asyncio.sleep(LEASE_MS / 3000)
 

@@ -77,7 +77,7 @@ class Reference:
     def live(self) -> list[Job]:
         return [*self.waiting(), *self.running(), *self.delayed()]
 
-    def held(self, worker: str) -> list[Job]:
+    def leased(self, worker: str) -> list[Job]:
         return [job for job in self.running() if job.worker == worker]
 
     # --- Operations -------------------------------------------------------------------------------
@@ -148,12 +148,12 @@ class Reference:
                 taken.append(fitting[0])
 
     def heartbeat(
-        self, held: Iterable[tuple[str, str]], *, lapses: bool
+        self, leased: Iterable[tuple[str, str]], *, lapses: bool
     ) -> tuple[set[str], dict[str, str], dict[str, str]]:
         lost: set[str] = set()
         cancelled: dict[str, str] = {}
         replies: dict[str, str] = {}
-        for id, token in held:
+        for id, token in leased:
             job = self.jobs.get(id)
             if job is None:
                 continue
@@ -202,11 +202,11 @@ class Reference:
         return "retrying"
 
     def release_worker(self, worker: str, *, crashed: bool) -> int:
-        held = self.held(worker)
-        for job in held:
+        leased = self.leased(worker)
+        for job in leased:
             self._reclaim(job, crashed=crashed, reason="worker lost")
         self.answers.pop(worker, None)
-        return len(held)
+        return len(leased)
 
     def cancel(self, id: str, reason: str) -> str:
         job = self.jobs.get(id)

@@ -345,19 +345,19 @@ async def test_work_finished_before_the_cancellation_arrived_counts(
 async def test_worker_learns_of_a_new_mailbox_until_the_job_ends(queue: Queue) -> None:
     await fill(queue, entry("j1", reply="old"))
     [lease] = await queue.lease("w", 1)
-    held = [("j1", lease.token)]
+    leased = [("j1", lease.token)]
 
-    before = await queue.heartbeat(held)
+    before = await queue.heartbeat(leased)
     moved = await queue.set_reply("j1", "new")
-    beats = [await queue.heartbeat(held), await queue.heartbeat(held)]
+    beats = [await queue.heartbeat(leased), await queue.heartbeat(leased)]
     await queue.release_worker("w", crashed=False)
     [lease] = await queue.lease("w", 1)
-    told = await queue.heartbeat([("j1", lease.token)])
+    changes = await queue.heartbeat([("j1", lease.token)])
     await queue.complete(finished([lease]))
 
     assert (before.replies, moved) == ({}, True)
     assert [beat.replies for beat in beats] == [{"j1": "new"}] * 2
-    assert (lease.reply, told.replies) == ("new", {})
+    assert (lease.reply, changes.replies) == ("new", {})
     assert await queue.set_reply("j1", "newer") is False
 
 

@@ -149,10 +149,10 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), lapses=st.booleans())
     def heartbeat(self, data: st.DataObject, lapses: bool) -> None:
-        held = data.draw(st.lists(st.sampled_from(self.tokens), unique_by=lambda pair: pair[0]))
-        expected = self.model.heartbeat(held, lapses=lapses)
+        leased = data.draw(st.lists(st.sampled_from(self.tokens), unique_by=lambda pair: pair[0]))
+        expected = self.model.heartbeat(leased, lapses=lapses)
 
-        beat = self.run(self.queue.heartbeat(held, lease_ms=1 if lapses else LONG_MS))
+        beat = self.run(self.queue.heartbeat(leased, lease_ms=1 if lapses else LONG_MS))
 
         assert (set(beat.lost), beat.cancelled, beat.replies) == expected
 
@@ -253,7 +253,7 @@ class QueueMachine(RuleBasedStateMachine):
         for account in ACCOUNTS:
             assert _names(next(found)) == [job.id for job in model.waiting(account)]
         for worker in WORKERS:
-            assert sorted(_names(next(found))) == _ids(model.held(worker))
+            assert sorted(_names(next(found))) == _ids(model.leased(worker))
         assert sorted(_names(next(found))) == _ids(model.running())
         assert sorted(_names(next(found))) == _ids(model.delayed())
         assert set(_names(next(found))) == {job.id for job in model.live() if job.has_deadline}

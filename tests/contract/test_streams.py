@@ -90,11 +90,11 @@ async def test_mailbox_is_created_again_after_the_server_lost_it(
 
     lost = await publish(client, {"gw1": b"lost"}, namespace=namespace)
     assert await mailbox.read(block_ms=1) == []
-    again = await publish(client, {"gw1": b"heard"}, namespace=namespace)
+    again = await publish(client, {"gw1": b"received"}, namespace=namespace)
 
     assert lost == {"gw1"}
     assert not again
-    assert await mailbox.read() == [b"heard"]
+    assert await mailbox.read() == [b"received"]
 
 
 async def test_read_frames_are_trimmed_and_the_mailbox_is_kept_alive(
@@ -280,7 +280,7 @@ async def test_live_workers_are_listed(client: Redis, namespace: str) -> None:
     listed = await workers.list()
     await workers.withdraw("two")
 
-    assert [said.worker for said in listed] == ["one", "two"]
+    assert [each.worker for each in listed] == ["one", "two"]
     assert await workers.list() == (one,)
 
 
@@ -290,29 +290,29 @@ async def test_worker_without_announcements_counts_as_dead(client: Redis, namesp
     await client.delete(f"{namespace}:{{workers}}:dead")
     await workers.announce(Announcement("living"))
 
-    assert [said.worker for said in await workers.list()] == ["living"]
+    assert [each.worker for each in await workers.list()] == ["living"]
     assert await client.smembers(f"{namespace}:{{workers}}") == {b"living"}
 
 
 async def test_worker_is_notified_of_cancellations_and_new_mailboxes(
     client: Redis, queue: Queue, namespace: str
 ) -> None:
-    heard = asyncio.Event()
+    received = asyncio.Event()
 
     async def listen() -> None:
         async for _ in notifications(client, "w", namespace=namespace):
-            heard.set()
+            received.set()
 
     task = asyncio.create_task(listen())
     while not (await client.pubsub_numsub(f"{namespace}:control:w"))[0][1]:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     await fill(queue, entry("j1"))
     await queue.lease("w", 1)
-    assert not heard.is_set()
+    assert not received.is_set()
 
     for act in (queue.cancel("j1"), queue.set_reply("j1", "box")):
-        heard.clear()
+        received.clear()
         await act
-        await asyncio.wait_for(heard.wait(), 2)
+        await asyncio.wait_for(received.wait(), 2)
     task.cancel()
     await asyncio.wait([task])

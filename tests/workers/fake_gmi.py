@@ -151,13 +151,13 @@ class FakeGmi:
                 if answer is None:
                     break
                 status, content_type, data, more = answer
-                said = [
+                head = [
                     f"HTTP/1.1 {status} X",
                     f"Content-Type: {content_type}",
                     f"Content-Length: {len(data)}",
                     *(f"{name.replace('_', '-')}: {value}" for name, value in more.items()),
                 ]
-                writer.write("\r\n".join([*said, "", ""]).encode() + data)
+                writer.write("\r\n".join([*head, "", ""]).encode() + data)
                 await writer.drain()
         writer.close()
 
@@ -185,10 +185,10 @@ class FakeGmi:
             self.credentials |= {headers["authorization"]} if "authorization" in headers else set()
             return self._store(method, path, headers, body)
         if headers.get("authorization") != f"Bearer {KEY}":
-            status, said = 401, {"error": "invalid api key"}
+            status, answer = 401, {"error": "invalid api key"}
         else:
-            status, said = self._call(method, path.removeprefix(PREFIX), body)
-        return status, "application/json", json.dumps(said).encode(), {}
+            status, answer = self._call(method, path.removeprefix(PREFIX), body)
+        return status, "application/json", json.dumps(answer).encode(), {}
 
     def _store(
         self, method: str, path: str, headers: dict[str, str], body: bytes

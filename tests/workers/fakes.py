@@ -54,7 +54,7 @@ class OutOfMemoryError(Exception):
 class FakeEngine:
     """Serves jobs whose input says how many ``steps`` and how much ``room`` they take.
 
-    It can be told to misbehave: to fail in some of its steps, to run out of memory in others, and
+    It can be made to misbehave: to fail in some of its steps, to run out of memory in others, and
     to ignore cancels.
     """
 

@@ -30,9 +30,9 @@ class Caller:
         self.events: list[Event] = []
         self.outcomes: list[Outcome] = []
         self.changed = asyncio.Event()
-        self.host = UpstreamHost([spec], worker="w1", environ=environ, report=self.hear)
+        self.host = UpstreamHost([spec], worker="w1", environ=environ, report=self.on_report)
 
-    def hear(
+    def on_report(
         self,
         events: Sequence[tuple[RequestId, Event]],
         outcomes: Sequence[tuple[RequestId, Outcome]],

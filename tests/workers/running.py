@@ -138,7 +138,7 @@ class Gateway:
         async with asyncio.timeout(PATIENCE_S), self.changed:
             await self.changed.wait_for(condition)
 
-    def said(self, request_id: RequestId) -> list[Event]:
+    def events_of(self, request_id: RequestId) -> list[Event]:
         return [sent.event for sent in self.events.get(request_id, [])]
 
     async def listen(self) -> None:

@@ -49,8 +49,8 @@ async def test_events_precede_the_outcome_in_order_and_can_be_replayed(gateway: 
     sent = gateway.events[request_id]
     assert [event.seq for event in sent] == list(range(1, 52))
     assert isinstance(sent[0].event, Started)
-    said = [event for event in gateway.said(request_id) if isinstance(event, Tokens)]
-    assert "".join(event.text for event in said) == words
+    tokens = [event for event in gateway.events_of(request_id) if isinstance(event, Tokens)]
+    assert "".join(event.text for event in tokens) == words
     assert isinstance(outcome, Completed)
     assert [event for entry in log for event in decode_frame(entry.data)] == sent
     assert len(log) < 30
@@ -147,12 +147,12 @@ async def test_worker_announces_served_models_and_reasons_for_the_others(gateway
         },
     ]
     async with gateway.worker(*catalog) as worker:
-        (said,) = await Workers(gateway.redis, namespace=gateway.namespace).list()
+        (announced,) = await Workers(gateway.redis, namespace=gateway.namespace).list()
 
-    assert said.worker == worker.name
-    assert said.models == ("echo",)
-    assert said.loaded == ("echo",)
-    assert said.unavailable == {
+    assert announced.worker == worker.name
+    assert announced.models == ("echo",)
+    assert announced.loaded == ("echo",)
+    assert announced.unavailable == {
         "wrong": "invalid options: Expected `int | null`, got `str` - at `$.concurrency`",
         "broken": "its engine could not be loaded; see the worker's log",
         "strange": f"this worker has no engine called 'abacus'; it has {', '.join(ENGINES)}",
@@ -172,7 +172,7 @@ async def test_a_killed_engine_process_costs_its_jobs_one_attempt(gateway: Gatew
     assert all(isinstance(outcome, Completed) for outcome in outcomes)
     for request_id in ids:
         assert [delivery.attempt for delivery in gateway.deliveries[request_id]] == [2]
-        starts = [event for event in gateway.said(request_id) if isinstance(event, Started)]
+        starts = [event for event in gateway.events_of(request_id) if isinstance(event, Started)]
         assert [start.attempt for start in starts] == [1, 2]
 
 
@@ -269,7 +269,7 @@ async def test_draining_worker_finishes_running_jobs_and_leases_no_more(gateway:
 
 async def _until_draining(gateway: Gateway) -> None:
     workers = Workers(gateway.redis, namespace=gateway.namespace)
-    while any(not said.draining for said in await workers.list()):  # noqa: ASYNC110
+    while any(not announced.draining for announced in await workers.list()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 

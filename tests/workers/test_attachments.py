@@ -80,7 +80,7 @@ async def test_sketch_is_streamed_as_a_preview_in_order(gateway: Gateway) -> Non
         await gateway.until(lambda: len(gateway.events.get(request_id, [])) == 5)
 
     assert isinstance(outcome, Completed)
-    started, preview, *tokens = gateway.said(request_id)
+    started, preview, *tokens = gateway.events_of(request_id)
     assert isinstance(started, Started)
     assert isinstance(preview, Preview)
     assert await blobs.get(preview.blob) == PICTURE
@@ -118,7 +118,7 @@ async def test_a_cancelled_stream_leaves_no_previews_behind(gateway: Gateway) ->
     async with gateway.worker(echo(tokens_per_step=1, step_us=5_000)):
         request_id = await gateway.submit("word " * 5000, stream=True, attachments=(attached,))
         await gateway.until(
-            lambda: any(isinstance(event, Preview) for event in gateway.said(request_id))
+            lambda: any(isinstance(event, Preview) for event in gateway.events_of(request_id))
         )
 
         await gateway.queue().cancel(request_id)
@@ -137,7 +137,7 @@ async def test_only_the_attempt_that_ends_the_job_leaves_blobs(gateway: Gateway)
     async with gateway.worker(catalog, name="one") as first:
         request_id = await gateway.submit("word " * 200, stream=True, attachments=(attached,))
         await gateway.until(
-            lambda: any(isinstance(event, Preview) for event in gateway.said(request_id))
+            lambda: any(isinstance(event, Preview) for event in gateway.events_of(request_id))
         )
         first.signal(signal.SIGSTOP)
         async with gateway.worker(catalog, name="two"):
@@ -192,14 +192,14 @@ class Desk:
     def __init__(self, home: Path, *, patience_s: float = 20.0) -> None:
         self.home = home
         self.blobs = Blobs(home.as_uri())
-        self.said: list[tuple[RequestId, Event]] = []
+        self.events: list[tuple[RequestId, Event]] = []
         self.ended: dict[RequestId, Outcome] = {}
         self.fetched: dict[RequestId, Fetched] = {}
         self.files = Attachments(
-            self.blobs, send_event=self._say, end=self._end, patience_s=patience_s
+            self.blobs, send_event=self._send_event, end=self._end, patience_s=patience_s
         )
 
-    def held(self, name: str, *attachments: BlobRef, deadline_ms: int = 0) -> LeasedJob:
+    def leased(self, name: str, *attachments: BlobRef, deadline_ms: int = 0) -> LeasedJob:
         job = Job(
             RequestId(name),
             "acc",
@@ -211,11 +211,11 @@ class Desk:
         )
         return LeasedJob(job, "echo", "token", 1, "")
 
-    def fetch(self, held: LeasedJob) -> None:
-        def take(fetched: Fetched) -> None:
-            self.fetched[held.job.request_id] = fetched
+    def fetch(self, leased: LeasedJob) -> None:
+        def keep(fetched: Fetched) -> None:
+            self.fetched[leased.job.request_id] = fetched
 
-        self.files.fetch(held, take)
+        self.files.fetch(leased, keep)
 
     def block(self, name: str) -> Path:
         """Make the store fail for one request by a file in place of its directory."""
@@ -230,11 +230,11 @@ class Desk:
             while tasks := {*files._fetching.values(), *files._storing.values(), *files._deleting}:
                 await asyncio.wait(tasks)
 
-    def _say(self, held: LeasedJob, event: Event) -> None:
-        self.said.append((held.job.request_id, event))
+    def _send_event(self, leased: LeasedJob, event: Event) -> None:
+        self.events.append((leased.job.request_id, event))
 
-    def _end(self, held: LeasedJob, outcome: Outcome) -> None:
-        self.ended[held.job.request_id] = outcome
+    def _end(self, leased: LeasedJob, outcome: Outcome) -> None:
+        self.ended[leased.job.request_id] = outcome
 
 
 @asynccontextmanager
@@ -256,7 +256,7 @@ def made(*files: bytes) -> Completed:
 
 async def test_outputs_are_stored_in_order_under_the_leases_token(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
-        desk.files.end(desk.held("req_1"), made(b"one", b"two", b"three"))
+        desk.files.end(desk.leased("req_1"), made(b"one", b"two", b"three"))
         await desk.until_idle()
 
         outcome = desk.ended[RequestId("req_1")]
@@ -267,14 +267,14 @@ async def test_outputs_are_stored_in_order_under_the_leases_token(tmp_path: Path
 
 async def test_slow_files_of_a_job_do_not_delay_other_jobs(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
-        slow, quick = desk.held("req_slow"), desk.held("req_quick")
+        slow, quick = desk.leased("req_slow"), desk.leased("req_quick")
         obstacle = desk.block("req_slow")
 
         desk.files.end(slow, made(b"picture"))
         desk.files.send_event(quick, Progress(1, 2))
         desk.files.end(quick, Completed(Usage()))
 
-        assert desk.said == [(RequestId("req_quick"), Progress(1, 2))]
+        assert desk.events == [(RequestId("req_quick"), Progress(1, 2))]
         assert list(desk.ended) == ["req_quick"]
         await asyncio.sleep(0.1)
         obstacle.unlink()
@@ -284,14 +284,14 @@ async def test_slow_files_of_a_job_do_not_delay_other_jobs(tmp_path: Path) -> No
 
 async def test_events_of_one_job_stay_in_order(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
-        held = desk.held("req_1")
-        desk.files.send_event(held, Progress(1, 3))
-        desk.files.send_event(held, Sketch(0, 0, File("image/webp", b"a first look")))
-        desk.files.send_event(held, Progress(2, 3))
-        desk.files.end(held, made(b"picture"))
+        leased = desk.leased("req_1")
+        desk.files.send_event(leased, Progress(1, 3))
+        desk.files.send_event(leased, Sketch(0, 0, File("image/webp", b"a first look")))
+        desk.files.send_event(leased, Progress(2, 3))
+        desk.files.end(leased, made(b"picture"))
         await desk.until_idle()
 
-    kinds = [type(event) for _, event in desk.said]
+    kinds = [type(event) for _, event in desk.events]
     assert kinds == [Progress, Preview, Progress]
     assert isinstance(desk.ended[RequestId("req_1")], Completed)
 
@@ -300,13 +300,13 @@ async def test_unreachable_store_fails_the_job_and_drops_previews(
     tmp_path: Path,
 ) -> None:
     async with open_desk(tmp_path, patience_s=0.3) as desk:
-        held = desk.held("req_1")
+        leased = desk.leased("req_1")
         desk.block("req_1")
-        desk.files.send_event(held, Sketch(0, 0, File("image/webp", b"a first look")))
-        desk.files.end(held, made(b"picture"))
+        desk.files.send_event(leased, Sketch(0, 0, File("image/webp", b"a first look")))
+        desk.files.end(leased, made(b"picture"))
         await desk.until_idle()
 
-    assert desk.said == []
+    assert desk.events == []
     outcome = desk.ended[RequestId("req_1")]
     assert isinstance(outcome, Failed)
     assert outcome.code == "engine_error"
@@ -316,7 +316,7 @@ async def test_unreachable_store_fails_the_job_and_drops_previews(
 async def test_output_over_the_limit_of_the_store_is_too_large(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
         desk.blobs._bytes_max = 10
-        desk.files.end(desk.held("req_1"), made(b"fits", b"does not fit"))
+        desk.files.end(desk.leased("req_1"), made(b"fits", b"does not fit"))
         await desk.until_idle()
 
     outcome = desk.ended[RequestId("req_1")]
@@ -328,9 +328,9 @@ async def test_output_over_the_limit_of_the_store_is_too_large(tmp_path: Path) -
 @pytest.mark.parametrize("outcome", [Failed("engine_error", "no"), Cancelled("client")])
 async def test_unsuccessful_job_leaves_no_blobs_behind(tmp_path: Path, outcome: Outcome) -> None:
     async with open_desk(tmp_path) as desk:
-        held = desk.held("req_1")
-        desk.files.send_event(held, Sketch(0, 0, File("image/webp", b"a first look")))
-        desk.files.end(held, outcome)
+        leased = desk.leased("req_1")
+        desk.files.send_event(leased, Sketch(0, 0, File("image/webp", b"a first look")))
+        desk.files.end(leased, outcome)
         await desk.until_idle()
 
     assert desk.ended[RequestId("req_1")] == outcome
@@ -339,14 +339,14 @@ async def test_unsuccessful_job_leaves_no_blobs_behind(tmp_path: Path, outcome: 
 
 async def test_lost_lease_stops_storing_and_deletes_stored_blobs(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
-        held = desk.held("req_1")
-        desk.files.send_event(held, Sketch(0, 0, File("image/webp", b"a first look")))
+        leased = desk.leased("req_1")
+        desk.files.send_event(leased, Sketch(0, 0, File("image/webp", b"a first look")))
         await desk.until_idle()
-        desk.files.end(held, made(*[os.urandom(1_000_000)] * 8))
+        desk.files.end(leased, made(*[os.urandom(1_000_000)] * 8))
         await asyncio.sleep(0)
 
-        assert desk.files.is_pending(held)
-        desk.files.drop(held)
+        assert desk.files.is_pending(leased)
+        desk.files.drop(leased)
         await desk.until_idle()
 
     assert not desk.ended
@@ -355,11 +355,11 @@ async def test_lost_lease_stops_storing_and_deletes_stored_blobs(tmp_path: Path)
 
 async def test_dropped_fetch_is_not_reported(tmp_path: Path) -> None:
     async with open_desk(tmp_path) as desk:
-        held = desk.held("req_1", await desk.blobs.put("acc/in/n/0", b"source"))
-        desk.fetch(held)
-        assert desk.files.is_fetching(held)
+        leased = desk.leased("req_1", await desk.blobs.put("acc/in/n/0", b"source"))
+        desk.fetch(leased)
+        assert desk.files.is_fetching(leased)
 
-        desk.files.drop(held)
+        desk.files.drop(leased)
         await desk.until_idle()
 
     assert not desk.fetched
@@ -370,8 +370,8 @@ async def test_deadline_or_unreachable_store_ends_a_fetch(tmp_path: Path) -> Non
         desk.block("in")
         unreachable = BlobRef("acc/in/n/0", 6, "0" * 64)
         past_ms = int(time.time() * 1000) - 1
-        desk.fetch(desk.held("req_late", unreachable, deadline_ms=past_ms))
-        desk.fetch(desk.held("req_1", unreachable))
+        desk.fetch(desk.leased("req_late", unreachable, deadline_ms=past_ms))
+        desk.fetch(desk.leased("req_1", unreachable))
         await desk.until_idle()
 
     assert desk.fetched[RequestId("req_late")] == Cancelled("deadline")
@@ -382,11 +382,11 @@ async def test_deadline_or_unreachable_store_ends_a_fetch(tmp_path: Path) -> Non
 
 async def test_large_answer_keeps_its_text_if_it_cannot_be_stored(tmp_path: Path) -> None:
     async with open_desk(tmp_path, patience_s=0.3) as desk:
-        held = desk.held("req_1")
+        leased = desk.leased("req_1")
         desk.block("req_1")
         logprobs = tuple(TokenLogprob("word", -1.0, (("other", -2.0),) * 20) for _ in range(4000))
         output = {"choices": [Choice(0, "word " * 4000, "stop", logprobs)]}
-        desk.files.store_output(held, Completed(Usage(output_tokens=4000), output=output))
+        desk.files.store_output(leased, Completed(Usage(output_tokens=4000), output=output))
         await desk.until_idle()
 
     outcome = desk.ended[RequestId("req_1")]
@@ -399,10 +399,10 @@ async def test_streamed_audio_counts_as_delivered_even_if_its_file_cannot_be_sto
     tmp_path: Path,
 ) -> None:
     async with open_desk(tmp_path, patience_s=0.3) as desk:
-        held = desk.held("req_1")
+        leased = desk.leased("req_1")
         desk.block("req_1")
-        held.tally.record(AudioChunk(0, 0, b"heard", 1500, 20))
-        desk.files.end(held, made(b"sound"))
+        leased.tally.record(AudioChunk(0, 0, b"streamed", 1500, 20))
+        desk.files.end(leased, made(b"sound"))
         await desk.until_idle()
 
     outcome = desk.ended[RequestId("req_1")]
@@ -415,12 +415,12 @@ async def test_last_full_preview_of_a_cancelled_image_is_delivered_and_kept(
     tmp_path: Path,
 ) -> None:
     async with open_desk(tmp_path) as desk:
-        held = desk.held("req_1")
+        leased = desk.leased("req_1")
         for index in range(2):
             file = File("image/png", b"look %d" % index)
-            desk.files.send_event(held, Sketch(0, index, file, full=True))
-        desk.files.send_event(held, Sketch(1, 0, File("image/webp", b"thumbnail")))
-        desk.files.end(held, Cancelled("client", usage=Usage(requests=1, images=2, steps=9)))
+            desk.files.send_event(leased, Sketch(0, index, file, full=True))
+        desk.files.send_event(leased, Sketch(1, 0, File("image/webp", b"thumbnail")))
+        desk.files.end(leased, Cancelled("client", usage=Usage(requests=1, images=2, steps=9)))
         await desk.until_idle()
         await desk.files.deleted()
 

@@ -60,10 +60,10 @@ def test_errors_are_printed_on_one_line(
 
 async def test_worker_can_serve_a_part_of_its_catalog(gateway: Gateway) -> None:
     async with gateway.worker(echo("a"), echo("b"), model="b"):
-        (said,) = await Workers(gateway.redis, namespace=gateway.namespace).list()
+        (announced,) = await Workers(gateway.redis, namespace=gateway.namespace).list()
 
-    assert said.models == ("b",)
-    assert said.unavailable == {}
+    assert announced.models == ("b",)
+    assert announced.unavailable == {}
 
 
 def test_neither_the_agent_nor_an_echo_loads_torch() -> None:
@@ -92,9 +92,9 @@ def test_logged_error_contains_its_location_but_no_client_content() -> None:
         record.request_id = "req_1"
     line = JsonFormatter().format(record)
 
-    said = msgspec.json.decode(line)
-    assert said["message"] == "admission failed"
-    assert said["error"] == "ValueError"
-    assert said["request_id"] == "req_1"
-    assert "tokenize" in said["at"][-1]
+    line_object = msgspec.json.decode(line)
+    assert line_object["message"] == "admission failed"
+    assert line_object["error"] == "ValueError"
+    assert line_object["request_id"] == "req_1"
+    assert "tokenize" in line_object["at"][-1]
     assert "diary" not in line

@@ -308,7 +308,7 @@ def test_a_module_that_was_cast_under_a_site_is_not_computed_with() -> None:
 def test_the_layers_of_a_long_call_show_that_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
     beats: list[int] = []
     monkeypatch.setattr(pulse, "EVERY_S", 0.0)
-    monkeypatch.setattr(pulse.PULSE, "tell", lambda: beats.append(1))
+    monkeypatch.setattr(pulse.PULSE, "send", lambda: beats.append(1))
     rendezvous, module = CooperativeBatcher(rows_max=4), _Layers()
     meet = rendezvous.batch_point("vae", module.forward, "postprocess", module=module)
     rendezvous.start(PipelineRun(lambda: meet(torch.ones(1, 2))))

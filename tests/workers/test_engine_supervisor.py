@@ -44,12 +44,12 @@ class Owner:
             worker="w1",
             preload=preload,
             threads=1,
-            report=self.hear,
+            report=self.on_report,
             crashed=self.crash,
             changed=self.changed.set,
         )
 
-    def hear(
+    def on_report(
         self,
         events: Sequence[tuple[RequestId, Event]],
         outcomes: Sequence[tuple[RequestId, Outcome]],
@@ -95,7 +95,7 @@ def echo(name: str = "echo", **options: Any) -> ModelSpec:
     )
 
 
-def handed(
+def handoff(
     number: int, text: str, *, model: str = "echo", stream: bool = False, attempt: int = 1
 ) -> JobHandoff:
     chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 1000}
@@ -110,7 +110,7 @@ def used(words: int) -> Usage:
 
 async def test_job_ends_with_usage_and_timings() -> None:
     async with hosted(echo()) as owner:
-        job = handed(1, "one two three", stream=True)
+        job = handoff(1, "one two three", stream=True)
         owner.host.submit([job])
 
         outcome = await owner.ends(job.job.request_id)
@@ -130,7 +130,7 @@ async def test_job_ends_with_usage_and_timings() -> None:
 
 async def test_a_cancelled_stream_ends_with_what_it_delivered() -> None:
     async with hosted(echo(tokens_per_step=1, step_us=1000)) as owner:
-        job = handed(1, "word " * 900, stream=True)
+        job = handoff(1, "word " * 900, stream=True)
         owner.host.submit([job])
         await owner.until(lambda: owner.events)
         owner.host.cancel(job.job.request_id, "client")
@@ -139,15 +139,15 @@ async def test_a_cancelled_stream_ends_with_what_it_delivered() -> None:
 
     assert isinstance(outcome, Cancelled)
     assert outcome.delivered
-    said = owner.events[job.job.request_id]
-    assert outcome.usage.output_tokens == len(said) < 900
+    events = owner.events[job.job.request_id]
+    assert outcome.usage.output_tokens == len(events) < 900
 
 
 async def test_a_killed_process_is_reported_once_and_replaced() -> None:
     async with hosted(echo()) as owner:
-        owner.host.submit([handed(1, "!crash")])
+        owner.host.submit([handoff(1, "!crash")])
         await owner.until(lambda: owner.crashes and owner.host.ready)
-        again = handed(1, "fine now")
+        again = handoff(1, "fine now")
         owner.host.submit([again])
 
         outcome = await owner.ends(again.job.request_id)
@@ -158,14 +158,14 @@ async def test_a_killed_process_is_reported_once_and_replaced() -> None:
 
 async def test_hanging_process_is_killed() -> None:
     async with hosted(echo(step_limit_s=0.5)) as owner:
-        owner.host.submit([handed(1, "!hang")])
+        owner.host.submit([handoff(1, "!hang")])
 
         await owner.until(lambda: owner.crashes)
 
 
 async def test_long_step_with_keep_alives_is_not_killed() -> None:
     async with hosted(echo(step_limit_s=2)) as owner:
-        job = handed(1, "!long")
+        job = handoff(1, "!long")
         owner.host.submit([job])
 
         outcome = await owner.ends(job.job.request_id)
@@ -203,7 +203,7 @@ async def test_engine_process_inherits_no_credentials(monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, value)
     async with hosted(echo()) as owner:
         found = _environment_of(owner.host.pid)
-        job = handed(1, "hello")
+        job = handoff(1, "hello")
         owner.host.submit([job])
         await owner.ends(job.job.request_id)
 
@@ -216,7 +216,7 @@ async def test_engine_process_inherits_no_credentials(monkeypatch: pytest.Monkey
 
 async def test_slow_load_is_not_killed() -> None:
     async with hosted(echo(step_limit_s=0.2, load_us=1_000_000), preload=False) as owner:
-        job = handed(1, "hello")
+        job = handoff(1, "hello")
         owner.host.submit([job])
 
         outcome = await owner.ends(job.job.request_id)
@@ -227,7 +227,7 @@ async def test_slow_load_is_not_killed() -> None:
 
 async def test_engine_that_cannot_be_created_affects_only_its_model() -> None:
     async with hosted(echo("bad", step_us="much"), echo()) as owner:
-        job = handed(1, "hello")
+        job = handoff(1, "hello")
         owner.host.submit([job])
 
         outcome = await owner.ends(job.job.request_id)
@@ -238,7 +238,7 @@ async def test_engine_that_cannot_be_created_affects_only_its_model() -> None:
 
 async def test_failing_engine_fails_its_requests_and_continues() -> None:
     async with hosted(echo()) as owner:
-        failing, fine = handed(1, "!fail"), handed(2, "fine")
+        failing, fine = handoff(1, "!fail"), handoff(2, "fine")
         owner.host.submit([failing])
         outcome = await owner.ends(failing.job.request_id)
         owner.host.submit([fine])
@@ -253,7 +253,7 @@ async def test_failing_engine_fails_its_requests_and_continues() -> None:
 
 async def test_abandoned_job_is_not_reported_until_it_is_submitted_again() -> None:
     async with hosted(echo(tokens_per_step=1, step_us=1000)) as owner:
-        first, second = handed(1, "old " * 900, stream=True), handed(1, "new", stream=True)
+        first, second = handoff(1, "old " * 900, stream=True), handoff(1, "new", stream=True)
         owner.host.submit([first])
         await owner.until(lambda: owner.events)
         owner.events.clear()
@@ -271,12 +271,12 @@ async def test_abandoned_job_is_not_reported_until_it_is_submitted_again() -> No
 
 async def test_process_runs_one_job_on_its_last_attempt_at_a_time() -> None:
     async with hosted(echo()) as owner:
-        poison, suspect = handed(1, "!crash", attempt=3), handed(2, "fine", attempt=3)
-        newcomer = handed(3, "fine too")
+        poison, suspect = handoff(1, "!crash", attempt=3), handoff(2, "fine", attempt=3)
+        newcomer = handoff(3, "fine too")
         owner.host.submit([poison, suspect, newcomer])
 
         await owner.until(lambda: owner.crashes and owner.host.ready)
-        owner.host.submit([suspect, handed(4, "and me", attempt=3)])
+        owner.host.submit([suspect, handoff(4, "and me", attempt=3)])
         await owner.until(lambda: len(owner.outcomes) == 2)
 
     assert owner.crashes == [(suspect.job.request_id,)]
@@ -284,7 +284,7 @@ async def test_process_runs_one_job_on_its_last_attempt_at_a_time() -> None:
 
 async def test_many_jobs_share_the_process(tmp_path: Path) -> None:
     async with hosted(echo("a"), echo("b")) as owner:
-        jobs = [handed(n, f"text {n}", model="ab"[n % 2]) for n in range(500)]
+        jobs = [handoff(n, f"text {n}", model="ab"[n % 2]) for n in range(500)]
         owner.host.submit(jobs)
 
         await owner.until(lambda: len(owner.outcomes) == 500)
@@ -312,12 +312,12 @@ def test_engine_process_ends_with_its_agent(tmp_path: Path) -> None:
 
 _AGENT = """
 import asyncio
-from tests.workers.test_engine_supervisor import echo, handed, hosted
+from tests.workers.test_engine_supervisor import echo, handoff, hosted
 
 async def main():
     async with hosted(echo()) as owner:
         process = owner.host.pid
-        owner.host.submit([handed(1, "!hang")])
+        owner.host.submit([handoff(1, "!hang")])
         print(process, flush=True)
         await asyncio.sleep(60)
 

@@ -98,7 +98,7 @@ async def test_wiped_queue_loses_no_work_and_repeats_no_running_job(tmp_path: Pa
 
     assert all(isinstance(outcome, Completed) for outcome in (*outcomes, later))
     assert all(len(found) == 1 for found in gateway.deliveries.values())
-    starts = [event for event in gateway.said(read) if isinstance(event, Started)]
+    starts = [event for event in gateway.events_of(read) if isinstance(event, Started)]
     assert len(starts) == 1
 
 

@@ -540,7 +540,7 @@ async def test_a_worker_serves_an_upstream_model_and_never_logs_its_key(
 
     assert isinstance(outcome, Completed)
     assert outcome.usage.output_tokens == 3
-    said = [event for event in gateway.said(request_id) if isinstance(event, Tokens)]
+    said = [event for event in gateway.events_of(request_id) if isinstance(event, Tokens)]
     assert "".join(event.text for event in said) == "hello out there "
     logged = capfd.readouterr().err
     assert "sk-very-secret" not in logged
