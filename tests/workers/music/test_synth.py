@@ -12,7 +12,7 @@ from training.music.music_analysis import chroma, fits, is_near, keys_of, tempo_
 from training.music.tunes import tune
 from workers.engines.music.instruments import VOICES, Bank, frequency
 from workers.engines.music.notes import DRUMS, INSTRUMENTS, Bar, Chord, Key, Note, Piece
-from workers.engines.music.synth import RATES, Player, limit, render
+from workers.engines.music.synth import Player, limit, render
 
 RATE = 44_100
 HEAD = Piece("calm", Key(0, "major"), "4/4", 120, "piano", "strings", "upright", "kit", ())
@@ -69,7 +69,7 @@ def test_every_instrument_of_a_piece_can_be_rendered() -> None:
     assert named == set(VOICES)
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", [44_100, 48_000])
 def test_a_piece_lasts_as_long_as_its_bars_and_then_rings_out(rate: int) -> None:
     piece = tune(random.Random(4), bars=3)
     player = Player(piece, rate=rate)

@@ -68,7 +68,6 @@ RANGES: Final[dict[Part, range]] = {
     "drums": range(min(DRUMS.values()), max(DRUMS.values()) + 1),
 }
 """MIDI pitches of a piece in C; in another key up to 6 lower or 5 higher."""
-BARS_MAX: Final = 512
 
 
 class Metre(NamedTuple):

@@ -21,7 +21,6 @@ from workers.engines.music.notes import DRUMS, METRES, Bar, Note, Part, Piece
 Stereo = npt.NDArray[np.float32]
 """``(samples, 2)``, from -1 to 1."""
 
-RATES: Final = (44_100, 48_000)
 _LEVELS: Final[dict[Part, float]] = {"lead": 0.155, "chords": 0.062, "bass": 0.15, "drums": 0.36}
 _PANNING: Final[dict[Part, float]] = {"lead": 0.12, "chords": -0.28, "bass": 0.0, "drums": 0.0}
 """Position from -1, left, to 1, right."""

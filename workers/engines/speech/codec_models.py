@@ -38,7 +38,6 @@ from workers.engines.speech.text import FIRST_TURN_TAG, TURN_TAG
 
 
 class _CodecModel:
-    channels = 1
     has_speed = False
     recording_rate: int | None = None
     rate: int

@@ -64,7 +64,6 @@ class SpeechModel(Protocol):
 
     rate: int
     """Sample rate of the audio, in Hz."""
-    channels: int
     module: torch.nn.Module
     steps: Sequence[torch.nn.Module]
     has_speed: bool

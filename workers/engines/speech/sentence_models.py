@@ -42,7 +42,6 @@ from workers.engines.speech.speaker_encoder import SpeakerEncoder, read_speaker_
 
 
 class _SentenceModel:
-    channels = 1
     has_speed = False
     recording_rate: int | None = None
     rate: int
