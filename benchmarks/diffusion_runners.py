@@ -121,11 +121,15 @@ class _Watched(DiffusionEngine):
             return result
 
         pipeline.__class__ = type(kind.__name__, (kind,), {"__call__": generate})
+        turn = self._batcher.turn
 
-    def _update_step_time(self, turn: TurnResult, seconds: float) -> None:
-        super()._update_step_time(turn, seconds)
-        if turn.point is not None and turn.point.phase == "forward":
-            self.result.batches.append(len(turn.rows))
+        def recorded_turn(phase: Any) -> TurnResult:
+            result = turn(phase)
+            if result.point is not None and result.point.phase == "forward":
+                self.result.batches.append(len(result.rows))
+            return result
+
+        self._batcher.turn = recorded_turn  # type: ignore[method-assign]  # instrumentation
 
 
 class Ours:

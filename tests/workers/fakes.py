@@ -21,7 +21,6 @@ from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
-    Estimate,
     PhaseClock,
     StepReport,
     Wait,
@@ -85,9 +84,6 @@ class FakeEngine:
 
     def unload(self) -> None:
         assert not self.held
-
-    def estimate(self, job: Job) -> Estimate:
-        return Estimate(device_us=job.input["steps"] * self.step_us, bytes=job.input["room"])
 
     def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
         with clock.phase("preprocess"):

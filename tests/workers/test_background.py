@@ -29,7 +29,6 @@ from workers.protocol.engine import (
     Admitted,
     CancelReason,
     Deferred,
-    Estimate,
     PhaseClock,
     Prepared,
     StepReport,
@@ -129,9 +128,6 @@ class Engine:
     def load(self) -> None: ...
 
     def unload(self) -> None: ...
-
-    def estimate(self, job: Job) -> Estimate:
-        return Estimate(0, 0)
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> Any:
         return self.read()

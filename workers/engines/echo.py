@@ -40,7 +40,6 @@ from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
-    Estimate,
     PhaseClock,
     StepReport,
     Wait,
@@ -95,9 +94,6 @@ class EchoEngine:
 
     def unload(self) -> None:
         self._echoes.clear()
-
-    def estimate(self, job: Job) -> Estimate:
-        return Estimate(device_us=self._options.step_us, bytes=0)
 
     def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
         if len(self._echoes) >= self._options.slots:

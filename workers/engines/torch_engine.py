@@ -24,7 +24,6 @@ from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
-    Estimate,
     PhaseClock,
     Prepared,
     StepReport,
@@ -89,9 +88,6 @@ class TorchEngine(ABC, Generic[OptionsT, ModelT, RequestT]):
 
     def release(self, request_id: RequestId) -> None:
         del self._running[request_id]
-
-    @abstractmethod
-    def estimate(self, job: Job) -> Estimate: ...
 
     @abstractmethod
     def step(self, clock: PhaseClock) -> StepReport: ...

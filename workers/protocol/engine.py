@@ -1,4 +1,4 @@
-"""The engine protocol of the step loop: estimate, admit, step, cancel, release; load and unload.
+"""The engine protocol of the step loop: admit, step, cancel, release; load and unload.
 
 All calls come from one thread, so an engine needs no lock; only ``prepare`` and deferred work run
 on other threads. The loop times the phases and divides the time of a step among its requests; the
@@ -26,14 +26,6 @@ class PhaseClock(Protocol):
     """
 
     def phase(self, name: Phase) -> AbstractContextManager[None]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Estimated cost of a job: device time, and device memory while it is admitted."""
-
-    device_us: int
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +101,6 @@ class Engine(Protocol):
 
     def unload(self) -> None:
         """Free the memory. Called only while no request is admitted."""
-        ...
-
-    def estimate(self, job: Job) -> Estimate:
-        """Estimate the cost of a job. Reserves nothing."""
         ...
 
     def admit(self, job: Job, clock: PhaseClock, files: Any = ()) -> Admission:

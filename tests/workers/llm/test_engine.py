@@ -349,18 +349,3 @@ def test_the_four_phases_are_told_apart(checkpoint: Checkpoint) -> None:
     driver.step()
 
     assert driver.clock.phases == ["preprocess", "transfer", "forward", "postprocess"]
-
-
-def test_an_estimate_grows_with_what_may_be_written(checkpoint: Checkpoint) -> None:
-    engine = make_engine(checkpoint("llama"), context_tokens=100)
-
-    short, long, double = (
-        engine.estimate(job("a", "x", max_tokens=tokens, n=n))
-        for tokens, n in ((10, 1), (200, 1), (200, 2))
-    )
-
-    assert 0 < short.device_us < long.device_us
-    # Two layers, keys and values, two heads of 12 numbers of 4 bytes, 100 positions.
-    assert short.bytes == 2 * 2 * 2 * 12 * 4 * 11
-    assert long.bytes == 2 * 2 * 2 * 12 * 4 * 100
-    assert double.bytes == 2 * long.bytes

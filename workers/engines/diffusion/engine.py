@@ -37,7 +37,6 @@ from workers.engines.cooperative_batching import (
     Phase,
     PipelineRun,
     Stopped,
-    TurnResult,
 )
 from workers.engines.diffusion import loading, masks
 from workers.engines.diffusion.families import PipelineFamily
@@ -60,15 +59,12 @@ from workers.engines.torch_engine import InputError, TorchEngine, read_input, re
 from workers.media import encode
 from workers.media.decode import read_image, read_mask
 from workers.media.pixels import Pixels, Weights
-from workers.protocol.engine import Deferred, Estimate, PhaseClock, StepReport
+from workers.protocol.engine import Deferred, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
 VIDEO_TASKS: Final = ("text-to-video", "image-to-video")
 SOURCE_PIXELS_MAX: Final = 32_000_000
-_INITIAL_STEP_US: Final = 50_000
-_BYTES_PER_PIXEL: Final = 256
-"""Memory for activations per pixel: rough, only orders requests."""
 
 
 class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
@@ -77,7 +73,6 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         self._batcher = CooperativeBatcher(rows_max=self._options.rows or 2 * self._options.slots)
         self._upscaler: Upscaler | None = None
         self._by_run: dict[int, tuple[Request, Generation]] = {}
-        self._step_us = float(_INITIAL_STEP_US)
 
     def _load(self) -> loading.LoadedCheckpoint:
         loaded = loading.load(self._spec, self._options, self._batcher)
@@ -90,12 +85,6 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
         self._upscaler = None
         super().unload()
 
-    def estimate(self, job: Job) -> Estimate:
-        input = _read_input(job)
-        steps = (input.steps or self._options.steps) * getattr(input, "n", 1)
-        pixels = (input.width or 512) * (input.height or 512)
-        return Estimate(round(steps * self._step_us), pixels * _BYTES_PER_PIXEL)
-
     def prepare(self, job: Job, files: Sequence[bytes]) -> Request | Failed:
         """Decode the images of a job, cropped and resized to the size of the output."""
         return self._prepare(job, files)
@@ -103,9 +92,7 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)
         self._start_generations()
-        began = time.monotonic()
         turn = self._batcher.turn(lambda name: self._phase(clock, name))
-        self._update_step_time(turn, time.monotonic() - began)
         weights: dict[RequestId, float] = {}
         for key, rows in turn.rows.items():
             if key in self._by_run:
@@ -288,10 +275,6 @@ class DiffusionEngine(TorchEngine[Options, loading.LoadedCheckpoint, Request]):
             yield
             if self._options.torch_device.type == "cuda":
                 torch.cuda.synchronize()
-
-    def _update_step_time(self, turn: TurnResult, seconds: float) -> None:
-        if turn.point is not None and turn.point.phase == "forward" and turn.rows:
-            self._step_us += 0.1 * (seconds * 1e6 / len(turn.rows) - self._step_us)
 
     def _collect_result(self, run: PipelineRun) -> None:
         """Store the result of a run, to be encoded later, or its error."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
 import torch
 
 from workers.contract.jobs import (
@@ -23,13 +22,10 @@ from workers.engines.embedding.encoder import Encoder
 from workers.engines.embedding.options import Options, read_options
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import InputError, TorchEngine, read_input
-from workers.protocol.engine import CancelReason, Estimate, PhaseClock, StepReport
+from workers.protocol.engine import CancelReason, PhaseClock, StepReport
 
 STEP_TOKENS: Final = 4096
 """Maximum tokens in a step, including padding; a single longer text is allowed."""
-_TOKEN_US: Final = 20.0
-_TOKEN_BYTES: Final = 64 * 1024
-_BYTES_PER_TOKEN: Final = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -60,14 +56,6 @@ class EmbeddingEngine(TorchEngine[Options, Encoder, _EmbeddingRequest]):
         with torch.inference_mode():
             encoder.embed([encoder.encode("Hello")])
         return encoder
-
-    def estimate(self, job: Job) -> Estimate:
-        inputs = msgspec.convert(job.input, EmbeddingInput).inputs
-        tokens = sum(
-            len(text.encode()) / _BYTES_PER_TOKEN if isinstance(text, str) else len(text)
-            for text in inputs
-        )
-        return Estimate(round(tokens * _TOKEN_US), round(min(tokens, STEP_TOKENS)) * _TOKEN_BYTES)
 
     def _read(self, job: Job, files: Sequence[bytes]) -> _EmbeddingRequest:
         input = read_input(job, EmbeddingInput)

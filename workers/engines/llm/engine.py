@@ -28,7 +28,6 @@ from workers.engines.llm.checkpoint import Checkpoint
 from workers.engines.llm.decoder import Decoder
 from workers.engines.llm.draft_model import DraftModel
 from workers.engines.llm.drafts import PromptLookup
-from workers.engines.llm.estimate import Sizes, read_sizes
 from workers.engines.llm.grammar import GrammarError
 from workers.engines.llm.loading import load_draft, make_decoder
 from workers.engines.llm.options import read_options
@@ -42,7 +41,6 @@ from workers.protocol.engine import (
     Admission,
     Admitted,
     CancelReason,
-    Estimate,
     PhaseClock,
     StepReport,
     Wait,
@@ -73,7 +71,6 @@ class LlmEngine:
         self._spec = spec
         self._options = read_options(spec)
         self._answering: dict[RequestId, ChatRequest] = {}
-        self._sizes: Sizes | None = None
         self._loaded: _Loaded | None = None
         self._threads = 1
 
@@ -102,11 +99,6 @@ class LlmEngine:
         self._loaded = None
         gc.collect()
         torch.cuda.empty_cache()
-
-    def estimate(self, job: Job) -> Estimate:
-        if self._sizes is None:
-            self._sizes = read_sizes(self._spec, self._options)
-        return self._sizes.estimate(msgspec.convert(job.input, ChatInput))
 
     def admit(self, job: Job, clock: PhaseClock, files: Sequence[bytes] = ()) -> Admission:
         with clock.phase("preprocess"):

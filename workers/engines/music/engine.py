@@ -34,16 +34,13 @@ from workers.engines.music.writer import PieceSpec, PieceWriter
 from workers.engines.threads import use_threads
 from workers.engines.torch_engine import InputError, TorchEngine, out_of_memory, read_input
 from workers.media.encode import Origin
-from workers.protocol.engine import Estimate, PhaseClock, StepReport
+from workers.protocol.engine import PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
 
 TASK: Final = "text-to-music"
 _BAR_WEIGHT: Final = 25.0
 """Time to render a bar, in units of the time for one token; measured with pocket-music."""
-_SECOND_US: Final = 200_000
-"""Device time per second of music: rough, only orders requests."""
-_SECOND_BYTES: Final = RATE * 2 * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +79,6 @@ class MusicEngine(TorchEngine[Options, _Loaded, MusicRequest]):
     def unload(self) -> None:
         self._bank = Bank(RATE)
         super().unload()
-
-    def estimate(self, job: Job) -> Estimate:
-        requested_ms = job.input.get("duration_ms")
-        if isinstance(requested_ms, int | float):
-            seconds = requested_ms / 1000
-        else:
-            seconds = self._options.seconds
-        return Estimate(round(seconds * _SECOND_US), round(seconds * _SECOND_BYTES))
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)

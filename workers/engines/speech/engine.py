@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,13 +53,9 @@ from workers.engines.torch_engine import (
 )
 from workers.media.crossfade import Crossfader, TimeStretcher
 from workers.media.encode import Origin
-from workers.protocol.engine import CancelReason, Estimate, PhaseClock, StepReport
+from workers.protocol.engine import CancelReason, PhaseClock, StepReport
 
 log = logging.getLogger(__name__)
-
-_CHARACTER_US: Final = 5_000
-"""Rough estimate of device time; only orders requests."""
-_CHARACTER_BYTES: Final = 64 * 1024
 
 
 class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
@@ -94,10 +90,6 @@ class SpeechEngine(TorchEngine[Options, SpeechModel, SpeechRequest]):
     def unload(self) -> None:
         self._voices = {}
         super().unload()
-
-    def estimate(self, job: Job) -> Estimate:
-        size = len(str(job.input.get("text") or job.input.get("prompt") or ""))
-        return Estimate(size * _CHARACTER_US, min(size, 1_000) * _CHARACTER_BYTES)
 
     def step(self, clock: PhaseClock) -> StepReport:
         use_threads(self._threads)

@@ -34,15 +34,11 @@ from workers.media.encode import Origin
 from workers.media.pixels import Pixels
 from workers.media.recordings import read_audio
 from workers.media.video_files import VideoFiles
-from workers.protocol.engine import Deferred, Estimate, PhaseClock, StepReport
+from workers.protocol.engine import Deferred, PhaseClock, StepReport
 
 TASK: Final = "talking-head"
 _AUDIO_RATE: Final = 48_000
 """Sample rate of the video's audio, in Hz."""
-_US_PER_BYTE: Final = 2.0
-"""Device time per byte of an attachment: rough, only orders requests."""
-_BYTES_PER_ROW: Final = 8 * 1024 * 1024
-"""Device memory for each frame in a step."""
 
 
 class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
@@ -60,10 +56,6 @@ class TalkingEngine(TorchEngine[Options, Networks, TalkingHeadRequest]):
             )
             networks.mouth_renderer(features, torch.zeros(1, 4).to(device))
         return networks
-
-    def estimate(self, job: Job) -> Estimate:
-        size = sum(blob.bytes for blob in job.attachments)
-        return Estimate(round(size * _US_PER_BYTE), self._options.step_rows * _BYTES_PER_ROW)
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> TalkingHeadRequest | Failed:
         """Decode the portrait and the recording of a job."""

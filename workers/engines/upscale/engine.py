@@ -35,13 +35,9 @@ from workers.media.encode import Origin
 from workers.media.pixels import MediaError, Pixels
 from workers.media.video_decode import open_video
 from workers.media.video_files import VideoFiles
-from workers.protocol.engine import Deferred, Estimate, PhaseClock, StepReport
+from workers.protocol.engine import Deferred, PhaseClock, StepReport
 
 VIDEO_TASK: Final = "video-upscale"
-_US_PER_BYTE: Final = 1.0
-"""Device time per byte of an attachment: rough, because its size in pixels is not known yet."""
-_BYTES_PER_PIXEL: Final = 2048
-"""Device memory for each source pixel in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +65,6 @@ class UpscaleEngine(TorchEngine[Options, Network, UpscaleRequest]):
             raise ValueError(f"not an upscaling network: 16x16 pixels become {upscaled.shape}")
         self._step_pixels = network.step_pixels
         return network
-
-    def estimate(self, job: Job) -> Estimate:
-        size = sum(blob.bytes for blob in job.attachments)
-        return Estimate(round(size * _US_PER_BYTE), self._step_pixels * _BYTES_PER_PIXEL)
 
     def prepare(self, job: Job, files: Sequence[bytes]) -> UpscaleRequest | Failed:
         """Decode the images of a job, or open its video."""
