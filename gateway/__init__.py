@@ -1,1 +1,1 @@
-"""The gateway: answers HTTP and keeps the money; it never computes and never imports torch."""
+"""The gateway: serves HTTP and keeps the ledger; it never runs models and never imports torch."""

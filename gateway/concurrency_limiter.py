@@ -24,7 +24,7 @@ class _Queue:
 
 
 class ConcurrencyLimiter:
-    """Of each account, ``concurrent_max`` calls run and at most ``waiting_max`` wait."""
+    """Runs at most ``concurrent_max`` calls of each account; at most ``waiting_max`` wait."""
 
     def __init__(self, concurrent_max: int, *, waiting_max: int) -> None:
         self._at_once = concurrent_max
@@ -69,6 +69,6 @@ def _too_many(queue: _Queue) -> TooManyRequests:
     return TooManyRequests(
         "too_many_reports",
         f"This account has {queue.calls} lists and reports running or waiting; try again when "
-        "some have ended.",
+        "some of them have ended.",
         retry_after_s=1,
     )

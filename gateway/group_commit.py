@@ -45,7 +45,7 @@ class GroupCommit(Generic[Item, Answer]):
         """
         if len(self._pending) >= PENDING_MAX:
             raise Unavailable(
-                "overloaded", "Too many requests at once; nothing was accepted.", retry_after_s=1
+                "overloaded", "Too many concurrent requests; nothing was accepted.", retry_after_s=1
             )
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._pending.append((item, answer))
@@ -102,7 +102,7 @@ class GroupCommit(Generic[Item, Answer]):
                 for _, other in batch[place:]:
                     _resolve(other, error)
                 return
-            except Exception as error:  # as above
+            except Exception as error:  # a boundary: any error is raised to the caller
                 _resolve(future, error)
             else:
                 if not future.done():

@@ -417,7 +417,7 @@ def _audio_speeds(done: Sequence[ReceiptSample], seconds: float) -> _Speeds:
     return {
         "first_audio_ms": _percentiles([one.timings.first_token_us for one in done]),
         "longest_gap_ms": _percentiles([one.timings.gap_us for one in done]),
-        # Thousandths, as milliseconds are of seconds.
+        # In thousandths: ``_percentiles`` divides by 1000.
         "real_time_factor": _percentiles([round(factor * 1000) for factor in factors]),
         "audio_seconds": audio_s,
         "audio_seconds_per_second": round(audio_s / seconds, 4),

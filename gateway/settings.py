@@ -113,9 +113,10 @@ class Settings(BaseSettings):
     """Maximum bytes of large bodies (above 256 KiB) in flight in one gateway; a single one always
     fits."""
     account_bodies_bytes_max: int = Field(default=512 * 1024 * 1024, ge=1)
-    """The same for one account."""
+    """Maximum bytes of large bodies of one account in flight in one gateway."""
     bodies_memory_bytes_max: int = Field(default=128 * 1024 * 1024, ge=1)
-    """The same for bodies without files, which stay in memory while their request runs."""
+    """Maximum bytes of large bodies without files in flight in one gateway; they stay in memory
+    while their request runs."""
     media_bytes_max: int = Field(default=50 * 1024 * 1024, ge=1)
     """Maximum size of one attached image, video or audio file, however it is sent."""
     fetch_timeout_s: float = Field(default=30.0, gt=0)
@@ -145,11 +146,12 @@ class Settings(BaseSettings):
     """Maximum requests of one account that are queued or running, unless it has a limit
     (`tollgate limit set`); 0 is unlimited. Batch lines are not counted."""
     key_concurrent: int = Field(default=1_000, ge=0)
-    """The same for one key, unless the key or its account has a limit."""
+    """Maximum requests of one key that are queued or running, unless it or its account has a
+    limit."""
     wait_max_s: float = 60.0
     """Estimated queueing time above which waiting clients get 429."""
     async_wait_max_s: float = 900.0
-    """The same for ``POST /v1/requests``."""
+    """Estimated queueing time above which ``POST /v1/requests`` returns 429."""
     timeout_s: float = 120.0
     """Deadline of a request whose client waits, unless the catalog entry sets one."""
     async_timeout_s: float = 900.0
@@ -168,7 +170,7 @@ class Settings(BaseSettings):
     """Maximum files of one account, including those of batches; an administrator can set another
     maximum for an account."""
     account_file_bytes_max: int = Field(default=20 * 1024**3, ge=0)
-    """The same in bytes, recordings of voices included."""
+    """Maximum bytes of the files of one account, including recordings of voices."""
     file_retention_days: float = Field(default=30.0, gt=0)
     """Retention of files that were uploaded without an expiry."""
     batch_lines_max: int = Field(default=50_000, ge=1)

@@ -35,7 +35,7 @@ PAUSE_MAX_S: Final = 30.0
 IDLE_BEAT_S: Final = 2.0
 """Interval of the beats of an idle loop."""
 DRAIN_S: Final = 5.0
-"""Time beyond the shutdown grace after which a failed process ends even if it has not drained."""
+"""Time after the shutdown grace at which a failed process exits even if it has not drained."""
 
 CHECK_EVERY_S: Final = 1.0
 CHECKS_SILENT_MAX: Final = 5
@@ -66,7 +66,7 @@ class _Loop:
 
 
 class Supervisor:
-    """Runs loops until ``running`` is left."""
+    """Runs background loops until ``running`` exits."""
 
     def __init__(
         self,

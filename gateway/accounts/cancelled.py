@@ -62,7 +62,7 @@ class CancelledTime:
         )
 
     async def count(self, cancelled_us: Mapping[int, int]) -> None:
-        """Add device time, by account."""
+        """Add cancelled device time, by account."""
         parts = [
             self._run(account_id, amount_ms=max(1, device_us // 1000))
             for account_id, device_us in cancelled_us.items()

@@ -164,7 +164,7 @@ def revoke_key(connection: Connection, prefix_or_id: str) -> KeyInfo:
 
 
 def hash_secret(secret: str, pepper: bytes) -> bytes:
-    """HMAC-SHA-256: secrets have 240 random bits, so no slow hash is needed."""
+    """Return the HMAC-SHA-256 of a secret: with 240 random bits, no slow hash is needed."""
     return hmac.digest(pepper, secret.encode(), hashlib.sha256)
 
 

@@ -73,7 +73,7 @@ class RateReservation:
         return _encode_note((self.second, self.names)).decode() if self.names else ""
 
     def usages_undone(self) -> Sequence[LimitUsage]:
-        """The usages as they are once all of it has been given back."""
+        """Return the usages after an ``undo``."""
         if not self.names:
             return self.usages
         return [

@@ -106,7 +106,7 @@ class OpenRequests:
         self.opened_by_account: dict[int, int] = {}
         """Number of requests that this batch opens, by account."""
         self.opened_by_key: dict[int, int] = {}
-        """The same by key."""
+        """Number of requests that this batch opens, by key."""
         self._checks = False
         bounded = []
         for id, account in accounts.items():
@@ -131,7 +131,7 @@ class OpenRequests:
         if limit and running >= limit:
             return TooManyConcurrent("account", limit)
         running = self._keys[key]["open_requests"] + self.opened_by_key.get(key, 0)
-        # A limit set for an account replaces both defaults, or its only key could not use it.
+        # An account's limit replaces both defaults, or an account with one key could not use it.
         limit = limits.get((key, ""), 0 if (0, "") in limits else self._defaults.key)
         if limit and running >= limit:
             return TooManyConcurrent("key", limit)

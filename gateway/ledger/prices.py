@@ -311,7 +311,7 @@ def _period(row: RowMapping) -> PricePeriod:
 
 
 def read_price(connection: Connection, price_id: int, cache: PriceCache) -> Price:
-    """Read a price row, from the cache if it was read before."""
+    """Read a price, from the cache if possible."""
     price = cache.get(price_id)
     if price is None:
         row = connection.execute(select(prices).where(prices.c.id == price_id)).mappings().one()

@@ -278,7 +278,7 @@ def _windows_are_sums(connection: Connection) -> Iterator[Finding]:
 
 
 def _balances_follow_transfers(connection: Connection) -> Iterator[Finding]:
-    """R11: in the order of versions, each transfer changed its account's balance by its amount."""
+    """R11: in order of versions, each transfer changed its account's balance by its amount."""
     inward = select(
         transfers.c.to_account.label("account"),
         transfers.c.amount_nanos.label("amount"),

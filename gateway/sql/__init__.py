@@ -1,1 +1,1 @@
-"""The database: connections by lane, transactions, and what counts as an outage."""
+"""The database: connections by lane, transactions, and the classes of outages."""

@@ -82,7 +82,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError(f"{value!r} has no time zone")
+            raise ValueError(f"{value!r} has no time zone; use an aware datetime")
         if dialect.name == "postgresql":
             return value
         return (value - _EPOCH) // _MICROSECOND

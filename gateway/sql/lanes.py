@@ -211,7 +211,7 @@ def _sqlite(path: str, lane: Lane, size: int) -> Engine:
 
 
 class _Clock:
-    """Interrupts the transaction of one SQLite connection when its time is up."""
+    """Interrupts the transaction of one SQLite connection at its time limit."""
 
     def __init__(self) -> None:
         self.ends_at = math.inf

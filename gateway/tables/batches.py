@@ -28,7 +28,7 @@ from gateway.tables.core import OptionalJson, RequestKey, RowId, metadata
 FileKey: Final = String(40)
 """``file-`` and 32 hexadecimal digits: a UUID of version 7, so newer ones sort later."""
 BatchKey: Final = String(40)
-"""``batch_`` and the same."""
+"""``batch_`` and 32 hexadecimal digits: a UUID of version 7."""
 
 files = Table(
     "files",
@@ -120,11 +120,11 @@ batch_results = Table(
     "batch_results",
     metadata,
     Column("batch_id", BatchKey, ForeignKey("batches.id"), primary_key=True),
-    # From 1, as in the input file.
+    # Line number in the input file, from 1.
     Column("line", Integer, primary_key=True, autoincrement=False),
     Column("succeeded", Boolean, nullable=False),
     Column("request_id", RequestKey),
-    # The line of the output or error file, as JSON.
+    # JSON line of the output or error file.
     Column("result", LargeBinary, nullable=False),
 )
 

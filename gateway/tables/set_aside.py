@@ -1,4 +1,4 @@
-"""The SQL table of rows that were set aside; it shares the metadata of ``core``."""
+"""The SQL table of notes on rows that were set aside; it shares the metadata of ``core``."""
 
 from __future__ import annotations
 

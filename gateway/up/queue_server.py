@@ -95,8 +95,8 @@ def die_with_parent() -> None:
 
 def _version(path: str) -> tuple[int, int]:
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=5)
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return (0, 0)
-    found = re.search(r"v=(\d+)\.(\d+)", said.stdout)
+    found = re.search(r"v=(\d+)\.(\d+)", done.stdout)
     return (int(found[1]), int(found[2])) if found else (0, 0)

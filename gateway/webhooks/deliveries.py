@@ -61,7 +61,7 @@ class Claimed:
     host: str
     attempts: int
     number: int
-    """Number of this attempt among all of the delivery."""
+    """Number of this attempt among all attempts of the delivery."""
     due_at: datetime
 
 
@@ -72,9 +72,9 @@ class Claim:
     taken: Sequence[Claimed]
     given_up: int
     after: int
-    """Account after which the next claim looks first."""
+    """Account after which the next claim starts."""
     more: bool
-    """Whether there can be more that is due."""
+    """Whether there can be more due deliveries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class AttemptResult:
     code: int | None = None
     error: str | None = None
     final: bool = False
-    """Whether trying again is pointless."""
+    """Whether another attempt would be pointless."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -111,7 +111,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A delivery as it is listed, with the attempts whose result is known."""
+    """A delivery with the attempts whose result is known."""
 
     request_id: str
     account_id: int
@@ -368,7 +368,7 @@ def send_again(
 
 
 def delete_ended(connection: Connection, before: datetime, *, limit: int) -> int:
-    """Delete deliveries that ended before a moment, with their attempts; return their number."""
+    """Delete some deliveries that ended before a moment, with attempts; return their number."""
     return delete_some(connection, _TABLE, _TABLE.c.ended_at < before, limit=limit)
 
 

@@ -96,7 +96,7 @@ class Lanes:
         self._accounts[account_id] -= 1
         self._hosts[host] -= 1
         self._pairs[account_id, host] -= 1
-        # Only what is above zero stays, so the counters are as small as the pool.
+        # Unary plus drops counts of zero, so the counters do not grow beyond the pool.
         self._accounts, self._hosts, self._pairs = +self._accounts, +self._hosts, +self._pairs
 
     def answered(self, account_id: int, host: str) -> None:

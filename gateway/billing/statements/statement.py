@@ -69,7 +69,7 @@ class Invoice:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One month of one account; ``invoice`` is None while it is a draft."""
+    """One month of one account; a draft if ``invoice`` is None."""
 
     account_id: int
     account: str
