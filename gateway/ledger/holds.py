@@ -30,7 +30,6 @@ from gateway.accounts.locks import lock_accounts
 from gateway.ledger.bounds import Bounds, BudgetExceeded, WindowKey
 from gateway.ledger.concurrency import UNBOUNDED, Defaults, OpenRequests, TooManyConcurrent
 from gateway.pricing import ServiceClass
-from gateway.sql.database import delete_some
 from gateway.tables.core import accounts, holds, idempotency, keys, outputs, receipts
 from workers.contract.jobs import RequestId
 
@@ -436,9 +435,12 @@ def delete_output(connection: Connection, account_id: int, request_id: str) -> N
 
 def delete_expired_outputs(connection: Connection, now: datetime, *, limit: int) -> int:
     """Delete some of the outputs whose retention has ended; return their number."""
-    return delete_some(connection, outputs, outputs.c.expires_at < now, limit=limit)
+    over = select(outputs.c.request_id).where(outputs.c.expires_at < now).limit(limit)
+    return connection.execute(delete(outputs).where(outputs.c.request_id.in_(over))).rowcount
 
 
 def delete_idempotency_keys(connection: Connection, before: datetime, *, limit: int) -> int:
     """Delete some of the idempotency keys older than a moment; return their number."""
-    return delete_some(connection, idempotency, idempotency.c.created_at < before, limit=limit)
+    id = (idempotency.c.account_id, idempotency.c.key)
+    old = select(*id).where(idempotency.c.created_at < before).limit(limit)
+    return connection.execute(delete(idempotency).where(tuple_(*id).in_(old))).rowcount

@@ -31,10 +31,7 @@ from sqlalchemy import (
     Table,
     TypeDecorator,
     cast,
-    delete,
     func,
-    select,
-    tuple_,
     type_coerce,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -148,15 +145,6 @@ def upsert(connection: Connection, table: Table) -> postgresql.Insert | sqlite.I
     """Return an INSERT of the connection's dialect, which supports ``on_conflict_do_…``."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     return insert(table)
-
-
-def delete_some(
-    connection: Connection, table: Table, condition: ColumnElement[bool], *, limit: int
-) -> int:
-    """Delete at most ``limit`` rows that match a condition; return their number."""
-    key = table.primary_key.columns
-    some = select(*key).where(condition).limit(limit)
-    return connection.execute(delete(table).where(tuple_(*key).in_(some))).rowcount
 
 
 def exact_sum(column: ColumnElement[Any]) -> ColumnElement[int]:

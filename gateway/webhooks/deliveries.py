@@ -18,6 +18,7 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     bindparam,
+    delete,
     func,
     insert,
     select,
@@ -25,7 +26,6 @@ from sqlalchemy import (
 )
 
 from gateway.checks.public_urls import host_of
-from gateway.sql.database import delete_some
 from gateway.tables.webhooks import webhook_attempts, webhook_deliveries
 from gateway.webhooks.lanes import Lanes
 
@@ -369,7 +369,15 @@ def send_again(
 
 def delete_ended(connection: Connection, before: datetime, *, limit: int) -> int:
     """Delete some deliveries that ended before a moment, with attempts; return their number."""
-    return delete_some(connection, _TABLE, _TABLE.c.ended_at < before, limit=limit)
+    ids = connection.scalars(
+        select(_TABLE.c.request_id)
+        .where(_TABLE.c.ended_at < before)
+        .order_by(_TABLE.c.ended_at)
+        .limit(limit)
+    ).all()
+    if ids:
+        connection.execute(delete(_TABLE).where(_TABLE.c.request_id.in_(ids)))
+    return len(ids)
 
 
 def _with_attempts(connection: Connection, rows: Sequence[RowMapping]) -> list[Delivery]:
