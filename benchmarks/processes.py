@@ -56,10 +56,16 @@ class Product:
         self.process.wait(timeout=60)
 
 
-def start_product(home: Path, database_url: str | None, *, upstream_port: int = 0) -> Product:
-    """Run ``tollgate up`` in ``home``, with an account that has sufficient credit."""
+def start_product(
+    home: Path, database_url: str | None, *, upstream_port: int = 0, models: str = ""
+) -> Product:
+    """Run ``tollgate up`` in ``home``, with an account that has sufficient credit.
+
+    ``models`` are further entries of its catalog.
+    """
     catalog = home / "catalog.yaml"
-    catalog.write_text(CATALOG + (UPSTREAM.format(port=upstream_port) if upstream_port else ""))
+    upstream = UPSTREAM.format(port=upstream_port) if upstream_port else ""
+    catalog.write_text(CATALOG + models + upstream)
     port = free_port()
     environment = {
         **os.environ,

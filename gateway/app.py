@@ -166,7 +166,7 @@ def create_app(settings: Settings) -> Litestar:
                 live=live,
                 requests=requests,
                 supervisor=supervisor,
-                readiness=Readiness(database, requests.watch, settings),
+                readiness=Readiness(database, requests.health, settings),
                 blobs=blobs,
                 files=files,
                 room=room,

@@ -183,8 +183,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a batch is held for at the whole price",
-        "gateway/requests/admit.py",
-        "self._live.priced(entry.name, now, account_id, order.service_class)",
+        "gateway/requests/quotes.py",
+        "self._live.priced(entry.name, now, account_id, submission.service_class)",
         "self._live.priced(entry.name, now, account_id)",
         "tests/gateway/test_batches.py -k half_the_price",
     ),

@@ -61,7 +61,7 @@ class HealthController(Controller):
     async def ready(self, request: ApiRequest) -> Response[ReadyView]:
         checks = await request.services.readiness.checks()
         ready = all(checks.values())
-        announced = request.services.requests.watch.announcements
+        announced = request.services.requests.health.announcements
         served = [
             entry
             for entry in request.services.live.entries()

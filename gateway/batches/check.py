@@ -80,7 +80,7 @@ class Check:
     def _line(self, line: BatchLine) -> None:
         """Check a line. Raise ``TollgateError``."""
         checked = read_line(
-            line, self._endpoint, self._requests.entry, bytes_max=self._body_bytes_max
+            line, self._endpoint, self._requests.quotes.find, bytes_max=self._body_bytes_max
         )
         if checked.custom_id in self._custom_ids:
             raise InvalidRequest(
@@ -91,7 +91,7 @@ class Check:
         self._custom_ids.add(checked.custom_id)
         submission = submission_of(self._batch, self._endpoint, checked, line.number, 0)
         try:
-            quoted = self._requests.check(submission, self._batch.account_id)
+            quoted = self._requests.quotes.check(submission, self._batch.account_id)
         except TollgateError as error:
             raise within_body(error) from None
         self._models.add(quoted.entry.name)

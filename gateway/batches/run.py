@@ -271,7 +271,7 @@ class Run:
 
     def _submission(self, line: BatchLine, attempt: int) -> Submission:
         bytes_max = self._endpoint.body_bytes_max(self._settings)
-        checked = read_line(line, self._endpoint, self._requests.entry, bytes_max=bytes_max)
+        checked = read_line(line, self._endpoint, self._requests.quotes.find, bytes_max=bytes_max)
         return submission_of(self._batch, self._endpoint, checked, line.number, attempt)
 
     async def _ended(self, ticket: Ticket) -> ClosedRequest:

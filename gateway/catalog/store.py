@@ -169,6 +169,15 @@ class LiveCatalog:
         """Return the model of an alias; any other name unchanged."""
         return self._aliases.get(name, name)
 
+    def find(self, name: str) -> CatalogEntry | None:
+        """Return the entry of a model or of an alias, at its price in the catalog file."""
+        entry = self._entries.get(name)
+        return entry if entry is not None else self._entries.get(self.resolve(name))
+
+    def at_price(self, entry: CatalogEntry, account_id: int = LIST) -> CatalogEntry:
+        """Return an entry at the price in force now for an account."""
+        return self._at_price(entry, datetime.now(UTC), account_id)
+
     def entry(self, name: str, account_id: int = LIST) -> CatalogEntry | None:
         """Return an entry with the price now in force for an account."""
         entry = self._entries.get(name)

@@ -1,317 +1,172 @@
-"""Everything before a request is queued: price, limits, quote, hold. Committed means accepted.
+"""Admission: limits, attachments and the hold. A request is accepted once its hold is committed.
 
-Refuses before anything is written where it can; whatever depends on money or on the key is decided
-inside the hold's transaction, where it is exact for any number of requests and gateways.
+Whatever can be refused is refused before anything is written. What depends on money or on the key
+is decided inside the hold's transaction, where it is exact for any number of requests and gateways.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
-
-import msgspec
+from typing import Final
 
 from gateway.accounts.cancelled import CancelledTime
-from gateway.accounts.rates import Rates, refuse_overrun, refuse_oversized, wanted
+from gateway.accounts.rates import (
+    RateReservation,
+    Rates,
+    refuse_overrun,
+    refuse_oversized,
+    wanted,
+)
 from gateway.catalog.schema import CatalogEntry
-from gateway.catalog.store import LiveCatalog
-from gateway.catalog.tasks import Task
 from gateway.dispatch.enqueue import BATCH_PRIORITY, flow_of
 from gateway.dispatch.health import QueueHealth
-from gateway.errors import (
-    InvalidRequest,
-    NotFound,
-    TollgateError,
-    TooLarge,
-)
+from gateway.errors import TollgateError
 from gateway.failpoints import reach
 from gateway.group_commit import GroupCommit
-from gateway.ledger.holds import (
-    Held,
-    HoldAnswer,
-    HoldRequest,
-    Replayed,
-)
-from gateway.ledger.prices import LIST
-from gateway.pricing import (
-    Bill,
-    Price,
-    ServiceClass,
-    UnpricedUsage,
-    is_exact_quote,
-    quote,
-)
-from gateway.requests.attachments import (
-    PLAIN_BYTES_MAX,
-    QUEUED_BYTES_MAX,
-    Attachments,
-    may_be_stored,
-)
+from gateway.ledger.holds import Held, HoldAnswer, HoldRequest, Replayed
+from gateway.requests.attachments import QUEUED_BYTES_MAX, Attachments, keeps_blobs
 from gateway.requests.caller import Caller
 from gateway.requests.doubt import Doubts
 from gateway.requests.incremental_holds import IncrementalHold
+from gateway.requests.quotes import Quoted, Quotes, packed
 from gateway.requests.refusals import refusal
 from gateway.requests.voices import with_recordings
 from gateway.settings import Settings
 from gateway.sql.database import DatabaseTimeout
 from gateway.sql.outages import OUTAGE
-from gateway.tasks.prepared import Prepared
-from gateway.tasks.registry import choose_task, parse, prepare
 from gateway.tasks.submission import Submission
-from gateway.tasks.workflow_submission import WorkflowSubmission
 from gateway.voices.store import Voices
-from gateway.workflows.plan import PlannedRun, StepModels, from_fields, plan
 from workers.contract.jobs import BlobRef, Job, RequestId, encode
 
-T = TypeVar("T")
-
-ORDERED_AS: Final = "ordered_as"
-"""Attribute of a usage: the alias by which its model was ordered."""
 HOLD_PATIENCE_S: Final = 4.0
-"""Time for which a client waits for its hold before it hears that the database is away."""
+"""Timeout of a hold, after which the database counts as unreachable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quoted:
-    """What an order would cost at most, at the price in force now."""
-
-    entry: CatalogEntry
-    task: Task
-    price_id: int
-    price: Price
-    prepared: Prepared
-    bill: Bill
-    service_class: ServiceClass
-    workflow: PlannedRun | None = None
-    """Of a workflow: its steps, each with its own quote."""
-
-    @property
-    def input(self) -> dict[str, Any]:
-        """What the request's job carries."""
-        if self.workflow is None:
-            return self.prepared.input
-        plan: dict[str, Any] = msgspec.to_builtins(self.workflow.plan)
-        return plan
-
-    @property
-    def input_may_be_stored(self) -> bool:
-        """Whether a large input goes by the blob store. A plan stays: every gateway reads it."""
-        return self.workflow is None and may_be_stored(self.task)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted:
-    """An accepted request, or with ``replayed`` the one that the same order made before."""
+    """An accepted request; if ``replayed``, the one that the same submission made before."""
 
+    quoted: Quoted
     request_id: RequestId
     accepted_at: datetime
     deadline_at: datetime
     job: Job
     payload: bytes
-    batch_key: str
-    replayed: bool
     hold_nanos: int
-    cost_nanos: int | None = None
-    """What it costs if it succeeds, where that does not depend on what is made."""
-    slices: IncrementalHold | None = None
-    """Of a stream that named no length, and is held for piece by piece."""
+    replayed: bool
+    incremental: IncrementalHold | None = None
+    """The hold of a stream without a token limit, which is extended while it runs."""
 
 
 class Admission:
     def __init__(
         self,
         *,
-        live: LiveCatalog,
-        watch: QueueHealth,
+        quotes: Quotes,
+        health: QueueHealth,
         holds: GroupCommit[HoldRequest, HoldAnswer],
         rates: Rates,
         doubts: Doubts,
         cancelled: CancelledTime,
-        intake: Attachments,
+        attachments: Attachments,
         voices: Voices,
         settings: Settings,
     ) -> None:
-        self._doubts = doubts
-        self._intake = intake
-        self._voices = voices
-        self._live = live
-        self._watch = watch
+        self._quotes = quotes
+        self._health = health
         self._holds = holds
         self._rates = rates
+        self._doubts = doubts
         self._cancelled = cancelled
+        self._attachments = attachments
+        self._voices = voices
         self._settings = settings
 
-    def read_input(self, model: str, value: Mapping[str, Any], task: Task | None = None) -> Any:
-        """Check the shape of an input of the native API by the task that is named, or its model's
-        own."""
-        entry = self.entry(model)
-        return (
-            parse(task or entry.task, value)
-            if entry.workflow is None
-            else WorkflowSubmission(value)
-        )
-
-    def resolve(self, order: Submission) -> Submission:
-        """Name an order's model by its own name, and note the one that it was ordered by."""
-        real = self._live.resolve(order.model)
-        return order if real == order.model else replace(order, model=real, alias=order.model)
-
-    def quote(self, order: Submission, now: datetime, account_id: int) -> Quoted:
-        """Price an order as an account pays it. Raise ``NotFound`` or ``InvalidRequest``."""
-        entry = self.entry(order.model)
-        if entry.workflow is not None:
-            return self._quote_workflow(entry, order, now, account_id)
-        assert not isinstance(order.input, WorkflowSubmission)
-        task = order.task or choose_task(entry, order.input)
-        if task != entry.task and task not in entry.also:
-            raise InvalidRequest(
-                "task_not_supported",
-                f"{entry.name} does {', '.join((entry.task, *entry.also))}, not {task}.",
-                param="model",
-            )
-        price_id, price = self._live.priced(entry.name, now, account_id, order.service_class)
-        prepared = prepare(entry, order.input, task=task, prefix=order.within)
-        prepared = _noting_alias(prepared, order)
-        try:
-            bill = quote(price, prepared.limits)
-        except UnpricedUsage as error:
-            # The price fits the model, so what is missing is something to pay for in the input.
-            raise InvalidRequest(
-                "nothing_to_do", f"This input gives {entry.name} nothing to do: {error}."
-            ) from None
-        return Quoted(entry, task, price_id, price, prepared, bill, order.service_class)
-
-    def _quote_workflow(
-        self, entry: CatalogEntry, order: Submission, now: datetime, account_id: int
-    ) -> Quoted:
-        """Price a workflow: at its own price, or at that of its steps."""
-        if order.task not in (None, entry.task):
-            raise InvalidRequest(
-                "task_not_supported",
-                f"{entry.name} does {entry.task}, not {order.task}.",
-                param="model",
-            )
-        if order.service_class == "batch":
-            raise InvalidRequest(
-                "model_not_in_batches", f"{entry.name} is not sold in batches.", param="model"
-            )
-        asked = order.input
-        if not isinstance(asked, WorkflowSubmission):
-            fields = {name: getattr(asked, name) for name in type(asked).model_fields}
-            asked = from_fields(entry, fields)
-        price_id, price = self._live.priced(entry.name, now, account_id)
-        market = StepModels(
-            entry=self.entry,
-            priced=lambda model: self._live.priced(model, now, account_id),
-            own=price,
-        )
-        planned = plan(entry, asked, market, prefix=order.within)
-        return Quoted(
-            entry,
-            entry.task,
-            price_id,
-            price,
-            _noting_alias(planned.prepared, order),
-            planned.bill,
-            order.service_class,
-            planned,
-        )
-
-    def check(self, order: Submission, now: datetime, account_id: int) -> Quoted:
-        """Say that an order could be accepted but for money and limits, or raise why not."""
-        quoted = self.quote(order, now, account_id)
-        self._refuse_large(len(_packed(msgspec.msgpack.encode, quoted.input)), quoted)
-        return quoted
-
-    async def admit(self, call: Caller, order: Submission, request_id: RequestId) -> Admitted:
-        """Take in what an order brings, hold its quote and accept it; raise the reason why not.
+    async def admit(
+        self, caller: Caller, submission: Submission, entry: CatalogEntry, request_id: RequestId
+    ) -> Admitted:
+        """Quote a submission, take its share of the limits, store its attachments and hold.
 
         Accepting is one committed transaction, shared with whatever else arrived in the same
-        instant. What is not accepted as something new gives back what it took of the limits, and
-        leaves nothing in the store.
+        instant. If nothing new is accepted, limits are given back and blobs are discarded. Raise
+        the ``TollgateError`` that says why a submission is refused.
         """
-        now = datetime.now(UTC)
-        quoted = self.quote(order, now, call.key.account_id)
-        quoted = await self._with_voices(quoted, call.key.account_id)
-        settings = self._settings
-        # A batch has time: it adds nothing to a queue that is as long as who waits may find it.
-        soon = order.waits or order.service_class == "batch"
-        wait_max_s = settings.wait_max_s if soon else settings.async_wait_max_s
-        account = flow_of(str(call.key.account_id), batch=order.service_class == "batch")
-        for entry in self._run_by(quoted):
-            self._watch.check(entry, account=account, waits=order.waits, wait_max_s=wait_max_s)
-        await self._cancelled.check(call.key.account_id, call.key.limits)
-        await self._take(call, quoted)
+        key, now = caller.key, datetime.now(UTC)
+        quoted = self._quotes.quote_entry(submission, entry, now, key.account_id)
+        if quoted.prepared.sources:
+            recorded = await with_recordings(self._voices, key.account_id, quoted.prepared)
+            quoted = replace(quoted, prepared=recorded)
+        self._check_queues(quoted, key.account_id)
+        await self._cancelled.check(key.account_id, key.limits)
+        rates = wanted(key.limits, key.id, entry.name, tokens=quoted.prepared.limits.tokens)
+        if rates:
+            refuse_oversized(rates)
+            caller.taken = await self._rates.take(rates)
+            refuse_overrun(caller.taken.usages)
+        else:
+            caller.taken = RateReservation()
+        keeps = keeps_blobs(quoted.task, quoted.prepared)
+        admitted = None
         try:
-            attachments = await self._intake.take_in(
-                call.key.account_id,
-                request_id,
-                quoted.task,
-                quoted.prepared,
-                origin=order.origin,
-            )
+            blobs: tuple[BlobRef, ...] = ()
+            if keeps:
+                blobs = await self._attachments.ingest(
+                    key.account_id,
+                    request_id,
+                    quoted.task,
+                    quoted.prepared,
+                    origin=submission.origin,
+                )
             reach("sources_stored")
-            admitted = await self._accept(
-                call, order, request_id, quoted, now, attachments=attachments
-            )
+            admitted = await self._accept(caller, quoted, request_id, now, blobs)
         except TollgateError:
-            # Not after anything else: what is in doubt may have been accepted.
-            await self._give_back(call)
-            await self._discard(call, request_id, quoted)
+            # No other error: a request whose hold is in doubt may have been accepted.
+            await self._undo(caller, request_id, keeps=keeps)
             raise
         if admitted.replayed:
-            await self._give_back(call)
-            await self._discard(call, request_id, quoted)
+            await self._undo(caller, request_id, keeps=keeps)
         return admitted
 
-    async def _with_voices(self, quoted: Quoted, account_id: int) -> Quoted:
-        """Look up the voices that an order names. Raise ``NotFound``."""
-        prepared = await with_recordings(self._voices, account_id, quoted.prepared)
-        return quoted if prepared is quoted.prepared else replace(quoted, prepared=prepared)
+    def _check_queues(self, quoted: Quoted, account_id: int) -> None:
+        """Raise ``Unavailable`` or ``TooManyRequests`` if a queue could not take the request."""
+        submission, settings = quoted.submission, self._settings
+        is_batch = submission.service_class == "batch"
+        # Batches obey the interactive limit on queueing time: they can wait, and must not lengthen
+        # a queue beyond what waiting clients tolerate.
+        soon = submission.waits or is_batch
+        entries = [quoted.entry]
+        if quoted.workflow is not None:
+            entries = [self._quotes.find(one.step.model) for one in quoted.workflow.steps]
+        for entry in entries:
+            self._health.check(
+                entry,
+                account=flow_of(str(account_id), batch=is_batch),
+                waits=submission.waits,
+                wait_max_s=settings.wait_max_s if soon else settings.async_wait_max_s,
+            )
 
-    def _run_by(self, quoted: Quoted) -> list[CatalogEntry]:
-        """The entries in whose queues an order will be."""
-        if quoted.workflow is None:
-            return [quoted.entry]
-        return [self.entry(one.step.model) for one in quoted.workflow.steps]
-
-    async def _discard(self, call: Caller, request_id: RequestId, quoted: Quoted) -> None:
-        await self._intake.discard(call.key.account_id, request_id, quoted.task, quoted.prepared)
-
-    async def _take(self, call: Caller, quoted: Quoted) -> None:
-        """Take a request's share of every limit that covers it, or raise ``TooManyRequests``."""
-        rates = wanted(
-            call.key.limits,
-            call.key.id,
-            quoted.entry.name,
-            tokens=quoted.prepared.limits.tokens,
-        )
-        refuse_oversized(rates)
-        call.taken = await self._rates.take(rates)
-        refuse_overrun(call.taken.usages)
-
-    async def _give_back(self, call: Caller) -> None:
-        call.given_back = True
-        if call.taken is not None:
-            await self._rates.undo(call.taken)
+    async def _undo(self, caller: Caller, request_id: RequestId, *, keeps: bool) -> None:
+        """Give the limits back and discard the blobs of a request that was not accepted."""
+        caller.given_back = True
+        if caller.taken is not None:
+            await self._rates.undo(caller.taken)
+        if keeps:
+            await self._attachments.discard(caller.key.account_id, request_id)
 
     async def _accept(
         self,
-        call: Caller,
-        order: Submission,
-        request_id: RequestId,
+        caller: Caller,
         quoted: Quoted,
+        request_id: RequestId,
         now: datetime,
-        *,
-        attachments: tuple[BlobRef, ...],
+        blobs: tuple[BlobRef, ...],
     ) -> Admitted:
-        settings, key = self._settings, call.key
+        settings, key, submission = self._settings, caller.key, quoted.submission
         entry, prepared = quoted.entry, quoted.prepared
-        timeout_s = settings.timeout_s if order.waits else settings.async_timeout_s
-        deadline_at = order.deadline_at or now + timedelta(
+        timeout_s = settings.timeout_s if submission.waits else settings.async_timeout_s
+        deadline_at = submission.deadline_at or now + timedelta(
             seconds=entry.limits.timeout_s or timeout_s
         )
         job = Job(
@@ -322,19 +177,22 @@ class Admission:
             input=quoted.input,
             workflow=quoted.workflow is not None,
             limits=prepared.limits,
-            stream=order.stream,
+            stream=submission.stream,
             deadline_ms=int(deadline_at.timestamp() * 1000),
-            attachments=attachments,
-            gateway_note=call.taken.note if call.taken is not None else "",
-            priority=BATCH_PRIORITY if order.service_class == "batch" else 0,
+            attachments=blobs,
+            gateway_note=caller.taken.note if caller.taken is not None else "",
+            priority=BATCH_PRIORITY if submission.service_class == "batch" else 0,
         )
-        payload = _packed(encode, job)
-        self._refuse_large(len(payload), quoted)
+        payload = packed(encode, job)
+        self._quotes.refuse_large(payload, quoted)
         if len(payload) > QUEUED_BYTES_MAX and quoted.input_may_be_stored:
-            job = await self._intake.shorten(job)
+            job = await self._attachments.store_input(job)
             payload = encode(job)
-        slices = self._slices(order, quoted)
-        hold_nanos = slices.hold_nanos if slices else quoted.bill.total_nanos
+        incremental = None
+        if prepared.choices is not None and submission.stream and submission.waits:
+            incremental = self._incremental(prepared.choices, quoted)
+        hold_nanos = incremental.hold_nanos if incremental else quoted.bill.total_nanos
+        idempotency = submission.idempotency
         answer = await self._hold(
             HoldRequest(
                 request_id=request_id,
@@ -344,38 +202,38 @@ class Admission:
                 task=quoted.task,
                 price_id=quoted.price_id,
                 hold_nanos=hold_nanos,
-                held_tokens=slices.covered if slices else None,
+                held_tokens=incremental.covered if incremental else None,
                 job=payload,
                 accepted_at=now,
                 deadline_at=deadline_at,
-                idempotency_key=order.idempotency.key if order.idempotency else None,
-                body_sha256=order.idempotency.body_sha256 if order.idempotency else None,
-                metadata=dict(order.metadata) if order.metadata else None,
-                webhook=order.webhook,
-                service_class=order.service_class,
+                idempotency_key=idempotency.key if idempotency else None,
+                body_sha256=idempotency.body_sha256 if idempotency else None,
+                metadata=dict(submission.metadata) if submission.metadata else None,
+                webhook=submission.webhook,
+                service_class=submission.service_class,
             )
         )
-        if not isinstance(answer, Held):
-            await self._intake.discard_input(job)
-        if not isinstance(answer, (Held, Replayed)):
-            raise refusal(answer, hold_nanos)
+        if not isinstance(answer, Held) and job.stored_input is not None:
+            await self._attachments.discard(key.account_id, request_id)
         if isinstance(answer, Held):
-            call.soft_budgets_exceeded = answer.soft_budgets_exceeded
+            caller.soft_budgets_exceeded = answer.soft_budgets_exceeded
+        elif not isinstance(answer, Replayed):
+            raise refusal(answer, hold_nanos)
         return Admitted(
-            request_id=answer.request_id,
-            accepted_at=now,
-            deadline_at=deadline_at,
-            job=job,
-            payload=payload,
-            batch_key=prepared.batch_key,
-            replayed=isinstance(answer, Replayed),
-            hold_nanos=hold_nanos,
-            cost_nanos=quoted.bill.total_nanos if is_exact_quote(quoted.price) else None,
-            slices=slices,
+            quoted,
+            answer.request_id,
+            now,
+            deadline_at,
+            job,
+            payload,
+            hold_nanos,
+            isinstance(answer, Replayed),
+            incremental,
         )
 
     async def _hold(self, request: HoldRequest) -> HoldAnswer:
-        """Hold for a request, or raise an outage; what may be held all the same is taken back."""
+        """Hold for a request. On an outage, have the request taken back if it was held after all,
+        and raise."""
         try:
             async with asyncio.timeout(HOLD_PATIENCE_S) as patience:
                 return await self._holds.submit(request)
@@ -388,55 +246,10 @@ class Admission:
                 ) from error
             raise
 
-    def _refuse_large(self, size: int, quoted: Quoted) -> None:
-        most = self._settings.input_bytes_max
-        if not quoted.input_may_be_stored:
-            most = min(most, PLAIN_BYTES_MAX)
-        if size > most:
-            raise TooLarge(
-                "input_too_large",
-                f"The input is {size} bytes long; at most {most} are accepted.",
-            )
-
-    def _slices(self, order: Submission, quoted: Quoted) -> IncrementalHold | None:
-        """Hold in slices for a stream that somebody reads and that named no length."""
-        choices = quoted.prepared.choices
-        if choices is None or not order.stream or not order.waits:
-            return None
+    def _incremental(self, choices: int, quoted: Quoted) -> IncrementalHold | None:
+        """Hold in slices for a stream without a token limit, unless one slice covers all of it."""
+        limits = quoted.prepared.limits
         slice_tokens = choices * self._settings.hold_slice_tokens
-        if slice_tokens >= quoted.prepared.limits.output_tokens:
+        if slice_tokens >= limits.output_tokens:
             return None
-        return IncrementalHold(quoted.price, quoted.prepared.limits, slice_tokens)
-
-    def entry(self, model: str, account_id: int = LIST) -> CatalogEntry:
-        """An entry at an account's price. Raise ``NotFound`` if there is no such model."""
-        entry = self._live.entry(self._live.resolve(model), account_id)
-        if entry is None:
-            raise NotFound(
-                "model_not_found",
-                f"The model {model!r} does not exist; GET /v1/models lists those that do.",
-                param="model",
-            )
-        return entry
-
-
-def _noting_alias(prepared: Prepared, order: Submission) -> Prepared:
-    """Have the name that was ordered by stay with the usage to the receipt; no price depends on
-    it."""
-    if order.alias is None:
-        return prepared
-    attributes = {**prepared.limits.attributes, ORDERED_AS: order.alias}
-    limits = msgspec.structs.replace(prepared.limits, attributes=attributes)
-    return replace(prepared, limits=limits)
-
-
-def _packed(encode: Callable[[T], bytes], value: T) -> bytes:
-    """Encode an input for the queue. Raise ``InvalidRequest`` if it holds what the queue cannot."""
-    try:
-        return encode(value)
-    except OverflowError:
-        raise InvalidRequest(
-            "invalid_value", "A number in the input is beyond 64 bits; send a smaller one."
-        ) from None
-    except RecursionError:
-        raise InvalidRequest("invalid_value", "The input is nested too deeply.") from None
+        return IncrementalHold(quoted.price, limits, slice_tokens)

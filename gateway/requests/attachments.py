@@ -1,5 +1,4 @@
-"""What happens between a quote and its hold: what the request brings is taken in, or all of it is
-discarded again."""
+"""Stores the attachments and large inputs of requests, and discards them if none is accepted."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from workers.contract.jobs import BlobRef, Job, RequestId, pack_value
 KEPT_TASKS: Final = frozenset(
     task for task, kind in TASKS.items() if kind.makes in ("image", "video", "audio")
 )
-"""Of these there is something in the store."""
+"""Tasks whose outputs are blobs."""
 QUEUED_BYTES_MAX: Final = 48 * 1024
-"""Size of a job that travels through the queue; the input of a larger one is stored."""
+"""Maximum size of a job in the queue; the input of a larger one is moved to the blob store."""
 PLAIN_BYTES_MAX: Final = 256 * 1024
-"""Size of an input that always travels through the queue."""
+"""Maximum size of an input that always travels through the queue."""
 
 
 class Attachments:
@@ -30,7 +29,7 @@ class Attachments:
         self._store = store
         self._fetcher = fetcher
 
-    async def take_in(
+    async def ingest(
         self,
         account_id: int,
         request_id: RequestId,
@@ -39,9 +38,8 @@ class Attachments:
         *,
         origin: str | None,
     ) -> tuple[BlobRef, ...]:
-        """Store what a request brings, and note what it asks. Raise ``TollgateError``."""
-        if not keeps(task, prepared):
-            return ()
+        """Store the attachments of a request, and its input beside them. Raise
+        ``TollgateError``."""
         asked = StoredInput(prepared.input, origin=origin)
         sources = prepared.sources
         await self._store.register(account_id, request_id, task, None if sources else asked)
@@ -51,8 +49,9 @@ class Attachments:
         await self._store.describe(request_id, StoredInput(prepared.input, attachments, origin))
         return attachments
 
-    async def shorten(self, job: Job) -> Job:
-        """Store the input of a job that is too large for the queue. Raise ``Unavailable``."""
+    async def store_input(self, job: Job) -> Job:
+        """Move an input that is too large for the queue to the blob store. Raise
+        ``Unavailable``."""
         try:
             stored = await self._store.store_input(job, pack_value(job.input))
         except BlobError:
@@ -61,24 +60,17 @@ class Attachments:
             ) from None
         return msgspec.structs.replace(job, input={}, stored_input=stored)
 
-    async def discard_input(self, job: Job) -> None:
-        """Leave nothing of a stored input whose request was not accepted."""
-        if job.stored_input is not None:
-            await self._store.discard(int(job.account_id), job.request_id)
-
-    async def discard(
-        self, account_id: int, request_id: RequestId, task: Task, prepared: Prepared
-    ) -> None:
-        """Leave nothing of a request that was not accepted."""
-        if keeps(task, prepared):
-            await self._store.discard(account_id, request_id)
+    async def discard(self, account_id: int, request_id: RequestId) -> None:
+        """Delete the blobs of a request that was not accepted."""
+        await self._store.discard(account_id, request_id)
 
 
 def may_be_stored(task: Task) -> bool:
-    """Whether a large input of a task goes by the blob store; what is asked of a picture does not,
-    because it is shown with the picture."""
+    """Whether a large input of a task is moved to the blob store. The input of an image is not,
+    because it is returned with the image."""
     return TASKS[task].makes in ("text", "embedding")
 
 
-def keeps(task: Task, prepared: Prepared) -> bool:
+def keeps_blobs(task: Task, prepared: Prepared) -> bool:
+    """Whether a request has attachments or outputs in the blob store."""
     return bool(prepared.sources) or prepared.stores or task in KEPT_TASKS

@@ -1,4 +1,4 @@
-"""One HTTP call that may order something: whose it is, and what its answer will say of limits."""
+"""The caller of one HTTP request: its key, and the limits that its answer will report."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from gateway.accounts.rates import LimitUsage, RateReservation
 
 @dataclass(slots=True)
 class Caller:
-    """What was taken of its limits is noted here, whether its order is accepted or not."""
+    """Records what was taken of the limits, whether the submission is accepted or not."""
 
     key: KeyInfo
     taken: RateReservation | None = None
-    """None until something is taken; empty where nothing is limited."""
+    """None until limits are taken; empty if nothing is limited."""
     given_back: bool = False
     alias: tuple[str, str] | None = None
-    """The name that was ordered by and the model that it stands for, where they differ."""
+    """The alias that was requested, and its model."""
     soft_budgets_exceeded: tuple[Budget, ...] = ()
-    """Soft budgets that its order went beyond."""
 
     @property
     def usages(self) -> Sequence[LimitUsage] | None:
-        """Its limits as they are once it has been answered; None if nothing was taken."""
+        """Usage of the limits after this request; None if nothing was taken."""
         if self.taken is None:
             return None
         return self.taken.usages_undone() if self.given_back else self.taken.usages

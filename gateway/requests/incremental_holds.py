@@ -1,27 +1,40 @@
-"""Slices: a stream that named no length is held for piece by piece while it runs.
+"""Incremental holds: the hold of a stream without a token limit is extended slice by slice.
 
-Holding for the longest possible answer would lock an account's credit away for answers that are
-short. So a first slice is held, and each further one before the last is used up. Where no more can
-be held the stream is cut, and what was delivered is charged.
+Holding for the longest possible answer would lock up an account's credit for answers that are
+short. So one slice is held at first, and the next before it is used up. If no more can be held, the
+stream is cut and what was delivered is charged.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 
 import msgspec
 
-from gateway.ledger.extend import Extension
+from gateway import metrics
+from gateway.group_commit import GroupCommit
+from gateway.ledger.extend import (
+    Ended,
+    ExtendAnswer,
+    Extended,
+    Extension,
+    cut_reason,
+    extend,
+    mark_cut,
+)
 from gateway.pricing import Price, quote
+from gateway.requests.cancellation import Cancellation
+from gateway.sql.database import Database
 from workers.contract.jobs import RequestId, SentEvent, Tokens, Usage
 
 
 class IncrementalHold:
-    """Counts what a stream has produced, and says when more must be held for it."""
+    """Counts the tokens of a stream and decides when its hold must be extended."""
 
     def __init__(self, price: Price, limits: Usage, slice_tokens: int) -> None:
-        """``limits`` are the request's own; ``slice_tokens`` is for all its choices together."""
+        """``limits`` are the request's; ``slice_tokens`` covers all its choices together."""
         self._price = price
         self._limits = limits
         self._slice = slice_tokens
@@ -31,20 +44,20 @@ class IncrementalHold:
         self.covered = min(slice_tokens, limits.output_tokens)
         """Output tokens that the hold covers."""
         self.shortage: str | None = None
-        """Why the last extension was refused."""
+        """Reason for which the last extension was refused."""
 
     @property
     def hold_nanos(self) -> int:
-        """What is to be held at first."""
+        """The amount of the first hold."""
         return self._quote(self.covered)
 
     @property
     def used_up(self) -> bool:
-        """Whether more was refused, and what is held has been produced."""
+        """Whether an extension was refused and all tokens that are held for have been produced."""
         return self.shortage is not None and sum(self._produced.values()) >= self.covered
 
     def count(self, sent: SentEvent) -> None:
-        """Take note of what a worker says; a new attempt begins from nothing."""
+        """Count the tokens of an event. A new attempt starts from zero."""
         if sent.attempt != self._attempt:
             self._attempt = sent.attempt
             self._produced.clear()
@@ -52,27 +65,52 @@ class IncrementalHold:
             self._produced[sent.event.index] += sent.event.count
 
     def next(self, request_id: RequestId) -> Extension | None:
-        """Say what should be held next: once half of the last slice is used up, and after each
-        refusal once half of what was left then is."""
+        """Return the extension that is due: once half of the last slice is used up or, after a
+        refusal, half of what was left."""
         produced = sum(self._produced.values())
         if self.covered >= self._limits.output_tokens or self.covered - produced > self._patience:
             return None
-        # A worker may be ahead of what has been heard of it by more than one slice.
+        # The worker may be more than one slice ahead of the events received so far.
         slices = 1 + math.ceil(max(produced - self.covered, 0) / self._slice)
         covered = min(self.covered + slices * self._slice, self._limits.output_tokens)
         return Extension(request_id, self._quote(covered), covered)
 
-    def held(self, extension: Extension) -> None:
-        """More is held."""
+    def extended(self, extension: Extension) -> None:
         self.covered = extension.held_tokens
         self._patience = self._slice // 2
         self.shortage = None
 
     def refused(self, shortage: str) -> None:
-        """Nothing more could be held, for now."""
         self._patience //= 2
         self.shortage = shortage
 
     def _quote(self, tokens: int) -> int:
         limits = msgspec.structs.replace(self._limits, output_tokens=tokens)
         return quote(self._price, limits).total_nanos
+
+
+class HoldExtender:
+    """Extends the holds of streams, several in one transaction, and cuts those that cannot be."""
+
+    def __init__(self, database: Database, cancellation: Cancellation) -> None:
+        self._database = database
+        self._cancellation = cancellation
+
+        async def write(batch: Sequence[Extension]) -> list[ExtendAnswer]:
+            return await database.write(lambda connection: extend(connection, batch))
+
+        self._extensions = GroupCommit(write)
+
+    async def extend(self, hold: IncrementalHold, extension: Extension) -> None:
+        """Extend a hold, or record in it why that is refused."""
+        answer = await self._extensions.submit(extension)
+        if isinstance(answer, Extended):
+            hold.extended(extension)
+        elif not isinstance(answer, Ended):
+            hold.refused(cut_reason(answer))
+
+    async def cut(self, model: str, request_id: RequestId, why: str) -> None:
+        """Stop a stream whose hold cannot be extended."""
+        await self._database.write(lambda connection: mark_cut(connection, request_id, why))
+        metrics.CUT.labels(model, why).inc()
+        await self._cancellation.cancel(model, request_id)

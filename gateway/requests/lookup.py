@@ -22,19 +22,23 @@ from sqlalchemy import (
     union,
 )
 
+from gateway.dispatch.follow import latest_progress, logged_soon
 from gateway.dispatch.outputs import with_output
 from gateway.errors import InvalidRequest, NotFound
 from gateway.group_commit import GroupCommit
 from gateway.ids import first_request_id, is_request_id
 from gateway.ledger.closed import ClosedRequest, read_closed
+from gateway.ledger.prices import PriceCache
+from gateway.ledger.receipts import Receipt, read_receipt
 from gateway.sql.database import Database, exact_sum
 from gateway.sql.outages import QUEUE_OUTAGE
 from gateway.tables.core import holds, outputs, receipts
 from gateway.tasks.submission import OpenRequest
 from gateway.workflows.store import attempts_at
 from workers.contract.blobs import Blobs
-from workers.contract.jobs import RequestId
+from workers.contract.jobs import Progress, RequestId, SentEvent
 from workers.contract.queue import JobState, states
+from workers.contract.streams import EventLog
 
 PATIENCE_S: Final = 2.0
 LOOKED_AT_MAX: Final = 50_000
@@ -147,11 +151,21 @@ class Summary:
 
 
 class Lookup:
-    def __init__(self, database: Database, redis: Redis, blobs: Blobs, *, namespace: str) -> None:
+    def __init__(
+        self,
+        database: Database,
+        redis: Redis,
+        blobs: Blobs,
+        prices: PriceCache,
+        *,
+        namespace: str,
+    ) -> None:
+        self._prices = prices
         self._blobs = blobs
         self._database = database
         self._redis = redis
         self._namespace = namespace
+        self._log = EventLog(redis, namespace=namespace)
 
         async def read(asked: Sequence[tuple[int, RequestId]]) -> list[ClosedRequest | None]:
             return await database.read(lambda connection: _ends(connection, asked))
@@ -182,12 +196,38 @@ class Lookup:
         found = await self._ends.submit((account_id, request_id))
         return None if found is None else await with_output(self._blobs, found)
 
+    async def with_output(self, closed: ClosedRequest) -> ClosedRequest:
+        """Load an output that is too large for SQL. Raise ``RequestFailed`` if that fails."""
+        return await with_output(self._blobs, closed)
+
+    async def receipt(self, account_id: int, request_id: str) -> Receipt:
+        """Return the receipt of a closed request. Raise ``NotFound``."""
+        found = await self.find(account_id, request_id, whole=False)
+        if isinstance(found, OpenRequest):
+            raise NotFound(
+                "receipt_not_ready",
+                f"{request_id} is still {found.status}; its receipt is written when it ends.",
+            )
+        return await self._database.read(
+            lambda connection: read_receipt(connection, found, self._prices)
+        )
+
+    async def logged(
+        self, request_id: RequestId, after: tuple[int, int] | None
+    ) -> Sequence[SentEvent]:
+        """Return the logged events of a request after an attempt and number."""
+        return await logged_soon(self._log, request_id, after or (0, 0))
+
+    async def progress(self, request_id: RequestId) -> Progress | None:
+        """Return the last progress that a running request reported, or None."""
+        return await latest_progress(self._log, request_id)
+
     async def list(
         self, choice: RequestFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
     ) -> RequestPage:
         """Ids of requests are ordered by time and never change, so a page goes on beyond the last
         id of the one before; none is left out or repeated, whatever is accepted or settled
-        meanwhile. Open and closed requests are merged."""
+        meanwhile. OpenRequest and closed requests are merged."""
         _check_cursor(cursor)
         found, border = await self._database.report(
             lambda connection: _list(

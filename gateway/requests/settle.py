@@ -162,26 +162,35 @@ class Settler:
             await self._flows.stop(closing.running)
 
     async def _settle(self, deliveries: Sequence[Delivery]) -> None:
-        notes = [each for each in deliveries if each.status == "note"]
+        notes: list[Delivery] = []
+        steps: list[tuple[StepId, Delivery]] = []
+        ends: list[Delivery] = []
+        for each in deliveries:
+            if each.status == "note":
+                notes.append(each)
+            elif "." in each.request_id and (id := read_step_id(each.request_id)):
+                steps.append((id, each))
+            else:
+                ends.append(each)
         if notes:
-            kept = {each.request_id: each.outcome.decode(errors="replace") for each in notes}
-            try:
-                await self._write(lambda connection: keep_notes(connection, kept))
-            except OUTAGE:
-                raise
-            except Exception:  # a boundary: outcomes behind them are settled
-                log.exception("notes of %d requests are not kept", len(kept))
-            await self._outcomes.acknowledge(notes)
-            deliveries = [each for each in deliveries if each.status != "note"]
-        steps = [(id, each) for each in deliveries if (id := read_step_id(each.request_id))]
+            await self._keep_notes(notes)
         if steps:
             await self._record(steps)
             await self._outcomes.acknowledge([each for _, each in steps])
             for id, each in steps:
                 self._flows.wake(id.request_id, each.reply)
-            deliveries = [each for each in deliveries if read_step_id(each.request_id) is None]
-        if deliveries:
-            await self._close(deliveries)
+        if ends:
+            await self._close(ends)
+
+    async def _keep_notes(self, notes: Sequence[Delivery]) -> None:
+        kept = {each.request_id: each.outcome.decode(errors="replace") for each in notes}
+        try:
+            await self._write(lambda connection: keep_notes(connection, kept))
+        except OUTAGE:
+            raise
+        except Exception:  # a boundary: the outcomes behind them are settled
+            log.exception("could not store the notes of %d requests", len(kept))
+        await self._outcomes.acknowledge(notes)
 
     async def _record(self, steps: Sequence[tuple[StepId, Delivery]]) -> None:
         """Write down how steps ended; one end that SQL does not take is set aside as a failure."""
@@ -261,7 +270,8 @@ class Settler:
 
     async def _book(self, delivery: Delivery) -> Closing | None:
         settlement = await self._read(delivery)
-        await self._media.record_stored(_stored_outputs([settlement]))
+        if settlement.output is not None and settlement.output.stored is not None:
+            await self._media.record_stored([settlement.output.stored])
         return await self._commit.submit(settlement)
 
     async def _read(self, delivery: Delivery) -> Settlement:
@@ -283,13 +293,11 @@ class Settler:
         counts = output.blobs if output.stored is None else (*output.blobs, output.stored)
         self._clear(self._media.clear_attempts(closed.account_id, closed.request_id, counts))
 
-    def _clear_input(self, closing: Closing) -> None:
-        """Delete an input that was stored, now that nobody will run it any more."""
-        closed = closing.closed
-        if closing.job.stored_input is not None:
-            keeps = closed.output is not None and closed.output.stored is not None
-            clear = self._media.clear_input if keeps else self._media.discard
-            self._clear(clear(closed.account_id, closed.request_id))
+    def _clear_input(self, closed: ClosedRequest) -> None:
+        """Delete a stored input, which no worker needs any more."""
+        keeps = closed.output is not None and closed.output.stored is not None
+        clear = self._media.clear_input if keeps else self._media.discard
+        self._clear(clear(closed.account_id, closed.request_id))
 
     def _clear(self, clearing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(clearing)
@@ -302,7 +310,8 @@ class Settler:
         for closing, reply in closed:
             try:
                 self._count(closing)
-                self._clear_input(closing)
+                if closing.job.stored_input is not None:
+                    self._clear_input(closing.closed)
             except Exception:  # a boundary: figures must not keep anybody waiting
                 log.exception("%s is not counted", closing.closed.request_id)
             request_id = closing.closed.request_id
@@ -316,7 +325,9 @@ class Settler:
             except QUEUE_OUTAGE as error:
                 # Only a wake-up: whoever waits looks the request up by itself before long.
                 log.warning("settled requests not announced: %s", type(error).__name__)
-        await self._rates.return_unused([_unused(closing) for closing, _ in closed])
+        limited = [_unused(closing) for closing, _ in closed if closing.job.gateway_note]
+        if limited:
+            await self._rates.return_unused(limited)
         if cancelled := _cancelled_us([closing.closed for closing, _ in closed]):
             await self._cancelled.count(cancelled)
 
@@ -334,7 +345,7 @@ class Settler:
         if closed.status == "succeeded":
             count_delivered(closed)
         if closed.status == "succeeded" and closed.service_class == "standard":
-            entry = self._live.entry(closed.model)
+            entry = self._live.find(closed.model)
             count_speed(closed, entry.slo if entry else None)
 
 

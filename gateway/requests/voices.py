@@ -1,4 +1,4 @@
-"""Orders that name a voice of their account: its recording is attached as if it had come along."""
+"""Attaches the recordings of stored voices that a submission names, as if it had brought them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from gateway.voices.store import Voices
 
 
 async def with_recordings(voices: Voices, account_id: int, prepared: Prepared) -> Prepared:
-    """Look up the voices among what an order brings. Raise ``NotFound`` for one that the account
-    does not keep (any more)."""
-    if not any(isinstance(source.given, StoredVoice) for source in prepared.sources):
-        return prepared
+    """Replace each stored voice among the attachments by its recording. Raise ``NotFound`` if the
+    account has no such voice."""
     sources, asked = [], prepared.input
     for source in prepared.sources:
         if isinstance(kept := source.given, StoredVoice):

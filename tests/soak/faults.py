@@ -85,9 +85,12 @@ async def cut_off_database(ground: Ground, chance: random.Random) -> None:
 
 async def crash_database(ground: Ground, chance: random.Random) -> None:
     assert ground.postgres is not None
-    await asyncio.to_thread(ground.postgres.stop)
-    await asyncio.sleep(chance.uniform(0, 4))
-    await asyncio.to_thread(ground.postgres.start)
+    async with ground.database_crash:
+        await asyncio.to_thread(ground.postgres.stop)
+        try:
+            await asyncio.sleep(chance.uniform(0, 4))
+        finally:
+            await asyncio.to_thread(ground.postgres.start)
 
 
 async def lock_database(ground: Ground, chance: random.Random) -> None:

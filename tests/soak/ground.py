@@ -106,6 +106,8 @@ class Ground:
     ends: Counter[str] = field(default_factory=Counter)
     """Processes that ended by themselves, with their exit code."""
     probes: Counter[str] = field(default_factory=Counter)
+    database_crash: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the database server is down, so that crashes do not overlap."""
     _keeper: asyncio.Task[None] | None = None
 
     @property

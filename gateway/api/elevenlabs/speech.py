@@ -91,7 +91,7 @@ class ElevenLabsController(Controller):
     )
     async def models(self, request: ApiRequest) -> Response[list[SoundModelView]]:
         return json_response(
-            models_view(_entries(request), request.services.requests.watch.announcements)
+            models_view(_entries(request), request.services.requests.health.announcements)
         )
 
     speak = _speak(

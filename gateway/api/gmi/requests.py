@@ -110,7 +110,7 @@ class GmiController(Controller):
         return json_response(
             model_view(
                 entry,
-                request.services.requests.watch.announcements,
+                request.services.requests.health.announcements,
                 created_at=request.services.live.on_sale_since(entry.name),
                 updated_at=request.services.live.priced_since(entry.name),
             )
@@ -187,11 +187,11 @@ class GmiController(Controller):
         account_id = request.key.account_id
         model = None if model_id is None else request.services.live.resolve(model_id)
         filter = RequestFilter(account_id, model, tasks=TASKS_OF_QUEUE)
-        counted = await requests.summarize(filter)
-        cursor = await requests.cursor_at(filter, offset) if offset else None
+        counted = await requests.lookup.summarize(filter)
+        cursor = await requests.lookup.cursor_at(filter, offset) if offset else None
         items: list[QueuedRequestView] = []
         if offset == 0 or cursor is not None:
-            page = await requests.list(filter, limit=limit, cursor=cursor)
+            page = await requests.lookup.list(filter, limit=limit, cursor=cursor)
             items = [await _view(request, found) for found in page.items]
         total = counted.requests
         if counted.next_cursor is not None:
@@ -278,7 +278,7 @@ def _entry(request: ApiRequest, name: str) -> CatalogEntry:
 
 
 async def _find(request: ApiRequest, request_id: str) -> OpenRequest | ClosedRequest:
-    found = await request.services.requests.find(request.key.account_id, request_id)
+    found = await request.services.requests.lookup.find(request.key.account_id, request_id)
     if found.task not in TASKS_OF_QUEUE:
         raise NotFound("request_not_found", f"No such request in this queue: {request_id!r}.")
     return found
@@ -288,7 +288,7 @@ async def _view(request: ApiRequest, found: OpenRequest | ClosedRequest) -> Queu
     record = await request.services.media.find(found.account_id, found.request_id)
     progress: Progress | None = None
     if isinstance(found, OpenRequest) and found.status == "running":
-        progress = await request.services.requests.progress(found.request_id)
+        progress = await request.services.requests.lookup.progress(found.request_id)
     return request_view(found, record, progress, links_of(request))
 
 

@@ -51,7 +51,7 @@ class CatalogController(Controller):
         summary="List all models in OpenAI's shape, with prices",
     )
     async def models(self, request: ApiRequest) -> Response[ModelsView]:
-        announcements = request.services.requests.watch.announcements
+        announcements = request.services.requests.health.announcements
         models: list[OfferedModelView] = [
             _with_price_origin(
                 model_view(entry, announcements, request.services.live.on_sale_since(entry.name)),
@@ -95,14 +95,18 @@ class CatalogController(Controller):
         if name.endswith(PROVIDERS) and live.entry(live.resolve(name.strip("/"))) is None:
             entry = _find(request, name.removesuffix(PROVIDERS))
             view = model_view(
-                entry, request.services.requests.watch.announcements, live.on_sale_since(entry.name)
+                entry,
+                request.services.requests.health.announcements,
+                live.on_sale_since(entry.name),
             )
             providers: DataView[ProvidersView] = {"data": providers_view(entry, view)}
             return json_response(providers)
         entry = _find(request, name)
         offered = _with_price_origin(
             model_view(
-                entry, request.services.requests.watch.announcements, live.on_sale_since(entry.name)
+                entry,
+                request.services.requests.health.announcements,
+                live.on_sale_since(entry.name),
             ),
             _price_origin(request, entry),
         )
@@ -127,7 +131,7 @@ class CatalogController(Controller):
         good_for: FromQuery[str | None] = None,
         sort: FromQuery[Sort] = "name",
     ) -> Response[ListView[OfferedEntryView]]:
-        announcements = request.services.requests.watch.announcements
+        announcements = request.services.requests.health.announcements
         is_operator = "admin" in request.key.scopes
         chosen = choose(
             request.services.live.entries(request.key.account_id),
@@ -159,7 +163,7 @@ class CatalogController(Controller):
         entry = _find(request, name)
         view = entry_view(
             entry,
-            request.services.requests.watch.announcements,
+            request.services.requests.health.announcements,
             for_operator="admin" in request.key.scopes,
         )
         return json_response(_full_view(request, view, entry))

@@ -99,7 +99,7 @@ class ListsController(Controller):
         filter: NamedDependency[RequestFilter],
         cursor: FromQuery[str | None] = None,
     ) -> Response[RequestsSummaryView]:
-        found = await request.services.requests.summarize(filter, cursor=cursor)
+        found = await request.services.requests.lookup.summarize(filter, cursor=cursor)
         return json_response(
             {
                 "object": "summary",
@@ -133,7 +133,7 @@ class ListsController(Controller):
         outcome: FromQuery[Outcome | None] = None,
     ) -> Response[PageView[RequestOfAllView]]:
         check_limit(limit)
-        page = await request.services.requests.list(
+        page = await request.services.requests.lookup.list(
             RequestFilter(None, model, status, task, outcome=outcome),
             limit=limit,
             cursor=cursor,

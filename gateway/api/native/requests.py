@@ -100,7 +100,7 @@ class RequestsController(Controller):
     async def create(
         self, request: ApiRequest, data: JSONBody[RequestBody]
     ) -> Response[RequestView]:
-        submission = request.services.requests.order(
+        submission = request.services.requests.quotes.submission(
             data.model,
             data.input,
             task=data.task,
@@ -133,7 +133,7 @@ class RequestsController(Controller):
         order: FromQuery[Direction] = "desc",
     ) -> Response[PageView[RequestView]]:
         check_limit(limit)
-        page = await request.services.requests.list(
+        page = await request.services.requests.lookup.list(
             filter, limit=limit, cursor=cursor, oldest_first=order == "asc"
         )
         links = links_of(request)
@@ -154,7 +154,7 @@ class RequestsController(Controller):
         request_id: FromPath[str],
         media: FromQuery[MediaForm] = "url",
     ) -> Response[RequestView]:
-        found = await request.services.requests.find(request.key.account_id, request_id)
+        found = await request.services.requests.lookup.find(request.key.account_id, request_id)
         view = request_view(found, links_of(request))
         if media == "base64" and isinstance(found, ClosedRequest):
             await _with_bytes(request, found, view)
@@ -177,7 +177,7 @@ class RequestsController(Controller):
             lambda connection: requested_account(request, connection, account)
         )
         try:
-            found = await request.services.requests.receipt(owner.id, request_id)
+            found = await request.services.requests.lookup.receipt(owner.id, request_id)
         except NotFound as error:
             is_admin = "admin" in request.key.scopes
             if error.code != "request_not_found" or account is not None or not is_admin:
@@ -207,7 +207,7 @@ class RequestsController(Controller):
         summary="Stream a request's events (SSE); resumable with Last-Event-ID",
     )
     async def events(self, request: ApiRequest, request_id: FromPath[str]) -> Stream:
-        found = await request.services.requests.find(request.key.account_id, request_id)
+        found = await request.services.requests.lookup.find(request.key.account_id, request_id)
         after = request.headers.get("last-event-id")
         follower = request.services.requests.follow(found, after=after, keep_alive_s=KEEP_ALIVE_S)
         return event_stream(
@@ -221,7 +221,7 @@ class RequestsController(Controller):
         summary="Stream a request's audio as bytes from its start, also while it runs",
     )
     async def sound(self, request: ApiRequest, request_id: FromPath[str]) -> Stream:
-        found = await request.services.requests.find(request.key.account_id, request_id)
+        found = await request.services.requests.lookup.find(request.key.account_id, request_id)
         if makes(found.task) != "audio":
             raise InvalidRequest(
                 "no_sound", f"{request_id} has the task {found.task}, which produces no audio."
@@ -241,7 +241,7 @@ class RequestsController(Controller):
     async def cancel(self, request: ApiRequest, request_id: FromPath[str]) -> Response[RequestView]:
         account_id = request.key.account_id
         await request.services.requests.cancel(account_id, request_id)
-        found = await request.services.requests.find(account_id, request_id)
+        found = await request.services.requests.lookup.find(account_id, request_id)
         return json_response(request_view(found, links_of(request)))
 
     @post(
@@ -257,7 +257,7 @@ class RequestsController(Controller):
         account_id = request.key.account_id
         return json_response(
             quote_view(
-                request.services.requests.quote(
+                request.services.requests.quotes.quote(
                     _to_quote(request.services.requests, data), account_id
                 )
             )
@@ -322,4 +322,4 @@ def _parse_body(requests: Requests, body: dict[str, Any]) -> Submission:
         completion = read_body(ChatCompletion, body)
         return Submission(model=completion.names[0], task=TASK, input=completion.generation())
     native = read_body(RequestBody, body)
-    return requests.order(native.model, native.input, task=native.task)
+    return requests.quotes.submission(native.model, native.input, task=native.task)

@@ -17,7 +17,7 @@ from gateway.ledger.receipts import Receipt
 from gateway.ledger.steps import StepLine
 from gateway.performance import PerformanceView, performance_view
 from gateway.pricing import Line, device_cost, format_usd
-from gateway.requests.admit import ORDERED_AS, Quoted
+from gateway.requests.quotes import ORDERED_AS, Quoted
 from gateway.tasks.submission import OpenRequest
 from workers.contract.jobs import Timings, Usage
 
@@ -314,7 +314,7 @@ def quote_view(quoted: Quoted) -> QuoteView:
         "model": quoted.entry.name,
         **_ordered_as(quoted.prepared.limits),  # type: ignore[typeddict-item]  # optional fields are added below
         "task": quoted.task,
-        "service_class": quoted.service_class,
+        "service_class": quoted.submission.service_class,
         "price_id": quoted.price_id,
         "max_cost": format_usd(quoted.bill.total_nanos),
         "lines": line_views(quoted.bill.lines),

@@ -101,7 +101,7 @@ class WebhooksController(Controller):
             lambda connection: requested_account(request, connection, account)
         )
         # Raises if the account has no such request. A request without a webhook has no delivery.
-        await request.services.requests.find(owner.id, request_id)
+        await request.services.requests.lookup.find(owner.id, request_id)
         found = await request.services.database.read(
             lambda connection: find_delivery(connection, request_id, account_id=owner.id)
         )

@@ -201,7 +201,7 @@ def _chosen_model(request: ApiRequest, data: ChatCompletion) -> str:
     named = data.names
     name = named[0] if len(named) == 1 else first_served(named, request.services.requests.is_served)
     if data.provider is not None:
-        data.check_max_price(request.services.requests.entry(name, request.key.account_id))
+        data.check_max_price(request.services.requests.quotes.entry(name, request.key.account_id))
     return name
 
 

@@ -102,7 +102,7 @@ async def _generate(
     """Submit a request for images and respond to it."""
     try:
         data = received.read(ImageBody)
-        entry = request.services.requests.entry(data.model)
+        entry = request.services.requests.quotes.find(data.model)
         value = data.image_task(entry)
         submission = await to_submission(
             request,

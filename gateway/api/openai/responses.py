@@ -170,7 +170,9 @@ async def _find(request: ApiRequest, id: str) -> OpenRequest | ClosedRequest:
     """Find a response of the account. Raise ``NotFound`` if it is not text, or deleted."""
     unknown = _unknown(id)
     try:
-        found = await request.services.requests.find(request.key.account_id, request_id_of(id))
+        found = await request.services.requests.lookup.find(
+            request.key.account_id, request_id_of(id)
+        )
     except NotFound:
         raise unknown from None
     gone = isinstance(found, ClosedRequest) and found.status == "succeeded" and found.output is None
@@ -190,7 +192,7 @@ async def _stream(
     """Yield the events of an answer. Ending this early cancels the request."""
     try:
         with ticket:
-            found = await requests.find(account_id, ticket.request_id)
+            found = await requests.lookup.find(account_id, ticket.request_id)
             writer = EventWriter(_as_accepted(found), body)
             yield writer.begin()
             async for data in stream_events(ticket, writer):

@@ -60,7 +60,7 @@ async def _start(request: ApiRequest, data: SpeechBody, canonical: bytes | None)
         submission = await to_submission(
             request,
             model=data.model,
-            task=choose_audio_task(request.services.requests.entry(data.model), value),
+            task=choose_audio_task(request.services.requests.quotes.find(data.model), value),
             input=value,
             stream=True,
             canonical=canonical,

@@ -22,12 +22,13 @@ from gateway.api.http.request import ApiRequest
 from gateway.api.http.serving import BlobResponse, serve
 from gateway.api.openai.files import OpenAIListView, list_view
 from gateway.api.openai.videos_bodies import EditBody, RemixBody, VideoBody, remix_task
-from gateway.api.openai.videos_views import VideoView, video_id_of, video_status, video_view
+from gateway.api.openai.videos_views import VideoView, video_status, video_view
 from gateway.batches.endpoint import BatchEndpoint, Entries
 from gateway.catalog.tasks import TASKS
 from gateway.errors import Gone, InvalidRequest, NotFound
 from gateway.files.retention import Record
 from gateway.ledger.closed import ClosedRequest
+from gateway.sql.outages import SQL_OUTAGE
 from gateway.tasks.submission import OpenRequest, Submission
 from gateway.tasks.visual import choose_dialect_task
 from workers.contract.jobs import Progress
@@ -63,7 +64,7 @@ class VideosController(Controller):
             submission = Submission(
                 model=data.model,
                 task=choose_dialect_task(
-                    request.services.requests.entry(data.model), value, makes="video"
+                    request.services.requests.quotes.find(data.model), value, makes="video"
                 ),
                 input=value,
                 stream=True,
@@ -224,7 +225,7 @@ async def _remix(
     submission = Submission(
         model=found.model,
         task=choose_dialect_task(
-            request.services.requests.entry(found.model), value, makes="video"
+            request.services.requests.quotes.find(found.model), value, makes="video"
         ),
         input=value,
         stream=True,
@@ -240,8 +241,15 @@ def _cannot(what: str) -> InvalidRequest:
 
 
 async def _submit(request: ApiRequest, submission: Submission) -> Response[VideoView]:
-    with await request.services.requests.submit(request.caller, submission) as ticket:
-        record, found = await _find(request, video_id_of(ticket.request_id))
+    services = request.services
+    with await services.requests.submit(request.caller, submission) as ticket:
+        found = await ticket.placed()
+        try:
+            record = await services.media.find(ticket.account_id, ticket.request_id)
+        except SQL_OUTAGE:
+            record = None
+        # The video is accepted, so its client must learn its id even if its record is unreadable.
+        record = record or Record(ticket.request_id, ticket.account_id, found.task, None)
         return await _answer(request, record, found)
 
 
@@ -260,7 +268,7 @@ async def _answer(
 
 async def _listed_view(request: ApiRequest, record: Record) -> VideoView | None:
     try:
-        found = await request.services.requests.find(record.account_id, record.request_id)
+        found = await request.services.requests.lookup.find(record.account_id, record.request_id)
     except NotFound:
         return None
     return _view(record, found, await _progress(request, found))
@@ -274,13 +282,13 @@ async def _find(
     record = await request.services.media.find(account_id, _request_id(video_id))
     if record is None or record.task not in TASKS_OF_VIDEO:
         raise NotFound("video_not_found", f"No such video: {video_id!r}.", param=param)
-    return record, await request.services.requests.find(account_id, record.request_id)
+    return record, await request.services.requests.lookup.find(account_id, record.request_id)
 
 
 async def _progress(request: ApiRequest, found: OpenRequest | ClosedRequest) -> Progress | None:
     if not isinstance(found, OpenRequest) or found.status != "running":
         return None
-    return await request.services.requests.progress(found.request_id)
+    return await request.services.requests.lookup.progress(found.request_id)
 
 
 def _view(

@@ -200,7 +200,7 @@ _PROVIDER: Final[OpenRouterProviderView] = {
 
 
 async def _generation(request: ApiRequest, id: str) -> Response[DataView[GenerationView]]:
-    receipt = await request.services.requests.receipt(request.key.account_id, id)
+    receipt = await request.services.requests.lookup.receipt(request.key.account_id, id)
     closed, refunds = receipt.closed, receipt.refunds
     given = sum(refund.amount_nanos for refund in refunds)
     timings, used = closed.timings, closed.usage
@@ -217,7 +217,9 @@ async def _generation(request: ApiRequest, id: str) -> Response[DataView[Generat
                 "total_cost": cost,
                 "usage": cost,
                 "cancelled": closed.status == "cancelled",
-                "finish_reason": _finish_reason(await request.services.requests.whole(closed)),
+                "finish_reason": _finish_reason(
+                    await request.services.requests.lookup.with_output(closed)
+                ),
                 "latency": (timings.first_token_us or timings.total_us) / 1000,
                 "generation_time": timings.forward_us / 1000,
                 "tokens_prompt": prompt,
