@@ -25,7 +25,7 @@ UNPREFIXED = (
     "stripe_api_key",
     "stripe_webhook_secret",
 )
-HISTORY = ("docs/decisions.md", "docs/benchmarks.md")
+HISTORY = ("docs/decisions.md",)
 LINE_MAX = 100
 
 
