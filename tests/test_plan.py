@@ -1,4 +1,4 @@
-"""Planning, by numbers that fit on the back of an envelope; and what is read from disk."""
+"""Capacity planning, checked by hand calculations, and reading of checkpoints."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_ridge_is_operations_for_each_byte_and_its_tokens_do_not_depend_on_t
 
     assert fp8.ridge == Fraction(1979, 4800) * 1000
     assert bf16.ridge == Fraction(989, 4800) * 1000
-    # Two operations a weight: 412.3 / 2 of one byte, 206.04 of two bytes.
+    # Two operations per weight: 412.3 / 2 of one byte, 206.04 of two bytes.
     assert (fp8.ridge_tokens, bf16.ridge_tokens) == (207, 207)
 
 
@@ -115,7 +115,7 @@ def test_a_device_without_fp8_computes_in_bfloat16_and_an_unknown_one_has_no_pre
 
 
 def test_cost_of_a_million_tokens_is_rounded_up() -> None:
-    # 100 tokens a second are 360,000 an hour; a million takes 2.777… hours of $3.60.
+    # 100 tokens per second are 360,000 per hour; a million takes 2.777… hours at $3.60.
     made = cost(
         Fraction(100),
         hour_nanos=3_600_000_000,
@@ -217,7 +217,7 @@ def test_table_of_shapes_matches_the_configurations() -> None:
     def decoder(
         vocabulary: int, width: int, inner: int, heads: int, *, bias: bool = False, of: Shape
     ) -> int:
-        """With untied embeddings, gated feed-forward and two norms a layer."""
+        """Count parameters: untied embeddings, gated feed-forward and two norms per layer."""
         queries, keys = heads * of.head_dim, of.kv_heads * of.head_dim
         attention = 2 * width * queries + 2 * width * keys + (queries + 2 * keys if bias else 0)
         layer = attention + 3 * width * inner + 2 * width

@@ -1,4 +1,4 @@
-"""Prices by example: what is refused, which variant is quoted and charged, what is clipped."""
+"""Prices by example: refusals, quoted and charged variants, clipping."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What holds of every price and every usage: covered by the quote, exact, rounded up once.
+"""Properties of all prices and usages: covered by the quote, exact, rounded up once.
 
-Prices here have every unit, conditions on what is made, fractions that end nowhere and minimums;
-the sums they are compared with are worked out here, from the definition of a price alone.
+Prices here have every unit, conditions, non-terminating fractions and minimums. The expected sums
+are computed here, from the definition of a price alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gateway.pricing import (
 from workers.contract.jobs import Usage
 
 PARTS: Final[Mapping[Unit, tuple[str, int]]] = {
-    # What a unit counts, and how many of those make one of it.
+    # The quantity that a unit counts, and how many of it make one unit.
     "request": ("requests", 1),
     "input_token": ("input_tokens", 1),
     "cached_input_token": ("cached_input_tokens", 1),
@@ -58,8 +58,8 @@ attributes = st.fixed_dictionaries(
 
 @st.composite
 def components(draw: st.DrawFn, unit: Unit) -> list[Component]:
-    """One line for everything, and one for each condition: as the catalog demands, whatever can
-    apply together has a line of its own."""
+    """Prices with one unconditional component and one per condition: as the catalog requires,
+    conditions that can apply together have a separate component."""
     sizes = draw(st.sets(st.sampled_from("ab")))
     qualities = draw(st.sets(st.sampled_from("ab")))
     conditions: list[dict[str, str]] = [
@@ -89,7 +89,7 @@ def usages(draw: st.DrawFn) -> Usage:
 
 @st.composite
 def limits(draw: st.DrawFn) -> Usage:
-    """Of a request; what may only be priced with a limit has one."""
+    """Limits of a request, including those of units that require one."""
     quantities = {name: draw(counts) for name in QUANTITIES if name != "requests"}
     for unit in UNBOUNDED_UNITS:
         quantities[PARTS[unit][0]] = draw(st.integers(1, COUNT_MAX))
@@ -98,7 +98,7 @@ def limits(draw: st.DrawFn) -> Usage:
 
 @st.composite
 def within(draw: st.DrawFn, bounds: Usage) -> Usage:
-    """A usage that keeps to its limits; how much of what was read was cached is the worker's."""
+    """A usage within its limits; the worker decides how much of the input was cached."""
     most = {name: getattr(bounds, name) for name in QUANTITIES}
     prompt = draw(st.integers(0, most.pop("input_tokens") + most.pop("cached_input_tokens")))
     cached = draw(st.integers(0, prompt))
@@ -108,7 +108,7 @@ def within(draw: st.DrawFn, bounds: Usage) -> Usage:
 
 
 def exactly(price: Price, usage: Usage) -> Fraction:
-    """The charge before it is rounded: the definition, written as plainly as possible."""
+    """Compute the exact charge before rounding, directly from the definition."""
     total = Fraction(0)
     for unit, (name, parts) in PARTS.items():
         for priced in (unit, "input_token" if unit == "cached_input_token" else unit):
@@ -124,7 +124,7 @@ def exactly(price: Price, usage: Usage) -> Fraction:
 
 
 def due(price: Price, usage: Usage) -> int:
-    """A charge, which is nothing where nothing was used that has a price."""
+    """Return the charge, or 0 if nothing that was used has a price."""
     try:
         return charge(price, usage).total_nanos
     except UnpricedUsage:
@@ -156,7 +156,7 @@ def test_a_quote_covers_every_usage_within_its_limits(
 def test_quote_is_the_bill_once_every_attribute_of_a_condition_is_given(
     price: Price, bounds: Usage, size: str, quality: str
 ) -> None:
-    # How much of a prompt was cached is the one thing that no order can say.
+    # How much of a prompt is cached is the only thing that a request cannot specify.
     bounds = msgspec.structs.replace(
         bounds, cached_input_tokens=0, attributes={"size": size, "quality": quality}
     )
@@ -282,7 +282,7 @@ def test_discounted_quote_is_at_most_its_share_rounded_up(
 
     part = quote_or_nothing(discounted(price, discount), bounds)
 
-    # The full quote was rounded up before its part is taken here, the discounted one after.
+    # The full quote is rounded up before taking its share, the discounted one afterwards.
     assert full * (1 - discount) - 1 < part <= up(full * (1 - discount))
 
 

@@ -1,4 +1,4 @@
-"""Both queue servers; every test has a namespace of its own."""
+"""Both queue servers; each test has a separate namespace."""
 
 from __future__ import annotations
 

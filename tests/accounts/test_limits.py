@@ -97,7 +97,7 @@ def test_only_concurrency_limits_mark_an_account_as_bounded(database: Database) 
 
 @pytest.fixture
 def statements() -> Iterator[list[str]]:
-    """What is asked of the database, as it is asked."""
+    """Record the statements that the database executes."""
     asked: list[str] = []
 
     def note(_: Any, __: Any, statement: str, *___: Any) -> None:

@@ -28,7 +28,7 @@ KEY = 70
 
 @contextlib.asynccontextmanager
 async def gateways(url: str, count: int, *, window_s: int = 60) -> AsyncIterator[list[Rates]]:
-    """What several gateway processes have: each its own connections, all the same namespace."""
+    """Two gateways with separate connections and the same namespace."""
     namespace = f"t{secrets.token_hex(6)}"
     clients = [connect(url) for _ in range(count)]
     try:
@@ -149,7 +149,7 @@ async def test_the_window_slides(server_url: str) -> None:
                 passed.append((asked, time.monotonic()))
             await asyncio.sleep(random.uniform(0.01, 0.05))
 
-    # Never more than the limit in any stretch of a window, and no waiting for nothing.
+    # Never more than the limit in any interval of a window, and no unnecessary waiting.
     assert len(passed) >= 8
     for (asked, _), (_, answered) in zip(passed, passed[4:], strict=False):
         assert answered - asked >= 2

@@ -1,4 +1,4 @@
-"""The audit finds what was tampered with, and nothing else."""
+"""The audit finds rows that were tampered with, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATER = timedelta(hours=2)
 
 @pytest.fixture
 def books(database: Database) -> Books:
-    """An account with all that can be wrong: a budget, a hold, a refund, a sealed hour."""
+    """An account with rows for every rule: a budget, a hold, a refund, a sealed hour."""
     made = open_books(database, credit=10 * HOLD)
     with database.transaction() as connection:
         create_budget(connection, made.account.id, 9 * HOLD, window="total")

@@ -1,4 +1,4 @@
-"""Months closed: sealed, invoiced, rebated, once, whatever dies; and statements that add up."""
+"""Closing months: sealed, invoiced and rebated once, despite crashes; statements add up."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_changes_in_a_closed_month_are_found(books: Books) -> None:
 
 
 def test_nothing_is_booked_into_a_month_while_it_is_closed(books: Books) -> None:
-    """Settling races closing: what was booked into March is sealed, the rest is April's."""
+    """Settling races closing: what is booked into March is sealed, the rest is in April."""
     barrier = threading.Barrier(4)
     failures: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""Exports: whole, exact, the same bytes twice, and equal to what the ledger says."""
+"""Exports: complete, exact, reproducible, and equal to the ledger."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_lines_of_the_focus_profile_are_those_of_the_receipts(books: Books) 
     found = rows(data)
 
     used = [row for row in found if row["ChargeCategory"] == "Usage"]
-    # The first request read nothing, so that it has one line.
+    # The first request has no input tokens, so it has one line.
     assert len(used) == 13
     assert {row["ConsumedUnit"] for row in used} == {"input_token", "output_token"}
     assert {row["ChargeCategory"] for row in found} == {"Usage", "Credit", "Adjustment"}

@@ -1,4 +1,4 @@
-"""Lists and reports have an index for what they show: no plan reads a whole history.
+"""Lists and reports use indexes: no query plan reads a whole table.
 
 Every statement that a call with the scope ``read`` makes is explained by the database that runs it,
 over a history that is large enough for the planner to prefer an index.
@@ -40,7 +40,7 @@ SPAN = Span(NOW - timedelta(hours=2), NOW + timedelta(hours=1), ZoneInfo("UTC"))
 
 @pytest.fixture(scope="module")
 def books(databases: Databases) -> Iterator[Books]:
-    """Some ten thousand receipts of several accounts, nearly all of which succeeded."""
+    """About ten thousand receipts of several accounts, nearly all successful."""
     database = Database(databases.make())
     made = open_books(database, credit=10**9)
     request = made.order()
@@ -99,7 +99,7 @@ def _place(number: int, made: Books, others: list[Books]) -> dict[str, Any]:
 
 @pytest.fixture
 def plans() -> Iterator[list[str]]:
-    """What the database says of each SELECT, before it runs."""
+    """Explain each SELECT before it runs; collect the plans."""
     found: list[str] = []
 
     def explain(
@@ -109,7 +109,7 @@ def plans() -> Iterator[list[str]]:
             return
         postgres = connection.dialect.name == "postgresql"
         how = "EXPLAIN (FORMAT JSON) " if postgres else "EXPLAIN QUERY PLAN "
-        # A cursor of its own: the driver's is about to run the statement itself.
+        # A separate cursor: the driver's is about to run the statement itself.
         asked = connection.connection.cursor()
         try:
             asked.execute(how + statement, parameters)

@@ -1,4 +1,4 @@
-"""Usage adds up: any span, zone, grouping and filter is what receipts and refunds say."""
+"""Usage reports equal receipts and refunds for any span, zone, grouping and filter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SEALED = START + timedelta(hours=70, minutes=20)
 
 @dataclass(frozen=True)
 class Booked:
-    """What was booked, as a list that needs no database to be added up."""
+    """Bookings as a list, to be summed without the database."""
 
     moment: datetime
     key: str

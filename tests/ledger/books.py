@@ -1,4 +1,4 @@
-"""Makes accounts, keys, prices and orders for tests of the ledger."""
+"""Creates accounts, keys, prices and hold requests for tests of the ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PEPPER = b"a pepper for tests"
 PRICE = Price((Component("input_token", 20), Component("output_token", 80)))
 LIMITS = Usage(requests=1, input_tokens=10, output_tokens=10)
 HOLD = 1000
-"""What LIMITS cost at PRICE."""
+"""Cost of LIMITS at PRICE."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Budgets: what they refuse, in which windows they count, and that no race passes them."""
+"""Budgets: refusals, windows, and that races do not exceed them."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ async def test_concurrent_holds_do_not_exceed_a_hard_budget(database: Database) 
         # A day of 23 hours, and one of 25.
         ("day", "Europe/Berlin", "2026-03-29T12:00:00", "2026-03-28T23:00", "2026-03-29T22:00"),
         ("day", "Europe/Berlin", "2026-10-25T12:00:00", "2026-10-24T22:00", "2026-10-25T23:00"),
-        # The hour that clocks repeat is two windows.
+        # The hour that is repeated in autumn is two windows.
         ("hour", "Europe/Berlin", "2026-10-25T00:30:00", "2026-10-25T00:00", "2026-10-25T01:00"),
         ("hour", "Europe/Berlin", "2026-10-25T01:30:00", "2026-10-25T01:00", "2026-10-25T02:00"),
         ("month", "America/New_York", "2026-03-01T03:00", "2026-02-01T05:00", "2026-03-01T05:00"),

@@ -1,4 +1,4 @@
-"""Bounds on concurrent requests: exact whatever is raced, and replaced by limits that are set."""
+"""Limits on concurrent requests: exact under races; configured limits replace defaults."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def other_key(books: Books) -> int:
 
 
 def counted(books: Books) -> tuple[int, dict[int, int]]:
-    """Open requests as the rows of the account and of its keys count them."""
+    """Return the open requests counted in the rows of the account and its keys."""
     with books.database.transaction() as connection:
         own = select(keys.c.id, keys.c.open_requests).where(keys.c.account_id == books.account.id)
         account = select(accounts.c.open_requests).where(accounts.c.id == books.account.id)
@@ -260,7 +260,7 @@ def test_limit_holds_while_requests_begin_and_end(books: Books) -> None:
 
 
 async def test_wrong_counts_are_found_and_corrected(books: Books) -> None:
-    """As a gateway of an earlier version leaves them, which settles but does not count."""
+    """Reset the counts, like a gateway of an earlier version, which settles but does not count."""
     spare = other_key(books)
     place(books, *(books.order() for _ in range(2)))
     with books.database.transaction() as connection:

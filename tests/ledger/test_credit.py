@@ -1,4 +1,4 @@
-"""Credit: lots and the order in which they burn, expiry, allowances, refunds, chargebacks."""
+"""Credit: the order in which lots are consumed, expiry, allowances, refunds, chargebacks."""
 
 from __future__ import annotations
 

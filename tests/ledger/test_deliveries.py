@@ -1,4 +1,4 @@
-"""Webhook deliveries in SQL: fair claims, attempts that are kept, silent receivers put off."""
+"""Webhook deliveries in SQL: fair claims, recorded attempts, postponed silent receivers."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_every_query_of_deliveries_uses_an_index(database: Database) -> None:
 
 
 def deliveries(database: Database, number: int, *, url: str = "https://example.com/hook") -> Books:
-    """An account of which so many requests with a webhook have ended."""
+    """An account with a number of ended requests that have a webhook."""
     books = open_books(database, credit=10_000_000)
     orders = [books.order(webhook=url) for _ in range(number)]
     if orders:
@@ -292,7 +292,7 @@ def deliveries(database: Database, number: int, *, url: str = "https://example.c
 def claimed(
     database: Database, lanes: Lanes, *, now: datetime | None = None, after: int = 0
 ) -> Claim:
-    """Claim as the loop does: what is taken is in flight from then on."""
+    """Claim as the loop does; claimed deliveries are in flight afterwards."""
     with database.transaction() as connection:
         return claim(connection, lanes, now or datetime.now(UTC) + SOON, after=after)
 

@@ -1,4 +1,4 @@
-"""Books of requests that ran in batches: what they paid can be recomputed, tried and corrected."""
+"""Charges of requests in batches can be recomputed, repriced and corrected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds that grow while their request runs."""
+"""Incremental holds: extended while their request runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ledger.books import HOLD, LIMITS, Books, done, open_books
 
 
 def sliced(books: Books) -> HoldRequest:
-    """An order of 10 + 10 tokens (20 and 80 nanos each) of which 5 output tokens are held for."""
+    """A request for 10 + 10 tokens (20 and 80 nanos each) with a hold for 5 output tokens."""
     order = books.order(hold_nanos=600, held_tokens=5)
     with books.database.transaction() as connection:
         hold(connection, [order])

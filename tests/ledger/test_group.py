@@ -1,4 +1,4 @@
-"""Group commit: everybody is answered, in batches, and nobody pays for a neighbour's mistake."""
+"""Group commit: every item is answered, in batches, and one bad item fails alone."""
 
 from __future__ import annotations
 

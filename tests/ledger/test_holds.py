@@ -1,4 +1,4 @@
-"""Holding and settling: exact, once, and never beyond what an account has."""
+"""Holding and settling: exact, once, and never beyond an account's credit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def race(
     *,
     engine: Engine | None = None,
 ) -> int:
-    """Run an attempt in many threads at once, each in its own transaction; count those accepted."""
+    """Run an attempt in many threads, each in its own transaction; return how many are accepted."""
     barrier = threading.Barrier(THREADS)
     accepted: list[bool] = []
 
@@ -79,11 +79,11 @@ def test_fifty_racing_holds_on_a_balance_for_ten_admit_exactly_ten(database: Dat
 
 
 def test_the_race_is_lost_without_the_lock(database_url: str) -> None:
-    """The same race on the code that everybody writes first: read, compare, write.
+    """The same race on the naive code: read, compare, write.
 
-    Without the lock PostgreSQL lets every thread see the same balance and admits too many; SQLite,
-    whose lock is in how a transaction begins, turns all but the first away. Either is a failure of
-    the test above.
+    Without the lock, all threads see the same balance on PostgreSQL, and too many are admitted. On
+    SQLite, whose lock is taken at the begin of a transaction, all but the first fail. Both fail the
+    test above.
     """
     with_lock = Database(database_url)
     books = open_books(with_lock, credit=AFFORDABLE * HOLD)

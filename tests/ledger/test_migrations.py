@@ -1,4 +1,4 @@
-"""The migrations make the schema that the code was written for."""
+"""The migrations create the schema of the tables in the code."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_sqlite_commits_survive_a_power_failure(tmp_path: Path) -> None:
 
 
 def test_open_webhook_deliveries_of_an_earlier_version_stay_due(database_url: str) -> None:
-    """Written by today's code, then brought back to the schema of 0006."""
+    """Written by the current code, then downgraded to the schema of 0006."""
     database = Database(database_url)
     books = open_books(database, credit=10_000_000)
     placed = books.order(webhook="https://example.com/hook")
@@ -134,7 +134,7 @@ def test_open_webhook_deliveries_of_an_earlier_version_stay_due(database_url: st
         )
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '0006'"))
 
-    # Later migrations are done already, since the schema was today's.
+    # Later migrations are already applied, because the schema was the current one.
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     with database.transaction() as connection:

@@ -1,7 +1,7 @@
-"""The books against an independent model of them, step by step, on both databases.
+"""Compares the ledger with an independent model, step by step, on both databases.
 
-The model is a few dictionaries that know nothing of SQL; it predicts every answer before it is
-given. After each step the books must agree with it and reconcile. ``TOLLGATE_SOAK`` (seconds) makes
+The model is a few dictionaries without SQL; it predicts every answer. After each step the ledger
+must agree with it and reconcile. ``TOLLGATE_SOAK`` (seconds) makes
 it run for that long with ever new choices: see ``make soak-ledger``.
 """
 
@@ -180,7 +180,7 @@ class Books(RuleBasedStateMachine):
             put_discount_in_force(connection, self.name, "0.5", self.now)
 
     def _top_up(self, connection: Connection, account: int) -> None:
-        """Something to begin with, so that not everything is refused."""
+        """Initial credit and keys, so that not every request is refused."""
         add_credit(
             connection, account, 12_000, kind="topup", key=f"first:{account}",
             actor="t", reason="t", clock=self.clock,
@@ -225,8 +225,8 @@ class Books(RuleBasedStateMachine):
         )
 
     def full(self, account: int, key: int) -> bool:
-        """Whether the account or the key may open no request more; a limit of the account's own
-        puts the default of its keys out of force as well."""
+        """Whether the account or the key is at its limit; an account's limit also replaces the
+        default of its keys."""
         of_account = self.limits.get((account, None), CONCURRENT.account)
         default = None if (account, None) in self.limits else CONCURRENT.key
         of_key = self.limits.get((account, key), default)
@@ -243,7 +243,7 @@ class Books(RuleBasedStateMachine):
         *,
         crowded: bool = False,
     ) -> type | None:
-        """What cannot cover an amount, in the order in which the ledger looks."""
+        """Return what does not cover an amount, in the order of the ledger's checks."""
         has = self.model[account]
         total = has.posted + has.limit
         if amount > total:
@@ -380,7 +380,7 @@ class Books(RuleBasedStateMachine):
 
     @rule()
     def calendar(self) -> None:
-        """Allowances of the month, and the end of what has expired."""
+        """Give the month's allowances, and expire lots."""
         month = month_of(self.now)
         due = [
             account
@@ -555,7 +555,7 @@ class Books(RuleBasedStateMachine):
         assert type(answer) is (short or Extended)
         if short is None and more:
             known.amount, known.tokens = amount, tokens
-            # A budget that has ended is no longer asked, but still counts.
+            # An ended budget no longer limits, but still counts.
             for place in known.windows:
                 self.windows[place][1] += more
 
@@ -576,7 +576,7 @@ class Books(RuleBasedStateMachine):
         end: str,
         delivered: str,
     ) -> None:
-        """End requests in any way: what was delivered is charged, and a success in full."""
+        """End requests in any way: delivered output is charged, and a success in full."""
         known = sorted(self.holds)
         ids = ids + [known[place % len(known)] for place in open_ones if known]
         if not ids:
@@ -600,7 +600,7 @@ class Books(RuleBasedStateMachine):
         assert ended <= {STATUS[end]}
 
     def _predict_settled(self, ids: list[str], usage: Usage, *, billable: bool) -> list[int | None]:
-        # What ran ahead of its slice is held for first, request by request, if that can be.
+        # Tokens beyond a slice are held for first, request by request, if credit allows.
         for id in dict.fromkeys(ids):
             known = self.holds.get(id)
             if known is None or not billable or known.tokens is None:
@@ -754,8 +754,8 @@ class Books(RuleBasedStateMachine):
 
 
 def judged(request_id: RequestId, usage: Usage, *, end: str, delivered: str) -> Settlement:
-    """Decide as the settler does: the worker that ended a request knows what it delivered, and so
-    does the event log, which is all that is left of a worker that was lost."""
+    """Decide as the settler does, from the usage that the worker reports or, if it crashed, from
+    the event log."""
     log = Streamed(usage) if delivered == "by the log" else NOT_STREAMED
     sent = delivered == "by the worker"
     if end == "completed":
@@ -777,7 +777,7 @@ def test_ledger_behaves_like_the_model(databases: Databases) -> None:
 
     steps = settings(
         max_examples=100,
-        # 5,000 steps on PostgreSQL and 10,000 on SQLite, which is quicker.
+        # 5,000 steps on PostgreSQL and 10,000 on SQLite, which is faster.
         stateful_step_count=100 if databases.kind == "sqlite" else 50,
         deadline=None,
         derandomize=not SOAK_S,

@@ -1,7 +1,7 @@
-"""Races behind a barrier, and proof that the tests can lose: each is run on a broken variant too.
+"""Races behind a barrier; each also runs on a broken variant, to prove that the test can fail.
 
 A race test that passes on code without a lock proves nothing. So every race here is a function of
-what is raced, and must fail with the variants that somebody might write instead.
+the raced code, and must fail with plausible but wrong variants of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Work = Callable[[Connection], T]
 
 
 def race(database: Database, works: Sequence[Work[T]]) -> list[T | BaseException]:
-    """Run transactions at once, each in a thread of its own, and give what each came to."""
+    """Run transactions concurrently, each in its own thread; return their results."""
     barrier = threading.Barrier(len(works))
     results: list[T | BaseException | None] = [None] * len(works)
 
@@ -55,16 +55,16 @@ def agrees(books: Books) -> bool:
 
 
 def only_postgresql(books: Books) -> None:
-    """A SQLite writer is alone from its first statement on: nothing there can be raced wrongly."""
+    """On SQLite a writer is alone from its first statement on, so these races cannot be lost."""
     if books.database.engine.dialect.name != "postgresql":
         pytest.skip("SQLite has one writer at a time")
 
 
-# --- C1: fifty orders on a balance for ten ---
+# --- C1: fifty requests on a balance for ten ---
 
 
 def overdraw(books: Books, place: Callable[[Connection, HoldRequest], bool]) -> tuple[int, int]:
-    """Give how many of 50 were admitted, and the sum of the holds that stand."""
+    """Return how many of 50 were admitted, and the sum of the open holds."""
     orders = [books.order() for _ in range(50)]
     works: list[Work[bool]] = [
         lambda connection, order=order: place(connection, order)  # type: ignore[misc]
@@ -73,7 +73,7 @@ def overdraw(books: Books, place: Callable[[Connection, HoldRequest], bool]) -> 
     results = race(books.database, works)
     admitted = sum(result is True for result in results)
     if place is ours:
-        # Nobody is told of a constraint: the ledger decides, the table only watches.
+        # No constraint error: the ledger decides, and the CHECK is only a safeguard.
         assert {type(result) for result in results} == {bool}
     with books.database.transaction() as connection:
         held = connection.execute(
@@ -150,7 +150,7 @@ def test_race_is_lost_without_the_lock(
     books = open_books(database, credit=10 * HOLD)
     only_postgresql(books)
     with database.transaction() as connection:
-        # The table's own CHECK would stop two of them: it is there for that.
+        # The table's CHECK would stop two of them, as it is meant to.
         connection.execute(text("ALTER TABLE accounts DROP CONSTRAINT ck_accounts_covered"))
 
     admitted, held = overdraw(books, broken)
@@ -159,11 +159,11 @@ def test_race_is_lost_without_the_lock(
     assert held > 10 * HOLD
 
 
-# --- C2: one hold, settled, released and expired at once ---
+# --- C2: one hold, settled, released and expired concurrently ---
 
 
 def end_at_once(books: Books, take: Callable[[Connection, Settlement], bool]) -> int:
-    """Give how many of several ends of one request won."""
+    """Return how many of several ends of one request succeeded."""
     order = books.order()
     with books.database.transaction() as connection:
         hold(connection, [order])
@@ -212,7 +212,7 @@ def test_race_is_lost_if_the_hold_is_read_before_it_is_deleted(database: Databas
     assert end_at_once(books, take) > 1
 
 
-# --- C3: one charge given back twice at once ---
+# --- C3: one charge refunded twice concurrently ---
 
 
 def refund_at_once(books: Books, give: Callable[[Connection, str, int], bool]) -> int:
@@ -225,7 +225,7 @@ def refund_at_once(books: Books, give: Callable[[Connection, str, int], bool]) -
         for place in range(6)
     ]
     results = race(books.database, works)
-    # Nobody is told of a constraint: who comes second is told what is left.
+    # No constraint error: the second refund is refused with what is left.
     assert {type(result) for result in results} == {bool}
     return sum(result is True for result in results)
 

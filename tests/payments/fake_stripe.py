@@ -1,4 +1,4 @@
-"""Stands in for Stripe's API: opens Checkout sessions and lists them, in its wire format."""
+"""A fake of Stripe's API: creates and lists Checkout sessions, in its wire format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 @dataclass
 class FakeStripe:
-    """``asked`` holds the fields of each session that was asked for, and its headers."""
+    """``asked`` has the fields and headers of each requested session."""
 
     url: str = ""
     asked: list[dict[str, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Payments: whatever a provider tells, in any order and as often as it likes, is booked once."""
+"""Payments: events are booked once, in any order and however often they are delivered."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def signed(body: bytes, *, secret: str = SECRET, at: int | None = None) -> str:
 
 @dataclass
 class Desk:
-    """An account that has asked for a payment of $25."""
+    """An account with an open payment of $25."""
 
     database: Database
     account: Account
@@ -142,7 +142,7 @@ def test_any_order_and_any_repetition_end_in_the_same_books(
     for order in itertools.permutations(names):
         desk = open_desk(database)
         if "dispute_created" in names and order[0] != "completed":
-            # Only a dispute does not carry our id: it cannot come before its payment is known.
+            # Only disputes do not carry our id: they cannot arrive before their payment is known.
             continue
         for name in (*order, *r.choices(names, k=4)):
             desk.deliver(name)
@@ -154,7 +154,7 @@ def test_any_order_and_any_repetition_end_in_the_same_books(
 def test_refund_of_spent_money_becomes_debt(desk: Desk) -> None:
     desk.deliver("completed")
     with desk.database.transaction() as connection:
-        # Another payment's dispute has taken it already.
+        # Another payment's dispute has already taken it.
         apply(
             connection,
             PROVIDER.read_event(body := desk.payload("dispute_created"), signed(body)),

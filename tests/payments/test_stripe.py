@@ -1,4 +1,4 @@
-"""The whole way of a payment: page, event, credit; over real HTTP to a stand-in for Stripe."""
+"""A payment end to end: page, event, credit; over real HTTP to a fake of Stripe."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_customer_pays_and_has_credit(stack: Stack, stripe: FakeStripe) -> Non
     assert caller.http.get("/v1/ledger").json()["data"][0]["actor"] == "stripe"
     assert stack.findings() == []
 
-    # The stand-in lists that payment as paid, so the books agree with it as well.
+    # The fake lists this payment as paid, so the books agree with it as well.
     boss = stack.caller(credit="0", scopes=("read", "admin"))
     assert boss.http.post("/v1/admin/reconcile").json()["findings"] == []
 
