@@ -229,7 +229,7 @@ class Reference:
         job.moved = True
         return True
 
-    def reap(self) -> tuple[int, int, int]:
+    def reclaim(self) -> tuple[int, int, int]:
         expired = [job for job in self.running() if job.expired]
         for job in expired:
             self._reclaim(job, crashed=True, reason="lease lapsed")

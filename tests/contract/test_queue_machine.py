@@ -218,8 +218,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.run(self.queue.set_reply(id, reply)) is expected
 
     @rule()
-    def reap(self) -> None:
-        expected = self.model.reap()
+    def reclaim(self) -> None:
+        expected = self.model.reclaim()
         time.sleep(0.003)  # until short leases and delays have expired by the server's clock
 
         reclaimed = self.run(self.queue.reclaim())
