@@ -135,7 +135,7 @@ class Agent:
         }
 
     def end(self) -> None:
-        """Stop leasing, finish running jobs, then stop. A second call requeues them."""
+        """Stop leasing, finish running jobs, then stop. A second call requeues the rest."""
         if self._draining.is_set():
             self._stopping.set()
         self._draining.set()

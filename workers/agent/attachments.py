@@ -109,7 +109,7 @@ class Attachments:
     def fetch(self, leased: LeasedJob, on_fetched: Callable[[Fetched], None]) -> None:
         """Read a job's attachments and pass them to ``on_fetched``, or the outcome if that fails.
 
-        ``then`` is not called if the job is dropped meanwhile.
+        ``on_fetched`` is not called if the job is dropped meanwhile.
         """
         self._fetching[leased] = self._tasks.create_task(self._fetch(leased, on_fetched))
 

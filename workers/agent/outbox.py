@@ -234,7 +234,7 @@ class Outbox:
         for leased, result in zip(ended, results, strict=True):
             if result in ("fenced", "unknown"):
                 log.warning(
-                    "outcome refused: not leased",
+                    "the queue has no lease for an outcome",
                     extra={"request_id": leased.job.request_id, "answer": result},
                 )
             self._on_completed(leased, result)
