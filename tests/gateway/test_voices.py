@@ -120,7 +120,7 @@ def test_consents_are_listed_in_pages(media_stack: Stack) -> None:
     assert [each.id for each in api.audio.voice_consents.list(limit=2)] == made[::-1]
     page = api.audio.voice_consents.list(limit=2, after=made[3])
     assert ([each.id for each in page.data], page.has_more) == ([made[2], made[1]], True)
-    with pytest.raises(openai.BadRequestError, match="1 to 100"):
+    with pytest.raises(openai.BadRequestError, match="between 1 and 100"):
         api.audio.voice_consents.list(limit=101)
 
 
