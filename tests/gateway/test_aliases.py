@@ -10,7 +10,7 @@ from tests.stack import Stack
 HEADER = "tollgate-model-alias"
 
 
-def test_an_answer_under_an_alias_names_the_model_that_gave_it(media_stack: Stack) -> None:
+def test_answer_under_an_alias_names_the_resolved_model(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -26,7 +26,7 @@ def test_an_answer_under_an_alias_names_the_model_that_gave_it(media_stack: Stac
     assert HEADER not in direct.headers
 
 
-def test_streams_and_videos_and_refusals_say_so_too(media_stack: Stack) -> None:
+def test_streams_videos_and_errors_also_name_the_resolved_model(media_stack: Stack) -> None:
     caller = media_stack.caller()
     poor = media_stack.caller(credit="0")
     image = {"model": "dall-e-3", "prompt": "x"}
@@ -48,7 +48,7 @@ def test_streams_and_videos_and_refusals_say_so_too(media_stack: Stack) -> None:
     assert answers[1].json()["model"] == "film"
 
 
-def test_a_quote_under_an_alias_is_that_of_the_model(media_stack: Stack) -> None:
+def test_quote_under_an_alias_is_the_models_quote(media_stack: Stack) -> None:
     caller = media_stack.caller()
 
     quoted = caller.http.post("/v1/quote", json={"model": "dall-e-3", "input": {"prompt": "x"}})
@@ -58,7 +58,7 @@ def test_a_quote_under_an_alias_is_that_of_the_model(media_stack: Stack) -> None
 
 
 @pytest.mark.parametrize("alias", ["dall-e-3", "acme/old"])
-def test_an_alias_says_what_it_stands_for(alias: str, media_stack: Stack) -> None:
+def test_alias_is_listed_with_its_model(alias: str, media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 

@@ -25,7 +25,7 @@ def job(name: str, account: str, *, batch: bool) -> Job:
     )
 
 
-async def test_who_waits_is_served_before_batches_and_batches_still_move(valkey: str) -> None:
+async def test_interactive_requests_come_before_batches_but_batches_progress(valkey: str) -> None:
     redis = connect(valkey)
     namespace = f"t{uuid.uuid4().hex[:8]}"
     dispatch = Dispatch(redis, "gw", settings=Settings(namespace=namespace))

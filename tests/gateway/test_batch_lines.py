@@ -43,7 +43,7 @@ def test_lines_are_the_same_however_the_file_is_read(
 
 @settings(deadline=None)
 @given(st.integers(1, 30), st.integers(11, 200), st.booleans())
-def test_a_line_that_is_too_long_is_said_so_and_the_others_are_read(
+def test_too_long_line_is_reported_and_the_others_are_read(
     size: int, length: int, ends: bool
 ) -> None:
     content = b"first\n" + b"x" * length + (b"\nlast\n" if ends else b"")

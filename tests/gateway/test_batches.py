@@ -99,7 +99,7 @@ def test_a_batch_is_answered_as_live_requests_are_at_half_the_price(stack: Stack
     assert stack.findings() == []
 
 
-def test_no_speed_is_promised_to_a_batch(stack: Stack) -> None:
+def test_batches_have_no_slo(stack: Stack) -> None:
     caller = stack.caller()
     api = client(stack, caller)
     made = submit(api, jsonl(line("a", chat("slow", "a b"))))
@@ -112,7 +112,7 @@ def test_no_speed_is_promised_to_a_batch(stack: Stack) -> None:
     assert receipt["performance"]["ttft_ms"] > 0
 
 
-def test_the_catalog_says_what_a_batch_costs(stack: Stack) -> None:
+def test_catalog_has_the_batch_price(stack: Stack) -> None:
     http = stack.caller().http
 
     sold = http.get("/v1/catalog/echo").json()["batch"]
@@ -122,7 +122,7 @@ def test_the_catalog_says_what_a_batch_costs(stack: Stack) -> None:
     assert http.get("/v1/catalog/brief").json()["batch"] is None
 
 
-def test_a_quote_says_what_a_line_can_cost(stack: Stack) -> None:
+def test_quote_has_the_maximum_cost_of_a_line(stack: Stack) -> None:
     http = stack.caller().http
     body = chat("echo", WORDS, max_tokens=4)
 
@@ -199,7 +199,7 @@ def test_a_file_with_too_many_lines_or_none_fails(stack: Stack) -> None:
     assert codes == ["too_many_lines", "empty_file"]
 
 
-def test_a_line_that_fails_stands_in_the_error_file_and_is_free(stack: Stack) -> None:
+def test_failed_line_is_in_the_error_file_and_is_free(stack: Stack) -> None:
     caller = stack.caller()
     api = client(stack, caller)
     lines = [line("good", chat("echo", WORDS)), line("bad", chat("slow", "!fail"))]
@@ -217,7 +217,7 @@ def test_a_line_that_fails_stands_in_the_error_file_and_is_free(stack: Stack) ->
     assert Decimal(caller.http.get("/v1/balance").json()["posted"]) == 1 - COST
 
 
-def test_when_credit_runs_out_the_other_lines_fail_and_the_batch_goes_on(stack: Stack) -> None:
+def test_batch_continues_when_credit_runs_out_and_other_lines_fail(stack: Stack) -> None:
     # Three tokens in are held as 21 and more, so a part of what runs at once is refused.
     caller = stack.caller(credit="0.00003")
     api = client(stack, caller)
@@ -265,7 +265,7 @@ def test_a_cancelled_batch_keeps_what_is_done_and_the_rest_is_free(stack: Stack)
     assert stack.findings() == []
 
 
-def test_what_has_ended_cannot_be_cancelled(stack: Stack) -> None:
+def test_ended_batch_cannot_be_cancelled(stack: Stack) -> None:
     api = client(stack, stack.caller())
     made = ended(api, submit(api, jsonl(line("a", chat("echo", "a")))).id)
 
@@ -289,7 +289,7 @@ def test_a_file_that_a_batch_needs_cannot_be_deleted_until_it_has_ended(stack: S
     assert set(results(api, batch.output_file_id)) == {"a"}
 
 
-def test_files_of_results_live_as_long_as_is_asked_and_make_no_batch(stack: Stack) -> None:
+def test_result_files_expire_as_requested_and_are_no_batch_input(stack: Stack) -> None:
     api = client(stack, stack.caller())
 
     batch = ended(
@@ -311,7 +311,7 @@ def test_files_of_results_live_as_long_as_is_asked_and_make_no_batch(stack: Stac
         )
 
 
-def test_a_batch_is_nobody_elses_and_batches_are_listed_in_pages(stack: Stack) -> None:
+def test_batches_are_private_to_the_account_and_listed_in_pages(stack: Stack) -> None:
     api, other = client(stack, stack.caller()), client(stack, stack.caller())
     content = jsonl(line("a", chat("echo", "a")))
     made = [submit(api, content).id for _ in range(3)]
@@ -422,7 +422,7 @@ def test_lines_wait_for_credit_that_other_requests_only_hold(stack: Stack) -> No
 
 
 @pytest.mark.parametrize("path", ["files", "batches"])
-def test_an_id_that_can_be_none_is_not_found(path: str, stack: Stack) -> None:
+def test_malformed_id_is_not_found(path: str, stack: Stack) -> None:
     http = stack.caller().http
 
     for unknown in ("x", f"batch_{'0' * 32}", f"file-{'0' * 32}"):
@@ -457,7 +457,7 @@ def test_an_id_that_can_be_none_is_not_found(path: str, stack: Stack) -> None:
         ),
     ],
 )
-def test_every_surface_of_text_runs_in_batches_at_half_the_price(
+def test_every_text_endpoint_runs_in_batches_at_half_the_price(
     path: str, body: dict[str, Any], changing: tuple[str, ...], text_stack: Stack
 ) -> None:
     caller = text_stack.caller()
@@ -494,7 +494,7 @@ def test_every_surface_of_text_runs_in_batches_at_half_the_price(
     assert text_stack.findings() == []
 
 
-def test_a_response_that_is_not_to_be_stored_is_in_the_file_alone(text_stack: Stack) -> None:
+def test_unstored_response_is_only_in_the_output_file(text_stack: Stack) -> None:
     caller = text_stack.caller()
     api = client(text_stack, caller)
     body = {"model": "tiny", "input": "the fox", "max_output_tokens": 4}

@@ -103,14 +103,14 @@ def test_a_streamed_call_is_sent_back_with_its_result(text_stack: Stack) -> None
         },
     ],
 )
-def test_what_helpers_add_to_an_answer_is_taken_back(stack: Stack, message: dict[str, Any]) -> None:
+def test_fields_added_by_client_helpers_are_accepted(stack: Stack, message: dict[str, Any]) -> None:
     body = chat("echo", "hi", max_tokens=2)
     body["messages"] += [{"role": "assistant", **message}, {"role": "user", "content": "go on"}]
 
     assert stack.caller().http.post("/v1/chat/completions", json=body).status_code == 200
 
 
-def test_a_picture_for_a_model_that_reads_text_is_refused_by_name(stack: Stack) -> None:
+def test_image_for_a_text_model_is_refused_by_name(stack: Stack) -> None:
     caller = stack.caller()
     part = {"type": "image_url", "image_url": {"url": "https://a/b.png"}}
     body = chat("echo", "hi")
@@ -142,7 +142,7 @@ def test_a_picture_for_a_model_that_reads_text_is_refused_by_name(stack: Stack) 
         {"reasoning": {"exclude": True}},
     ],
 )
-def test_options_of_openrouter_that_change_nothing_are_taken(
+def test_openrouter_options_without_an_effect_are_accepted(
     stack: Stack, more: dict[str, Any]
 ) -> None:
     body = {**chat("echo", "hi", max_tokens=2), **more}
@@ -166,7 +166,7 @@ def test_options_of_openrouter_that_change_nothing_are_taken(
         ({"provider": {"max_price": {"completion": 0.07}}}, "provider.max_price.completion"),
     ],
 )
-def test_options_of_openrouter_that_cannot_be_followed_are_refused(
+def test_unsupported_openrouter_options_are_refused(
     stack: Stack, more: dict[str, Any], param: str
 ) -> None:
     caller = stack.caller()
@@ -189,7 +189,7 @@ def test_the_first_model_that_is_served_answers(stack: Stack, named: list[str]) 
     assert answer.json()["model"] == "echo"
 
 
-def test_a_chat_without_any_model_says_so(stack: Stack) -> None:
+def test_chat_without_a_model_is_refused(stack: Stack) -> None:
     body = chat("", "hi")
     del body["model"]
 
@@ -199,7 +199,7 @@ def test_a_chat_without_any_model_says_so(stack: Stack) -> None:
     assert answer.json()["error"]["param"] == "model"
 
 
-def test_openrouters_base_address_serves_what_its_clients_ask(stack: Stack) -> None:
+def test_openrouters_base_url_serves_its_clients(stack: Stack) -> None:
     http = stack.caller().http
 
     listed = http.get("/api/v1/models").json()
@@ -219,7 +219,7 @@ def test_openrouters_base_address_serves_what_its_clients_ask(stack: Stack) -> N
 # --- Retries, browsers ---------------------------------------------------------------------------
 
 
-def test_clients_do_not_retry_a_model_that_is_not_set_up(stack: Stack) -> None:
+def test_clients_do_not_retry_an_unconfigured_model(stack: Stack) -> None:
     calls = []
     with httpx.Client(event_hooks={"response": [lambda answer: calls.append(answer)]}) as http:
         asking = openai.OpenAI(
@@ -236,7 +236,7 @@ def test_clients_do_not_retry_a_model_that_is_not_set_up(stack: Stack) -> None:
     assert "GMI_API_KEY" not in calls[0].text
 
 
-def test_a_page_of_an_allowed_origin_may_call_and_read_the_cost(stack: Stack) -> None:
+def test_page_of_an_allowed_origin_can_call_and_read_the_cost(stack: Stack) -> None:
     caller = stack.caller()
     asked = {
         "Origin": ORIGIN,
@@ -273,12 +273,12 @@ def test_without_the_setting_no_page_may_call() -> None:
 
 
 @pytest.mark.parametrize("origin", ["chat.example.com", "https://a/b", "https://a b"])
-def test_an_origin_that_is_none_is_refused_at_start(origin: str) -> None:
+def test_invalid_origin_is_refused_at_start(origin: str) -> None:
     with pytest.raises(ValueError, match="TOLLGATE_CORS_ORIGINS"):
         Settings(cors_origins=origin)
 
 
-def test_a_browser_is_greeted(stack: Stack) -> None:
+def test_front_page_is_served_to_browsers(stack: Stack) -> None:
     page = httpx.get(stack.url)
 
     assert page.status_code == 200

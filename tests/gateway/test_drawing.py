@@ -56,7 +56,7 @@ def drawing_stack(
         yield made
 
 
-def test_pictures_are_drawn_streamed_and_charged_by_what_was_done(drawing_stack: Stack) -> None:
+def test_images_are_generated_streamed_and_charged_by_usage(drawing_stack: Stack) -> None:
     caller = drawing_stack.caller()
     api = client(drawing_stack, caller)
 
@@ -84,7 +84,7 @@ def test_pictures_are_drawn_streamed_and_charged_by_what_was_done(drawing_stack:
     assert len(previews) == 2
 
 
-def test_a_source_reaches_the_engine_and_the_same_seed_draws_the_same(drawing_stack: Stack) -> None:
+def test_source_reaches_the_engine_and_the_seed_reproduces_the_image(drawing_stack: Stack) -> None:
     caller = drawing_stack.caller()
     value = {"prompt": "a blue square", "seed": 4, "strength": 0.6, "steps": 4}
     source = "data:image/png;base64," + base64.b64encode(png(32, 32, 200)).decode()
@@ -108,7 +108,7 @@ def test_a_source_reaches_the_engine_and_the_same_seed_draws_the_same(drawing_st
     assert found["task"] == "image-to-image"
 
 
-def test_an_edit_changes_what_is_transparent_in_the_mask_and_nothing_else(
+def test_edit_changes_only_what_is_transparent_in_the_mask(
     drawing_stack: Stack,
 ) -> None:
     caller = drawing_stack.caller()
@@ -132,7 +132,7 @@ def test_an_edit_changes_what_is_transparent_in_the_mask_and_nothing_else(
     assert (listed["task"], listed["cost"]) == ("image-to-image", "0.012")
 
 
-def test_a_mask_of_another_shape_is_refused_by_its_name_for_nothing(drawing_stack: Stack) -> None:
+def test_mask_of_another_shape_is_refused_and_not_charged(drawing_stack: Stack) -> None:
     caller = drawing_stack.caller()
 
     with pytest.raises(openai.BadRequestError) as refused:
@@ -152,7 +152,7 @@ def _png(image: Image.Image) -> bytes:
     return out.getvalue()
 
 
-def test_what_cannot_be_decoded_is_refused_for_nothing(drawing_stack: Stack) -> None:
+def test_undecodable_image_is_refused_and_not_charged(drawing_stack: Stack) -> None:
     caller = drawing_stack.caller()
     broken = "data:image/png;base64," + base64.b64encode(png(32, 32)[:45]).decode()
 

@@ -46,7 +46,7 @@ def rate_of(parts: Iterator[bytes]) -> int:
     return frames[0].sample_rate
 
 
-def test_a_text_is_spoken_and_its_cost_told(speech_stack: Stack) -> None:
+def test_speech_is_synthesised_and_its_cost_is_in_a_header(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     api = client(speech_stack, caller)
 
@@ -71,7 +71,7 @@ def test_a_text_is_spoken_and_its_cost_told(speech_stack: Stack) -> None:
     assert speech_stack.findings() == []
 
 
-def test_a_text_is_heard_while_it_is_spoken(speech_stack: Stack) -> None:
+def test_speech_is_streamed_while_it_is_synthesised(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     api = client(speech_stack, caller)
 
@@ -86,7 +86,7 @@ def test_a_text_is_heard_while_it_is_spoken(speech_stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("name", ["pcm_8000", "ulaw_8000", "opus_48000_64", "mp3_44100_192"])
-def test_every_kind_of_output_is_made(name: str, speech_stack: Stack) -> None:
+def test_every_output_format_is_supported(name: str, speech_stack: Stack) -> None:
     api = client(speech_stack, speech_stack.caller())
 
     with api.text_to_speech.with_raw_response.convert(
@@ -99,7 +99,7 @@ def test_every_kind_of_output_is_made(name: str, speech_stack: Stack) -> None:
     assert len(data) > 500
 
 
-def test_a_call_without_a_model_means_the_first_that_has_the_voice(speech_stack: Stack) -> None:
+def test_call_without_a_model_gets_the_first_that_has_the_voice(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     api = client(speech_stack, caller)
 
@@ -109,7 +109,7 @@ def test_a_call_without_a_model_means_the_first_that_has_the_voice(speech_stack:
     assert ended(caller, answer.headers["request-id"])["model"] == "tiny-speech"
 
 
-def test_what_should_not_be_logged_is_not_kept(speech_stack: Stack) -> None:
+def test_output_is_deleted_if_logging_is_disabled(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     api = client(speech_stack, caller)
 
@@ -125,7 +125,7 @@ def test_what_should_not_be_logged_is_not_kept(speech_stack: Stack) -> None:
     assert found()["status"] == "succeeded"
 
 
-def test_models_are_listed_with_what_they_do(speech_stack: Stack) -> None:
+def test_models_are_listed_with_their_tasks(speech_stack: Stack) -> None:
     api = client(speech_stack, speech_stack.caller())
 
     found = {model.model_id: model for model in api.models.list()}
@@ -153,7 +153,7 @@ def test_voices_of_models_are_listed_once(speech_stack: Stack) -> None:
     assert [voice.name for voice in api.voices.search(search="BO").voices] == ["bob"]
 
 
-def test_what_cannot_be_had_is_refused_in_their_words(speech_stack: Stack) -> None:
+def test_unsupported_options_are_refused_under_their_elevenlabs_names(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     api = client(speech_stack, caller)
     speak = api.text_to_speech.convert
@@ -183,7 +183,7 @@ def test_what_cannot_be_had_is_refused_in_their_words(speech_stack: Stack) -> No
     assert caller.http.get("/v1/requests").json()["data"] == []
 
 
-def test_a_key_is_needed_and_credit(speech_stack: Stack) -> None:
+def test_key_and_credit_are_required(speech_stack: Stack) -> None:
     poor = client(speech_stack, speech_stack.caller(credit="0"))
     nobody = client(speech_stack, replace(speech_stack.caller(), secret="tg_wrong"))
 
@@ -222,7 +222,7 @@ def test_music_is_made(how: str, media_stack: Stack) -> None:
         assert (status, detail["param"]) == (400, param)
 
 
-def test_a_voice_is_kept_with_its_consent(media_stack: Stack) -> None:
+def test_voice_is_stored_with_its_consent(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -247,7 +247,7 @@ def test_a_voice_is_kept_with_its_consent(media_stack: Stack) -> None:
     assert caller.http.get("/v1/audio/voice_consents").json()["data"] == []
 
 
-def test_a_consent_given_before_is_named_and_stays(media_stack: Stack) -> None:
+def test_existing_consent_is_referred_to_and_outlives_the_voice(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     given = {"name": "Anna", "language": "en"}
@@ -261,7 +261,7 @@ def test_a_consent_given_before_is_named_and_stays(media_stack: Stack) -> None:
     assert len(caller.http.get("/v1/audio/voice_consents").json()["data"]) == 1
 
 
-def test_a_voice_without_consent_is_refused_and_nothing_is_kept(media_stack: Stack) -> None:
+def test_voice_without_consent_is_refused_and_nothing_is_stored(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -282,7 +282,7 @@ def test_a_voice_without_consent_is_refused_and_nothing_is_kept(media_stack: Sta
     assert len(caller.http.get("/v1/audio/voice_consents").json()["data"]) == 1
 
 
-def test_names_of_formats_say_what_they_are() -> None:
+def test_format_names_are_parsed() -> None:
     made = read_format("mp3_22050_32")
 
     assert (made.format, made.sample_rate, made.bitrate) == ("mp3", 22_050, 32_000)

@@ -52,7 +52,7 @@ def test_vectors_come_in_order_and_are_charged_by_the_token(text_stack: Stack) -
         ({}, 400, "missing_required_parameter"),
     ],
 )
-def test_what_cannot_be_embedded_is_named_and_free(
+def test_invalid_embedding_input_is_refused_and_not_charged(
     body: dict[str, Any], status: int, code: str, text_stack: Stack
 ) -> None:
     caller = text_stack.caller()

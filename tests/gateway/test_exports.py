@@ -38,7 +38,7 @@ def ask(stack: Stack, caller: Caller) -> socket.socket:
     return connection
 
 
-def test_more_exports_than_places_are_refused_and_nothing_else_waits(
+def test_exports_beyond_the_slots_are_refused_and_nothing_else_waits(
     stack: Stack, tarpits: list[socket.socket]
 ) -> None:
     callers = [stack.caller() for _ in range(3)]
@@ -56,7 +56,7 @@ def test_more_exports_than_places_are_refused_and_nothing_else_waits(
     assert httpx.get(f"{stack.url}/health/ready", timeout=2).is_success
 
 
-def test_places_are_bounded_by_account_and_in_all() -> None:
+def test_slots_are_limited_per_account_and_in_total() -> None:
     slots = ExportSlots()
     taken = [slots.take(1) for _ in range(ACCOUNT_EXPORTS_MAX)]
 
@@ -71,7 +71,7 @@ def test_places_are_bounded_by_account_and_in_all() -> None:
     slots.take(1)
 
 
-def test_export_that_nobody_reads_gives_its_place_to_another(
+def test_stalled_export_loses_its_slot_to_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exports, "STALLED_S", 0.0)
@@ -85,7 +85,7 @@ def test_export_that_nobody_reads_gives_its_place_to_another(
         slots.move(stalled[0])
 
 
-def test_place_is_taken_before_the_first_part_and_left_with_the_file(tmp_path: Path) -> None:
+def test_slot_is_taken_before_the_first_part_and_freed_with_the_file(tmp_path: Path) -> None:
     """A client can go away before anything of its file was asked for."""
     database = Database(f"sqlite:///{tmp_path / 'none.db'}")
     asked = ExportRequest(SPAN, Filters((1,)), "csv", "native", "usage.csv")

@@ -66,7 +66,7 @@ def test_file_names_of_any_script_are_kept(stack: Stack, name: str) -> None:
     assert api.files.create(file=(name, CONTENT), purpose="batch").filename == name
 
 
-def test_a_file_is_kept_as_it_was_sent_until_it_is_deleted(stack: Stack) -> None:
+def test_file_is_stored_unchanged_until_it_is_deleted(stack: Stack) -> None:
     api = client(stack, stack.caller())
 
     made = api.files.create(file=("my lines.jsonl", CONTENT), purpose="batch")
@@ -82,7 +82,7 @@ def test_a_file_is_kept_as_it_was_sent_until_it_is_deleted(stack: Stack) -> None
     assert api.files.list().data == []
 
 
-def test_a_file_expires_when_its_owner_says(stack: Stack) -> None:
+def test_file_expires_at_the_requested_time(stack: Stack) -> None:
     api = client(stack, stack.caller())
 
     made = api.files.create(
@@ -96,7 +96,7 @@ def test_a_file_expires_when_its_owner_says(stack: Stack) -> None:
         )
 
 
-def test_a_file_is_nobody_elses(stack: Stack) -> None:
+def test_files_are_private_to_the_account(stack: Stack) -> None:
     owner, other = client(stack, stack.caller()), client(stack, stack.caller())
     file_id = owner.files.create(file=CONTENT, purpose="batch").id
 
@@ -127,7 +127,7 @@ def test_files_are_listed_in_pages(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("purpose", ["assistants", "fine-tune", "evals"])
-def test_a_purpose_that_has_no_use_here_is_refused(purpose: str, stack: Stack) -> None:
+def test_unsupported_purpose_is_refused(purpose: str, stack: Stack) -> None:
     api = client(stack, stack.caller())
 
     with pytest.raises(openai.BadRequestError) as caught:
@@ -136,7 +136,7 @@ def test_a_purpose_that_has_no_use_here_is_refused(purpose: str, stack: Stack) -
     assert (caught.value.code, caught.value.param) == ("unsupported_purpose", "purpose")
 
 
-def test_a_picture_for_requests_is_told_by_its_bytes(stack: Stack) -> None:
+def test_type_of_an_uploaded_image_is_detected_from_its_bytes(stack: Stack) -> None:
     api = client(stack, stack.caller())
 
     made = api.files.create(file=("a.txt", png(4, 4)), purpose="vision")
@@ -174,7 +174,7 @@ def test_a_picture_for_requests_is_told_by_its_bytes(stack: Stack) -> None:
         ),
     ],
 )
-def test_a_form_that_is_wrong_is_refused_by_name(
+def test_invalid_form_field_is_refused_by_name(
     form: dict[str, dict[str, object]], code: str, param: str, stack: Stack
 ) -> None:
     answer = stack.caller().http.post("/v1/files", **form)  # type: ignore[arg-type]  # as above
@@ -184,7 +184,7 @@ def test_a_form_that_is_wrong_is_refused_by_name(
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_file_may_be_larger_than_any_other_body_but_not_than_its_bound(stack: Stack) -> None:
+def test_file_can_exceed_other_bodies_but_not_its_limit(stack: Stack) -> None:
     api = client(stack, stack.caller())
     large = b"x" * FILE_BYTES_MAX
 
@@ -198,7 +198,7 @@ def test_a_file_may_be_larger_than_any_other_body_but_not_than_its_bound(stack: 
     assert [file.id for file in api.files.list()] == [made.id]
 
 
-def test_a_key_that_may_only_read_uploads_nothing(stack: Stack) -> None:
+def test_read_only_key_cannot_upload(stack: Stack) -> None:
     caller = stack.caller(scopes=("read",))
 
     answer = caller.http.post("/v1/files", files={"file": CONTENT}, data={"purpose": "batch"})
@@ -206,16 +206,14 @@ def test_a_key_that_may_only_read_uploads_nothing(stack: Stack) -> None:
     assert answer.status_code == 403
 
 
-def test_what_is_no_form_is_refused(stack: Stack) -> None:
+def test_body_that_is_not_a_form_is_refused(stack: Stack) -> None:
     answer: httpx.Response = stack.caller().http.post("/v1/files", json={"purpose": "batch"})
 
     assert answer.status_code == 400
     assert "multipart/form-data" in answer.json()["error"]["message"]
 
 
-async def test_what_has_expired_is_seen_by_nobody_and_cleared_away(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_expired_files_are_hidden_and_deleted(database: Database, tmp_path: Path) -> None:
     files = Files(database, Blobs((tmp_path / "blobs").as_uri()))
     with database.transaction() as connection:
         account_id = create_account(connection, "a").id

@@ -49,7 +49,7 @@ def uploaded(caller: Caller, file_type: str, content_type: str, data: bytes) -> 
     return str(answer["public_url"])
 
 
-def test_a_picture_is_ordered_asked_after_and_fetched(media_stack: Stack) -> None:
+def test_image_request_is_submitted_polled_and_fetched(media_stack: Stack) -> None:
     caller = media_stack.caller()
 
     raw = place(caller, prompt="a red circle", size="128x64", seed="3", quality="high")
@@ -79,7 +79,7 @@ def test_a_picture_is_ordered_asked_after_and_fetched(media_stack: Stack) -> Non
     assert answer.headers["x-request-cost"] == "0.03"
 
 
-def test_a_video_has_its_thumbnail_and_length_and_goes_through_their_states(
+def test_video_has_thumbnail_and_length_and_passes_through_gmis_states(
     media_stack: Stack,
 ) -> None:
     caller = media_stack.caller()
@@ -102,7 +102,7 @@ def test_a_video_has_its_thumbnail_and_length_and_goes_through_their_states(
     caller.http.delete(f"{QUEUE}/requests/{slow}")
 
 
-def test_who_prefers_to_wait_is_answered_with_the_outcome(media_stack: Stack) -> None:
+def test_client_that_prefers_to_wait_gets_the_outcome(media_stack: Stack) -> None:
     caller = media_stack.caller()
 
     def order_of(prompt: str, prefer: str) -> httpx.Response:
@@ -127,7 +127,7 @@ def test_who_prefers_to_wait_is_answered_with_the_outcome(media_stack: Stack) ->
 
 
 @pytest.mark.parametrize("way", ["delete", "cancel"])
-def test_a_request_is_called_off_for_nothing(way: str, media_stack: Stack) -> None:
+def test_cancelled_request_is_not_charged(way: str, media_stack: Stack) -> None:
     caller = media_stack.caller()
     request_id = place(caller, prompt="!slow").json()["request_id"]
 
@@ -144,7 +144,7 @@ def test_a_request_is_called_off_for_nothing(way: str, media_stack: Stack) -> No
     assert media_stack.held(caller) == 0
 
 
-def test_what_failed_says_why_and_costs_nothing(media_stack: Stack) -> None:
+def test_failed_request_has_a_reason_and_is_not_charged(media_stack: Stack) -> None:
     caller = media_stack.caller()
 
     found = finished(caller, prompt="!fail")
@@ -158,7 +158,7 @@ def test_what_failed_says_why_and_costs_nothing(media_stack: Stack) -> None:
     assert partly["usage"]["cost"] == Decimal("0.02")
 
 
-def test_fields_are_known_by_their_usual_names(media_stack: Stack, artist: Artist) -> None:
+def test_fields_are_accepted_under_their_usual_names(media_stack: Stack, artist: Artist) -> None:
     caller = media_stack.caller()
 
     found = finished(
@@ -209,7 +209,7 @@ def test_fields_are_known_by_their_usual_names(media_stack: Stack, artist: Artis
         ("film", {"prompt": "x", "strength": 0.5}, "Unknown parameter: strength"),
     ],
 )
-def test_what_cannot_be_had_is_told_by_the_key_that_was_sent(
+def test_unsupported_values_are_refused_under_the_clients_key(
     model: str, payload: dict[str, Any], said: str, media_stack: Stack
 ) -> None:
     caller = media_stack.caller()
@@ -223,7 +223,7 @@ def test_what_cannot_be_had_is_told_by_the_key_that_was_sent(
     assert stored(media_stack, caller) == []
 
 
-def test_errors_are_sentences_whatever_went_wrong(media_stack: Stack) -> None:
+def test_every_error_is_a_sentence(media_stack: Stack) -> None:
     caller = media_stack.caller()
     poor = media_stack.caller(credit="0")
     reader = media_stack.caller(scopes=["read"])
@@ -256,7 +256,7 @@ def test_errors_are_sentences_whatever_went_wrong(media_stack: Stack) -> None:
     assert caller.http.get("/v1/nowhere").json()["error"]["code"] == "not_found"
 
 
-def test_a_limit_on_requests_is_told_by_the_usual_headers(media_stack: Stack) -> None:
+def test_rate_limit_is_reported_in_the_usual_headers(media_stack: Stack) -> None:
     caller = media_stack.caller(requests_per_minute=1)
 
     first, second = place(caller, prompt="x"), place(caller, prompt="x")
@@ -293,7 +293,7 @@ def test_requests_are_listed_in_pages_and_by_model(media_stack: Stack) -> None:
     assert caller.http.get(f"{QUEUE}/requests/nothing").status_code == 404
 
 
-def test_a_request_is_the_same_one_everywhere(media_stack: Stack) -> None:
+def test_request_is_the_same_in_every_dialect(media_stack: Stack) -> None:
     caller = media_stack.caller()
     native = caller.http.post("/v1/requests", json={"model": "pocket", "input": {"prompt": "a"}})
 
@@ -304,7 +304,7 @@ def test_a_request_is_the_same_one_everywhere(media_stack: Stack) -> None:
     assert (here["status"], here["cost"]) == ("succeeded", "0.01")
 
 
-def test_models_say_what_a_payload_may_have_and_the_exact_price(media_stack: Stack) -> None:
+def test_models_list_their_parameters_and_exact_price(media_stack: Stack) -> None:
     caller = media_stack.caller()
 
     names = caller.http.get(f"{QUEUE}/models").json()
@@ -351,7 +351,7 @@ def test_models_say_what_a_payload_may_have_and_the_exact_price(media_stack: Sta
     assert caller.http.get(f"{QUEUE}/models/nobody").status_code == 404
 
 
-def test_every_parameter_that_a_model_names_can_be_sent(media_stack: Stack) -> None:
+def test_every_listed_parameter_is_accepted(media_stack: Stack) -> None:
     caller = media_stack.caller()
     given: dict[str, Any] = {"string": "x", "integer": 1, "number": 1, "array": [DATA_URI]}
 
@@ -365,7 +365,7 @@ def test_every_parameter_that_a_model_names_can_be_sent(media_stack: Stack) -> N
         assert answer.status_code == 200, answer.text
 
 
-def test_a_file_is_sent_to_a_signed_address_and_named_by_another(
+def test_file_is_uploaded_to_a_presigned_url_and_referred_to_by_its_public_url(
     media_stack: Stack, artist: Artist
 ) -> None:
     caller = media_stack.caller()
@@ -386,7 +386,7 @@ def test_a_file_is_sent_to_a_signed_address_and_named_by_another(
     assert stored(media_stack, stranger) == []
 
 
-def test_a_signed_address_takes_one_file_of_its_kind_and_no_other(media_stack: Stack) -> None:
+def test_presigned_url_accepts_one_file_of_its_kind(media_stack: Stack) -> None:
     caller = media_stack.caller()
     ask = {"file_type": "png"}
     address = caller.http.post(f"{QUEUE}/upload-url", json=ask).json()["upload_url"]
@@ -434,7 +434,7 @@ def test_text_is_not_in_this_queue(stack: Stack) -> None:
     assert caller.http.get(f"{QUEUE}/requests").json()["total"] == 0
 
 
-def test_the_schema_has_the_queue(stack: Stack) -> None:
+def test_openapi_document_contains_the_queue(stack: Stack) -> None:
     paths = stack.caller().http.get("/schema/openapi.json").json()["paths"]
 
     of_queue = {
@@ -453,7 +453,7 @@ def test_the_schema_has_the_queue(stack: Stack) -> None:
     assert paths["/v1/uploads/{name}"]["put"]["security"] == [{}]
 
 
-def test_speech_for_another_model_is_spoken_here(speech_stack: Stack) -> None:
+def test_speech_payload_of_another_model_is_accepted(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     asked = {**MINIMAX_SPEECH, "language_boost": "English"}
 
@@ -479,7 +479,7 @@ def speech_parameters(caller: Caller) -> list[dict[str, Any]]:
     return list(caller.http.get(f"{QUEUE}/models/tiny-speech").json()["parameters"])
 
 
-def test_music_for_another_model_is_played_here(media_stack: Stack) -> None:
+def test_music_payload_of_another_model_is_accepted(media_stack: Stack) -> None:
     caller = media_stack.caller()
 
     found = finished(caller, "tune", prompt="a waltz", lyrics="[Instrumental]", duration="3")

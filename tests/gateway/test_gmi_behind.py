@@ -82,7 +82,7 @@ def receipt(caller: Caller, request_id: str) -> dict[str, Any]:
     return found
 
 
-def test_pictures_come_through_both_and_are_counted_alike(
+def test_images_pass_through_both_gateways_with_the_same_counts(
     front: Stack, behind: Caller, artist: Artist
 ) -> None:
     caller = front.caller()
@@ -113,7 +113,7 @@ def test_pictures_come_through_both_and_are_counted_alike(
     assert front.findings() == []
 
 
-def test_a_video_comes_through_both_and_is_as_long(
+def test_video_passes_through_both_gateways_with_the_same_length(
     front: Stack, behind: Caller, artist: Artist
 ) -> None:
     caller = front.caller()
@@ -135,7 +135,7 @@ def test_a_video_comes_through_both_and_is_as_long(
     assert (ours["cost"], theirs["cost"]) == ("0.8", "0.4")
 
 
-def test_who_calls_off_in_front_has_it_called_off_behind(front: Stack, behind: Caller) -> None:
+def test_cancelling_in_front_cancels_behind(front: Stack, behind: Caller) -> None:
     caller = front.caller()
     request_id = place(caller, "resold-film", prompt="!slow").json()["id"]
     wait_for(lambda: last(behind)["payload"].get("prompt") == "!slow", "the order")
@@ -147,7 +147,7 @@ def test_who_calls_off_in_front_has_it_called_off_behind(front: Stack, behind: C
     assert last(behind)["usage"]["cost"] == 0
 
 
-def test_a_failure_behind_is_told_in_front_and_free_on_both_sides(
+def test_failure_behind_is_reported_in_front_and_free_on_both_sides(
     front: Stack, behind: Caller
 ) -> None:
     caller = front.caller()
@@ -163,7 +163,7 @@ def test_a_failure_behind_is_told_in_front_and_free_on_both_sides(
     assert caller.http.get("/v1/balance").json()["posted"] == "1"
 
 
-def test_code_for_the_market_says_the_same_to_both(front: Stack, behind: Caller) -> None:
+def test_gmi_code_works_the_same_against_both_gateways(front: Stack, behind: Caller) -> None:
     """The queue in front of the queue: what only the model behind knows by name goes through."""
     caller = front.caller()
     payload = {

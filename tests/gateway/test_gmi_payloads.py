@@ -36,7 +36,7 @@ def prepared(sold: CatalogEntry, **payload: Any) -> tuple[dict[str, Any], tuple[
     return found.input, found.sources
 
 
-def test_what_only_the_upstream_knows_goes_over_unchanged() -> None:
+def test_unknown_keys_are_passed_to_the_upstream_unchanged() -> None:
     given, sources = prepared(
         entry("text-to-image"),
         prompt="x",
@@ -63,7 +63,7 @@ def test_what_only_the_upstream_knows_goes_over_unchanged() -> None:
     assert sources == ()
 
 
-def test_an_entrys_own_names_are_understood() -> None:
+def test_names_from_the_entrys_options_are_accepted() -> None:
     names = {"seconds": "clip_length", "negative_prompt": "avoid", "seed": None}
     sold = entry("image-to-video", options={"images": "start_image", "fields": names})
 
@@ -87,7 +87,7 @@ def test_an_entrys_own_names_are_understood() -> None:
         (["832x480", "1280x720"], {"size": "16:9", "resolution": "720P"}, (1280, 720), None),
     ],
 )
-def test_a_ratio_is_the_listed_size_that_comes_close_or_the_upstreams(
+def test_ratio_becomes_the_closest_listed_size_or_is_passed_on(
     sizes: list[str],
     payload: dict[str, Any],
     size: tuple[int, int] | None,
@@ -100,14 +100,14 @@ def test_a_ratio_is_the_listed_size_that_comes_close_or_the_upstreams(
     assert left is None or given.get("parameters", {}) == left
 
 
-def test_a_ratio_that_no_size_has_is_refused() -> None:
+def test_ratio_without_a_matching_size_is_refused() -> None:
     sold = entry("text-to-video", sizes=["832x480"])
 
     with pytest.raises(InvalidRequest, match=r"aspect_ratio is '1:1'.*832x480"):
         prepared(sold, prompt="x", aspect_ratio="1:1")
 
 
-def test_a_quality_of_a_video_counts_for_its_price_and_goes_over() -> None:
+def test_video_quality_affects_the_price_and_is_passed_on() -> None:
     sold = entry(
         "text-to-video",
         qualities={"low": {}, "high": {}},
@@ -124,7 +124,7 @@ def test_a_quality_of_a_video_counts_for_its_price_and_goes_over() -> None:
     assert found.input["parameters"] == {"quality": "high"}
 
 
-def test_speech_and_music_go_over_as_they_are() -> None:
+def test_speech_and_music_payloads_are_passed_to_the_upstream_unchanged() -> None:
     speech = {"text": "hello", "voice_id": "anna", "speed": "1.1", "vol": 1}
     music = {"lyrics": "la la", "prompt": "a waltz", "format": "mp3"}
     person = {"person_image.24": PICTURE, "text.1": "hello"}
@@ -137,7 +137,7 @@ def test_speech_and_music_go_over_as_they_are() -> None:
         assert prepared(entry(task), **payload) == (payload, ())
 
 
-def test_a_voice_that_lies_here_is_attached_and_an_address_goes_over() -> None:
+def test_stored_voice_is_attached_and_url_is_passed_on() -> None:
     file_id = "file-" + "0" * 32
     ours = f"https://gate.example/v1/uploads/{file_id}.mp3"
     theirs = "https://example.com/voice.mp3"
@@ -204,7 +204,7 @@ MINIMAX_SPEECH = {
 }
 
 
-def test_a_payload_for_another_speaker_is_spoken_here() -> None:
+def test_payload_of_another_speech_model_is_accepted() -> None:
     given, sources = prepared(local("text-to-speech"), **MINIMAX_SPEECH)
 
     assert given.pop("seed") >= 0
@@ -221,7 +221,7 @@ def test_a_payload_for_another_speaker_is_spoken_here() -> None:
 
 
 @pytest.mark.parametrize("spelling", ["need_volumn_normalization", "need_volume_normalization"])
-def test_a_payload_for_another_clone_is_spoken_here(spelling: str) -> None:
+def test_payload_of_another_cloning_model_is_accepted(spelling: str) -> None:
     address = "https://example.com/voice.mp3"
     payload = {
         "text": "hello",
@@ -240,7 +240,7 @@ def test_a_payload_for_another_clone_is_spoken_here(spelling: str) -> None:
     assert refused.value.param == spelling
 
 
-def test_a_payload_for_another_composer_is_played_here() -> None:
+def test_payload_of_another_music_model_is_accepted() -> None:
     given, _ = prepared(
         local("text-to-music"),
         prompt="a waltz",
@@ -268,7 +268,7 @@ def test_a_payload_for_another_composer_is_played_here() -> None:
         ({"voice": "ann", "voice_id": "ann"}, "invalid_value", "voice_id"),
     ],
 )
-def test_what_no_model_here_does_is_refused_by_the_name_that_was_sent(
+def test_unsupported_value_is_refused_under_the_clients_key(
     payload: dict[str, Any], code: str, param: str
 ) -> None:
     def order() -> None:

@@ -17,7 +17,7 @@ from tests.gateway.test_media import DATA_URI, PICTURE, stored
 from tests.stack import Stack, wait_for
 
 
-def test_a_picture_is_given_by_address_and_by_its_bytes(media_stack: Stack) -> None:
+def test_image_is_returned_as_url_and_as_bytes(media_stack: Stack) -> None:
     api = client(media_stack, media_stack.caller())
 
     raw = api.images.with_raw_response.generate(
@@ -38,7 +38,7 @@ def test_a_picture_is_given_by_address_and_by_its_bytes(media_stack: Stack) -> N
 
 
 @pytest.mark.parametrize("form", ["url", "b64_json"])
-def test_only_what_was_asked_for_is_given(form: Any, media_stack: Stack) -> None:
+def test_response_format_selects_url_or_bytes(form: Any, media_stack: Stack) -> None:
     api = client(media_stack, media_stack.caller())
 
     drawn = api.images.generate(model="pocket", prompt="x", n=2, size="auto", response_format=form)
@@ -49,7 +49,7 @@ def test_only_what_was_asked_for_is_given(form: Any, media_stack: Stack) -> None
     ] * 2
 
 
-def test_a_stream_shows_previews_and_ends_with_the_cost(media_stack: Stack) -> None:
+def test_stream_has_previews_and_ends_with_the_cost(media_stack: Stack) -> None:
     api = client(media_stack, media_stack.caller())
 
     events = list(
@@ -70,7 +70,7 @@ def test_a_stream_shows_previews_and_ends_with_the_cost(media_stack: Stack) -> N
     assert events[2].usage.cost == 0.01  # type: ignore[union-attr]  # ours, beside OpenAI's
 
 
-def test_one_picture_is_edited_under_a_mask(media_stack: Stack, artist: Artist) -> None:
+def test_image_is_edited_under_a_mask(media_stack: Stack, artist: Artist) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -84,7 +84,7 @@ def test_one_picture_is_edited_under_a_mask(media_stack: Stack, artist: Artist) 
     assert (found["task"], found["cost"]) == ("image-edit", "0.01")
 
 
-def test_several_pictures_are_edited_as_a_stream(media_stack: Stack, artist: Artist) -> None:
+def test_several_images_are_edited_as_a_stream(media_stack: Stack, artist: Artist) -> None:
     api = client(media_stack, media_stack.caller())
     pictures = [("a.png", PICTURE, "image/png"), ("b.png", png(3, 3), "image/png")]
 
@@ -101,7 +101,7 @@ def test_several_pictures_are_edited_as_a_stream(media_stack: Stack, artist: Art
     assert list(artist.attached.values())[-1] == [PICTURE, png(3, 3)]
 
 
-def test_an_edit_may_come_as_json(media_stack: Stack, artist: Artist) -> None:
+def test_edit_can_be_sent_as_json(media_stack: Stack, artist: Artist) -> None:
     caller = media_stack.caller()
     upload = caller.http.post("/v1/uploads", content=png(5, 5)).json()["id"]
     body = {
@@ -117,7 +117,7 @@ def test_an_edit_may_come_as_json(media_stack: Stack, artist: Artist) -> None:
     assert artist.attached[answer.json()["id"]] == [PICTURE, png(5, 5), PICTURE]
 
 
-def test_a_picture_is_varied(media_stack: Stack) -> None:
+def test_image_is_varied(media_stack: Stack) -> None:
     caller = media_stack.caller()
 
     with pytest.deprecated_call():
@@ -131,7 +131,7 @@ def test_a_picture_is_varied(media_stack: Stack) -> None:
     assert listed["task"] == "image-to-image"
 
 
-def test_a_picture_that_failed_is_told_beside_the_others_and_not_billed(
+def test_failed_image_is_reported_beside_the_others_and_not_charged(
     media_stack: Stack,
 ) -> None:
     caller = media_stack.caller()
@@ -145,7 +145,7 @@ def test_a_picture_that_failed_is_told_beside_the_others_and_not_billed(
     assert (found["usage"]["images"], found["usage"]["cost"]) == (2, Decimal("0.02"))
 
 
-def test_a_failure_costs_nothing_and_is_told_in_a_stream_too(media_stack: Stack) -> None:
+def test_failure_is_free_and_also_reported_in_a_stream(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -176,7 +176,7 @@ def test_a_failure_costs_nothing_and_is_told_in_a_stream_too(media_stack: Stack)
         ({"prompt": "x", "image": "x"}, "invalid_value", "image"),
     ],
 )
-def test_what_cannot_be_had_is_refused_by_name(
+def test_unsupported_option_is_refused_by_name(
     body: dict[str, Any], code: str, param: str, media_stack: Stack
 ) -> None:
     caller = media_stack.caller()
@@ -206,7 +206,7 @@ def test_a_body_that_is_neither_form_nor_object_is_refused(media_stack: Stack) -
         assert answer.json()["error"]["code"] == "invalid_json"
 
 
-def test_the_same_form_under_the_same_key_is_one_order(media_stack: Stack) -> None:
+def test_same_form_under_the_same_key_is_one_request(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -227,7 +227,7 @@ def test_the_same_form_under_the_same_key_is_one_order(media_stack: Stack) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_cancels(stream: bool, media_stack: Stack) -> None:
+def test_client_that_disconnects_cancels(stream: bool, media_stack: Stack) -> None:
     caller = media_stack.caller()
     body = {"model": "pocket", "prompt": "!slow", "stream": stream}
 
@@ -247,7 +247,7 @@ def test_a_client_that_goes_away_cancels(stream: bool, media_stack: Stack) -> No
     assert media_stack.held(caller) == 0
 
 
-def test_the_schema_describes_the_bodies(media_stack: Stack) -> None:
+def test_openapi_document_describes_the_bodies(media_stack: Stack) -> None:
     paths = media_stack.caller().http.get("/schema/openapi.json").json()["paths"]
 
     content = paths["/v1/images/edits"]["post"]["requestBody"]["content"]

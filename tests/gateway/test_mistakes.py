@@ -95,7 +95,7 @@ def test_a_response_names_the_item_at_fault(item: dict[str, Any], param: str, me
         ({"type": "item_reference", "id": "msg_1"}, "input.0"),
     ],
 )
-def test_a_response_refuses_by_name_what_cannot_be_read(item: dict[str, Any], param: str) -> None:
+def test_response_refuses_unreadable_items_by_name(item: dict[str, Any], param: str) -> None:
     body = read_body(ResponseBody, {"model": "m", "input": [item]})
 
     with pytest.raises(InvalidRequest, match=param.replace(".", r"\.")) as caught:
@@ -116,21 +116,21 @@ def test_a_response_refuses_by_name_what_cannot_be_read(item: dict[str, Any], pa
         {"input": [{"type": "reasoning", "id": "rs_1", "summary": []}, ASK]},
     ],
 )
-def test_a_response_takes_what_asks_for_nothing(more: dict[str, Any]) -> None:
+def test_response_accepts_options_without_an_effect(more: dict[str, Any]) -> None:
     body = read_body(ResponseBody, {"model": "m", "input": "hi", **more})
 
     (message,) = body.generation().messages
     assert message.text == "hi"
 
 
-def test_reasoning_that_is_asked_for_is_refused_by_name() -> None:
+def test_requested_reasoning_is_refused_by_name() -> None:
     body = read_body(ResponseBody, {"model": "m", "input": "hi", "reasoning": {"effort": "low"}})
 
     with pytest.raises(InvalidRequest, match="reasoning is not supported"):
         body.generation()
 
 
-def test_a_picture_of_a_wrong_kind_is_named_without_pydantics_words() -> None:
+def test_invalid_image_field_is_reported_without_pydantics_terms() -> None:
     error = told(ImageBody, prompt="a", n="many")
 
     assert error.param == "n"

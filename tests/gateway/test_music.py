@@ -18,7 +18,7 @@ PRICE = Decimal("0.1")
 """Of a second."""
 
 
-def test_a_piece_is_composed_kept_and_charged_by_its_seconds(speech_stack: Stack) -> None:
+def test_music_is_generated_stored_and_charged_by_its_seconds(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
 
     found = finished(
@@ -47,7 +47,7 @@ def test_a_piece_is_composed_kept_and_charged_by_its_seconds(speech_stack: Stack
     assert speech_stack.findings() == []
 
 
-def test_a_piece_is_heard_while_it_is_written(speech_stack: Stack) -> None:
+def test_music_is_streamed_while_it_is_generated(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     asked = {"prompt": "a tense waltz at 180 bpm", "seconds": 4, "format": "wav", "seed": 2}
     made = caller.http.post("/v1/requests", json={"model": "band", "input": asked})
@@ -68,7 +68,7 @@ def test_a_piece_is_heard_while_it_is_written(speech_stack: Stack) -> None:
     assert seconds(heard) == pytest.approx(length, abs=0.01)
 
 
-def test_a_key_that_is_none_is_refused_for_nothing(speech_stack: Stack) -> None:
+def test_invalid_musical_key_is_refused_and_not_charged(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
 
     answer = caller.http.post(

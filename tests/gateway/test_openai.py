@@ -49,7 +49,7 @@ def test_a_chat_is_answered_and_charged_to_the_digit(stack: Stack) -> None:
     assert usage["data"][0]["model"] == "echo"
 
 
-def test_a_stream_says_the_same_and_ends_with_its_cost(stack: Stack) -> None:
+def test_stream_has_the_same_text_and_ends_with_its_cost(stack: Stack) -> None:
     caller = stack.caller()
 
     chunks = list(
@@ -147,7 +147,7 @@ def test_a_key_without_the_scope_is_refused(stack: Stack) -> None:
         client(stack, caller).chat.completions.create(model="echo", messages=HELLO)
 
 
-def test_an_account_without_credit_is_told_so(stack: Stack) -> None:
+def test_account_without_credit_is_refused(stack: Stack) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         client(stack, stack.caller(credit="0")).chat.completions.create(
             model="echo", messages=HELLO
@@ -156,7 +156,7 @@ def test_an_account_without_credit_is_told_so(stack: Stack) -> None:
     assert (caught.value.status_code, caught.value.code) == (402, "insufficient_credit")
 
 
-def test_a_key_at_its_spend_limit_is_told_so(stack: Stack) -> None:
+def test_key_at_its_spend_limit_is_refused(stack: Stack) -> None:
     caller = stack.caller(spend_limit_nanos=100)
 
     with pytest.raises(openai.APIStatusError) as caught:
@@ -172,7 +172,7 @@ def test_an_unknown_model_is_not_found(stack: Stack) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_the_same_name_for_another_order_is_a_conflict(stack: Stack) -> None:
+def test_idempotency_key_with_another_body_is_a_conflict(stack: Stack) -> None:
     caller = stack.caller()
     headers = {"Idempotency-Key": "order 1"}
     ask = client(stack, caller).chat.completions.create
@@ -221,7 +221,7 @@ def test_an_upstream_without_its_credential_is_unavailable(stack: Stack) -> None
         )
 
 
-def test_leaving_a_stream_cancels_it_and_charges_what_was_produced(stack: Stack) -> None:
+def test_disconnecting_from_a_stream_cancels_it_and_charges_what_was_produced(stack: Stack) -> None:
     caller = stack.caller()
     body = chat("slow", "word " * 200, stream=True)
 
@@ -240,7 +240,7 @@ def test_leaving_a_stream_cancels_it_and_charges_what_was_produced(stack: Stack)
     assert stack.held(caller) == 0
 
 
-def test_leaving_a_chat_that_is_not_read_along_costs_nothing(stack: Stack) -> None:
+def test_disconnecting_from_an_unstreamed_chat_costs_nothing(stack: Stack) -> None:
     caller = stack.caller()
 
     with pytest.raises(openai.APITimeoutError):

@@ -50,7 +50,7 @@ def test_every_format_opens_and_is_as_long_as_it_was_billed(
     assert Decimal(answer.headers["x-request-cost"]) == len(TEXT) * PRICE
 
 
-def test_the_first_sound_comes_before_the_last_is_spoken(speech_stack: Stack) -> None:
+def test_first_audio_arrives_before_synthesis_ends(speech_stack: Stack) -> None:
     caller = speech_stack.caller(credit="10")
     api = client(speech_stack, caller)
 
@@ -79,7 +79,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
     return found
 
 
-def test_events_bring_the_sound_and_end_with_its_usage(speech_stack: Stack) -> None:
+def test_events_carry_the_audio_and_end_with_its_usage(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     body = {"model": "tiny-speech", "input": TEXT, "voice": {"id": "ann"}, "seed": 5}
 
@@ -96,7 +96,7 @@ def test_events_bring_the_sound_and_end_with_its_usage(speech_stack: Stack) -> N
     assert seconds(sound) == pytest.approx(float(done["usage"]["seconds"]), abs=0.01)
 
 
-def test_a_cost_that_depends_on_the_length_is_not_told_too_early(speech_stack: Stack) -> None:
+def test_cost_that_depends_on_the_length_is_not_in_the_headers(speech_stack: Stack) -> None:
     caller = speech_stack.caller(credit="10")
 
     answer = caller.http.post("/v1/audio/speech", json={"model": "timed-speech", "input": TEXT})
@@ -107,7 +107,7 @@ def test_a_cost_that_depends_on_the_length_is_not_told_too_early(speech_stack: S
     assert Decimal(found["cost"]) == Decimal(found["usage"]["audio_ms"]) / 1000 / 10
 
 
-def test_who_leaves_pays_for_what_was_said(speech_stack: Stack) -> None:
+def test_client_that_disconnects_is_charged_for_what_was_synthesised(speech_stack: Stack) -> None:
     caller = speech_stack.caller(credit="10")
     api = client(speech_stack, caller)
 
@@ -127,7 +127,7 @@ def test_who_leaves_pays_for_what_was_said(speech_stack: Stack) -> None:
     assert speech_stack.findings() == []
 
 
-def test_the_same_order_again_is_the_same_sound_for_nothing(speech_stack: Stack) -> None:
+def test_repeated_request_gets_the_same_audio_without_a_charge(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     body = {"model": "tiny-speech", "input": TEXT, "voice": "ann", "response_format": "wav"}
 
@@ -144,7 +144,7 @@ def test_the_same_order_again_is_the_same_sound_for_nothing(speech_stack: Stack)
     assert posted == 1 - len(TEXT) * PRICE
 
 
-def test_who_comes_later_hears_it_from_the_start(speech_stack: Stack) -> None:
+def test_late_client_gets_the_audio_from_the_start(speech_stack: Stack) -> None:
     caller = speech_stack.caller(credit="10")
     asked = {
         "json": {"model": "tiny-speech", "input": LONG, "response_format": "pcm"},
@@ -164,7 +164,7 @@ def test_who_comes_later_hears_it_from_the_start(speech_stack: Stack) -> None:
     assert posted == 10 - len(LONG) * PRICE
 
 
-def test_a_model_tells_how_soon_and_how_fast_it_speaks(speech_stack: Stack) -> None:
+def test_model_stats_have_ttfa_and_real_time_factor(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     body = {"model": "tiny-speech", "input": "Hello.", "voice": "ann"}
     for _ in range(5):
@@ -195,7 +195,7 @@ def test_a_model_tells_how_soon_and_how_fast_it_speaks(speech_stack: Stack) -> N
         ({"input": "x", "instructions": "w"}, 400, "unsupported_parameter", "instructions"),
     ],
 )
-def test_mistakes_are_told_in_openais_words_and_cost_nothing(
+def test_invalid_requests_are_reported_with_openais_names_and_not_charged(
     body: dict[str, Any], status: int, code: str, param: str, speech_stack: Stack
 ) -> None:
     caller = speech_stack.caller(credit="10")

@@ -67,7 +67,7 @@ def test_events_can_be_followed_from_the_start_and_resumed(stack: Stack) -> None
     assert half
 
 
-def test_a_cursor_that_is_none_is_refused(stack: Stack) -> None:
+def test_invalid_cursor_is_refused(stack: Stack) -> None:
     caller = stack.caller()
     request_id = order(caller, "echo", "x")
 
@@ -121,7 +121,7 @@ def test_pages_list_every_request_once(stack: Stack) -> None:
     assert seen == sorted(placed, reverse=True)
 
 
-def test_requests_of_others_do_not_exist(stack: Stack) -> None:
+def test_requests_of_other_accounts_are_not_found(stack: Stack) -> None:
     request_id = order(stack.caller(), "echo", "mine")
     other = stack.caller()
 
@@ -131,11 +131,11 @@ def test_requests_of_others_do_not_exist(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("request_id", ["req_1", "x", "req_" + "0" * 32])
-def test_a_request_that_never_was_is_not_found(request_id: str, stack: Stack) -> None:
+def test_unknown_request_is_not_found(request_id: str, stack: Stack) -> None:
     assert stack.caller().http.get(f"/v1/requests/{request_id}").status_code == 404
 
 
-def test_a_quote_is_what_will_be_held(stack: Stack) -> None:
+def test_quote_equals_the_hold(stack: Stack) -> None:
     caller = stack.caller()
     value = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 10}
 
@@ -171,7 +171,7 @@ def test_a_changed_price_is_a_new_version_and_a_broken_catalog_changes_nothing(
     assert stack.caller().http.post("/v1/admin/catalog/reload").status_code == 403
 
 
-def test_the_schema_describes_every_route(stack: Stack) -> None:
+def test_openapi_document_describes_every_route(stack: Stack) -> None:
     paths = stack.caller().http.get("/schema/openapi.json").json()["paths"]
 
     for path in ("/v1/chat/completions", "/v1/requests", "/v1/balance", "/v1/catalog", "/v1/quote"):

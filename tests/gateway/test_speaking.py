@@ -40,7 +40,7 @@ def seconds(data: bytes, format: str = "", *, rate: int = 8000) -> float:
 
 
 @pytest.mark.parametrize("format", ["wav", "mp3", "opus", "flac", "aac", "pcm"])
-def test_a_text_is_spoken_kept_and_charged_by_its_characters(
+def test_speech_is_synthesised_stored_and_charged_by_its_characters(
     format: str, speech_stack: Stack
 ) -> None:
     caller = speech_stack.caller()
@@ -61,7 +61,7 @@ def test_a_text_is_spoken_kept_and_charged_by_its_characters(
     assert speech_stack.findings() == []
 
 
-def test_characters_are_counted_after_they_are_composed(speech_stack: Stack) -> None:
+def test_characters_are_counted_after_unicode_normalisation(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
 
     found = finished(caller, "tiny-speech", text="Cafe\u0301.")
@@ -82,7 +82,7 @@ def test_speed_and_rate_are_followed(speech_stack: Stack) -> None:
     assert slow > 1.3 * plain > 1.3 * fast
 
 
-def test_a_sound_ends_where_nothing_more_is_held_for(speech_stack: Stack) -> None:
+def test_audio_ends_at_the_length_covered_by_the_hold(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     body = {"model": "brief-speech", "input": {"text": TEXT * 5, "format": "wav"}}
 
@@ -95,7 +95,7 @@ def test_a_sound_ends_where_nothing_more_is_held_for(speech_stack: Stack) -> Non
     assert seconds(httpx.get(medium["url"]).content) == pytest.approx(1)
 
 
-def test_a_quote_is_of_the_longest_that_a_text_can_be(speech_stack: Stack) -> None:
+def test_quote_covers_the_longest_audio_of_a_text(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
 
     def quote(**value: Any) -> Decimal:
@@ -110,7 +110,7 @@ def test_a_quote_is_of_the_longest_that_a_text_can_be(speech_stack: Stack) -> No
     )
 
 
-def test_sound_is_followed_as_it_is_made(speech_stack: Stack) -> None:
+def test_audio_events_can_be_followed(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     asked = {"text": TEXT, "format": "wav", "seed": 2}
     made = caller.http.post("/v1/requests", json={"model": "tiny-speech", "input": asked})
@@ -131,7 +131,7 @@ def test_sound_is_followed_as_it_is_made(speech_stack: Stack) -> None:
     assert seconds(heard) == pytest.approx(length, abs=0.01)
 
 
-def test_sound_is_heard_from_its_start_and_after_its_end(speech_stack: Stack) -> None:
+def test_audio_is_streamed_from_its_start_also_after_its_end(speech_stack: Stack) -> None:
     caller = speech_stack.caller(credit="10")
     asked = {"text": TEXT * 20, "format": "mp3", "seed": 2}
     made = caller.http.post("/v1/requests", json={"model": "tiny-speech", "input": asked}).json()
@@ -148,7 +148,7 @@ def test_sound_is_heard_from_its_start_and_after_its_end(speech_stack: Stack) ->
     assert again.headers["x-request-cost"] == str(len(TEXT) * 20 * PRICE).rstrip("0")
 
 
-def test_what_has_no_sound_is_not_heard(stack: Stack) -> None:
+def test_request_without_audio_cannot_be_streamed_as_audio(stack: Stack) -> None:
     caller = stack.caller()
     request_id = order(caller, "echo", "hello")
 
@@ -200,7 +200,7 @@ def test_voices_of_the_engine_are_in_the_catalog(speech_stack: Stack) -> None:
     assert ann["output"]["media"][0]["sha256"] != bob["output"]["media"][0]["sha256"]
 
 
-def test_a_recording_lends_its_voice(speech_stack: Stack) -> None:
+def test_recording_is_cloned(speech_stack: Stack) -> None:
     caller = speech_stack.caller()
     recording, _ = somebody(8000)
     asked = {"transcript": "what i say", "format": "wav", "seed": 3}
@@ -228,7 +228,7 @@ def samples(data: bytes) -> bytes:
         return b"".join(frame.to_ndarray().tobytes() for frame in container.decode(audio=0))
 
 
-def test_music_is_made_as_long_as_it_was_ordered_and_charged_by_the_second(
+def test_music_has_the_requested_length_and_is_charged_by_the_second(
     media_stack: Stack,
 ) -> None:
     caller = media_stack.caller()
@@ -253,7 +253,7 @@ def test_music_is_made_as_long_as_it_was_ordered_and_charged_by_the_second(
         ({"prompt": "a waltz", "text": "hello"}, "input.text"),
     ],
 )
-def test_music_that_cannot_be_had_is_refused(
+def test_unsupported_music_options_are_refused(
     value: dict[str, Any], param: str, media_stack: Stack
 ) -> None:
     caller = media_stack.caller()

@@ -148,7 +148,7 @@ def test_an_answer_is_parsed_into_the_clients_own_type(text_stack: Stack) -> Non
         ),
     ],
 )
-def test_what_does_not_fit_together_is_named_and_free(
+def test_contradicting_options_are_refused_and_not_charged(
     body: dict[str, Any], param: str, text_stack: Stack
 ) -> None:
     caller = text_stack.caller()
@@ -204,7 +204,7 @@ def test_texts_are_continued_and_charged_as_one_request(text_stack: Stack) -> No
     assert Decimal(receipt["cost"]) == Decimal(raw.headers["x-request-cost"])
 
 
-def test_a_completion_streams_what_it_says_whole(text_stack: Stack) -> None:
+def test_streamed_completion_equals_the_unstreamed_one(text_stack: Stack) -> None:
     made = client(text_stack).completions
     given: Any = {"model": "tiny", "prompt": "the quick", "max_tokens": 20, "temperature": 0}
 
@@ -240,7 +240,7 @@ def test_token_ids_are_a_prompt_and_the_length_defaults_to_sixteen(text_stack: S
         ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
-def test_what_a_completion_cannot_be_is_named(
+def test_unsupported_completion_options_are_refused_by_name(
     body: dict[str, Any], param: str, text_stack: Stack
 ) -> None:
     answer = text_stack.caller().http.post("/v1/completions", json={"model": "tiny", **body})
@@ -252,7 +252,7 @@ def test_what_a_completion_cannot_be_is_named(
 # --- Responses -----------------------------------------------------------------------------------
 
 
-def test_a_response_is_answered_kept_and_deleted(text_stack: Stack) -> None:
+def test_response_is_answered_stored_and_deleted(text_stack: Stack) -> None:
     caller = text_stack.caller()
     made = client(text_stack, caller).responses
 
@@ -276,7 +276,7 @@ def test_a_response_is_answered_kept_and_deleted(text_stack: Stack) -> None:
     assert receipt["outcome"] == "charged"
 
 
-def test_what_is_not_to_be_stored_is_not(text_stack: Stack) -> None:
+def test_response_is_not_stored_if_store_is_false(text_stack: Stack) -> None:
     made = client(text_stack).responses
     answer = made.create(model="tiny", input="the fox", max_output_tokens=16, store=False)
 
@@ -397,7 +397,7 @@ def test_a_response_in_the_background_is_fetched_followed_and_cancelled(stack: S
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format"),
     ],
 )
-def test_what_a_response_cannot_be_is_named(
+def test_unsupported_response_options_are_refused_by_name(
     body: dict[str, Any], param: str, text_stack: Stack
 ) -> None:
     answer = text_stack.caller().http.post("/v1/responses", json={"model": "tiny", **body})

@@ -100,7 +100,7 @@ def test_lists_are_filtered(stack: Stack) -> None:
     assert caller.http.get("/v1/requests", params={"limit": 0}).status_code == 400
 
 
-def test_an_administrator_sees_every_account_but_not_what_was_said(stack: Stack) -> None:
+def test_administrator_sees_every_account_but_no_outputs(stack: Stack) -> None:
     caller = stack.caller()
     spend(caller, "a secret")
     boss = admin(stack)
@@ -117,7 +117,7 @@ def test_an_administrator_sees_every_account_but_not_what_was_said(stack: Stack)
     assert caller.http.get("/v1/usage", params={"account": "1"}).status_code == 404
 
 
-def test_a_receipt_shows_what_was_given_back_and_an_administrator_the_margin(
+def test_receipt_has_refunds_and_for_administrators_the_margin(
     stack: Stack,
 ) -> None:
     caller = stack.caller()
@@ -172,7 +172,7 @@ def test_an_export_can_be_checked_by_its_footer(stack: Stack) -> None:
     assert boss.http.get("/v1/usage/export", params=params).is_success
 
 
-def test_an_export_that_is_left_gives_its_place_back(stack: Stack) -> None:
+def test_aborted_export_frees_its_slot(stack: Stack) -> None:
     caller = stack.caller()
     spend(caller, "one")
     for _ in range(8):

@@ -16,7 +16,7 @@ from tests.stack import Stack, ended, wait_for
 pytestmark = pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
 
 
-def test_a_video_is_made_while_its_client_polls(media_stack: Stack) -> None:
+def test_video_is_generated_while_its_client_polls(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -42,7 +42,7 @@ def test_a_video_is_made_while_its_client_polls(media_stack: Stack) -> None:
     assert "openai-poll-after-ms" not in raw.headers
 
 
-def test_how_far_it_is_and_when_to_ask_again_is_told(media_stack: Stack) -> None:
+def test_progress_and_polling_interval_are_reported(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -62,9 +62,7 @@ def test_how_far_it_is_and_when_to_ask_again_is_told(media_stack: Stack) -> None
     assert caller.http.get("/v1/balance").json()["posted"] == "1"
 
 
-def test_the_first_picture_comes_with_the_form_or_in_json(
-    media_stack: Stack, artist: Artist
-) -> None:
+def test_first_frame_is_sent_in_the_form_or_in_json(media_stack: Stack, artist: Artist) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -85,7 +83,7 @@ def test_the_first_picture_comes_with_the_form_or_in_json(
         assert seed is None or (job.input["seed"], job.input["fps"]) == (5, 12)
 
 
-def test_what_failed_says_why_and_costs_nothing(media_stack: Stack) -> None:
+def test_failed_request_has_a_reason_and_is_not_charged(media_stack: Stack) -> None:
     caller = media_stack.caller()
 
     made = client(media_stack, caller).videos.create_and_poll(model="film", prompt="!fail")
@@ -96,7 +94,7 @@ def test_what_failed_says_why_and_costs_nothing(media_stack: Stack) -> None:
     assert made.usage["cost"] == 0  # type: ignore[attr-defined]  # ours
 
 
-def test_a_cancelled_one_has_failed(media_stack: Stack) -> None:
+def test_cancelled_video_is_reported_as_failed(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     made = api.videos.create(model="film", prompt="!slow")
@@ -125,7 +123,7 @@ def test_pages_list_every_video_once(media_stack: Stack) -> None:
         other.videos.retrieve(made[0])
 
 
-def test_a_deleted_video_is_gone_with_all_that_it_brought(media_stack: Stack) -> None:
+def test_deleting_a_video_deletes_its_attachments(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     made = api.videos.create_and_poll(model="film", prompt="x", input_reference=PICTURE)
@@ -145,7 +143,7 @@ def test_a_deleted_video_is_gone_with_all_that_it_brought(media_stack: Stack) ->
 
 
 @pytest.mark.parametrize("how", ["remix", "edit", "form"])
-def test_a_remix_has_another_text_and_the_rest_of_the_first(
+def test_remix_has_another_prompt_and_the_same_settings(
     how: str, media_stack: Stack, artist: Artist
 ) -> None:
     caller = media_stack.caller()
@@ -177,7 +175,7 @@ def test_a_remix_has_another_text_and_the_rest_of_the_first(
     assert one.attachments[0].key != other.attachments[0].key
 
 
-def test_what_no_model_does_with_a_video_is_said(media_stack: Stack) -> None:
+def test_unsupported_video_tasks_are_refused(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
 
@@ -209,7 +207,7 @@ def test_what_no_model_does_with_a_video_is_said(media_stack: Stack) -> None:
     ],
 )
 @pytest.mark.parametrize("form", [True, False])
-def test_what_cannot_be_had_is_refused_by_name(
+def test_unsupported_option_is_refused_by_name(
     body: dict[str, Any], code: str, param: str, form: bool, media_stack: Stack
 ) -> None:
     caller = media_stack.caller()

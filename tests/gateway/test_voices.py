@@ -27,7 +27,7 @@ def voice(api: openai.OpenAI, name: str = "Anna", consent_id: str | None = None)
     )
 
 
-def test_a_consent_is_kept_renamed_and_deleted(media_stack: Stack) -> None:
+def test_consent_is_stored_renamed_and_deleted(media_stack: Stack) -> None:
     api = client(media_stack, media_stack.caller())
 
     made = consent(api)
@@ -48,7 +48,7 @@ def test_a_consent_is_kept_renamed_and_deleted(media_stack: Stack) -> None:
     assert caught.value.code == "consent_not_found"
 
 
-def test_a_voice_is_kept_and_deleted_and_its_consent_stays(media_stack: Stack) -> None:
+def test_deleting_a_voice_keeps_its_consent(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     given = consent(api)
@@ -69,7 +69,7 @@ def test_a_voice_is_kept_and_deleted_and_its_consent_stays(media_stack: Stack) -
     assert api.audio.voice_consents.retrieve(given.id) == given
 
 
-def test_a_withdrawn_consent_takes_its_voices_along(media_stack: Stack) -> None:
+def test_withdrawing_a_consent_deletes_its_voices(media_stack: Stack) -> None:
     caller = media_stack.caller()
     api = client(media_stack, caller)
     given = consent(api)
@@ -86,7 +86,7 @@ def test_a_withdrawn_consent_takes_its_voices_along(media_stack: Stack) -> None:
     assert {other.id} <= left
 
 
-def test_voices_and_consents_are_nobody_elses(media_stack: Stack) -> None:
+def test_voices_and_consents_are_private_to_the_account(media_stack: Stack) -> None:
     owner, stranger = media_stack.caller(), media_stack.caller()
     api, other = client(media_stack, owner), client(media_stack, stranger)
     given = consent(api)
@@ -124,7 +124,7 @@ def test_consents_are_listed_in_pages(media_stack: Stack) -> None:
         api.audio.voice_consents.list(limit=101)
 
 
-def test_an_account_keeps_so_many_and_no_more(media_stack: Stack) -> None:
+def test_number_of_voices_is_limited_per_account(media_stack: Stack) -> None:
     api = client(media_stack, media_stack.caller())
     given = consent(api)
     made = [voice(api, str(number), given.id) for number in range(5)]
@@ -137,7 +137,7 @@ def test_an_account_keeps_so_many_and_no_more(media_stack: Stack) -> None:
     assert voice(api, "one more", given.id).name == "one more"
 
 
-def test_a_name_is_that_of_one_voice(media_stack: Stack) -> None:
+def test_names_of_voices_are_unique(media_stack: Stack) -> None:
     api = client(media_stack, media_stack.caller())
     first = voice(api)
 
@@ -177,7 +177,7 @@ def test_a_name_that_is_too_long_or_has_control_characters_is_refused(
     assert caller.http.get("/v1/audio/voices").json()["data"] == []
 
 
-def test_a_voice_without_a_consent_is_refused_and_leaves_nothing(media_stack: Stack) -> None:
+def test_voice_without_a_consent_is_refused_and_nothing_remains(media_stack: Stack) -> None:
     caller = media_stack.caller()
     lying = media_stack.directory / "blobs" / str(caller.account_id)
 
@@ -202,7 +202,7 @@ def test_a_voice_without_a_consent_is_refused_and_leaves_nothing(media_stack: St
         (wav(10_000), 413, "source_too_large"),
     ],
 )
-def test_what_is_no_recording_or_too_large_is_refused_and_leaves_nothing(
+def test_invalid_or_too_large_recording_is_refused_and_nothing_remains(
     sample: bytes, status: int, code: str, media_stack: Stack
 ) -> None:
     caller = media_stack.caller()
@@ -220,7 +220,7 @@ def test_what_is_no_recording_or_too_large_is_refused_and_leaves_nothing(
     assert voice(api, "x", given.id).name == "x"
 
 
-def test_a_recording_comes_as_sound_in_a_container_of_videos_too(media_stack: Stack) -> None:
+def test_recording_can_be_audio_in_a_video_container(media_stack: Stack) -> None:
     """As browsers and phones record it."""
     api = client(media_stack, media_stack.caller())
     webm = b"\x1a\x45\xdf\xa3\x9fB\x86\x81\x01B\x82\x84webm" + b"\0" * 64
@@ -229,7 +229,7 @@ def test_a_recording_comes_as_sound_in_a_container_of_videos_too(media_stack: St
         assert api.audio.voice_consents.create(name=name, language="de", recording=(name, sample))
 
 
-def test_a_recording_may_be_named_as_any_source_is(media_stack: Stack) -> None:
+def test_recording_can_be_any_kind_of_source(media_stack: Stack) -> None:
     caller = media_stack.caller()
     uri = f"data:audio/wav;base64,{base64.b64encode(wav(1000)).decode()}"
     upload = caller.http.post("/v1/uploads", files={"file": SAMPLE}).json()["id"]
@@ -260,7 +260,7 @@ def test_a_recording_may_be_named_as_any_source_is(media_stack: Stack) -> None:
         ({"colour": "red"}, "unknown_parameter", "colour"),
     ],
 )
-def test_a_form_that_is_wrong_is_refused_by_name(
+def test_invalid_form_field_is_refused_by_name(
     fields: dict[str, str], code: str, param: str, media_stack: Stack
 ) -> None:
     asked = {"name": "c", "language": "en", **fields}
@@ -273,7 +273,7 @@ def test_a_form_that_is_wrong_is_refused_by_name(
     assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (code, param)
 
 
-def test_a_voice_that_is_to_be_thought_up_is_refused_by_name(media_stack: Stack) -> None:
+def test_voice_from_a_prompt_is_refused(media_stack: Stack) -> None:
     api = client(media_stack, media_stack.caller())
 
     with pytest.raises(openai.BadRequestError, match="not from prompts") as caught:
@@ -282,7 +282,7 @@ def test_a_voice_that_is_to_be_thought_up_is_refused_by_name(media_stack: Stack)
     assert caught.value.code == "unsupported_parameter"
 
 
-def test_a_key_that_may_only_read_keeps_nothing(media_stack: Stack) -> None:
+def test_read_only_key_cannot_store_voices(media_stack: Stack) -> None:
     caller = media_stack.caller(scopes=("read",))
 
     answer = caller.http.post(

@@ -40,7 +40,7 @@ def receiver() -> Iterator[tuple[str, Received]]:
     server.server_close()
 
 
-def test_a_webhook_is_signed_and_sent_again_until_it_is_taken(
+def test_webhook_is_signed_and_retried_until_it_is_accepted(
     stack: Stack, receiver: tuple[str, Received]
 ) -> None:
     url, received = receiver
@@ -92,7 +92,7 @@ def test_a_webhook_is_signed_and_sent_again_until_it_is_taken(
         "https://[::1/",
     ],
 )
-def test_addresses_that_are_no_business_of_a_client_are_refused(url: str) -> None:
+def test_webhook_urls_of_private_addresses_are_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="webhook"):
         check_public_url(url, param="webhook", private_allowed=False)
 

@@ -176,7 +176,7 @@ def image_view(body: ImageBody, closed: ClosedRequest, images: list[PictureView]
 
 
 def image_usage(closed: ClosedRequest) -> ImageUsageView:
-    """Return OpenAI's token counts, which are 0 here, beside the actual counts."""
+    """Return OpenAI's token counts, which are 0 here, next to the actual counts."""
     none: ImageTokensView = {"text_tokens": 0, "image_tokens": 0}
     return {
         "input_tokens": closed.usage.input_tokens,

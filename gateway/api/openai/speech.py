@@ -92,7 +92,7 @@ def _event(body: dict[str, Any]) -> bytes:
 
 
 def speech_usage(closed: ClosedRequest) -> dict[str, Any]:
-    """Return OpenAI's token counts, which are 0 here, beside the actual counts."""
+    """Return OpenAI's token counts, which are 0 here, next to the actual counts."""
     return {
         "input_tokens": closed.usage.input_tokens,
         "output_tokens": closed.usage.output_tokens,

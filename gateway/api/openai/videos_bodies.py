@@ -64,7 +64,7 @@ class EditBody(RemixBody):
 def remix_task(asked: StoredInput, prompt: str) -> VideoTask:
     """Build the input of an earlier request with another prompt: same seed, size and sources."""
     given = dict(asked.input)
-    pictures, parameters = given.get("images", 0), dict(given.get("parameters", {}))
+    image_count, parameters = given.get("images", 0), dict(given.get("parameters", {}))
     sources = [StoredSource(blob) for blob in asked.attachments]
     duration_ms = given.get("duration_ms")
     kept = {
@@ -78,8 +78,8 @@ def remix_task(asked: StoredInput, prompt: str) -> VideoTask:
             **nothing,
             **kept,
             "prompt": prompt,
-            "images": sources[:pictures] or None,
-            "video": sources[pictures] if given.get("video") else None,
+            "images": sources[:image_count] or None,
+            "video": sources[image_count] if given.get("video") else None,
             "seconds": duration_ms / 1000 if duration_ms else None,
             "resolution": parameters.pop("resolution", None),
             "parameters": parameters or None,
