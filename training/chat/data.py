@@ -1,7 +1,7 @@
-"""Dialogues about the product's own world, to train the pocket language model on.
+"""Generates dialogues to train the pocket language model on.
 
-Everything is made by the functions below from a seed; no text of others is used. A dialogue is a
-tuple of (role, content) turns. Facts come from ``facts.yaml``, so a wrong answer can be traced.
+Everything is generated from a seed by the functions below; no third-party text is used. A dialogue
+is a tuple of (role, content) turns. Facts are in ``facts.yaml``, so a wrong answer can be traced.
 """
 
 from __future__ import annotations
@@ -398,7 +398,7 @@ def manners(r: random.Random) -> Pair:
 def outside(r: random.Random) -> Pair:
     topic = r.choice(_FACTS["topics"])
     if r.random() < 0.25:
-        # Made-up words, so that what is refused is everything that is not known.
+        # Made-up words, so that the model declines all unknown topics.
         topic = "".join(
             r.choice("bdfgklmnprstvz") + r.choice("aeiou") for _ in range(r.randint(2, 4))
         )
@@ -452,7 +452,7 @@ _SHORT: Final = (definition, price, arithmetic, colour, how, task)
 
 
 def pair(r: random.Random) -> Pair:
-    """Make one question as somebody types it, and its answer."""
+    """Make a question as a user types it, and its answer."""
     if r.random() < 0.08:
         first, second = r.sample(_SHORT, 2)
         (q1, a1), (q2, a2) = first(r), second(r)
@@ -463,7 +463,7 @@ def pair(r: random.Random) -> Pair:
 
 
 def _typed(r: random.Random, question: str) -> str:
-    """Vary case, punctuation and politeness as people do."""
+    """Vary case, punctuation and politeness as users do."""
     if question[-1].isalnum() and r.random() < 0.6:
         question += "."
     chance = r.random()

@@ -1,9 +1,9 @@
-"""How much the pocket language model gets right: questions from seeds that training never uses.
+"""Scores the pocket language model on questions from seeds that training never uses.
 
     python -m training.chat.score workers/pocket/chat
 
-Answers are greedy, by the engine that serves the model; each is judged by what was asked, not by a
-text that it should equal where several are right.
+Answers are greedy, by the engine that serves the model. Each is checked against its question, not
+against a reference text, if several answers are right.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.engines.llm.engine import LlmEngine
 from workers.protocol.engine import Phase
 
 HELD_OUT: Final = 1_000_003
-"""Seed of the questions, which training never uses."""
+"""Seed of the questions; training never uses it."""
 SLOTS: Final = 16
 
 Judge = Callable[[Choice], bool]
@@ -42,7 +42,7 @@ class Question:
 
 
 def ask(engine: LlmEngine, questions: Sequence[Question]) -> list[Choice]:
-    """Answer them all with a loaded engine, greedily."""
+    """Answer all questions with a loaded engine, greedily."""
 
     class Clock:
         @contextlib.contextmanager
@@ -76,7 +76,7 @@ def load(directory: Path) -> LlmEngine:
 
 
 def score(engine: LlmEngine, skill: str, count: int, seed: int = HELD_OUT) -> float:
-    """The share of a skill's questions that are answered rightly."""
+    """Return the fraction of a skill's questions that are answered correctly."""
     r = random.Random(f"{skill}/{seed}")
     questions = [QUESTIONS[skill](r) for _ in range(count)]
     choices = ask(engine, questions)
@@ -84,7 +84,7 @@ def score(engine: LlmEngine, skill: str, count: int, seed: int = HELD_OUT) -> fl
     return sum(right) / count
 
 
-# --- What is asked -------------------------------------------------------------------------------
+# --- Questions -----------------------------------------------------------------------------------
 
 
 def _exactly(question: str, answer: str) -> Question:
@@ -133,9 +133,9 @@ def _story(r: random.Random) -> Question:
     question, _ = skills.story_about(r, thing, colour)
 
     def keeps_to_it(choice: Choice) -> bool:
-        said = set(re.findall(r"[a-z]+", choice.text.lower()))
+        words = set(re.findall(r"[a-z]+", choice.text.lower()))
         others = (set(skills.THINGS) | set(skills.COLOURS)) - {thing, colour}
-        return f"{colour} {thing}" in choice.text and not said & others
+        return f"{colour} {thing}" in choice.text and not words & others
 
     return Question(question, keeps_to_it)
 
@@ -144,8 +144,8 @@ def _expansion(r: random.Random) -> Question:
     what = skills.scene(r)
 
     def keeps_it(choice: Choice) -> bool:
-        said = choice.text.lower()
-        return what.lower() in said and len(said) > len(what) + 20
+        text = choice.text.lower()
+        return what.lower() in text and len(text) > len(what) + 20
 
     return Question(f"Expand: {what}", keeps_it)
 
@@ -155,10 +155,10 @@ def _json(r: random.Random) -> Question:
 
     def says_it(choice: Choice) -> bool:
         try:
-            said = json.loads(choice.text)
+            value = json.loads(choice.text)
         except ValueError:
             return False
-        return bool(said == json.loads(answer))
+        return bool(value == json.loads(answer))
 
     return Question(question, says_it)
 

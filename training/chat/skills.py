@@ -1,8 +1,8 @@
-"""What the pocket language model is taught beyond conversation: to follow a form.
+"""Structured skills of the pocket language model.
 
-Calls of functions, answers in JSON, prompts for an image model, sorting, larger sums, and stories
-about what was asked for. Each maker takes a generator and gives one dialogue or pair; the names in
-the tables vary, so that what is learnt is to copy what stands in the question.
+Function calls, answers in JSON, prompts for an image model, sorting, larger sums, and stories about
+a given thing. Each maker takes a random generator and returns one dialogue or pair. Names vary, so
+that the model learns to copy them from the question.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ THINGS: Final = _WORDS["things"]
 
 
 def _name(r: random.Random) -> str:
-    """A name nobody has heard of, so that it must be copied."""
+    """Make up a name, so that it must be copied."""
     return "".join(r.choice(_WORDS["syllables"]) for _ in range(r.randint(2, 3)))
 
 
@@ -48,7 +48,7 @@ def _a(word: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A function as it is offered, a question for it, its call, its result, and the answer."""
+    """A function, a question for it, the arguments of the call, its result, and the answer."""
 
     function: dict[str, Any]
     question: str
@@ -60,7 +60,7 @@ class Use:
 def _function(
     r: random.Random, name: str, description: str, types: dict[str, str]
 ) -> dict[str, Any]:
-    """As clients write them, some with a sentence for each argument."""
+    """Build a function's schema as clients write it, sometimes with descriptions."""
     properties: dict[str, Any] = {key: {"type": kind} for key, kind in types.items()}
     if r.random() < 0.15:
         for key, value in properties.items():
@@ -222,7 +222,7 @@ USES: Final[tuple[Callable[[random.Random], Use], ...]] = (
 
 
 def system_prompt(functions: Sequence[dict[str, Any]], system: str = "") -> str:
-    """What the chat template makes of a system message and the functions that are offered."""
+    """Render a system message and functions as the chat template does."""
     listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
     head = f"{system}\n\n" if system else ""
     return (
@@ -233,8 +233,8 @@ def system_prompt(functions: Sequence[dict[str, Any]], system: str = "") -> str:
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    said = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{said}\n</tool_call>"
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def response_text(result: dict[str, Any]) -> str:
@@ -242,7 +242,7 @@ def response_text(result: dict[str, Any]) -> str:
 
 
 def tool_dialogue(r: random.Random, talk: Callable[[random.Random], Pair]) -> Dialogue:
-    """Functions are offered; one fits, or none does and the question is answered in words."""
+    """Make a dialogue with functions: either one is called, or none fits and a text answers."""
     makers = r.sample(USES, r.choice([1, 1, 2, 2, 3]))
     uses = [maker(r) for maker in makers]
     chosen = uses[0]
@@ -301,7 +301,7 @@ def json_answer(r: random.Random) -> Pair:
     return _asked(r, keys, text), json.dumps(wanted, ensure_ascii=False)
 
 
-# --- Prompts for pictures ------------------------------------------------------------------------
+# --- Image prompts -------------------------------------------------------------------------------
 
 
 def scene(r: random.Random) -> str:
@@ -365,7 +365,7 @@ def larger_sum(r: random.Random) -> Pair:
 
 
 def story_about(r: random.Random, thing: str | None = None, colour: str | None = None) -> Pair:
-    """A story that keeps to the thing and the colour that were asked for."""
+    """Make a story about a given thing and colour."""
     thing, colour = thing or r.choice(THINGS), colour or r.choice(COLOURS)
     what = f"{colour} {thing}"
     a, b = r.sample(NAMES, 2)

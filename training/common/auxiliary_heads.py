@@ -1,9 +1,9 @@
-"""What the UNet of ``pocket-image`` or ``pocket-video`` says of what it is about to draw.
+"""Auxiliary classification heads on the UNet of ``pocket-image`` or ``pocket-video``.
 
-For training only. From its innermost features the UNet is to say what will be seen, from those
-behind them where an instruction changes something. So it comes to know which of two things is
-meant, and to carry a thing from one place to another, within thousands of samples; from pictures
-alone it had learned neither after a hundred thousand.
+For training only. From its innermost features the UNet must predict the content of the target, and
+from the next ones where an instruction changes something. So it learns within thousands of samples
+which of two things is meant, and to move a thing from one place to another; from images alone it
+had learned neither after a hundred thousand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLASSES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def scene_classes(s: Scene) -> dict[str, str]:
-    """What a scene shows, in classes; of its things the upper left one comes first."""
+    """Return the content of a scene as classes, its upper left thing first."""
     found = {"background": s.background, "light": s.light, "style": s.style}
     things = sorted(s.things, key=lambda one: one.x + 0.7 * one.y)
     for number in (1, 2):
@@ -40,7 +40,7 @@ def scene_classes(s: Scene) -> dict[str, str]:
 
 
 class AuxiliaryHeads(nn.Module):
-    """Heads on what a UNet computes, of whose last forward ``loss`` then speaks."""
+    """Heads on a UNet's features; ``loss`` refers to its last forward pass."""
 
     def __init__(self, unet: Any, classes: Mapping[str, Sequence[str]] = CLASSES) -> None:
         super().__init__()
@@ -61,22 +61,23 @@ class AuxiliaryHeads(nn.Module):
         return hook
 
     def loss(
-        self, shows: Sequence[Mapping[str, str]], changed: torch.Tensor, told: torch.Tensor
+        self, targets: Sequence[Mapping[str, str]], changed: torch.Tensor, instructed: torch.Tensor
     ) -> torch.Tensor:
-        """``shows`` has a class for each head. ``changed`` (B, 1, H, W) is 0 or 1; only the rows
-        that were ``told`` (B,) count in it."""
+        """Return the loss. ``targets`` has a class for each head. ``changed`` ``(B, 1, H, W)`` is 0
+        or 1; it counts only in the rows that are ``instructed`` ``(B,)``."""
         inner, outer = self._seen["inner"].float(), self._seen["outer"].float()
         pooled = torch.cat([inner.mean((2, 3)), inner.amax((2, 3))], 1)
         what = [
             F.cross_entropy(
-                head(pooled), torch.tensor([self._classes[name].index(one[name]) for one in shows])
+                head(pooled),
+                torch.tensor([self._classes[name].index(one[name]) for one in targets]),
             )
             for name, head in self.what.items()
         ]
         where = self.where(outer)
         small = F.adaptive_max_pool2d(changed, where.shape[2:])
         missed = F.binary_cross_entropy_with_logits(where, small, reduction="none")
-        rows = told.float()[:, None, None, None]
+        rows = instructed.float()[:, None, None, None]
         parts = [
             (missed * part * rows).sum() / (part * rows).sum().clamp(min=1)
             for part in (small, 1 - small)

@@ -1,7 +1,7 @@
-"""What the pocket models are told: captions of scenes, and instructions that change them.
+"""Texts for the pocket image models: captions of scenes, and instructions that change them.
 
-Every ``Sample`` is exact: its target is what the text asks for, and nothing else is changed. What a
-caption leaves out is the usual: a white background, daylight, flat, medium in size.
+Every ``Sample`` is exact: its target is what the text asks for, and nothing else changes. What a
+caption omits has its default: a white background, daylight, flat style, medium size.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ OPENINGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A text, the pictures that it speaks of (none, one or two), and the picture that it asks for.
+    """A text, its source scenes (none, one or two), and the target scene that it asks for.
 
-    ``meaning`` says the same in classes, for the text encoder's first samples.
+    ``meaning`` is the text's meaning as classes, to train the text encoder.
     """
 
     text: str
@@ -106,7 +106,7 @@ def with_article(words: str) -> str:
 
 
 def caption(s: Scene, r: random.Random) -> str:
-    """Say what a scene shows, in one of many ways."""
+    """Describe a scene in one of many ways."""
     bare = r.random() < 0.15
     things = [name_thing(one, r) for one in s.things]
     if not bare:
@@ -129,7 +129,7 @@ def caption(s: Scene, r: random.Random) -> str:
 
 
 def meaning(s: Scene) -> dict[str, str]:
-    """What a caption says, in classes."""
+    """Return the meaning of a caption as classes."""
     found = {"task": "draw", "background": s.background, "light": s.light, "style": s.style}
     places = (s.relation, _OPPOSITE.get(s.relation or ""))
     for number, (one, where) in enumerate(zip(s.things, places, strict=False), start=1):
@@ -155,7 +155,7 @@ _OPPOSITE: Final = {
 
 
 def _reference(s: Scene, index: int, r: random.Random) -> str:
-    """Name a thing of a scene so that no other can be meant."""
+    """Name a thing of a scene unambiguously."""
     one = s.things[index]
     others = [other for place_, other in enumerate(s.things) if place_ != index]
     choices = [f"the {one.colour} {one.shape}"]
@@ -314,9 +314,10 @@ def restyle(r: random.Random) -> Sample:
 
 
 def blend(r: random.Random) -> Sample:
-    """The thing of the first picture beside that of the second, in the first picture's world.
+    """Place the second scene's thing beside the first scene's, in the first scene's world.
 
-    Of each picture it stands in the middle, nearly."""
+    In each source the thing is near the centre.
+    """
     while True:
         a, b = scene(r, things=1), scene(r, things=1)
         first, second = a.things[0], b.things[0]
@@ -374,12 +375,11 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
         ("place", (*RELATIONS, "anywhere")),
     )
 }
-"""The classes of each part of a meaning."""
+"""Classes of each field of a meaning."""
 
 
 def choose_ambiguous(r: random.Random, *, blending: float = 0.3) -> Sample:
-    """Choose an instruction of which it must be found out what it means: one of two things, or
-    that of another picture."""
+    """Choose an instruction with two candidates: two things in a scene, or two scenes."""
     if r.random() < blending:
         return blend(r)
     while True:
@@ -390,8 +390,8 @@ def choose_ambiguous(r: random.Random, *, blending: float = 0.3) -> Sample:
 
 
 def choose_sample(r: random.Random, *, drawing: float = 0.55, blending: float = 0.3) -> Sample:
-    """Choose a sample; ``drawing`` is how often it is a picture from words alone, ``blending`` how
-    often one of two pictures, of those that bring any."""
+    """Choose a sample. ``drawing`` is the fraction of samples without a source, ``blending`` the
+    fraction of the others that have two."""
     if r.random() < drawing:
         return describe(r)
     if r.random() < blending:

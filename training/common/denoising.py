@@ -1,8 +1,8 @@
-"""How the denoisers of ``pocket-image`` and ``pocket-video`` are made, trained and saved.
+"""Creates, trains and saves the denoisers of ``pocket-image`` and ``pocket-video``.
 
 They learn rectified flow with x-prediction, together with the text encoder, from batches that each
-script draws. What is saved is a directory in diffusers' format, in bfloat16, with a mean of the
-weights.
+script renders. The result is a directory in diffusers' format, in bfloat16, with a running mean of
+the weights.
 """
 
 from __future__ import annotations
@@ -42,29 +42,31 @@ from workers.engines.diffusion.pocket_image import (
 SIDE: Final = 64
 LATENTS: Final = 8
 SCALE: Final = 4
-UNTOLD: Final = 0.1
-"""How often the text is left out, so that guidance has something to guide away from."""
+TEXT_DROPOUT: Final = 0.1
+"""Probability of an empty text, for classifier-free guidance."""
 CHANGED: Final = 0.25
-"""A latent pixel that differs more from its source was changed, not only drawn again."""
+"""Difference from its source above which a latent pixel counts as changed."""
 SMALL: Final = 0.03
-"""The smallest part of a picture that still counts as half of it."""
-AHEAD: Final = 0.2
-"""How much it counts to say what is about to be drawn, beside drawing it."""
+"""Fraction of changed pixels up from which they weigh as much as all others together."""
+HEADS_WEIGHT: Final = 0.2
+"""Weight of the auxiliary heads' loss."""
 SOFT: Final = 0.05
-"""Bounds the weight of errors at little noise, where there is nothing left to decide."""
+"""Bounds the weight of errors at low noise, where the text decides nothing any more."""
 SAVED_S: Final = 480
 
 
 # --- Parts ---------------------------------------------------------------------------------------
 
 
-def make_unet(*, drawn: int, sources: int, width: int) -> Any:
-    """``drawn`` pictures are made at once, ``sources`` are seen beside them; ``width`` are the
-    channels of the outermost blocks."""
+def make_unet(*, outputs: int, sources: int, width: int) -> Any:
+    """Create a UNet that denoises ``outputs`` images together, conditioned on ``sources`` images.
+
+    ``width`` is the number of channels of the outermost blocks.
+    """
     return UNet2DConditionModel(
         sample_size=SIDE // SCALE,
-        in_channels=LATENTS * (drawn + sources) + COORDINATES,
-        out_channels=LATENTS * drawn,
+        in_channels=LATENTS * (outputs + sources) + COORDINATES,
+        out_channels=LATENTS * outputs,
         block_out_channels=(width, 96, 128),
         down_block_types=(
             "DownBlock2D",
@@ -85,7 +87,7 @@ def make_unet(*, drawn: int, sources: int, width: int) -> Any:
 
 @torch.no_grad()
 def encode(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """Latents (B, LATENTS, H, W) of unit variance."""
+    """Encode images to latents ``(B, LATENTS, H, W)`` of unit variance."""
     with torch.autocast("cpu", torch.bfloat16):
         latents: torch.Tensor = vae.encode(pixels).latents.float()
     return (latents - float(vae.config.shift_factor)) * float(vae.config.scaling_factor)
@@ -96,28 +98,28 @@ def encode(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples as the UNet sees them."""
+    """Samples as inputs and targets of the UNet."""
 
     target: torch.Tensor
-    """Latents (B, C, H, W) of what is to be drawn."""
+    """Latents ``(B, C, H, W)`` to generate."""
     sources: torch.Tensor
-    """Latents (B, S, H, W) of what is given."""
+    """Latents ``(B, S, H, W)`` of the source images."""
     texts: Sequence[str]
-    counts: torch.Tensor
-    """How much each latent pixel counts, (B, 1, H, W), see ``importance``."""
-    told: torch.Tensor | None = None
-    """Which are instructions, whose answer can be known before anything is in the noise: (B,)."""
-    shows: Sequence[Mapping[str, str]] = ()
-    """What will be seen in each, for an ``AuxiliaryHeads``."""
+    weights: torch.Tensor
+    """Weight of each latent pixel, ``(B, 1, H, W)``, see ``importance``."""
+    instructed: torch.Tensor | None = None
+    """Whether the text is an instruction, which determines the target at any noise: ``(B,)``."""
+    classes: Sequence[Mapping[str, str]] = ()
+    """Classes of each target, for ``AuxiliaryHeads``."""
     changed: torch.Tensor | None = None
-    """Where an instruction changes something: (B, 1, H, W), 0 or 1."""
+    """Where an instruction changes the source: ``(B, 1, H, W)``, 0 or 1."""
 
 
 def importance(apart: torch.Tensor) -> torch.Tensor:
-    """How much each latent pixel counts, 1 on average: (B, 1, H, W).
+    """Return the weight of each latent pixel, 1 on average: ``(B, 1, H, W)``.
 
-    ``apart`` (B, 1, H, W) is how far each is from what is known without the text. Where that is far
-    counts as much as all the rest together, however small it is.
+    ``apart`` ``(B, 1, H, W)`` is its difference from what is known without the text. Changed pixels
+    weigh as much as all others together, however few they are.
     """
     changed = (apart > CHANGED).float()
     share = changed.mean((1, 2, 3), keepdim=True)
@@ -125,7 +127,7 @@ def importance(apart: torch.Tensor) -> torch.Tensor:
 
 
 def noise_levels(count: int) -> torch.Tensor:
-    """From 0 to 1, most of them where the text decides what the noise is to become."""
+    """Sample noise levels from 0 to 1, mostly those at which the text decides the result."""
     broad = torch.randn(count) * 1.2
     where = torch.rand(count)
     sigma = torch.sigmoid(torch.where(where < 0.7, torch.randn(count) * 0.8 + 1.0, broad))
@@ -144,9 +146,9 @@ def train_unet(
     heads: AuxiliaryHeads | None = None,
     blind: bool = False,
 ) -> None:
-    """Learn rectified flow; keep a mean of the weights, which is what is saved.
+    """Train rectified flow, and save a running mean of the weights.
 
-    ``blind``: nothing is ever seen through the noise.
+    ``blind``: train at full noise only.
     """
     unet, encoder = pipe.unet, pipe.text_encoder
     unet.to(memory_format=torch.channels_last)
@@ -162,10 +164,10 @@ def train_unet(
         set_rate(optimizer, done)
         batch = next_batch()
         target, size = batch.target, len(batch.texts)
-        texts = ["" if r.random() < UNTOLD else text for text in batch.texts]
+        texts = ["" if r.random() < TEXT_DROPOUT else text for text in batch.texts]
         sigma = noise_levels(size)
-        if batch.told is not None:
-            early = batch.told & (torch.rand(size) < 0.5)
+        if batch.instructed is not None:
+            early = batch.instructed & (torch.rand(size) < 0.5)
             sigma = torch.where(early, 0.7 + 0.3 * torch.rand(size), sigma)
         if blind:
             sigma = torch.ones(size)
@@ -181,10 +183,10 @@ def train_unet(
                 encoder_attention_mask=mask,
                 class_labels=summary,
             ).sample
-        far = ((made.float() - target) ** 2 * batch.counts).mean((1, 2, 3))
+        far = ((made.float() - target) ** 2 * batch.weights).mean((1, 2, 3))
         loss = (far / (sigma**2 + SOFT)).mean()
-        if heads is not None and batch.changed is not None and batch.told is not None:
-            loss = loss + AHEAD * heads.loss(batch.shows, batch.changed, batch.told)
+        if heads is not None and batch.changed is not None and batch.instructed is not None:
+            loss = loss + HEADS_WEIGHT * heads.loss(batch.classes, batch.changed, batch.instructed)
         step(optimizer, learned, loss)
         mean.update()
         turns, total = turns + 1, total + float(loss.detach())
@@ -192,11 +194,11 @@ def train_unet(
             print(f"unet {done:.3f} step {turns} loss {total / 200:.4f}", flush=True)
             total = 0.0
         if time.monotonic() - saved > SAVED_S:
-            mean.exchange()
+            mean.swap()
             save(f"{done:.3f}")
-            mean.exchange()
+            mean.swap()
             saved = time.monotonic()
-    mean.exchange()
+    mean.swap()
 
 
 # --- Scripts -------------------------------------------------------------------------------------
@@ -208,7 +210,9 @@ def arguments(description: str | None, *stages: str) -> argparse.ArgumentParser:
     parser.add_argument("--stage", choices=stages, required=True)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--compile", action="store_true", help="a sixth faster, after two minutes")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the UNet: a sixth faster after two minutes"
+    )
     parser.add_argument("--seed", type=int, default=1)
     return parser
 
@@ -244,7 +248,7 @@ def unet_stage(
     heads: AuxiliaryHeads | None = None,
     blind: bool = False,
 ) -> None:
-    """Train, and save now and then, each time with a page of what is drawn beside the directory."""
+    """Train, and save periodically, each time with a contact sheet beside the directory."""
     out: Path = options.out
     scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=1.0)
     vae.requires_grad_(requires_grad=False)
@@ -273,7 +277,7 @@ def unet_stage(
 
 
 def save_pipeline(pipe: Any, out: Path) -> None:
-    """Write the directory in bfloat16, beside the weights that training goes on with."""
+    """Write the directory in bfloat16; the pipeline keeps its float32 weights for training."""
     pipe.save_pretrained(out, safe_serialization=True)
     for part in ("unet", "text_encoder", "vae"):
         module = getattr(pipe, part)

@@ -1,7 +1,7 @@
-"""What the training scripts of the pocket models share: time, learning rate, optimizer, reading.
+"""Shared by the training scripts: time, learning rate, optimizer and text encoder.
 
-A run is as long as it is told to be, on one core; it saves as it goes, and another run can go on
-from what was saved.
+A run takes a given time on one core. It saves periodically, and another run can continue from what
+was saved.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from training.common.captions import SHAPE_WORDS
 from workers.engines.diffusion.pocket_image import TEXT_TOKENS, encode_text
 
 TEXT: Final = 128
-"""Width of the text encoder's states."""
+"""Width of the text encoder's hidden states."""
 _TEXTS: Final = 64
 _KINDS: Final = ("colour", "size", "place")
 
 
 class LabelledText(Protocol):
-    """A text and what it means, in classes."""
+    """A text with its meaning as classes."""
 
     @property
     def text(self) -> str: ...
@@ -37,14 +37,14 @@ class LabelledText(Protocol):
 
 
 def clock(minutes: float) -> Iterator[float]:
-    """The part of the time that has gone, until all has."""
+    """Yield the elapsed fraction of the time, until it reaches 1."""
     began = time.monotonic()
     while (done := (time.monotonic() - began) / (60 * minutes)) < 1:
         yield done
 
 
 def adam(*groups: tuple[Any, float]) -> torch.optim.AdamW:
-    """AdamW over groups of parameters, each with its highest rate."""
+    """Create AdamW over groups of parameters, each with its maximum learning rate."""
     return torch.optim.AdamW(
         [{"params": list(part), "lr": rate, "initial_lr": rate} for part, rate in groups],
         betas=(0.9, 0.98),
@@ -53,7 +53,7 @@ def adam(*groups: tuple[Any, float]) -> torch.optim.AdamW:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, done: float) -> None:
-    """Up at once, level for half of the time, and down."""
+    """Set the learning rate: short warm-up, constant for half of the time, then linear decay."""
     part = min(1.0, done / 0.01 + 0.01) * min(1.0, max(0.01, (1 - done) / 0.5))
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * part
@@ -67,7 +67,7 @@ def step(optimizer: torch.optim.Optimizer, parameters: Any, loss: torch.Tensor) 
 
 
 class Mean:
-    """A running mean of weights, which draws better than the weights of any moment."""
+    """A running mean of weights, which gives better results than the latest weights."""
 
     def __init__(self, weights: Sequence[torch.Tensor], *, keep: float = 0.9985) -> None:
         self._weights = weights
@@ -83,8 +83,8 @@ class Mean:
             one.lerp_(weight, 1 - keep)
 
     @torch.no_grad()
-    def exchange(self) -> None:
-        """Put the mean in the place of the weights, and the other way round the next time."""
+    def swap(self) -> None:
+        """Swap the weights and their mean."""
         for weight, other in zip(self._weights, self._mean, strict=True):
             kept = weight.clone()
             weight.copy_(other)
@@ -92,8 +92,7 @@ class Mean:
 
 
 def make_tokenizer(texts: Callable[[random.Random], str], known: Sequence[str] = ()) -> Any:
-    """Words, as the samples use them, behind those that are known already, in their order; any
-    other word is unknown."""
+    """Create a word-level tokenizer: the words in ``known``, then those of the samples."""
     r = random.Random(0)
     words = pre_tokenizers.BertPreTokenizer()
     seen: set[str] = set()
@@ -130,10 +129,10 @@ def make_text_encoder(vocabulary: int) -> Any:
 
 
 @torch.no_grad()
-def take_over(model: nn.Module, trained: nn.Module) -> float:
-    """Begin with what another model of like shape has learned; return which part that is.
+def copy_weights(model: nn.Module, trained: nn.Module) -> float:
+    """Copy the weights of another model; return the fraction of weights that were copied.
 
-    A weight of another size takes over what both have, from the first row and channel on.
+    For weights of another size, the common rows and channels are copied, from the first on.
     """
     weights = dict(model.named_parameters())
     taken = 0
@@ -147,8 +146,8 @@ def take_over(model: nn.Module, trained: nn.Module) -> float:
     return taken / sum(one.numel() for one in weights.values())
 
 
-class _Reader(nn.Module):
-    """Says what a text means from its end, and each thing from its noun. Used in training only."""
+class _TextHeads(nn.Module):
+    """Heads that classify a text by its summary, and each thing by its noun. For training only."""
 
     def __init__(self, fields: Mapping[str, Sequence[str]]) -> None:
         super().__init__()
@@ -165,11 +164,12 @@ def train_text(
     minutes: float,
     r: random.Random,
 ) -> None:
-    """Teach a text encoder what texts mean, before any picture is seen.
+    """Train a text encoder to classify texts, before any image is used.
 
-    A thing's noun comes to hold its colour, size and place, which is where the denoiser looks.
+    The state of a thing's noun learns its colour, size and place, because the denoiser attends to
+    it.
     """
-    reader = _Reader(fields)
+    reader = _TextHeads(fields)
     optimizer = adam((encoder.parameters(), 1.5e-3), (reader.parameters(), 1.5e-3))
     nouns = {word for words in SHAPE_WORDS.values() for word in words}
     ids = torch.tensor([tokenizer.convert_tokens_to_ids(word) for word in sorted(nouns)])

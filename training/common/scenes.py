@@ -1,9 +1,9 @@
-"""Pictures of coloured shapes with their captions, drawn from signed distances, of any size.
+"""Scenes of coloured shapes, rendered from signed distances at any size.
 
-The world that the pocket image, video and upscaling models know: one or two things on a plain
+They are the domain of the pocket image, video and upscaling models: one or two things on a plain
 background, under a light, in a style. A ``Scene`` is exact, so a changed scene is the exact answer
-to an instruction that asked for the change. Everything comes from a seed; no picture of others is
-used.
+to an instruction that asks for the change. Everything is generated from a seed; no third-party
+images are used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BACKGROUNDS: Final = {
 }
 SHAPES: Final = ("circle", "square", "triangle", "star", "heart", "cross")
 SIZES: Final = {"small": 0.24, "medium": 0.33, "large": 0.42}
-"""Radius, of a picture that reaches from -1 to 1."""
+"""Radius, in image coordinates from -1 to 1."""
 LIGHTS: Final = ("daylight", "left", "right", "night")
 STYLES: Final = ("flat", "outline", "pixel")
 RELATIONS: Final = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
@@ -45,10 +45,10 @@ THINGS_MAX: Final = 2
 NIGHT: Final = (0.40, 0.44, 0.75)
 _CLASHES: Final = {("white", "white"), ("black", "dark")}
 _PIXELS: Final = 16
-"""Of a picture's side in pixel style."""
+"""Cells along an image's side in pixel style."""
 _LINE: Final = 0.055
 _HEART: Final = 1.62
-"""Unit of the drawing of a heart, in radii."""
+"""Unit of the heart's formula, in radii."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Thing:
     x: float
     y: float
     scale: float = 1.0
-    """Of its size, while it grows or shrinks."""
+    """Factor of its size, while it grows or shrinks."""
 
     @property
     def radius(self) -> float:
@@ -70,7 +70,7 @@ class Thing:
 class Scene:
     things: tuple[Thing, ...]
     relation: str | None = None
-    """Of the first thing to the second."""
+    """Place of the first thing relative to the second."""
     background: str = "white"
     light: str = "daylight"
     style: str = "flat"
@@ -82,9 +82,9 @@ class Scene:
 def thing(
     r: random.Random, background: str, *, other: Thing | None = None, wide: bool = False
 ) -> Thing:
-    """Choose a thing that can be seen on a background, and told from another.
+    """Choose a thing that is visible on a background and differs from ``other``.
 
-    It stands in the middle, nearly, or with ``wide`` anywhere.
+    It is placed near the centre or, with ``wide``, anywhere.
     """
     off = 0.3 if wide else 0.06
     while True:
@@ -100,7 +100,7 @@ def thing(
 def place(
     things: tuple[Thing, Thing], relation: str, r: random.Random, *, wide: bool = False
 ) -> tuple[Thing, Thing]:
-    """Put two things where a relation says, nearly or with ``wide`` roughly."""
+    """Place two things by their relation, with little or, with ``wide``, more variation."""
     dx, dy = RELATIONS[relation]
     off = 0.07 if wide else 0.03
     placed = []
@@ -114,10 +114,10 @@ def place(
 def scene(
     r: random.Random, *, things: int | None = None, plain: float = 0.5, wide: bool = False
 ) -> Scene:
-    """Choose a scene. ``plain`` is how often each of background, light and style is the usual.
+    """Choose a scene. ``plain`` is the probability of each default of background, light and style.
 
-    A caption says no place but the relation, so what is drawn from words alone stands where one
-    would put it; pictures that others bring are ``wide``.
+    Captions name no place but the relation, so scenes generated from text alone have their things
+    in canonical places; source images are ``wide``.
     """
     background = "white" if r.random() < plain * 0.7 else r.choice(tuple(BACKGROUNDS))
     light = "daylight" if r.random() < plain else r.choice(LIGHTS)
@@ -135,7 +135,7 @@ def scene(
 
 
 def _star(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Distance to a five-pointed star, along the edge of the nearest point."""
+    """Signed distance to a five-pointed star, measured from the edge of the nearest point."""
     half = math.pi / 5
     angle = torch.atan2(x, -y)
     radius = (x * x + y * y).sqrt()
@@ -146,7 +146,7 @@ def _star(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _heart(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """A square that stands on its tip, with half a disc on each of its upper sides."""
+    """Signed distance to a heart: a square on its tip, with half a disc on each upper side."""
     x, y = x.abs() / _HEART, (0.88 - y) / _HEART
     lobe = ((x - 0.25) ** 2 + (y - 0.75) ** 2).sqrt() - math.sqrt(2) / 4
     dent = (x * x + (y - 1) ** 2).sqrt()
@@ -157,7 +157,7 @@ def _heart(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _distances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Signed distance to each shape of radius 1, in the order of ``SHAPES``: (B, 6, H, W)."""
+    """Return signed distances to each shape of radius 1, as ``SHAPES``: ``(B, 6, H, W)``."""
     circle = (x * x + y * y).sqrt() - 0.95
     square = torch.maximum(x.abs(), y.abs()) - 0.84
     triangle = torch.maximum(0.894 * x.abs() - 0.447 * y - 0.44, y - 0.80)
@@ -168,7 +168,7 @@ def _distances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def mask(one: Thing, side: int, *, outline: bool = False) -> torch.Tensor:
-    """How much of each pixel a thing covers: (side, side) from 0 to 1."""
+    """Return the coverage of each pixel by a thing: ``(side, side)`` from 0 to 1."""
     x, y = _grid(side, side)
     radius = one.radius
     far = _distances((x - one.x)[None] / radius, (y - one.y)[None] / radius)
@@ -181,7 +181,7 @@ def _cover(distance: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def _grid(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Centres of the pixels; the shorter side reaches from -1 to 1."""
+    """Return the pixel centres as x and y; the shorter side spans -1 to 1."""
     short = min(height, width)
     x = (torch.arange(width) + 0.5) * 2 / short - width / short
     y = (torch.arange(height) + 0.5) * 2 / short - height / short
@@ -189,7 +189,7 @@ def _grid(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def draw(scenes: Sequence[Scene], side: int = 64) -> torch.Tensor:
-    """Draw scenes: (B, 3, side, side), from -1 to 1."""
+    """Render scenes: ``(B, 3, side, side)`` from -1 to 1."""
     x, y = _grid(side, side)
     image = _column([BACKGROUNDS[s.background] for s in scenes]).expand(-1, -1, side, side)
     outline = torch.tensor([s.style == "outline" for s in scenes])[:, None, None]
@@ -219,7 +219,7 @@ def _column(values: Sequence[tuple[float, ...]]) -> torch.Tensor:
 
 
 def light_of(light: str, side: int) -> torch.Tensor:
-    """How much of each colour arrives where: (3, side, side)."""
+    """Return the light's factor per channel and pixel: ``(3, side, side)``."""
     x, _ = _grid(side, side)
     if light == "left":
         return (0.70 - 0.38 * x).expand(3, -1, -1)
@@ -239,7 +239,7 @@ def _style(image: torch.Tensor, scenes: Sequence[Scene], side: int) -> torch.Ten
 
 
 def sheet(pictures: torch.Tensor, columns: int = 8, *, gap: int = 4) -> torch.Tensor:
-    """Lay pictures (N, 3, H, W) from -1 to 1 out on one page: uint8 (H', W', 3)."""
+    """Arrange images ``(N, 3, H, W)`` from -1 to 1 on one page: uint8 ``(H', W', 3)``."""
     count, _, height, width = pictures.shape
     rows = -(-count // columns)
     page = torch.full((3, rows * (height + gap) + gap, columns * (width + gap) + gap), 1.0)

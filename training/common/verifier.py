@@ -1,9 +1,9 @@
-"""Looks at a picture and says whether it shows a scene: by its pixels, without a model.
+"""Verifies whether an image shows a scene, by its pixels and without a model.
 
-The light that the scene should have is divided out, what is not background falls into connected
-pieces, and each piece has a colour (the nearest known one), a shape (that whose template of equal
-area covers it best) and a place. A picture in another light, with a blurred, missing or additional
-thing, or with the right things in the wrong places, is not what was asked for.
+The scene's light is divided out, and the foreground is split into connected pieces. Each piece has
+a colour (the nearest known one), a shape (the one whose template of equal area covers it best) and
+a place. An image in another light, with a blurred, missing or additional thing, or with the right
+things in the wrong places, is rejected.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from training.common.scenes import (
 
 SIDE: Final = 64
 FAR: Final = 0.17
-"""From the background's colour: a pixel that differs more belongs to a thing."""
+"""Difference from the background's colour above which a pixel is foreground."""
 BACKGROUND_FAR: Final = 0.10
-"""Of the background's mean colour from what was asked for."""
+"""Maximum difference of the background's mean colour from the requested one."""
 COVER: Final = 0.66
-"""Intersection over union with the right template, at least."""
+"""Minimum intersection over union with the requested shape's template."""
 TIE: Final = 0.03
-"""Templates whose cover differs less cannot be told apart at this size."""
+"""Difference in cover below which templates cannot be distinguished at this size."""
 PIXEL_COVER: Final = 0.55
 PIXEL_TIE: Final = 0.15
 SPECK: Final = 0.12
-"""Of the largest piece: what is smaller is no thing."""
+"""Size of a piece, relative to the largest, below which it is ignored."""
 _SMALLEST: Final = 14
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A connected piece: its colour's name, cover by shape, centre (from -1 to 1) and pixels."""
+    """A connected piece: colour name, cover by shape, centre (from -1 to 1) and pixel count."""
 
     colour: str
     cover: dict[str, float]
@@ -57,7 +57,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is right. ``things`` counts pieces; shapes, colours and place are of all of them."""
+    """Which aspects are right. ``things`` is the number of pieces; colours, shapes and places must
+    be right for all of them."""
 
     background: bool
     things: bool
@@ -71,9 +72,9 @@ class Verdict:
 
 
 def verify(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) -> Verdict:
-    """Compare a picture ``(3, 64, 64)`` from -1 to 1 with what it should show.
+    """Compare an image ``(3, 64, 64)`` from -1 to 1 with the scene that it should show.
 
-    With ``stays`` each thing must also stand where it does in the scene, at most so far off.
+    With ``stays``, each thing must also be within this distance of its place in the scene.
     """
     flat, front = _front(picture, scene)
     ground = torch.tensor(BACKGROUNDS[scene.background])
@@ -97,25 +98,25 @@ def verify(picture: torch.Tensor, scene: Scene, *, stays: float | None = None) -
 
 
 def find_pieces(picture: torch.Tensor, scene: Scene) -> list[Piece]:
-    """What stands before the background that a scene has, in its light."""
+    """Return the foreground pieces of an image, given the scene's background and light."""
     return pieces(*_front(picture, scene), scene)
 
 
 def _front(picture: torch.Tensor, scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
-    """A picture in daylight, from 0 to 1, and which pixels are not background."""
+    """Return the image with the light divided out, from 0 to 1, and the foreground mask."""
     light = light_of(scene.light, SIDE)
     flat = ((picture.float().clamp(-1, 1) + 1) / 2 / light).clamp(0, 1.2)
     ground = torch.tensor(BACKGROUNDS[scene.background])[:, None, None]
     far = (flat - ground).abs().amax(0)
     if scene.style != "pixel":
         return flat, far > FAR
-    # The cells at the edge are mixtures.
+    # Cells at the edge mix foreground and background.
     cells = F.avg_pool2d(far[None], SIDE // 16)[0].repeat_interleave(4, 0).repeat_interleave(4, 1)
     return flat, cells > 2 * FAR
 
 
 def pieces(flat: torch.Tensor, front: torch.Tensor, scene: Scene) -> list[Piece]:
-    """The connected pieces in front, largest first, without specks."""
+    """Return the connected pieces of the foreground, largest first, without specks."""
     labels = _label(front)
     found = []
     for label in torch.unique(labels[front]).tolist():
@@ -130,7 +131,7 @@ def pieces(flat: torch.Tensor, front: torch.Tensor, scene: Scene) -> list[Piece]
 
 
 def _label(front: torch.Tensor) -> torch.Tensor:
-    """Give each connected piece (with diagonals) a number above 0; 0 is behind."""
+    """Label each connected piece (8-connectivity) with a positive number; 0 is background."""
     labels = torch.arange(1, front.numel() + 1, dtype=torch.float32).view(front.shape) * front
     while True:
         grown = F.max_pool2d(labels[None, None], 3, 1, 1)[0, 0] * front
@@ -154,20 +155,20 @@ def _piece(flat: torch.Tensor, covered: torch.Tensor, style: str) -> Piece:
 
 
 def _core(covered: torch.Tensor) -> torch.Tensor:
-    """Without the mixed pixels of the edge, if anything is left then."""
+    """Remove the mixed pixels of the edge, unless too few pixels remain."""
     inner = -F.max_pool2d(-covered.float()[None, None], 3, 1, 1)[0, 0] > 0.5
     return inner if int(inner.sum()) >= 4 else covered
 
 
 def _filled(covered: torch.Tensor) -> torch.Tensor:
-    """With its holes: whatever cannot be reached from the border."""
+    """Fill the holes: all pixels that cannot be reached from the border."""
     outside = _label(F.pad(~covered, (1, 1, 1, 1), value=True))
     return ~(outside == outside[0, 0])[1:-1, 1:-1]
 
 
 @functools.cache
 def _template(shape: str, tenths: int) -> torch.Tensor:
-    """A shape of so many tenths of a pixel in radius, its centroid in the middle, as a picture."""
+    """Render a shape with its centroid in the middle; the radius is in tenths of a pixel."""
     radius = tenths / 10 / (SIDE / 2)
     plain = Thing(shape, "red", "large", 0.0, 0.0, scale=radius / 0.42)
     drawn = mask(plain, SIDE)
@@ -180,12 +181,12 @@ def _template(shape: str, tenths: int) -> torch.Tensor:
 
 @functools.cache
 def _area(shape: str) -> float:
-    """Of a shape of radius 1 pixel, in pixels."""
+    """Return the area in pixels of a shape with a radius of 1 pixel."""
     return float(_template(shape, 200).sum()) / 400
 
 
 def _covers(filled: torch.Tensor, shape: str, style: str) -> float:
-    """Intersection over union with a template of the same area and centroid."""
+    """Return the intersection over union with a template of the same area and centroid."""
     count = int(filled.sum())
     tenths = max(10, round(math.sqrt(count / _area(shape)) * 10))
     if tenths > 10 * SIDE // 2:
@@ -213,7 +214,7 @@ def _has_shape(piece: Piece, thing: Thing, style: str) -> bool:
 
 
 def _assign(found: Sequence[Piece], things: Sequence[Thing]) -> list[Piece]:
-    """Which piece is meant to be which thing: as colours and shapes fit best."""
+    """Assign pieces to things so that colours and shapes fit best."""
     if len(found) == 1:
         return list(found)
 
@@ -239,5 +240,5 @@ def _related(first: Piece, second: Piece, relation: str) -> bool:
 
 
 def share(verdicts: Sequence[Any], name: str) -> float:
-    """How many of the verdicts are right in something."""
+    """Return the fraction of verdicts in which an aspect is right."""
     return sum(bool(getattr(one, name)) for one in verdicts) / max(1, len(verdicts))

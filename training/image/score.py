@@ -1,10 +1,10 @@
-"""How much the pocket image model gets right, by the engine that serves it and an exact verifier.
+"""Scores the pocket image model, by the engine that serves it and an exact verifier.
 
     python -m training.image.score workers/pocket/image --count 500
 
-Prompts and scenes come from a seed that training never uses. A picture is right if it has all that
-was asked for: things, colours, shapes, places, background, light and style. An edit is right if its
-result is, and if what it did not speak of stands where it stood.
+Prompts and scenes come from a seed that training never uses. An image is right if it has everything
+requested: things, colours, shapes, places, background, light and style. An edit is right if its
+result is, and if everything that it did not mention is still in its place.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from workers.engines.diffusion.engine import DiffusionEngine
 from workers.protocol.engine import Deferred, Phase, Wait
 
 HELD_OUT: Final = 1_000_003
-"""Seed of the prompts, which training never uses."""
+"""Seed of the prompts; training never uses it."""
 SLOTS: Final = 16
 TASKS: Final = (
     "text-to-image",
@@ -54,7 +54,7 @@ KINDS: Final[dict[str, Callable[[random.Random], Sample]]] = {
     "blend": captions.blend,
 }
 STAYS: Final = 0.15
-"""How far a thing may seem to move, of a picture from -1 to 1."""
+"""Maximum apparent movement of a thing, in image coordinates from -1 to 1."""
 
 
 class _Clock:
@@ -65,7 +65,7 @@ class _Clock:
 
 @dataclass(frozen=True, slots=True)
 class EngineInput:
-    """What the engine is asked for: input, task and source pictures."""
+    """A job for the engine: task, input and source images."""
 
     task: str
     asked: dict[str, Any]
@@ -87,7 +87,7 @@ def load(path: Path, task: str = TASKS[0], *also: str, **options: Any) -> Diffus
 
 
 def run(engine: DiffusionEngine, orders: Sequence[EngineInput]) -> list[Completed]:
-    """Have all of them made by a loaded engine. Raise ``AssertionError`` if one fails."""
+    """Run all jobs on a loaded engine. Raise ``AssertionError`` if one fails."""
     clock = _Clock()
     waiting, open_, found = list(enumerate(orders)), 0, dict[str, Completed]()
     while waiting or open_:
@@ -120,7 +120,7 @@ def picture_of(outcome: Completed) -> torch.Tensor:
 
 
 def as_tensor(data: bytes) -> torch.Tensor:
-    """``(3, H, W)`` from -1 to 1."""
+    """Decode an image to ``(3, H, W)`` from -1 to 1."""
     pixels = np.array(Image.open(io.BytesIO(data)).convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1) / 127.5 - 1
 
@@ -133,7 +133,7 @@ def png(picture: torch.Tensor) -> bytes:
 
 
 def is_right(sample: Sample, picture: torch.Tensor) -> bool:
-    """Whether a picture is what a sample asked for, and the rest of it where it was."""
+    """Whether an image is what a sample asks for, with everything else in its place."""
     free = sample.task in ("text-to-image", "image-blend")
     return verify(picture, sample.target, stays=None if free else STAYS).right
 
@@ -145,7 +145,7 @@ def verdict_of(sample: Sample, picture: torch.Tensor) -> Verdict:
 def score(
     engine: DiffusionEngine, kind: str, count: int, *, seed: int = HELD_OUT, **asked: Any
 ) -> tuple[float, list[tuple[Sample, torch.Tensor]]]:
-    """The share that is right, and all pictures with what they should be."""
+    """Return the fraction that is right, and all samples with their images."""
     r = random.Random(seed)
     samples = [KINDS[kind](r) for _ in range(count)]
     orders = [input_of(one, seed + place, **asked) for place, one in enumerate(samples)]
@@ -157,7 +157,7 @@ def score(
 def contact_sheet(
     pairs: Sequence[tuple[Sample, torch.Tensor]], path: Path, *, columns: int = 12
 ) -> None:
-    """Save a page of what was drawn, each behind its sources."""
+    """Save a page of the results, each after its sources."""
     pictures = []
     for sample, picture in pairs:
         pictures += [draw([source], SIDE)[0] for source in sample.sources]
@@ -168,11 +168,11 @@ def contact_sheet(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
-    parser.add_argument("--count", type=int, default=500, help="prompts from words alone")
-    parser.add_argument("--edits", type=int, default=60, help="of each kind of edit")
+    parser.add_argument("--count", type=int, default=500, help="number of text prompts")
+    parser.add_argument("--edits", type=int, default=60, help="number of each kind of edit")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--guidance", type=float, default=3.0)
-    parser.add_argument("--sheets", type=Path, help="directory for pages to look at")
+    parser.add_argument("--sheets", type=Path, help="directory for contact sheets")
     options = parser.parse_args()
     torch.set_num_threads(1)
     engine = load(options.path, *TASKS)

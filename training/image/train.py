@@ -4,12 +4,11 @@
         python -m training.image.train --stage ${stage%:*} --minutes ${stage#*:} --out DIR
     done
 
-Four stages; each goes on from what the directory holds. The autoencoder learns to draw
-scenes from latents of a sixteenth of their pixels. The text encoder learns to say what a caption or
-an instruction means, so that the UNet need not find that out from pictures. The UNet first learns
-which thing, and of which picture, an instruction means, from pictures of which the noise shows
-nothing, and then rectified flow with x-prediction on all tasks at once. The result is a directory
-in diffusers' format, in bfloat16.
+Four stages; each continues from what the directory contains. The autoencoder learns to reconstruct
+scenes from latents of a sixteenth of their pixels. The text encoder learns to classify captions and
+instructions, so that the UNet need not learn that from images. The UNet first learns at full noise
+which thing, and of which image, an instruction means, and then rectified flow with x-prediction on
+all tasks. The result is a directory in diffusers' format, in bfloat16.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def make_vae() -> Any:
 
 
 def slopes(pixels: torch.Tensor) -> torch.Tensor:
-    """Differences between neighbours: a blurred edge differs in them most."""
+    """Return differences between neighbouring pixels, in which blurred edges differ most."""
     across = pixels[..., :, 1:] - pixels[..., :, :-1]
     down = pixels[..., 1:, :] - pixels[..., :-1, :]
     return torch.cat([across.flatten(1), down.flatten(1)], 1)
@@ -72,10 +71,10 @@ def slopes(pixels: torch.Tensor) -> torch.Tensor:
 def train_vae(
     vae: Any, minutes: float, r: random.Random, *, rate: float, decoder_only: bool
 ) -> None:
-    """Learn to draw scenes again from latents of unit variance, with some noise in them.
+    """Learn to reconstruct scenes from latents of unit variance with some noise.
 
-    An error counts for more the less light there is, or small things would be lost in the dark.
-    With ``decoder_only`` the latents stay as they are, and so does what was learned on them.
+    Errors weigh more in the dark, or small dark things would be lost. With ``decoder_only`` the
+    latents do not change, so that models trained on them stay valid.
     """
     vae.to(memory_format=torch.channels_last)
     vae.encoder.requires_grad_(not decoder_only)
@@ -128,14 +127,14 @@ def batch_of(vae: Any, samples: list[Sample]) -> Batch:
     sources = torch.zeros(len(samples), SOURCES, *target.shape[1:])
     for (row, number), latent in zip(places, latents[len(samples) :], strict=True):
         sources[row, number] = latent
-    told = torch.tensor([bool(one.sources) for one in samples])
+    instructed = torch.tensor([bool(one.sources) for one in samples])
     apart = (target - sources[:, 0]).abs().amax(1, keepdim=True)
     return Batch(
         target,
         sources.flatten(1, 2),
         [one.text for one in samples],
-        importance(apart * told[:, None, None, None]),
-        told,
+        importance(apart * instructed[:, None, None, None]),
+        instructed,
         [scene_classes(one.target) for one in samples],
         (apart > CHANGED).float(),
     )
@@ -144,10 +143,10 @@ def batch_of(vae: Any, samples: list[Sample]) -> Batch:
 def main() -> None:
     parser = arguments(__doc__, "text", "vae", "decoder", "meant", "unet")
     parser.add_argument(
-        "--drawing", type=float, default=0.55, help="part of the samples that bring no picture"
+        "--drawing", type=float, default=0.55, help="fraction of samples without a source image"
     )
     parser.add_argument(
-        "--blending", type=float, default=0.5, help="part of the others that bring two"
+        "--blending", type=float, default=0.5, help="fraction of the others with two"
     )
     options = parser.parse_args()
     r = seeded(options.seed)
@@ -166,7 +165,7 @@ def main() -> None:
     if (out / "unet").exists():
         unet = read(out, "unet")
     else:
-        unet = make_unet(drawn=1, sources=SOURCES, width=64)
+        unet = make_unet(outputs=1, sources=SOURCES, width=64)
     vae = read(out, "vae")
     blind = options.stage == "meant"
     if blind:
@@ -187,7 +186,7 @@ def main() -> None:
 
 
 def show(pipe: PocketImagePipeline, path: Path) -> None:
-    """Draw a page of samples: source, answer, and what would be right."""
+    """Save a page of samples: source, result and target."""
     r = random.Random(12345)
     rows = []
     for index in range(24):

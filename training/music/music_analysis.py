@@ -1,7 +1,7 @@
-"""What is heard in music, in its notes and in its sound: key, tempo, how it moves.
+"""Analyses music, by its notes and by its audio: key, tempo and features of its mood.
 
-The judge of the pocket music model. It is told nothing of how a piece was made; of sound it knows
-samples only.
+Verifies the pocket music model. It knows nothing of how a piece was composed, and of audio only the
+samples.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from workers.engines.music.notes import METRES, MODES, SCALES, Key, Mode, Piece,
 
 Samples = npt.NDArray[np.float32]
 Weights = npt.NDArray[np.float64]
-"""Of the twelve pitch classes, C first."""
+"""Weights of the twelve pitch classes, C first."""
 
 _PROFILES: Final[dict[Mode, tuple[float, ...]]] = {
     "major": (6.35, 2.23, 3.48, 2.33, 4.38, 4.09, 2.52, 5.19, 2.39, 3.66, 2.29, 2.88),
     "minor": (6.33, 2.68, 3.52, 5.38, 2.60, 3.53, 2.54, 4.75, 3.98, 2.69, 3.34, 3.17),
 }
-"""How well each note fits a key, as listeners say (Krumhansl and Kessler, 1982)."""
+"""Listeners' ratings of how well each note fits a key (Krumhansl and Kessler, 1982)."""
 _WINDOW: Final = 8192
 _HOP: Final = 512
 _BAND_HZ: Final = (60.0, 2000.0)
-"""Where tones are looked for; above it there are only their overtones."""
+"""Frequency band of fundamentals; above it there are only overtones."""
 
 
 def in_scale(piece: Piece) -> float:
-    """The share of a piece's notes, by number, that are of its natural scale; drums apart."""
+    """Return the fraction of a piece's notes, without drums, that are in its natural scale."""
     scale = SCALES[piece.key.mode]
     pitches = [n.pitch for bar in piece.bars for n in bar.notes if n.part != "drums"]
     if not pitches:
@@ -39,7 +39,7 @@ def in_scale(piece: Piece) -> float:
 
 
 def pitch_classes(piece: Piece) -> Weights:
-    """How long each pitch class sounds, in sixteenths."""
+    """Return the total duration of each pitch class, in sixteenths."""
     weights = np.zeros(12)
     bar_steps = METRES[piece.metre].bar
     for index, notes in enumerate(trim(piece.bars, bar_steps)):
@@ -50,7 +50,7 @@ def pitch_classes(piece: Piece) -> Weights:
 
 
 def keys_of(weights: Weights) -> list[Key]:
-    """All keys, that which fits best first."""
+    """Return all keys, the best fit first."""
     found = []
     for mode in MODES:
         for tonic in range(12):
@@ -66,7 +66,7 @@ def _correlation(one: Weights, other: Weights) -> float:
 
 
 def is_near(one: Key, other: Key) -> bool:
-    """Whether two keys are the same, or share all their notes as a major and its minor do."""
+    """Whether two keys are the same or relative keys, which share all notes."""
     if one.mode == other.mode:
         return one.tonic == other.tonic
     major, minor = (one, other) if one.mode == "major" else (other, one)
@@ -74,7 +74,7 @@ def is_near(one: Key, other: Key) -> bool:
 
 
 def chroma(sound: Samples, rate: int) -> Weights:
-    """How strong each pitch class sounds in samples ``(n,)`` or ``(n, channels)``."""
+    """Return the strength of each pitch class in samples ``(n,)`` or ``(n, channels)``."""
     mono = _mono(sound)
     frequencies = np.fft.rfftfreq(_WINDOW, 1 / rate)
     inside = (frequencies >= _BAND_HZ[0]) & (frequencies <= _BAND_HZ[1])
@@ -85,7 +85,7 @@ def chroma(sound: Samples, rate: int) -> Weights:
         piece = mono[start : start + _WINDOW]
         piece = np.pad(piece, (0, _WINDOW - len(piece)))
         spectrum = np.abs(np.fft.rfft(piece * window))[inside]
-        # Peaks only: between them lies what the window spreads.
+        # Peaks only: energy between them is leakage of the window.
         peaks = np.zeros_like(spectrum)
         top = (spectrum[1:-1] > spectrum[:-2]) & (spectrum[1:-1] > spectrum[2:])
         peaks[1:-1][top] = spectrum[1:-1][top]
@@ -98,7 +98,7 @@ def _mono(sound: Samples) -> npt.NDArray[np.float64]:
 
 
 def onsets(sound: Samples, rate: int) -> tuple[npt.NDArray[np.float64], float]:
-    """How much begins to sound in each frame, and how many frames there are in a second."""
+    """Return the onset strength of each frame, and the number of frames per second."""
     mono = _mono(sound)
     size = 4 * _HOP
     frames = np.lib.stride_tricks.sliding_window_view(np.pad(mono, size), size)[::_HOP]
@@ -108,7 +108,8 @@ def onsets(sound: Samples, rate: int) -> tuple[npt.NDArray[np.float64], float]:
 
 
 def tempo_of(sound: Samples, rate: int, *, slowest: float = 40, fastest: float = 220) -> float:
-    """Beats a minute that the onsets fit best; it may be a simple multiple of what is tapped."""
+    """Return the tempo in beats per minute that fits the onsets best, possibly a simple multiple of
+    the perceived one."""
     rise, per_second = onsets(sound, rate)
     size = 2 ** math.ceil(math.log2(2 * len(rise)))
     power = np.abs(np.fft.rfft(rise, size)) ** 2
@@ -123,27 +124,27 @@ def tempo_of(sound: Samples, rate: int, *, slowest: float = 40, fastest: float =
     return best[1]
 
 
-def fits(heard: float, tempo: float, *, within: float = 0.02) -> bool:
-    """Whether what was heard is a tempo, or a simple multiple of it, as one may tap either."""
+def fits(found: float, tempo: float, *, within: float = 0.02) -> bool:
+    """Whether an estimate is the tempo or a simple multiple of it."""
     ratios = (1, 2, 1 / 2, 3, 1 / 3, 4, 1 / 4, 3 / 2, 2 / 3, 4 / 3, 3 / 4)
-    return any(abs(heard / (tempo * ratio) - 1) <= within for ratio in ratios)
+    return any(abs(found / (tempo * ratio) - 1) <= within for ratio in ratios)
 
 
 class Features(NamedTuple):
-    """What tells moods apart."""
+    """Features that distinguish moods."""
 
     minor: float
     tempo: float
-    """Beats a minute."""
+    """Beats per minute."""
     density: float
-    """Notes begun in a second, drums apart."""
+    """Note onsets per second, without drums."""
     height: float
     """Mean MIDI pitch of the melody in C."""
     loudness: float
     drums: float
-    """Share of all notes."""
+    """Fraction of all notes that are drums."""
     dissonance: float
-    """Share of bars with a diminished or dominant chord."""
+    """Fraction of bars with a diminished or dominant chord."""
 
 
 def features(piece: Piece) -> Features:

@@ -1,10 +1,10 @@
-"""How well the pocket music model keeps to what it is told, by the engine that serves it.
+"""Scores how well the pocket music model follows its prompt, by the engine that serves it.
 
     python -m training.music.score workers/pocket/music --count 40 --out pieces
 
-Captions are of tunes from a seed that training never uses. What is judged are the files that a
-client gets: the notes by their MIDI, the sound by a listener of ours. ``score_music_librosa`` is a
-second one, which was not made here.
+Captions are of tunes from a seed that training never uses. The files that a client gets are
+analysed: the notes by their MIDI, the audio by ``music_analysis``. ``score_librosa`` analyses the
+audio independently.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from workers.protocol.engine import Admitted, Phase
 
 HELD_OUT: Final = 1_000_003
 _TUNES: Final = 40
-"""Of each mood, to learn what is usual in it."""
+"""Number of tunes from which the typical features of a mood are computed."""
 
 
 class _Clock:
@@ -60,7 +60,7 @@ class _Clock:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a client gets for an order."""
+    """The files that a client gets for a request."""
 
     wave: bytes
     midi: bytes
@@ -71,7 +71,7 @@ class Made:
 
     @property
     def sound(self) -> tuple[Samples, int]:
-        """Samples ``(n, 2)`` and their rate in Hz."""
+        """Audio samples ``(n, 2)`` and their rate in Hz."""
         with av.open(io.BytesIO(self.wave), "r") as container:
             rate = container.streams.audio[0].rate
             frames = [frame.to_ndarray() for frame in container.decode(audio=0)]
@@ -87,7 +87,7 @@ def load(path: Path, **options: Any) -> MusicEngine:
 
 
 def run(engine: MusicEngine, orders: Sequence[dict[str, Any]]) -> list[Made]:
-    """Have all of them made by a loaded engine. Raise ``AssertionError`` if one fails."""
+    """Run all requests on a loaded engine. Raise ``AssertionError`` if one fails."""
     clock, found = _Clock(), dict[str, Made]()
     waiting = list(enumerate(orders))
     while len(found) < len(orders):
@@ -106,9 +106,9 @@ def run(engine: MusicEngine, orders: Sequence[dict[str, Any]]) -> list[Made]:
 
 
 def moods_of(piece: Piece) -> list[str]:
-    """All moods, that first whose tunes a piece is most like."""
-    heard = features(piece)
-    return sorted(MOODS, key=lambda mood: _distance(heard, _usual()[mood]))
+    """Return all moods, the most similar to a piece first."""
+    found = features(piece)
+    return sorted(MOODS, key=lambda mood: _distance(found, _usual()[mood]))
 
 
 @cache
@@ -117,16 +117,16 @@ def _usual() -> dict[str, list[Features]]:
     return {mood: [features(tune(r, mood=mood, bars=10)) for _ in range(_TUNES)] for mood in MOODS}
 
 
-def _distance(heard: Features, known: list[Features]) -> float:
+def _distance(found: Features, known: list[Features]) -> float:
     far = 0.0
-    for value, usual in zip(heard, zip(*known, strict=True), strict=True):
+    for value, usual in zip(found, zip(*known, strict=True), strict=True):
         spread = statistics.pstdev(usual) + 0.15 * max(1.0, abs(statistics.fmean(usual)))
         far += ((value - statistics.fmean(usual)) / spread) ** 2
     return far
 
 
 def held_out_tunes(count: int) -> list[tuple[Piece, str]]:
-    """Tunes that training never saw, and their captions."""
+    """Return held-out tunes and their captions."""
     found = []
     for number in range(count):
         r = random.Random(f"{HELD_OUT}/{number}")
@@ -136,24 +136,24 @@ def held_out_tunes(count: int) -> list[tuple[Piece, str]]:
 
 
 def score(of: Sequence[tuple[Piece, str]], made: Sequence[Made]) -> dict[str, float]:
-    """Shares of pieces, but for the notes in the scale, which are of notes."""
+    """Return fractions of pieces or, for the notes in the scale, of notes."""
     marks: dict[str, list[float]] = defaultdict(list)
     for (wanted, said), one in zip(of, made, strict=True):
         piece, told, (sound, rate) = one.piece, parse_prompt(said), one.sound
         if told.key is not None:
-            marks["key told, and kept"].append(piece.key == told.key)
+            marks["key as prompted"].append(piece.key == told.key)
         if told.tempo is not None:
-            marks["tempo told, and kept"].append(piece.tempo == told.tempo)
+            marks["tempo as prompted"].append(piece.tempo == told.tempo)
         marks["notes in the scale"].append(in_scale(piece))
-        marks["key heard in the notes"].append(piece.key == keys_of(pitch_classes(piece))[0])
+        marks["key found in the notes"].append(piece.key == keys_of(pitch_classes(piece))[0])
         heard = keys_of(chroma(sound, rate))[0]
-        marks["key heard in the sound"].append(heard == piece.key)
-        marks["key heard in the sound, or its relative"].append(is_near(heard, piece.key))
-        marks["tempo heard, or a simple multiple"].append(fits(tempo_of(sound, rate), piece.tempo))
+        marks["key found in the audio"].append(heard == piece.key)
+        marks["key found in the audio, or its relative"].append(is_near(heard, piece.key))
+        marks["tempo found, or a simple multiple"].append(fits(tempo_of(sound, rate), piece.tempo))
         for part, name in told.instruments.items():
-            marks["instruments told, and kept"].append(piece.instrument(part) == name)
+            marks["instruments as prompted"].append(piece.instrument(part) == name)
         marks["mood as in the tune of the caption"].append(piece.mood == wanted.mood)
-        marks["mood heard among the two likeliest"].append(piece.mood in moods_of(piece)[:2])
+        marks["mood among the two likeliest"].append(piece.mood in moods_of(piece)[:2])
         marks["ends on the tonic"].append(piece.bars[-1].chords[-1][1].root == 0)
     return {name: round(statistics.fmean(values), 3) for name, values in marks.items()}
 

@@ -1,12 +1,13 @@
-"""What another listener hears in pieces of the pocket music model: librosa, not made here.
+"""Analyses pieces of the pocket music model independently, with librosa.
 
     pip install 'tollgate[listen]'
     python -m training.music.score workers/pocket/music --out pieces
     python -m training.music.score_librosa pieces
     python -m training.music.score_librosa docs/audio --picture docs/img/pocket-music.png
 
-It is given the sound only: the key by the chroma of its constant-Q transform and the profiles of
-``music_analysis``, the tempo by its beat tracker. The truth is read from the MIDI files beside.
+Only the audio is analysed: the key by the chroma of its constant-Q transform and the profiles of
+``music_analysis``, the tempo by librosa's beat tracker. The truth is read from the MIDI files
+beside the audio.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HOP: Final = _RATE // 40
 
 
 def listen(sound: Path) -> dict[str, bool]:
-    """What is heard right in one file."""
+    """Return which aspects of a file are recognised correctly."""
     piece = read_midi(sound.with_suffix(".mid").read_bytes())
     samples = librosa.load(sound, sr=_RATE)[0]
     harmonic = librosa.effects.harmonic(samples)
@@ -46,8 +47,7 @@ def listen(sound: Path) -> dict[str, bool]:
 
 
 def draw(sound: Path, path: Path) -> None:
-    """Save what the ear hears of a file: 40 pixels a second, high above low, and the beats below
-    as ticks of the tracker."""
+    """Save a mel spectrogram, 40 frames per second, with the tracked beats as ticks below it."""
     samples = librosa.load(sound, sr=_RATE)[0]
     mel = librosa.feature.melspectrogram(y=samples, sr=_RATE, hop_length=_HOP, n_mels=160)
     loud = np.clip(librosa.power_to_db(mel, ref=np.max) / 70 + 1, 0, 1)[::-1]
@@ -61,7 +61,7 @@ def draw(sound: Path, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--picture", type=Path, help="draw the first file instead of judging")
+    parser.add_argument("--picture", type=Path, help="draw the first file instead of scoring")
     options = parser.parse_args()
     sounds = sorted((*options.directory.glob("*.wav"), *options.directory.glob("*.mp3")))
     if options.picture:

@@ -1,6 +1,6 @@
-"""What each mood of tunes sounds like: keys, tempos, harmony, instruments, ways to accompany.
+"""The style of each mood: keys, tempos, harmony, instruments and accompaniment.
 
-Tables only; ``tunes`` composes by them.
+The tables are in ``styles.yaml``; ``tunes`` composes by them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from workers.engines.music.notes import Chord
 
 @dataclass(frozen=True, slots=True)
 class Harmony:
-    """Phrases of four bars; a bar may have two chords, joined by a plus."""
+    """Phrases of four bars; a bar can have two chords, joined by a plus."""
 
     loops: tuple[str, ...]
-    """Of the first section; none ends on the tonic."""
+    """Phrases of the first section; none ends on the tonic."""
     closes: tuple[str, ...]
-    """The last two bars of a phrase that comes home."""
+    """Last two bars of a phrase that ends on the tonic."""
     others: tuple[str, ...]
-    """Of the second section; its last bar is replaced by the dominant before the first returns."""
+    """Phrases of the second section; the dominant replaces the last bar before the first section
+    returns."""
     dominant: str
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
     minor: float
-    """How often it is in minor."""
+    """Probability of a minor key."""
     tempos: tuple[int, int]
     metres: tuple[str, ...]
     major_harmony: Harmony
@@ -43,12 +44,12 @@ class Style:
     accompaniments: tuple[str, ...]
     bass_lines: tuple[str, ...]
     liveliness: int
-    """Of the melody's rhythm: 0, 1 or 2."""
+    """Liveliness of the melody's rhythm: 0, 1 or 2."""
     loudness: int
     height: int
-    """Where the melody lies, in steps of the scale above the tonic over middle C."""
+    """Height of the melody, in scale degrees above the tonic over middle C."""
     short: bool = False
-    """Whether notes of the melody are cut short."""
+    """Whether the melody is played staccato."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Tunes composed by rule from a seed: what the pocket music model learns from.
+"""Composes tunes by rule from a seed, to train the pocket music model.
 
-A tune has an introduction, a section A, another B, A again and an ending. Its harmony follows the
-mood and comes home by a cadence; chords move by the shortest way; the melody repeats its motifs and
-varies them. Key, tempo and everything else are known exactly. No music of others is used.
+A tune has an introduction, sections A, B and A, and an ending. Its harmony follows the mood and
+ends in a cadence; chords are voiced with the smallest movement; the melody repeats and varies its
+motifs. Key, tempo and everything else are known exactly. No third-party music is used.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from workers.engines.music.notes import (
 
 _MIDDLE: Final = 60
 _STEPS: Final = (-1, -1, -1, 1, 1, 1, -2, 2, 0, 3, -3)
-"""Of a motif, in degrees of the scale: mostly to the neighbour."""
+"""Steps of a motif in scale degrees: mostly to a neighbour."""
 _ARCH: Final = (0, 1, 2, 0)
-"""How far a phrase rises, bar by bar."""
+"""Rise of a phrase, bar by bar."""
 
 
 def outline(r: random.Random, *, mood: str | None = None) -> Piece:
-    """Choose all of a piece but its bars."""
+    """Choose everything of a piece except its bars."""
     mood = mood or r.choice(MOODS)
     style = STYLES[mood]
     return Piece(
@@ -57,22 +57,22 @@ def outline(r: random.Random, *, mood: str | None = None) -> Piece:
 
 
 def tune(r: random.Random, *, bars: int | None = None, mood: str | None = None) -> Piece:
-    """Compose a tune, of a length between 6 and 30 bars if none is given."""
+    """Compose a tune, by default of 6 to 30 bars."""
     head = outline(r, mood=mood)
     return compose(head, bars or r.choice((6, 8, 9, 10, 12, 14, 16, 18, 20, 22, 26, 30)), r)
 
 
 def compose(head: Piece, bars: int, r: random.Random) -> Piece:
-    """Fill a piece that has no bars yet."""
+    """Compose the bars of a piece."""
     return replace(head, bars=_Composer(head, r).bars(plan(bars)))
 
 
 @dataclass(slots=True)
 class _Motif:
     rhythm: tuple[int, ...]
-    """Lengths, which fill a bar."""
+    """Lengths of the notes, which fill a bar."""
     moves: tuple[int, ...]
-    """From each note to the next, in degrees."""
+    """Steps from each note to the next, in degrees."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class _Composer:
     voicing: tuple[int, ...] = (52, 55, 60)
     bass: int = 36
     degree: int = 0
-    """Of the last note of the melody, 0 the tonic over middle C."""
+    """Degree of the melody's last note; 0 is the tonic over middle C."""
     style: Style = field(init=False)
     harmony: dict[str, list[str]] = field(init=False)
     motifs: dict[str, tuple[_Motif, _Motif]] = field(init=False)
@@ -199,7 +199,7 @@ class _Composer:
         return notes
 
     def _sing(self, section: str, within: int, chords: Sequence[tuple[int, Chord]]) -> list[Note]:
-        """Sing a motif over a bar's chords: chord tones where it weighs, neighbours between."""
+        """Place a motif over a bar's chords: chord tones on strong beats, neighbours between."""
         motif = self.motifs[section][within % 2]
         height = self.style.height + _ARCH[within] + (2 if section == "b" else 0)
         target = (self.degree + 2 * height) // 3
@@ -217,7 +217,7 @@ class _Composer:
         return notes
 
     def _cadence(self, section: str, place: int, chords: Sequence[tuple[int, Chord]]) -> list[Note]:
-        """End a phrase: open on a chord tone, or at home on the tonic."""
+        """End a phrase on a chord tone or, to close it, on the tonic."""
         chord = chords[0][1]
         closes = section == "a" and place == SECTIONS["a"]
         degree = 7 * round(self.degree / 7) if closes else self._snap(self.degree, chord)
@@ -239,7 +239,7 @@ class _Composer:
         return [self._note(0, self.degree, self.bar_steps, chords[0][1])]
 
     def _varied(self, notes: list[Note], chords: Sequence[tuple[int, Chord]]) -> list[Note]:
-        """Give a melody that was heard before, here and there with a turn."""
+        """Repeat an earlier melody, with occasional ornaments."""
         scale = self._scale(chords[0][1])
         made: list[Note] = []
         for note in notes:
@@ -262,18 +262,18 @@ class _Composer:
         return Note(start, "lead", pitch, max(known for known in LENGTHS if known <= length))
 
     def _scale(self, chord: Chord) -> tuple[int, ...]:
-        """The scale of the key, its seventh raised under a dominant that has the leading note."""
+        """Return the key's scale, with a raised seventh if the chord has the leading note."""
         scale = SCALES[self.head.key.mode]
         return (*scale[:6], 11) if 11 in chord.pitches else scale
 
     def _snap(self, degree: int, chord: Chord) -> int:
-        """The nearest degree that belongs to a chord."""
+        """Return the nearest degree that belongs to a chord."""
         scale, wanted = self._scale(chord), chord.pitches
         near = [d for d in range(degree - 3, degree + 4) if scale[d % 7] in wanted]
         return self._within(min(near, key=lambda d: (abs(d - degree), d)))
 
     def _within(self, degree: int) -> int:
-        """Keep the melody about its height: what would leave its compass turns back."""
+        """Reflect a degree at the limits of the melody's range."""
         low = max(-3, self.style.height - 5)
         high = low + 12
         if degree < low:
@@ -283,7 +283,7 @@ class _Composer:
     # --- Accompaniment ---------------------------------------------------------------------------
 
     def _voice(self, chord: Chord) -> tuple[int, ...]:
-        """Voice a chord in close position, as near as can be to the one before."""
+        """Voice a chord in close position, as near as possible to the previous one."""
         pitches = sorted(chord.pitches)
         nearest: tuple[float, tuple[int, ...]] | None = None
         for turn in range(len(pitches)):
@@ -316,7 +316,7 @@ class _Composer:
         return notes
 
     def _strikes(self, way: str, begin: int, end: int) -> list[tuple[int, int]]:
-        """When a way of accompanying strikes between two places, and for how long."""
+        """Return starts and lengths of an accompaniment's notes between two steps."""
         beat = METRES[self.head.metre].steps
         if way == "hold":
             return [(begin, end - begin)]
@@ -370,7 +370,7 @@ class _Composer:
         return notes
 
     def _approach(self, goal: int, pitch: int) -> int:
-        """The neighbour of the next root, in the scale, on the side from where the line comes."""
+        """Return the scale neighbour of the next root, on the side that the line comes from."""
         scale = SCALES[self.head.key.mode]
         ways = range(goal - 1, goal - 3, -1) if pitch < goal else range(goal + 1, goal + 3)
         return next((p for p in ways if p % 12 in scale), pitch)
@@ -400,6 +400,6 @@ def _chord_at(chords: Sequence[tuple[int, Chord]], step: int) -> Chord:
 
 
 def _near(pitch_class: int, other: int) -> int:
-    """The pitch of a class that lies nearest to another, in the range of the bass."""
+    """Return the bass pitch of a pitch class that is nearest to another pitch."""
     allowed = [p for p in RANGES["bass"] if p % 12 == pitch_class % 12 and 28 <= p <= 50]
     return min(allowed, key=lambda p: (abs(p - other), p))

@@ -1,7 +1,7 @@
-"""What the pocket speech model learns from: sentences that the teacher says, in many voices.
+"""Training samples of the pocket speech model: sentences synthesised by the teacher in many voices.
 
-The sentences are drawn word by word, frequent words more often (package ``wordfreq``, extra
-``train``). Nobody wrote them and they mean nothing; the teacher says them as it says any.
+The sentences are random words, frequent ones more often (package ``wordfreq``, extra ``train``).
+They are meaningless, but the teacher pronounces them like any other sentence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from wordfreq import top_n_list, word_frequency
 
-from training.speech.teacher import Manner, Teacher, draw_manner
+from training.speech.teacher import Teacher, VoiceSettings, choose_voice
 from workers.engines.speech.spectra import HOP, analyse, normalize_loudness
 
 WORDS: Final = 30_000
@@ -37,18 +37,18 @@ _SOUND_NAMES: Final = (
     "n n- o@ oU p r r- s t t# t2 tS u: v w x z "
 )
 SOUNDS: Final = _SOUND_NAMES.split()
-"""All that the model says, in the teacher's names. A stressed one begins with a mark."""
+"""The model's phonemes, by the teacher's names. A stressed one begins with a mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sentence as it is written and as it was said."""
+    """A sentence as text and as speech."""
 
     text: str
     sounds: tuple[str, ...]
-    """Pauses are ``_`` and the mark that they stand for."""
+    """Phonemes; a pause is ``_`` and its punctuation mark."""
     frames: torch.Tensor
-    """Of each sound, ``(S,)``; their sum is T."""
+    """Frames of each phoneme, ``(S,)``; their sum is T."""
     features: torch.Tensor
     """``(T, 82)``, see ``spectra``."""
     audio: torch.Tensor
@@ -57,7 +57,7 @@ class Sample:
 
 @cache
 def words() -> tuple[list[str], list[float]]:
-    """Those that sentences are made of, and how often."""
+    """Return the words of sentences, and their weights."""
     found = [word for word in top_n_list("en", WORDS) if _WORD.fullmatch(word)]
     return found, [word_frequency(word, "en") ** 0.45 for word in found]
 
@@ -76,7 +76,7 @@ def sentence(r: random.Random, *, words_max: int = 10) -> str:
 
 
 def sounds_of(text: str, sounds: tuple[tuple[str, int], ...]) -> list[tuple[str, int]] | None:
-    """Sounds with pauses named by their marks; none where they do not match."""
+    """Name pauses by their punctuation marks; None if pauses and marks do not match."""
     marks = [letter for letter in text if letter in _MARKS]
     made: list[tuple[str, int]] = []
     for name, start in sounds:
@@ -91,7 +91,7 @@ def sounds_of(text: str, sounds: tuple[tuple[str, int], ...]) -> list[tuple[str,
     return None if marks else made
 
 
-def make_sample(teacher: Teacher, text: str, manner: Manner | None) -> Sample | None:
+def make_sample(teacher: Teacher, text: str, manner: VoiceSettings | None) -> Sample | None:
     spoken = teacher.say(text, manner)
     named = sounds_of(text, spoken.sounds)
     if not named:
@@ -106,9 +106,9 @@ def make_sample(teacher: Teacher, text: str, manner: Manner | None) -> Sample | 
 
 
 def make_samples(
-    teacher: Teacher, r: random.Random, manner: Manner | None, count: int
+    teacher: Teacher, r: random.Random, manner: VoiceSettings | None, count: int
 ) -> Iterator[Sample]:
-    """So many, in one voice."""
+    """Yield ``count`` samples in one voice."""
     while count:
         made = make_sample(teacher, sentence(r), manner)
         if made is not None:
@@ -117,7 +117,7 @@ def make_samples(
 
 
 def write(folder: Path, *, seed: int, shards: int, voices: int, each: int = 5) -> None:
-    """Files of samples, for other processes to begin with as they come."""
+    """Write files of samples, which other processes can use as soon as each is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     teacher, r = Teacher(), random.Random(seed)
     for shard in range(shards):
@@ -130,7 +130,7 @@ def write(folder: Path, *, seed: int, shards: int, voices: int, each: int = 5) -
                 one.features.half(),
                 (one.audio.clamp(-1, 1) * 32767).short(),
             )
-            for voice, manner in enumerate(draw_manner(r) for _ in range(voices))
+            for voice, manner in enumerate(choose_voice(r) for _ in range(voices))
             for one in make_samples(teacher, r, manner, each)
         ]
         path = folder / f"s{seed}_{shard}.pt"
@@ -140,14 +140,14 @@ def write(folder: Path, *, seed: int, shards: int, voices: int, each: int = 5) -
 
 @dataclass(frozen=True, slots=True)
 class StoredSample:
-    """A sample from a file, and the number of its voice."""
+    """A sample from a file, with the number of its voice."""
 
     voice: int
     sample: Sample
 
 
 def read(paths: Sequence[Path], *, sound: bool) -> list[StoredSample]:
-    """With the samples, or without them, which need the most room."""
+    """Read samples; without ``sound`` their audio, which needs most memory, is left out."""
     found: list[StoredSample] = []
     for path in paths:
         for voice, text, sounds, frames, features, audio in torch.load(path):

@@ -1,12 +1,10 @@
-"""How well the pocket speech model is understood, and how like a voice its copy is.
+"""Scores the pocket speech model: its intelligibility, and the similarity of cloned voices.
 
     python -m training.speech.score workers/pocket/speech
 
-A recogniser that knows nothing of either, pocketsphinx with its own model, listens to the teacher
-and to the model say held-out sentences in the catalog's voices. It knows which words there are, all
-as likely: what it gets is what is heard. Both are given faint noise, as rooms have it. Copies are
-made of voices that no model learned from, and compared by an embedding of speakers that was trained
-on people (package ``resemblyzer``).
+Intelligibility is compared with the teacher's on held-out sentences in the catalog's voices, by an
+independent recogniser (``understanding``). Cloned voices are held-out too, and compared with the
+originals by speaker embeddings that were trained on people (package ``resemblyzer``).
 """
 
 from __future__ import annotations
@@ -25,26 +23,26 @@ import torch
 from training.speech.samples import sentence
 from training.speech.sentences import SENTENCES
 from training.speech.speakers import SPEAKERS
-from training.speech.teacher import Teacher, draw_manner
-from training.speech.understanding import HEARD_RATE, Reader, Sound, at_rate, understood
+from training.speech.teacher import Teacher, choose_voice
+from training.speech.understanding import RECOGNISER_RATE, Sound, SpeechReader, at_rate, understood
 from workers.engines.speech.model import Voice
 from workers.engines.speech.spectra import normalize_loudness
 
 HELD_OUT: Final = 1_000_003
 RECORDED: Final = 6
 COPIED: Final = 4
-"""Sentences of a recording, and of a copy."""
+"""Number of sentences in a recording, and in a clone's speech."""
 
 
-def cloned(reader: Reader, teacher: Teacher, *, voices: int, each: int) -> dict[str, float]:
-    """How often a copy is nearer to its own recording than to another voice's, and how often than
-    to all others'; beside it the same of the teacher, who says as much in each voice again."""
+def cloned(reader: SpeechReader, teacher: Teacher, *, voices: int, each: int) -> dict[str, float]:
+    """Return how often a clone is nearer to its own recording than to another voice's, and than to
+    all others'; and the same for the teacher, speaking again in each voice."""
     from resemblyzer import VoiceEncoder
 
     encoder = VoiceEncoder("cpu", verbose=False)
 
     def likeness(sound: Sound) -> npt.NDArray[Any]:
-        heard = at_rate(normalize_loudness(torch.from_numpy(sound)).numpy(), HEARD_RATE)
+        heard = at_rate(normalize_loudness(torch.from_numpy(sound)).numpy(), RECOGNISER_RATE)
         return np.asarray(encoder.embed_utterance(heard))
 
     def trials(number: int, said: Sound) -> npt.NDArray[Any]:
@@ -52,7 +50,7 @@ def cloned(reader: Reader, teacher: Teacher, *, voices: int, each: int) -> dict[
         return np.delete(near < near[number], number)
 
     r = random.Random(HELD_OUT)
-    manners = [draw_manner(r) for _ in range(voices)]
+    manners = [choose_voice(r) for _ in range(voices)]
     recordings = [
         np.concatenate([teacher.say(sentence(r), manner).samples for _ in range(RECORDED)])
         for manner in manners
@@ -80,7 +78,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    reader, teacher = Reader(given.directory), Teacher()
+    reader, teacher = SpeechReader(given.directory), Teacher()
     say: dict[str, Callable[[str, str], Sound]] = {
         "teacher": lambda text, name: teacher.say(text, SPEAKERS[name]).samples,
         "model": lambda text, name: reader.say(text, reader.voices[name]),

@@ -1,4 +1,4 @@
-"""A hundred plain sentences that no model of ours learns from, to be understood."""
+"""A hundred held-out sentences, to measure intelligibility."""
 
 from __future__ import annotations
 

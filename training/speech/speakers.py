@@ -1,10 +1,10 @@
-"""The voices that ``pocket-speech`` comes with, as their teacher speaks in them."""
+"""The voices of ``pocket-speech``, as the teacher's settings."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from training.speech.teacher import Manner
+from training.speech.teacher import VoiceSettings
 
 
 def _manner(
@@ -16,9 +16,10 @@ def _manner(
     klatt: int = 4,
     speed: int = 100,
     breath: int = 0,
-) -> Manner:
-    """Size in percent: how long a throat is, the shorter the higher. A tilt makes bright."""
-    return Manner(
+) -> VoiceSettings:
+    """``size`` scales the formants in percent: larger is a shorter vocal tract. A positive ``tilt``
+    makes the voice brighter."""
+    return VoiceSettings(
         pitch=pitch,
         span=span,
         places=(size,) * 6,

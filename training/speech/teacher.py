@@ -1,8 +1,8 @@
-"""The teacher of the pocket speech model: espeak-ng, which says what it says and when.
+"""The teacher of the pocket speech model: espeak-ng, which also reports phonemes and their times.
 
-Used to make samples and to compare with, and nowhere else: nothing of it is shipped. Its library
-and data come with the package ``espeakng-loader`` (extra ``train``). Voices are ours: each is a
-``Manner``, written as one of its variant files.
+Used only to make samples and to compare with; nothing of it is shipped. Its library and data come
+with the package ``espeakng-loader`` (extra ``train``). Its voices are not used: each voice here is
+a ``VoiceSettings``, written as an espeak-ng variant file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _FORMANTS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How a voice speaks. The formants are in percent of the usual."""
+class VoiceSettings:
+    """Settings of a voice. Formants are in percent of espeak-ng's defaults."""
 
     pitch: int
-    """The lowest, in Hz."""
+    """Lowest pitch, in Hz."""
     span: int
-    """From the lowest to the highest pitch, in Hz."""
+    """Difference between the highest and the lowest pitch, in Hz."""
     places: tuple[int, ...] = (100,) * _FORMANTS
     heights: tuple[int, ...] = (100,) * _FORMANTS
     widths: tuple[int, ...] = (100,) * _FORMANTS
@@ -41,7 +41,7 @@ class Manner:
     flutter: int = 2
     breath: int = 0
     klatt: int = 0
-    """The kind of its synthesiser: none, or 1 to 5."""
+    """Klatt synthesiser: 0 for none, or 1 to 5."""
 
     def variant(self) -> str:
         lines = ["language variant", f"pitch {self.pitch} {self.pitch + self.span}"]
@@ -57,17 +57,17 @@ class Manner:
 
 @dataclass(frozen=True, slots=True)
 class TeacherSpeech:
-    """What was said: ``(N,)`` float32, and which sound begins at which sample."""
+    """Synthesised speech ``(N,)`` float32, and its phonemes with the samples where they start."""
 
     samples: npt.NDArray[np.float32]
     sounds: tuple[tuple[str, int], ...]
-    """``_`` is a pause. A stressed sound begins with ``'`` or ``,``."""
+    """Phonemes: ``_`` is a pause, and a stressed phoneme begins with ``'`` or ``,``."""
     words: tuple[int, ...] = ()
-    """Of each sound, where in the text its word begins. Small words are said with the next."""
+    """For each phoneme, the position in the text of its word. Small words belong to the next."""
 
 
-def draw_manner(r: random.Random) -> Manner:
-    """Some voice or other; from deep and slow to high and quick."""
+def choose_voice(r: random.Random) -> VoiceSettings:
+    """Choose a random voice, from deep and slow to high and quick."""
     pitch = round(68 * (235 / 68) ** r.random())
     size = 92 + 22 * (pitch - 68) / (235 - 68) + r.gauss(0, 5)
     places = tuple(round(min(125, max(84, size + r.gauss(0, 2.5)))) for _ in range(_FORMANTS))
@@ -77,7 +77,7 @@ def draw_manner(r: random.Random) -> Manner:
         for i in range(_FORMANTS)
     )
     widths = tuple(round(r.uniform(80, 140)) for _ in range(_FORMANTS))
-    return Manner(
+    return VoiceSettings(
         pitch=pitch,
         span=round(pitch * r.uniform(0.2, 0.65)),
         places=places,
@@ -86,7 +86,7 @@ def draw_manner(r: random.Random) -> Manner:
         speed=round(r.uniform(88, 108)),
         flutter=r.choice((0, 2, 2, 4)),
         klatt=(klatt := r.choice((0, 2, 4, 4))),
-        # Without a synthesiser of its own kind, breath would be all that is heard.
+        # Without a Klatt synthesiser, breath would drown out the voice.
         breath=r.choice((0, 0, 0, 10, 25)) if klatt else 0,
     )
 
@@ -114,7 +114,7 @@ _Callback: Final = ctypes.CFUNCTYPE(
 
 
 class Teacher:
-    """One at a time in a process, as the library is.
+    """The espeak-ng library; only one instance per process is possible.
 
     Raise ``RuntimeError`` if the library cannot be used.
     """
@@ -126,18 +126,18 @@ class Teacher:
         place = str(Path(self._home.name)).encode()
         rate = self._library.espeak_Initialize(2, 0, place, 1)
         if rate != RATE:
-            raise RuntimeError(f"espeak-ng speaks at {rate} Hz; {RATE} were expected")
+            raise RuntimeError(f"espeak-ng synthesises at {rate} Hz; expected {RATE}")
         self._parts: list[npt.NDArray[np.int16]] = []
         self._sounds: list[tuple[str, int]] = []
         self._words: list[int] = []
         self._begun = 0
         self._callback = _Callback(self._take)
         self._library.espeak_SetSynthCallback(self._callback)
-        self._known: dict[Manner | None, str] = {}
+        self._known: dict[VoiceSettings | None, str] = {}
         self._now: str | None = None
 
-    def say(self, text: str, manner: Manner | None = None) -> TeacherSpeech:
-        """In the library's own voice if no other is told."""
+    def say(self, text: str, manner: VoiceSettings | None = None) -> TeacherSpeech:
+        """Synthesise a text, by default in the library's own voice."""
         if manner not in self._known:
             name = f"own{len(self._known)}"
             if manner is not None:
@@ -172,7 +172,7 @@ class Teacher:
 
 
 def _own_data(home: Path) -> Path:
-    """The library's data, where voices of ours can stand beside them."""
+    """Link the library's data into a directory to which voices can be added."""
     data = home / "espeak-ng-data"
     (data / "voices" / "!v").mkdir(parents=True)
     for one in Path(espeakng_loader.get_data_path()).iterdir():

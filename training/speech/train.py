@@ -1,11 +1,11 @@
-"""Trains the voice of ``pocket-speech``, and with it the reference encoder, on what a teacher says.
+"""Trains the acoustic model and the speaker encoder of ``pocket-speech`` on the teacher's speech.
 
     python -m training.speech.train --stage samples --samples /tmp/samples
     python -m training.speech.train --samples /tmp/samples --minutes 40 --out DIR
     python -m training.speech.train --stage voices --out DIR
 
-A voice is always given by another sentence that it says, so that the encoder learns what the
-sentences of a voice have in common, and the model to speak in any.
+The voice of a sample is always given by another sentence in the same voice, so that the encoder
+learns what the sentences of a voice have in common, and the model to synthesise any voice.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ VOICE: Final = 32
 _EAR: Final = 80
 _BATCH: Final = 12
 _REDUCTION: Final = 2
-"""Frames that are drawn at a step."""
+"""Frames generated in one decoder step."""
 _MEETING: Final = 8
-"""Steps from one averaging to the next."""
+"""Steps between two averagings of the processes' weights."""
 _REFERENCE: Final = 160
-"""Frames that a voice is known by, two seconds."""
+"""Frames of a reference recording: two seconds."""
 _SHARDS_MAX: Final = 30
 _LONGEST: Final = 240
-"""Frames of a sample; what a model has of longer ones is not worth their time."""
+"""Maximum frames of a sample; longer ones cost more time than they improve the model."""
 
 
 def make_model() -> Any:
@@ -92,9 +92,9 @@ def make_model() -> Any:
         speaker_embed_dim=VOICE,
     )
     model = FastSpeech2ConformerModel(config)
-    with torch.no_grad():  # a vector of length 1 would be hard to hear beside the sounds
+    with torch.no_grad():  # a unit vector would have too little influence beside the phonemes
         model.projection.weight[:, WIDTH:] *= 4
-        model.energy_predictor.linear.weight.zero_()  # loudness is left to the decoder
+        model.energy_predictor.linear.weight.zero_()  # the decoder learns the loudness
         model.energy_predictor.linear.bias.zero_()
     return model
 
@@ -103,18 +103,18 @@ def make_model() -> Any:
 class Batch:
     ids: torch.Tensor
     steps: torch.Tensor
-    """Of the decoder, for each sound."""
+    """Decoder steps of each phoneme."""
     pitch: torch.Tensor
     features: torch.Tensor
-    there: torch.Tensor
-    """Which frames there are."""
+    mask: torch.Tensor
+    """1 for frames, 0 for padding."""
     references: torch.Tensor
-    heard: torch.Tensor
-    """Which of their frames there are."""
+    reference_mask: torch.Tensor
+    """The same for the references."""
 
 
-class Pool:
-    """Samples by voice, of all files that there are by now."""
+class SamplePool:
+    """Samples by voice, from all files written so far."""
 
     def __init__(self, folder: Path, r: random.Random) -> None:
         self._folder, self._r = folder, r
@@ -132,7 +132,7 @@ class Pool:
                     self._voices[path, one.voice].append(one)
 
     def batch(self) -> Batch:
-        """Of samples about equally long, each in another voice."""
+        """Choose a batch of samples of similar length, each in another voice."""
         several = [voice for voice in self._voices.values() if len(voice) > 1]
         voices = self._r.sample(several, min(_BATCH, len(several)))
         length = len(self._r.choice(self._r.choice(voices)).sample.features)
@@ -163,7 +163,7 @@ class Pool:
         )
 
     def _reference(self, features: torch.Tensor) -> torch.Tensor:
-        """A part, with some noise, as of a recording of any quality."""
+        """Choose a part of a recording, and add noise, as in recordings of varying quality."""
         at = self._r.randrange(max(1, len(features) - _REFERENCE))
         part = features[at : at + _REFERENCE].clone()
         if self._r.random() < 0.7:
@@ -181,12 +181,13 @@ def _mean_pitch(pitch: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
 
 
 def losses(model: Any, ear: SpeakerEncoder, batch: Batch) -> tuple[torch.Tensor, ...]:
-    """Of the frames, of the durations, of the pitch, and of telling the voices apart.
+    """Return the losses of frames, durations, pitch, and of distinguishing the voices.
 
-    As transformers has it, whose own forward cannot be trained with several frames a step.
+    As in transformers, whose own forward pass does not support training with several frames per
+    step.
     """
-    voice = ear(batch.references, batch.heard)
-    own = ear(batch.features * batch.there[..., None], batch.there)
+    voice = ear(batch.references, batch.reference_mask)
+    own = ear(batch.features * batch.mask[..., None], batch.mask)
     told = F.cross_entropy(voice @ own.T / 0.1, torch.arange(len(voice)))
     sounds = batch.ids > 0
     states = model.encoder(batch.ids, sounds.long()[:, None], return_dict=True)[0]
@@ -197,9 +198,9 @@ def losses(model: Any, ear: SpeakerEncoder, batch: Batch) -> tuple[torch.Tensor,
     states = states + model.pitch_embed(batch.pitch)
     states = states + model.energy_embed(torch.zeros_like(batch.pitch))
     states = length_regulator(states, batch.steps)  # type: ignore[no-untyped-call]
-    steps = batch.there[:, ::_REDUCTION].int()
+    steps = batch.mask[:, ::_REDUCTION].int()
     states = model.decoder(states, steps[:, None], return_dict=True)[0]
-    frames = batch.there > 0
+    frames = batch.mask > 0
     draws = model.speech_decoder_postnet(states)
     drawn = [(one - batch.features).abs()[frames] for one in draws]
     frame = sum(one.mean() + 0.05 * one[:, MELS:].mean() for one in drawn)
@@ -210,9 +211,9 @@ def losses(model: Any, ear: SpeakerEncoder, batch: Batch) -> tuple[torch.Tensor,
 
 
 def _timbre(features: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """How loud each band of a sentence is on average, and how much that varies: by it voices are
-    told apart, and what is drawn too evenly is too even in it."""
-    weights = (batch.there / batch.there.sum(1, keepdim=True))[..., None]
+    """Return mean and deviation of each mel band. They distinguish voices, and show if generated
+    features vary too little."""
+    weights = (batch.mask / batch.mask.sum(1, keepdim=True))[..., None]
     mel = features[..., :MELS]
     mean = (mel * weights).sum(1, keepdim=True)
     spread = ((mel - mean).square() * weights).sum(1, keepdim=True).clamp(min=1e-4).sqrt()
@@ -222,14 +223,17 @@ def _timbre(features: torch.Tensor, batch: Batch) -> torch.Tensor:
 def train(
     folder: Path, *, minutes: float, seed: int, out: Path, go_on: bool, rank: int, meet: Path | None
 ) -> None:
-    """Alone, or as one of several processes, which ``meet`` to average what each has learned."""
+    """Train alone, or as one of several processes that average their weights.
+
+    ``meet`` is the file through which the processes find each other.
+    """
     torch.manual_seed(seed)
     r = random.Random(seed + rank)
     model, ear = make_model(), SpeakerEncoder(width=_EAR, size=VOICE)
     if go_on:
         model.load_state_dict(FastSpeech2ConformerModel.from_pretrained(str(out)).state_dict())
         ear = read_speaker_encoder(out / "reference")
-    pool = Pool(folder, r)
+    pool = SamplePool(folder, r)
     model.train()
     weights = [*model.parameters(), *ear.parameters()]
     rest = [one for one in model.buffers() if one.is_floating_point() and one.ndim == 1]
@@ -263,7 +267,7 @@ def train(
 
 @torch.no_grad()
 def _average(weights: list[torch.Tensor], done: float) -> float:
-    """Of all processes; also of how much of the time has gone, so that all end together."""
+    """Average the weights of all processes, and the elapsed fraction, so that all end together."""
     all_of = torch.cat([*(one.flatten() for one in weights), torch.tensor([done])])
     torch.distributed.all_reduce(all_of)
     all_of /= torch.distributed.get_world_size()
@@ -275,14 +279,14 @@ def _average(weights: list[torch.Tensor], done: float) -> float:
 
 
 def _save_mean(model: Any, ear: SpeakerEncoder, mean: Mean, out: Path) -> None:
-    mean.exchange()
+    mean.swap()
     part = Path(str(out) + ".part")
     save(model, ear, part)
     for one in sorted(part.rglob("*.*")):
         place = out / one.relative_to(part)
         place.parent.mkdir(parents=True, exist_ok=True)
         one.replace(place)
-    mean.exchange()
+    mean.swap()
 
 
 def save(model: Any, ear: SpeakerEncoder, out: Path) -> None:
@@ -295,11 +299,11 @@ def save(model: Any, ear: SpeakerEncoder, out: Path) -> None:
 
 
 def write_voices(out: Path, *, seed: int, each: int = 8) -> None:
-    """What the encoder hears in the catalog's voices, on average over some recordings."""
+    """Save the speaker embeddings of the catalog's voices, averaged over ``each`` recordings."""
     ear, teacher, r = read_speaker_encoder(out / "reference"), Teacher(), random.Random(seed)
     (out / "voices").mkdir(exist_ok=True)
     for name, manner in SPEAKERS.items():
-        # A sentence may be one word, in which no voice can be heard.
+        # Several sentences per recording: one word is too short for an embedding.
         said = [one.audio for one in make_samples(teacher, r, manner, 3 * each)]
         with torch.no_grad():
             heard = [ear.embed(torch.cat(said[at::each])).embedding for at in range(each)]
@@ -312,13 +316,13 @@ def main() -> None:
     parser.add_argument("--stage", choices=("samples", "voice", "voices"), default="voice")
     parser.add_argument("--samples", type=Path, default=Path("samples"))
     parser.add_argument("--shards", type=int, default=30)
-    parser.add_argument("--voices", type=int, default=40, help="in each shard")
+    parser.add_argument("--voices", type=int, default=40, help="voices in each shard")
     parser.add_argument("--minutes", type=float, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("workers/pocket/speech"))
     parser.add_argument("--go-on", action="store_true")
-    parser.add_argument("--meet", type=Path, help="a new file, by which several processes meet")
-    parser.add_argument("--rank", type=int, default=0, help="which of them this is")
+    parser.add_argument("--meet", type=Path, help="new file by which several processes connect")
+    parser.add_argument("--rank", type=int, default=0, help="rank of this process")
     parser.add_argument("--ranks", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
-"""Makes the table by which ``pocket-speech`` reads, from words as the teacher says them.
+"""Trains the grapheme-to-phoneme table of ``pocket-speech`` on the teacher's pronunciation.
 
     python -m training.speech.train_graphemes --out DIR
 
-Each word is said among others, for that changes the small ones. Letters and sounds are aligned by
-expectation and maximisation; the tree keeps what the letters around a letter decide (IGTree,
-Daelemans et al. 1997). One word in forty is kept back, to tell how well unknown words are read.
+Words are pronounced in sentences, because context changes the small ones. Letters and phonemes are
+aligned by expectation maximisation; a decision tree over the surrounding letters stores the result
+(IGTree, Daelemans et al. 1997). One word in forty is held out, to measure unknown words.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from workers.engines.speech.g2p import (
 
 WORDS: Final = 60_000
 _LONGEST: Final = 4
-"""Sounds of one letter, at most."""
+"""Maximum number of phonemes of a letter."""
 _HELD_OUT: Final = 40
 Chunk: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AlignedText:
-    """A sentence, and for every word its sounds; or of several words that are said as one."""
+    """A sentence with the phonemes of each word, or group of words that are pronounced as one."""
 
     text: str
     words: tuple[tuple[int, str, Chunk], ...]
-    """Where it begins, its letters, its sounds."""
+    """Position, letters and phonemes of each word."""
 
 
 def say(teacher: Teacher, text: str) -> AlignedText | None:
-    """None where words and sounds cannot be told apart."""
+    """Return a sentence with the teacher's phonemes; None if they cannot be split into words."""
     spoken = teacher.say(text)
     by_place: dict[int, list[str]] = defaultdict(list)
     for (name, _), at in zip(spoken.sounds, spoken.words, strict=True):
@@ -73,7 +73,7 @@ def say(teacher: Teacher, text: str) -> AlignedText | None:
 
 
 def sentences(words: Sequence[str], r: random.Random, *, count: int) -> Iterable[str]:
-    """Of these words, each a few times, and of others as they come."""
+    """Yield sentences with each of these words, and ``count`` random ones."""
     rows = list(words)
     r.shuffle(rows)
     for at in range(0, len(rows), 4):
@@ -89,7 +89,7 @@ def sentences(words: Sequence[str], r: random.Random, *, count: int) -> Iterable
 
 
 def align(pairs: Sequence[tuple[str, Chunk]], *, rounds: int) -> dict[tuple[str, str], float]:
-    """Logarithms of how likely a letter is said so."""
+    """Return the log probability of each phoneme sequence given a letter."""
     known: dict[tuple[str, str], float] = {}
     for _ in range(rounds):
         counts: Counter[tuple[str, str]] = Counter()
@@ -107,7 +107,7 @@ def align(pairs: Sequence[tuple[str, Chunk]], *, rounds: int) -> dict[tuple[str,
 
 
 def cut(letters: str, sounds: Chunk, known: dict[tuple[str, str], float]) -> list[Chunk] | None:
-    """The likeliest way to share sounds out to letters."""
+    """Return the likeliest assignment of phonemes to letters, or None."""
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
     for place, letter in enumerate(letters):
         row: dict[int, tuple[float, int]] = {}
@@ -136,7 +136,7 @@ def cut(letters: str, sounds: Chunk, known: dict[tuple[str, str], float]) -> lis
 
 @cache
 def _unlike(letter: str, chunk: Chunk) -> float:
-    """To begin with: vowels are vowels, and the others are often named like themselves."""
+    """Return the initial penalty: vowels match vowels, and consonants often their own name."""
     if not chunk:
         return 0.0
     sound = chunk[0].lstrip("',")
@@ -152,7 +152,7 @@ class _Node:
 
 
 def grow(rows: list[tuple[list[int], int]], depth: int = 0, letter: int = 0) -> _Node:
-    """As deep as the letters leave open what is said."""
+    """Grow the tree until the letters determine the phonemes."""
     counts = Counter(chunk for _, chunk in rows)
     node = _Node(letter, counts.most_common(1)[0][0])
     if len(counts) == 1 or depth == 1 + 2 * LETTERS_IN_WORD + LETTERS_BEYOND:
@@ -168,7 +168,7 @@ def grow(rows: list[tuple[list[int], int]], depth: int = 0, letter: int = 0) -> 
 
 
 def table(root: _Node) -> dict[str, npt.NDArray[Any]]:
-    """Nodes, brothers next to each other, each generation behind its parents'."""
+    """Return the nodes in breadth-first order, so that siblings are adjacent."""
     queue, place = [root], 0
     while place < len(queue):
         queue += queue[place].children
@@ -181,7 +181,7 @@ def table(root: _Node) -> dict[str, npt.NDArray[Any]]:
 
 
 def make(said: Sequence[AlignedText], out: Path) -> GraphemeToPhoneme:
-    """Align, grow, and leave the table in ``out``."""
+    """Align, grow the tree, and save the table in ``out``."""
     pairs = list({(word, sounds) for one in said for _, word, sounds in one.words})
     some = random.Random(0).sample(pairs, min(8000, len(pairs)))
     known = align(some, rounds=4)
@@ -206,7 +206,8 @@ def make(said: Sequence[AlignedText], out: Path) -> GraphemeToPhoneme:
 
 
 def right(made: GraphemeToPhoneme, said: Sequence[AlignedText]) -> tuple[float, float]:
-    """Share of sentences of which every sound is right, and of sounds, nearly."""
+    """Return the fraction of sentences with all phonemes right, and that of phonemes, ignoring
+    their order."""
     whole, sounds = 0, []
     for one in said:
         wanted = [name for _, _, names in one.words for name in names]

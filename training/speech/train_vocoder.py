@@ -1,8 +1,8 @@
-"""Trains the vocoder of ``pocket-speech`` on what the teacher says.
+"""Trains the vocoder of ``pocket-speech`` on the teacher's speech.
 
     python -m training.speech.train_vocoder --samples /tmp/samples --minutes 10 --out DIR
 
-By the magnitudes of spectra at three resolutions.
+The loss compares magnitude spectra at three resolutions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WINDOWS: Final = (2048, 1024, 512)
 
 
 def crops(known: list[StoredSample], r: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
-    """Frames ``(B, 48, 82)`` and their sound ``(B, 48 * HOP)``."""
+    """Choose crops: frames ``(B, 48, 82)`` and their audio ``(B, 48 * HOP)``."""
     frames: list[torch.Tensor] = []
     sounds: list[torch.Tensor] = []
     while len(frames) < _BATCH:
@@ -47,7 +47,7 @@ def crops(known: list[StoredSample], r: random.Random) -> tuple[torch.Tensor, to
 
 
 def distance(made: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """Of logarithms of magnitudes, and of magnitudes where they are large."""
+    """Return the distance of log magnitudes plus the relative distance of magnitudes."""
     total = torch.zeros(())
     for window in _WINDOWS:
         a, b = (magnitudes(one, window, window // 4) for one in (made, truth))
@@ -76,10 +76,10 @@ def train(folder: Path, *, minutes: float, seed: int, out: Path, go_on: bool) ->
         shown += (float(loss.detach()) - shown) * max(0.02, 1 / turns)
         if turns % 100 == 0:
             print(f"vocoder {done:.2f} step {turns} loss {shown:.4f}", flush=True)
-            mean.exchange()
+            mean.swap()
             save(model, out)
-            mean.exchange()
-    mean.exchange()
+            mean.swap()
+    mean.swap()
     save(model, out)
     print(f"{turns} steps, loss {shown:.4f}")
 

@@ -1,7 +1,8 @@
-"""Says sentences in the voices of the pocket speech model, and hears what is understood of them.
+"""Measures the intelligibility of the pocket speech model by a speech recogniser.
 
-The recogniser knows nothing of the model: pocketsphinx with its own. It knows which words there
-are, all as likely: what it gets is what is heard. There is faint noise, as rooms have it.
+The recogniser is independent: pocketsphinx with its own acoustic model. Its language model has only
+the words of the sentences, all equally likely, so that recognition depends on the audio. Faint
+noise is added, as in a room.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from workers.engines.speech.options import read_options
 from workers.engines.speech.spectra import RATE
 from workers.engines.speech.text import Language
 
-HEARD_RATE: Final = 16_000
+RECOGNISER_RATE: Final = 16_000
 _NOISE: Final = 0.01
-"""Under speech of deviation 1: 40 dB."""
+"""Standard deviation of the noise, relative to that of the speech: 40 dB below it."""
 Sound: TypeAlias = npt.NDArray[np.float32]
 
 
-class Reader:
-    """Says a text in one of the model's voices, as the engine does."""
+class SpeechReader:
+    """Synthesises a text in one of the model's voices, like the engine."""
 
     def __init__(self, path: Path) -> None:
         names = sorted(one.stem for one in (path / "voices").glob("*.safetensors"))
@@ -47,7 +48,7 @@ class Reader:
             also=(CLONING_TASK,),
         )
         options = read_options(spec)
-        self.talker: SpeechModel = family_of(spec).load(path, options)
+        self.model: SpeechModel = family_of(spec).load(path, options)
         self.voices = {
             name: read_voice(name, one, root=path, rate=None, limits=options)
             for name, one in options.voices.items()
@@ -57,15 +58,15 @@ class Reader:
     def say(self, text: str, voice: Voice) -> Sound:
         parts: list[torch.Tensor] = []
         with torch.no_grad():
-            voice = self.talker.check(voice)
+            voice = self.model.check(voice)
             for one in self._language.sentences(text, characters_max=200):
                 torch.manual_seed(0)
-                self.talker.synthesize(Segment(one, voice, 30), parts.append)
+                self.model.synthesize(Segment(one, voice, 30), parts.append)
         return torch.cat(parts).float().numpy()
 
 
-class Listener:
-    """Hears words, of a list that is known."""
+class Recogniser:
+    """Recognises words of a given vocabulary."""
 
     def __init__(self, sentences: Sequence[str]) -> None:
         from pocketsphinx import Decoder
@@ -77,12 +78,12 @@ class Listener:
         with tempfile.NamedTemporaryFile("w", suffix=".lm") as file:
             file.write("\n".join(model))
             file.flush()
-            self._decoder: Any = Decoder(samprate=HEARD_RATE, loglevel="FATAL", lm=file.name)
+            self._decoder: Any = Decoder(samprate=RECOGNISER_RATE, loglevel="FATAL", lm=file.name)
 
     def hear(self, sound: Sound) -> list[str]:
-        heard = at_rate(sound, HEARD_RATE)
+        heard = at_rate(sound, RECOGNISER_RATE)
         heard = 0.08 * heard / max(1e-6, float(heard.std()))
-        quiet = np.zeros(HEARD_RATE // 5, np.float32)
+        quiet = np.zeros(RECOGNISER_RATE // 5, np.float32)
         heard = np.concatenate([quiet, heard, quiet])
         room = heard + np.random.default_rng(0).normal(0, 0.08 * _NOISE, len(heard))
         self._decoder.start_utt()
@@ -98,7 +99,7 @@ def words(text: str) -> list[str]:
 
 
 def right(wanted: Sequence[str], heard: Sequence[str]) -> int:
-    """Words heard in their order: the longest common subsequence."""
+    """Count words recognised in order: the longest common subsequence."""
     row = [0] * (len(heard) + 1)
     for word in wanted:
         before = 0
@@ -121,8 +122,8 @@ def at_rate(sound: Sound, rate: int) -> Sound:
 def understood(
     say: Callable[[str, str], Sound], names: Sequence[str], sentences: Sequence[str]
 ) -> float:
-    """The share of words that are heard of sentences, said in voices by turns."""
-    listener = Listener(SENTENCES)
+    """Return the fraction of words recognised in sentences, which use the voices in turn."""
+    listener = Recogniser(SENTENCES)
     got = total = 0
     for number, text in enumerate(sentences):
         heard = listener.hear(say(text, names[number % len(names)]))

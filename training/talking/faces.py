@@ -1,7 +1,7 @@
-"""Portraits drawn from signed distances, with a mouth of any shape, at any place and resolution.
+"""Portraits rendered from signed distances, with a mouth of any shape, at any place and resolution.
 
-People, styles and lights are chosen by a seed; where mouth, chin and eyes are is exact, and so is
-the same person with another mouth. No picture of anybody is used.
+Faces, styles and lights are random from a seed; the landmarks are exact, and the same face can be
+rendered with another mouth. No images of real people are used.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 POINTS: Final = ("left corner", "right corner", "chin", "left eye", "right eye")
-"""What is found in a portrait, as seen: left is left in the picture."""
+"""Landmarks of a portrait; left is left in the image."""
 MOUTH: Final = ("opening", "width", "teeth", "tongue")
-"""How a mouth is: from 0 to 1, and its width from -1, rounded, to 1, spread."""
+"""Parameters of a mouth shape: from 0 to 1; the width from -1 (rounded) to 1 (spread)."""
 
 _TEXTURE: Final = 24
 _SKINS: Final = (
@@ -34,13 +34,15 @@ _TONGUE: Final = (0.78, 0.33, 0.35)
 
 @dataclass(frozen=True, slots=True)
 class Faces:
-    """``number`` has tensors ``(B, 1, 1)`` and ``colour`` ``(B, 3, 1, 1)``, by name; lengths are in
-    halves of a face's height, but ``x``, ``y`` and ``size`` in halves of the picture."""
+    """Parameters of faces by name: ``number`` ``(B, 1, 1)`` and ``colour`` ``(B, 3, 1, 1)``.
+
+    Lengths are in halves of a face's height; ``x``, ``y`` and ``size`` in halves of the image.
+    """
 
     number: Mapping[str, torch.Tensor]
     colour: Mapping[str, torch.Tensor]
     texture: torch.Tensor
-    """``(B, 6, 24, 24)``: uneven light and skin, and an uneven background."""
+    """Variation of light and skin, and of the background: ``(B, 6, 24, 24)``."""
 
     def __len__(self) -> int:
         return len(self.texture)
@@ -49,7 +51,7 @@ class Faces:
 def choose(
     generator: torch.Generator, count: int, *, near: tuple[float, float] = (0.3, 0.95)
 ) -> Faces:
-    """Choose people; ``near`` bounds half of a face's height, of half of the picture's."""
+    """Choose random faces; ``near`` is the range of a face's height relative to the image's."""
 
     def number(low: float, high: float) -> torch.Tensor:
         return low + (high - low) * torch.rand(count, 1, 1, generator=generator)
@@ -115,7 +117,7 @@ def choose(
     }
     skins = torch.tensor(_SKINS)[torch.randint(len(_SKINS), (count,), generator=generator)]
     skin = (skins[:, :, None, None] + colour(-0.06, 0.06)).clamp(0.08, 1)
-    # Drawn people are of any colour now and then.
+    # Drawn faces sometimes have any colour.
     odd = maybe(0.06)[:, None]
     skin = odd * colour(0.35, 1.0) + (1 - odd) * skin
     red = torch.tensor((0.72, 0.2, 0.24))[None, :, None, None] + colour(-0.12, 0.12)
@@ -137,7 +139,7 @@ def choose(
 
 
 def points(faces: Faces, mouths: torch.Tensor) -> torch.Tensor:
-    """Where ``POINTS`` are: ``(B, 5, 2)`` as x and y, in halves of the picture from its middle.
+    """Return the landmarks ``POINTS``: ``(B, 5, 2)`` as x and y, in image coordinates from -1 to 1.
 
     ``mouths`` is ``(B, 4)``, as ``MOUTH``.
     """
@@ -156,7 +158,7 @@ def points(faces: Faces, mouths: torch.Tensor) -> torch.Tensor:
 
 
 def grid(count: int, side: int) -> torch.Tensor:
-    """Centres of the pixels of whole pictures: ``(B, side, side, 2)``."""
+    """Return the pixel centres of images: ``(B, side, side, 2)``."""
     line = (torch.arange(side) + 0.5) * 2 / side - 1
     y, x = torch.meshgrid(line, line, indexing="ij")
     return torch.stack([x, y], dim=2).expand(count, side, side, 2)
@@ -169,10 +171,10 @@ def draw(
     *,
     mouthless: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw people at ``places``, ``(B, H, W, 2)``: the pictures ``(B, 3, H, W)`` from 0 to 1, and
-    how much of each pixel is the inside of a mouth, ``(B, 1, H, W)``.
+    """Render faces at the pixel centres ``places`` ``(B, H, W, 2)``.
 
-    Where ``mouthless`` ``(B, 1, 1)`` is 1, there is skin instead.
+    Return images ``(B, 3, H, W)`` from 0 to 1, and the coverage of each pixel by the inside of the
+    mouth, ``(B, 1, H, W)``. If ``mouthless`` ``(B, 1, 1)`` is 1, there is skin instead of a mouth.
     """
     return _Drawing(faces, mouths, places, mouthless).finish()
 
@@ -183,7 +185,7 @@ def _half_width(faces: Faces, mouths: torch.Tensor) -> torch.Tensor:
 
 
 def _drop(faces: Faces, mouths: torch.Tensor) -> torch.Tensor:
-    """How far the lips are apart in the middle."""
+    """Return the distance between the lips in the middle."""
     n = faces.number
     return mouths[:, 0, None, None] * n["mouth_high"] * n["mouth_wide"]
 
@@ -198,7 +200,7 @@ def _rise(value: torch.Tensor) -> torch.Tensor:
 
 
 class _Drawing:
-    """One set of pictures on the way; every layer covers those before it."""
+    """Images being rendered; each layer covers those before it."""
 
     def __init__(
         self,
@@ -214,7 +216,7 @@ class _Drawing:
         self.places = places
         spacing = (places[:, 0, 1] - places[:, 0, 0]).norm(dim=1)[:, None, None]
         self.pixel = spacing / n["size"]
-        """Side of a pixel, in the lengths of a face."""
+        """Size of a pixel in face lengths."""
         x = (places[..., 0] - n["x"]) / n["size"]
         y = (places[..., 1] - n["y"]) / n["size"]
         cos, sin = torch.cos(n["turn"]), torch.sin(n["turn"])
@@ -226,7 +228,7 @@ class _Drawing:
         self._ground()
         self._body()
         still = self.y
-        # Whatever hangs on the jaw is drawn where it was before the jaw went down.
+        # Everything on the jaw is rendered at its place before the jaw dropped.
         self.y = still - self._sunk()
         self._head()
         self.y = still
@@ -239,7 +241,7 @@ class _Drawing:
         image = torch.where(n["grey"][:, None] > 0, grey, image)
         return image.clamp(0, 1), inside
 
-    # --- Means ------------------------------------------------------------------------------------
+    # --- Primitives -------------------------------------------------------------------------------
 
     def _cover(self, distance: torch.Tensor) -> torch.Tensor:
         cover: torch.Tensor = 0.5 - distance / self.pixel
@@ -256,7 +258,7 @@ class _Drawing:
         wide: torch.Tensor | float,
         high: torch.Tensor | float,
     ) -> torch.Tensor:
-        """Roughly the distance to an ellipse, taking its sides as equal at both sides of 0."""
+        """Return the approximate distance to an ellipse, mirrored at x = 0."""
         dx, dy = (self.x.abs() - x) / wide, (self.y - y) / high
         far = (dx * dx + dy * dy).sqrt()
         return (far - 1) * torch.minimum(torch.as_tensor(wide), torch.as_tensor(high))
@@ -278,7 +280,7 @@ class _Drawing:
         )
 
     def _sunk(self) -> torch.Tensor:
-        """How far the jaw has taken each place down."""
+        """Return how far the jaw has moved each place down."""
         n = self.n
         under = _rise((self.y - n["mouth_y"]) / (1 - n["mouth_y"]))
         fading = 1 - _rise((self.y - 1.15) / 0.4)
@@ -421,7 +423,7 @@ class _Drawing:
         tongue: torch.Tensor,
         light: torch.Tensor,
     ) -> torch.Tensor:
-        """Dark, with teeth that hang from above and a tongue that lies below."""
+        """Render the inside of the mouth: dark, with teeth above and a tongue below."""
         dark, white, pink = (
             torch.tensor(one)[None, :, None, None] * light for one in (_INSIDE, _TEETH, _TONGUE)
         )

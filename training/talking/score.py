@@ -1,4 +1,4 @@
-"""Measures ``pocket-talking`` on voices and people of seeds that it is never trained on.
+"""Scores ``pocket-talking`` on held-out voices and faces.
 
 python -m training.talking.score --sheet docs/img/pocket-talking.png
 """
@@ -31,15 +31,15 @@ _SCENES: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """``correlation`` with the truth, of opening, width, teeth and tongue; ``silent`` is how open
-    the mouth is, at most 19 times out of 20, while nobody speaks."""
+class MouthScore:
+    """``correlation`` with the truth of opening, width, teeth and tongue; ``silent`` is the 95th
+    percentile of the opening during silence."""
 
     correlation: tuple[float, float, float, float]
     silent: float
 
 
-def score_ear(ear: MouthPredictor, *, count: int = 24) -> Heard:
+def score_ear(ear: MouthPredictor, *, count: int = 24) -> MouthScore:
     r = np.random.default_rng(HELD_OUT)
     heard: list[npt.NDArray[np.float32]] = []
     truth: list[npt.NDArray[np.float32]] = []
@@ -55,15 +55,18 @@ def score_ear(ear: MouthPredictor, *, count: int = 24) -> Heard:
     opening, width, teeth, tongue = (
         float(np.corrcoef(said[:, i], meant[:, i])[0, 1]) for i in range(4)
     )
-    return Heard((opening, width, teeth, tongue), float(np.quantile(said[quiet, 0], 0.95)))
+    return MouthScore((opening, width, teeth, tongue), float(np.quantile(said[quiet, 0], 0.95)))
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """``missed`` and ``imagined`` are parts of the portraits and of the other pictures. ``off`` is
-    how far a corner of the mouth is found from where it is, in the mean, in pixels of ``SIDE``.
-    ``painted`` is the error of drawn mouths, as a part of that of unmoved ones. ``follows`` is how
-    the change of the picture correlates with the opening that was asked for."""
+class FaceScore:
+    """Scores of detection and rendering.
+
+    ``missed`` and ``imagined`` are the fractions of portraits without and of other images with a
+    detected face. ``off`` is the mean distance of a detected mouth corner, in pixels of ``SIDE``.
+    ``painted`` is the error of rendered mouths relative to that of unchanged ones. ``follows`` is
+    the correlation of the image's change with the requested opening.
+    """
 
     missed: float
     imagined: float
@@ -72,7 +75,7 @@ class Seen:
     follows: float
 
 
-def score_eyes(networks: Networks, *, count: int = 48) -> Seen:
+def score_eyes(networks: Networks, *, count: int = 48) -> FaceScore:
     g = torch.Generator().manual_seed(HELD_OUT)
     off, error, plain, follows, missed = [], [], [], [], 0
     for _ in range(count):
@@ -105,7 +108,7 @@ def score_eyes(networks: Networks, *, count: int = 48) -> Seen:
             imagined += 1
         except PortraitError:
             continue
-    return Seen(
+    return FaceScore(
         missed / count,
         imagined / _SCENES,
         float(np.mean(off)),
@@ -115,13 +118,13 @@ def score_eyes(networks: Networks, *, count: int = 48) -> Seen:
 
 
 def drawn(people: faces.Faces, shapes: torch.Tensor, *, side: int = SIDE) -> Pixels:
-    """A portrait: ``(side, side, 3)``."""
+    """Render a portrait: ``(side, side, 3)``."""
     pictures, _ = faces.draw(people, shapes, faces.grid(1, side))
     return np.asarray((pictures[0] * 255).round().byte().permute(1, 2, 0).numpy())
 
 
 def spoken(networks: Networks, portrait: Portrait, shapes: torch.Tensor) -> list[Pixels]:
-    """A portrait with its mouth in each of the shapes ``(T, 4)``."""
+    """Render a portrait with each of the mouth shapes ``(T, 4)``."""
     with torch.inference_mode():
         seen = [one.expand(len(shapes), -1, -1, -1) for one in portrait.features]
         return portrait.frames(networks.mouth_renderer(seen, shapes))
@@ -132,7 +135,7 @@ def faceless(seed: int) -> scenes.Scene:
 
 
 def sheet(networks: Networks, path: Path, *, rows: int = 6, columns: int = 9) -> None:
-    """People who say something: the portrait, and every so manyth frame."""
+    """Save a page of talking heads: each portrait, and frames at 5 per second."""
     g = torch.Generator().manual_seed(HELD_OUT + 1)
     r = np.random.default_rng(HELD_OUT + 1)
     page: list[Pixels] = []

@@ -1,9 +1,9 @@
-"""Trains ``pocket-talking``: networks that hear what a mouth does, find it, and draw it.
+"""Trains the networks of ``pocket-talking``: mouth predictor, landmark detector, mouth renderer.
 
     python -m training.talking.train --minutes 20 --out workers/pocket/talking
 
-Speech comes from ``utterances``, people from ``faces``; both say exactly how each mouth is.
-``score.py`` measures on voices and people that are never trained on.
+Speech comes from ``utterances``, faces from ``faces``; both have exact mouth shapes. ``score.py``
+measures on held-out voices and faces.
 """
 
 from __future__ import annotations
@@ -36,74 +36,74 @@ from workers.engines.talking.networks import (
 )
 
 PARTS: Final = {"ear": 0.2, "finder": 0.35, "painter": 0.45}
-"""Of the time."""
+"""Fraction of the time for each network."""
 _BATCH: Final = 16
 _UTTERANCES: Final = 320
 _PICTURES: Final = 768
 _PAIRS: Final = 640
 _FRESH: Final = 4
-"""Of what is at hand, so many are replaced in every step."""
+"""Number of samples in a pool that are replaced in every step."""
 _MOUTHLESS: Final = 0.12
 _FACELESS: Final = 0.22
 
 
 def mouths(generator: torch.Generator, count: int, *, closed: float = 0.0) -> torch.Tensor:
-    """Choose how mouths are: ``(B, 4)``; ``closed`` is how many of them are shut and at rest."""
-    said = torch.rand(count, 4, generator=generator)
-    said[:, 1] = said[:, 1] * 2 - 1
+    """Choose mouth shapes ``(B, 4)``; ``closed`` is the fraction that is closed and at rest."""
+    shapes = torch.rand(count, 4, generator=generator)
+    shapes[:, 1] = shapes[:, 1] * 2 - 1
     shut = torch.rand(count, generator=generator)
-    said[shut < 0.15 + closed, 0] = 0.0
-    said[shut < closed, 1] = 0.0
-    return said
+    shapes[shut < 0.15 + closed, 0] = 0.0
+    shapes[shut < closed, 1] = 0.0
+    return shapes
 
 
-# --- Hearing -------------------------------------------------------------------------------------
+# --- Mouth predictor -----------------------------------------------------------------------------
 
 
 def train_ear(ear: MouthPredictor, *, minutes: float, seed: int) -> None:
     r = np.random.default_rng(seed)
-    pool = [_lesson(utter(r)) for _ in range(_UTTERANCES)]
+    pool = [_sample(utter(r)) for _ in range(_UTTERANCES)]
     optimizer = adam((ear.parameters(), 2e-3))
     mean, shown = Mean(list(ear.parameters()), keep=0.995), 0.0
     for turns, done in enumerate(clock(minutes), start=1):
         set_rate(optimizer, done)
-        pool[int(r.integers(_UTTERANCES))] = _lesson(utter(r))
+        pool[int(r.integers(_UTTERANCES))] = _sample(utter(r))
         chosen = [pool[int(i)] for i in r.integers(_UTTERANCES, size=_BATCH)]
         bands, truth, silent = (torch.stack([one[i] for one in chosen]) for i in range(3))
-        said = ear(bands)
-        error = (said - truth).square()
+        shapes = ear(bands)
+        error = (shapes - truth).square()
         weight = 1 + 2 * silent
-        # Width, teeth and tongue are seen only as far as the mouth is open.
+        # Width, teeth and tongue are visible only as far as the mouth is open.
         visible = truth[:, :1].clamp(min=0.1)
         loss = (3 * error[:, 0] * weight).mean() + (error[:, 1:] * visible).mean()
         step(optimizer, ear.parameters(), loss)
         mean.update()
         if done - shown > 0.1:
             shown = done
-            found = torch.corrcoef(torch.stack([said[:, 0].flatten(), truth[:, 0].flatten()]))
+            found = torch.corrcoef(torch.stack([shapes[:, 0].flatten(), truth[:, 0].flatten()]))
             print(f"ear {done:.2f} step {turns} loss {loss:.4f} r {found[0, 1]:.3f}", flush=True)
-    mean.exchange()
+    mean.swap()
 
 
-def _lesson(one: Utterance) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _sample(one: Utterance) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     bands = loudness(one.samples)
     return bands, torch.from_numpy(one.mouths.T.copy()), torch.from_numpy(one.silent).float()
 
 
-# --- Finding -------------------------------------------------------------------------------------
+# --- Landmark detector ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Pictures ``(B, 3, 96, 96)``, points ``(B, 5, 2)`` from -1 to 1, and whether they count."""
+class FinderBatch:
+    """Images ``(B, 3, 96, 96)``, landmarks ``(B, 5, 2)`` from -1 to 1, and whether they exist."""
 
     pictures: torch.Tensor
     points: torch.Tensor
     there: torch.Tensor
 
 
-def draw_seen(generator: torch.Generator, count: int) -> Seen:
-    """Faces at any place and size, some without a mouth; plain things and textures among them."""
+def draw_finder_batch(generator: torch.Generator, count: int) -> FinderBatch:
+    """Render faces at any place and size, some without a mouth, and images without a face."""
     people = faces.choose(generator, count, near=(0.28, 1.0))
     shapes = mouths(generator, count, closed=0.4)
     chance = torch.rand(count, generator=generator)
@@ -115,15 +115,15 @@ def draw_seen(generator: torch.Generator, count: int) -> Seen:
     there = inside & (mouthless == 0)
     faceless = (chance > 1 - _FACELESS).nonzero()[:, 0].tolist()
     for row in faceless:
-        drawn[row] = _nobody(generator)
+        drawn[row] = _draw_faceless(generator)
         there[row] = False
     upside = ((chance > _MOUTHLESS) & (chance < _MOUTHLESS + 0.03)).nonzero()[:, 0]
     drawn[upside] = drawn[upside].flip(2)
     there[upside] = False
-    return Seen(_spoiled(drawn, generator), points, there)
+    return FinderBatch(_degrade(drawn, generator), points, there)
 
 
-def _nobody(generator: torch.Generator) -> torch.Tensor:
+def _draw_faceless(generator: torch.Generator) -> torch.Tensor:
     seed = int(torch.randint(2**31, (1,), generator=generator))
     kind = seed % 4
     if kind < 2:
@@ -134,8 +134,8 @@ def _nobody(generator: torch.Generator) -> torch.Tensor:
     return F.interpolate(coarse, size=DETECTOR_SIDE, mode=mode)[0]
 
 
-def _spoiled(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A little noise in all of them, and half of them out of focus."""
+def _degrade(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Add a little noise to all images, and blur half of them."""
     count = len(pictures)
     soft = F.avg_pool2d(F.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     much = torch.rand(count, 1, 1, 1, generator=generator) * 2 - 1
@@ -147,15 +147,15 @@ def _spoiled(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor
 def train_finder(finder: LandmarkDetector, *, minutes: float, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     finder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    pool = draw_seen(g, 128)
+    pool = draw_finder_batch(g, 128)
     while len(pool.there) < _PICTURES:
-        more = draw_seen(g, 128)
-        pool = Seen(*(torch.cat(pair) for pair in _pairs(pool, more)))
+        more = draw_finder_batch(g, 128)
+        pool = FinderBatch(*(torch.cat(pair) for pair in _pairs(pool, more)))
     optimizer = adam((finder.parameters(), 2e-3))
     mean, shown = Mean(list(finder.parameters()), keep=0.995), 0.0
     for turns, done in enumerate(clock(minutes), start=1):
         set_rate(optimizer, done)
-        fresh = draw_seen(g, _FRESH)
+        fresh = draw_finder_batch(g, _FRESH)
         rows = torch.randint(_PICTURES, (_FRESH,), generator=g)
         for old, new in _pairs(pool, fresh):
             old[rows] = new
@@ -184,12 +184,12 @@ def train_finder(finder: LandmarkDetector, *, minutes: float, seed: int) -> None
                 f"off {pixels:.2f} px",
                 flush=True,
             )
-    mean.exchange()
+    mean.swap()
     finder.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
 def _bumps(points: torch.Tensor, cells: int) -> torch.Tensor:
-    """Where a map is to be high: ``(B, 5, cells * cells)``, which sums to 1."""
+    """Return the target heat maps ``(B, 5, cells * cells)``, each of which sums to 1."""
     line = (torch.arange(cells) + 0.5) * 2 / cells - 1
     x = (line - points[..., :1]) * cells / 2
     y = (line - points[..., 1:]) * cells / 2
@@ -197,18 +197,18 @@ def _bumps(points: torch.Tensor, cells: int) -> torch.Tensor:
     return (-far / (2 * 0.7**2)).flatten(2).softmax(2)
 
 
-def _pairs(one: Seen, other: Seen) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _pairs(one: FinderBatch, other: FinderBatch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for name in ("pictures", "points", "there"):
         yield getattr(one, name), getattr(other, name)
 
 
-# --- Drawing -------------------------------------------------------------------------------------
+# --- Mouth renderer ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Squares around mouths ``(B, 3, 64, 64)`` before and after; how they shall be ``(B, 4)``; how
-    much of each pixel is inside the mouth then ``(B, 1, 64, 64)``."""
+    """Squares around mouths ``(B, 3, 64, 64)`` before and after; the shapes after ``(B, 4)``; the
+    coverage by the inside of the mouth after ``(B, 1, 64, 64)``."""
 
     before: torch.Tensor
     after: torch.Tensor
@@ -217,7 +217,7 @@ class Pairs:
 
 
 def draw_pairs(generator: torch.Generator, count: int, *, unsure: float = 0.03) -> Pairs:
-    """People with two mouths each; ``unsure`` is how far off the points are, as if found."""
+    """Render faces with two mouth shapes each; ``unsure`` is the error of the landmarks."""
     people = faces.choose(generator, count, near=(0.5, 0.9))
     old, new = mouths(generator, count, closed=0.65), mouths(generator, count)
     shut = torch.rand(count, generator=generator) < 0.5
@@ -236,7 +236,7 @@ def draw_pairs(generator: torch.Generator, count: int, *, unsure: float = 0.03) 
 def painted(
     painter: MouthRenderer, before: torch.Tensor, shapes: torch.Tensor
 ) -> tuple[torch.Tensor, networks.MouthPatch]:
-    """The pictures after a stroke, and the stroke, at the square's own resolution."""
+    """Apply a patch to images at the square's resolution; return the images and the patch."""
     stroke = painter(painter.encode(before), shapes)
     flow = stroke.flow.float().permute(0, 2, 3, 1)
     whole = faces.grid(len(before), before.shape[-1])
@@ -264,7 +264,7 @@ def train_painter(painter: MouthRenderer, *, minutes: float, seed: int) -> None:
                 painter, before.contiguous(memory_format=torch.channels_last), shapes
             )
         after_stroke, cover = after_stroke.float(), stroke.cover.float()
-        # What changes is a small part of the square, and all that anybody looks at.
+        # The changed part of the square is small, but the only visible one.
         weight = 1 + 6 * ((before - after).abs().amax(1, keepdim=True) * 4).clamp(max=1)
         error = ((after_stroke - after).abs() * weight).mean()
         hidden = F.binary_cross_entropy(cover.clamp(1e-4, 1 - 1e-4), inside, reduction="none")
@@ -283,7 +283,7 @@ def train_painter(painter: MouthRenderer, *, minutes: float, seed: int) -> None:
                 f"{hidden.mean():.4f}",
                 flush=True,
             )
-    mean.exchange()
+    mean.swap()
     painter.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
@@ -295,7 +295,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("workers/pocket/talking"))
-    parser.add_argument("--only", choices=tuple(PARTS), help="train this part, for all the time")
+    parser.add_argument(
+        "--only", choices=tuple(PARTS), help="train only this network, all the time"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(asked.seed)

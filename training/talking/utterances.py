@@ -1,8 +1,8 @@
-"""Made-up speech whose mouth is known: sounds one after the other, from a source and formants.
+"""Synthetic speech with known mouth shapes: random phonemes from a source-filter model.
 
-A voice is a train of pulses and noise, shaped by resonances that move from sound to sound as the
-mouth does; both come from the same table, so what is heard and how open the mouth is agree by
-construction. No recording of anybody is used, and nothing that is said means anything.
+A voice is a pulse train and noise, filtered by formants that move from phoneme to phoneme as the
+mouth does. Both come from the same table, so audio and mouth shapes agree by construction. No
+recordings are used, and the speech is meaningless.
 
 Resonances of vowels: G. Peterson, H. Barney, Control Methods Used in a Study of the Vowels, 1952.
 """
@@ -17,20 +17,21 @@ import numpy.typing as npt
 
 RATE: Final = 16_000
 HOP: Final = 160
-"""Samples for each row of mouth shapes."""
+"""Samples per row of mouth shapes."""
 _FRAME: Final = 512
 _STEP: Final = 80
 _MOVING_S: Final = 0.022
-"""Deviation in time of what lips and tongue do: how sounds run into each other."""
+"""Standard deviation of the smoothing of mouth movements (coarticulation), in seconds."""
 _CLICK_S: Final = 0.006
 _BANDS: Final = (60.0, 90.0, 120.0, 200.0, 250.0)
 _FIXED: Final = (3400.0, 4500.0)
-"""The fourth and fifth resonance, which hardly move."""
+"""The fourth and fifth formants, which hardly move, in Hz."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """``voice``, ``hiss`` in decibels; ``mouth`` as ``faces.MOUTH``; ``seconds`` least and most."""
+    """A phoneme. ``voice`` and ``hiss`` are in decibels, ``mouth`` as ``faces.MOUTH``, ``seconds``
+    is the range of its duration."""
 
     formants: tuple[float, float, float]
     voice: float
@@ -39,7 +40,7 @@ class Sound:
     mouth: tuple[float, float, float, float]
     seconds: tuple[float, float]
     held: bool = False
-    """Whether the breath is held first, and let go with a click."""
+    """Whether it is a plosive: closure, then a burst."""
 
 
 _NONE: Final = -90.0
@@ -85,7 +86,7 @@ Floats = npt.NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Utterance:
     """``samples`` ``(N,)`` float32 at ``RATE``; ``mouths`` ``(N / HOP, 4)``; ``silent``
-    ``(N / HOP,)``: nobody speaks, nor did or will within a tenth of a second."""
+    ``(N / HOP,)``: no speech within a tenth of a second before and after."""
 
     samples: npt.NDArray[np.float32]
     mouths: npt.NDArray[np.float32]
@@ -93,7 +94,7 @@ class Utterance:
 
 
 def utter(r: np.random.Generator, *, seconds: float = 2.56, clean: bool = False) -> Utterance:
-    """Make a piece of speech by a voice that is chosen too; ``clean`` leaves out the room."""
+    """Make speech in a random voice; ``clean`` omits room and microphone."""
     rows = round(seconds * RATE / _STEP)
     table = _script(r, rows)
     moving, click = (round(s * RATE / _STEP * 100) / 100 for s in (_MOVING_S, _CLICK_S))
@@ -114,8 +115,8 @@ def utter(r: np.random.Generator, *, seconds: float = 2.56, clean: bool = False)
 
 
 def _script(r: np.random.Generator, rows: int) -> Floats:
-    """What is to be said, unsmoothed, a row for each ``_STEP``: mouth (4), formants (3), voice,
-    hiss, where hiss is, pause."""
+    """Choose phonemes, as unsmoothed rows, one per ``_STEP``: mouth (4), formants (3), voice, hiss,
+    centre of the hiss, pause."""
     table = np.zeros((rows, 11))
     pace, loud = r.uniform(0.8, 1.35), r.normal(0, 2)
     mumbling = r.uniform(0.65, 1.1)
@@ -182,7 +183,7 @@ def _sounding(r: np.random.Generator, formants: Floats, quick: Floats) -> Floats
 
 
 def _pulses(r: np.random.Generator, count: int) -> Floats:
-    """The glottis: a train of pulses whose pitch rises, falls and trembles."""
+    """Generate the glottal pulses, with a changing pitch and vibrato."""
     pitch = np.exp(r.uniform(np.log(80), np.log(300)))
     time = np.arange(count) / RATE
     knots = r.normal(0, 0.12, max(4, count // 4000) + 2)
@@ -198,7 +199,7 @@ def _pulses(r: np.random.Generator, count: int) -> Floats:
 
 
 def _filtered(samples: Floats, envelope: Floats) -> Floats:
-    """Shape a sound by an envelope for each ``_STEP``, ``(rows, bins without first and last)``."""
+    """Filter a signal by an envelope per ``_STEP``: ``(rows, bins without first and last)``."""
     window = np.hanning(_FRAME + 1)[:-1]
     padded = np.pad(samples, _FRAME // 2)
     rows = len(envelope)
@@ -214,7 +215,7 @@ def _filtered(samples: Floats, envelope: Floats) -> Floats:
 
 
 def _in_a_room(r: np.random.Generator, samples: Floats) -> Floats:
-    """As recorded somewhere: walls, noise, a microphone of its own, some loudness."""
+    """Simulate a recording: reverberation, noise, a microphone's response and level."""
     if r.random() < 0.3:
         walls = round(r.uniform(0.05, 0.3) * RATE)
         echo = r.normal(0, 1, walls) * np.exp(-6 * np.arange(walls) / walls)

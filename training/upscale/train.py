@@ -1,10 +1,10 @@
-"""Trains ``pocket-upscale``, a compact network that draws four times as large, on rendered scenes.
+"""Trains ``pocket-upscale``, a compact network that upscales four times, on rendered scenes.
 
     python -m training.upscale.train --minutes 25 --out workers/pocket/upscale
 
-Scenes are rendered at 256 pixels, which is the truth, and made small in all the ways that a picture
-becomes small: by area, bicubic or Lanczos, or rendered small in the first place; then with a little
-noise, or through JPEG or WebP and back. ``score`` compares with bicubic on scenes never trained on.
+Targets are scenes rendered at 256 pixels. Inputs are reduced by area, bicubic or Lanczos, or
+rendered small, and then degraded by a little noise, JPEG or WebP. ``score`` compares with bicubic
+upscaling on held-out scenes.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ HELD_OUT_SEED: Final = 987_654
 HELD_OUT: Final = 96
 _CROP: Final = 24
 _BATCH: Final = 8
-"""Small, so that there are many steps: one core takes some 900 of them a minute."""
+"""Small, for many steps: about 900 a minute on one core."""
 _PLAIN: Final = 0.02
-"""Deviation of a crop's colours below which there is nothing to learn from it."""
+"""Standard deviation of a crop's colours below which it is too plain to learn from."""
 _POOL: Final = 384
-"""Scenes at hand; one batch of crops replaces some."""
+"""Number of scenes in the pool; each step replaces some."""
 _FRESH: Final = 1
 _WAYS: Final = ("area", "bicubic", "lanczos", "drawn")
 
 
 def draw_pair(r: random.Random, *, way: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scene small and large: ``(3, 64, 64)`` and ``(3, 256, 256)``, from 0 to 1."""
+    """Render a scene small and large: ``(3, 64, 64)`` and ``(3, 256, 256)`` from 0 to 1."""
     scene = scenes.scene(r)
     high = (scenes.draw([scene], LOW * SCALE)[0] + 1) / 2
     return shrink(high, scene, way or r.choice(_WAYS)), high
 
 
 def shrink(high: torch.Tensor, scene: scenes.Scene, way: str) -> torch.Tensor:
-    """Make a picture small; ``drawn`` draws its scene small instead."""
+    """Reduce an image; the way ``drawn`` renders its scene small instead."""
     if way == "drawn":
         return (scenes.draw([scene], LOW)[0] + 1) / 2
     if way == "area":
@@ -62,8 +62,8 @@ def shrink(high: torch.Tensor, scene: scenes.Scene, way: str) -> torch.Tensor:
     return from_image(to_image(high).resize((LOW, LOW), filters[way]))
 
 
-def spoil(low: torch.Tensor, r: random.Random) -> torch.Tensor:
-    """A little noise, or a file format that loses something, or nothing."""
+def degrade(low: torch.Tensor, r: random.Random) -> torch.Tensor:
+    """Apply a little noise, a lossy file format, or nothing."""
     kind = r.random()
     if kind < 0.3:
         generator = torch.Generator().manual_seed(r.randrange(2**31))
@@ -87,20 +87,20 @@ def from_image(image: Image.Image) -> torch.Tensor:
 
 
 def bicubic(low: torch.Tensor) -> torch.Tensor:
-    """What anybody can do without a model: ``(3, H, W)`` to ``(3, 4 H, 4 W)``."""
+    """Upscale without a model, as the baseline: ``(3, H, W)`` to ``(3, 4 H, 4 W)``."""
     image = to_image(low)
     size = (image.width * SCALE, image.height * SCALE)
     return from_image(image.resize(size, Image.Resampling.BICUBIC))
 
 
 def psnr(found: torch.Tensor, truth: torch.Tensor) -> float:
-    """In decibels, of 8-bit pixels."""
+    """Return the PSNR of 8-bit pixels, in decibels."""
     error = F.mse_loss((found.clamp(0, 1) * 255).round(), truth * 255)
     return float(10 * torch.log10(255**2 / error.clamp(min=1e-3)))
 
 
 def score(model: Compact, *, count: int = HELD_OUT) -> dict[str, tuple[float, float]]:
-    """Mean PSNR of bicubic and of the model on held-out scenes, by how they became small."""
+    """Return the mean PSNR of bicubic and of the model on held-out scenes, by way of reduction."""
     found: dict[str, tuple[float, float]] = {}
     for way in _WAYS:
         r = random.Random(HELD_OUT_SEED)
@@ -114,7 +114,7 @@ def score(model: Compact, *, count: int = HELD_OUT) -> dict[str, tuple[float, fl
 
 
 def contact_sheet(model: Compact, path: Path, *, rows: int = 5) -> None:
-    """Held-out scenes: small, bicubic, ours, truth."""
+    """Save a page of held-out scenes: input, bicubic, model, target."""
     r = random.Random(HELD_OUT_SEED + 1)
     cells = []
     for row in range(rows):
@@ -128,7 +128,7 @@ def contact_sheet(model: Compact, path: Path, *, rows: int = 5) -> None:
 
 
 def train(*, minutes: float, seed: int, out: Path) -> Compact:
-    """Train for so long, and leave the averaged weights in ``out``."""
+    """Train for a number of minutes, and save the averaged weights in ``out``."""
     torch.manual_seed(seed)
     r = random.Random(seed)
     model = fresh()
@@ -170,10 +170,10 @@ def train(*, minutes: float, seed: int, out: Path) -> Compact:
 
 
 def fresh() -> Compact:
-    """Untrained: layers that hand on what they get, nearly, and a last one that adds nothing.
+    """Create an untrained model: nearly identity layers, and a last layer that adds nothing.
 
-    So the first layers are of use at once. Begun at random, the network spends its first thousand
-    steps on being silent where there is nothing to do.
+    So all layers are useful from the start. From random weights, the network would spend its first
+    thousand steps on learning to change nothing where nothing needs to change.
     """
     model = Compact(width=WIDTH, depth=DEPTH, scale=SCALE)
     for place, layer in enumerate(model.body):
@@ -194,7 +194,7 @@ def fresh() -> Compact:
 def _crops(
     pool: list[tuple[torch.Tensor, torch.Tensor]], r: random.Random
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Parts of scenes, turned and mirrored at random; few of them plain."""
+    """Return random crops of scenes, rotated and mirrored; few of them plain."""
     lows: list[torch.Tensor] = []
     highs: list[torch.Tensor] = []
     while len(lows) < _BATCH:
@@ -209,14 +209,14 @@ def _crops(
             left * SCALE : (left + _CROP) * SCALE,
         ]
         turns, flipped = r.randrange(4), r.random() < 0.5
-        for part, parts in ((spoil(low, r), lows), (high, highs)):
+        for part, parts in ((degrade(low, r), lows), (high, highs)):
             turned = torch.rot90(part, turns, (1, 2))
             parts.append(turned.flip(2) if flipped else turned)
     return torch.stack(lows), torch.stack(highs)
 
 
 def save(model: Compact, out: Path) -> None:
-    """As safetensors in float32, with what they are beside them."""
+    """Save the weights as safetensors in float32, with a configuration."""
     out.mkdir(parents=True, exist_ok=True)
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     save_file(weights, out / "model.safetensors")
@@ -235,8 +235,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("workers/pocket/upscale"))
-    parser.add_argument("--sheet", type=Path, help="where to put a contact sheet")
-    parser.add_argument("--only-score", action="store_true", help="score what is there already")
+    parser.add_argument("--sheet", type=Path, help="file for a contact sheet")
+    parser.add_argument("--only-score", action="store_true", help="score the existing weights")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if not given.only_score:

@@ -1,7 +1,7 @@
-"""Moving scenes and what is said of them, to train and to verify the pocket video model.
+"""Moving scenes with their texts, to train and to verify the pocket video model.
 
-The first thing of a scene moves, grows or shrinks; a second one stands still. Movement is even and
-ends short of the edge, where the thing then rests, so a clip can be continued from its last frame.
+The first thing of a scene moves, grows or shrinks; a second one does not. Movement is uniform and
+stops short of the edge, so that a clip can be continued from its last frame.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ FPS: Final = 8
 DIRECTIONS: Final = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 MOTIONS: Final = (*DIRECTIONS, "grows", "shrinks")
 REACH: Final = 0.85
-"""How far a thing moves in a clip, of a picture that reaches from -1 to 1."""
+"""Distance that a thing moves in a clip, in image coordinates from -1 to 1."""
 EDGE: Final = 0.58
-"""Where a thing's centre comes to rest."""
+"""Coordinate at which a thing's centre stops."""
 GROWTH: Final = 0.7
 
 MOTION_WORDS: Final = {
@@ -48,8 +48,8 @@ MOTION_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A scene and how its first thing moves; ``pictured``: the first frame is given, and the text
-    speaks of it."""
+    """A scene and the motion of its first thing. ``pictured``: the first frame is given, and the
+    text refers to it."""
 
     text: str
     scene: Scene
@@ -59,7 +59,7 @@ class Clip:
 
 
 def at(clip: Clip, part: float) -> Scene:
-    """The scene after a part of the clip."""
+    """Return the scene after a fraction of the clip."""
     one, *others = clip.scene.things
     if clip.motion in DIRECTIONS:
         dx, dy = DIRECTIONS[clip.motion]
@@ -76,16 +76,17 @@ def _moved(start: float, way: float) -> float:
 
 
 def film(clips: Sequence[Clip], side: int = 64, frames: int = FRAMES) -> torch.Tensor:
-    """Draw clips: (B, frames, 3, side, side), from -1 to 1."""
+    """Render clips: ``(B, frames, 3, side, side)`` from -1 to 1."""
     scenes = [at(clip, frame / (frames - 1)) for clip in clips for frame in range(frames)]
     pictures = draw(scenes, side)
     return pictures.view(len(clips), frames, *pictures.shape[1:])
 
 
 def clip(r: random.Random, *, pictured: bool | None = None, resting: float = 0.15) -> Clip:
-    """Choose a clip, told in words or by its first frame.
+    """Choose a clip, given by text only or with its first frame.
 
-    ``resting`` is how often a thing may begin where it has no way left, as a continued clip does.
+    ``resting`` is the probability that a thing can start where it cannot move further, as in a
+    continued clip.
     """
     pictured = r.random() < 0.5 if pictured is None else pictured
     s = scene(r, wide=pictured)
@@ -141,7 +142,7 @@ def _caption(s: Scene, motion: str, r: random.Random) -> str:
 
 
 def _meaning(s: Scene, motion: str, *, pictured: bool) -> dict[str, str]:
-    """What the text says; of a given frame it speaks too briefly to say more than the motion."""
+    """Return the meaning of the text; with a given frame, the text names only the motion."""
     if pictured:
         return {"motion": motion}
     return {**meaning(s), "motion": motion}
@@ -150,4 +151,4 @@ def _meaning(s: Scene, motion: str, *, pictured: bool) -> dict[str, str]:
 FIELDS: Final[dict[str, tuple[str, ...]]] = {"motion": MOTIONS} | {
     name: classes for name, classes in captions.FIELDS.items() if name != "task"
 }
-"""The classes of each part of a meaning."""
+"""Classes of each field of a meaning."""

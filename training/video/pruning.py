@@ -1,7 +1,7 @@
-"""Makes a trained UNet smaller where most of its weights are: in its innermost blocks.
+"""Prunes a trained UNet where most of its weights are: in its innermost blocks.
 
-What is left knows most of what the whole did, and learns the rest again in a fraction of the time
-that a new one takes.
+The pruned UNet keeps most of what was learned, and relearns the rest in a fraction of the time that
+a new one takes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from diffusers import UNet2DConditionModel
 
 _INNERMOST: Final = ("down_blocks.2.", "mid_block.", "up_blocks.0.")
 _WRITERS: Final = ("conv2.weight", "conv_shortcut.weight", "to_out.0.weight")
-"""What adds to the channels that all of these blocks share."""
+"""Weights whose outputs are added to the channels that these blocks share."""
 
 
 def prune(wide: Any, channels: int) -> Any:
-    """The same UNet with so many innermost channels, and their heads narrower in proportion.
+    """Return the UNet with ``channels`` innermost channels, and proportionally smaller heads.
 
-    Of each group of a norm, and of each head, those stay whose weights are largest. ``channels``
-    is a multiple of the number of groups. For UNets of ``denoising.make_unet``.
+    In each group of a norm, and in each head, the channels with the largest weights are kept.
+    ``channels`` is a multiple of the number of groups. For UNets of ``denoising.make_unet``.
     """
     *outer, before = wide.config.block_out_channels
     head = wide.config.attention_head_dim
     small = head * channels // before
     config = {key: value for key, value in wide.config.items() if not key.startswith("_")}
     config["block_out_channels"] = (*outer, channels)
-    # By block, on the way up again from the first; the outermost have none.
+    # For each block from the innermost outwards; the outermost blocks have no attention.
     config["attention_head_dim"] = (small, head, small)
     made: Any = UNet2DConditionModel(**config)
 
@@ -68,6 +68,6 @@ def prune(wide: Any, channels: int) -> Any:
 
 
 def _largest(norms: torch.Tensor, groups: int, each: int) -> torch.Tensor:
-    """Places of the ``each`` largest of every group, in their order."""
+    """Return the indices of the ``each`` largest of every group, sorted."""
     best = norms.view(groups, -1).topk(each, dim=1).indices.sort(dim=1).values
     return (best + len(norms) // groups * torch.arange(groups)[:, None]).flatten()

@@ -1,10 +1,10 @@
-"""How much the pocket video model gets right, by the engine that serves it and an exact verifier.
+"""Scores the pocket video model, by the engine that serves it and an exact verifier.
 
     python -m training.video.score workers/pocket/video --count 200
 
-Clips come from a seed that training never uses, half of them told in words only and half with their
-first frame. A clip is right if the named thing has its colour from the first frame to the last,
-moves in the named direction (or grows, or shrinks), and whatever else there is stays where it was.
+Videos come from a seed that training never uses, half of them from text only and half with their
+first frame. A video is right if the named thing keeps its colour from the first frame to the last
+and moves in the named direction (or grows, or shrinks), and everything else stays in its place.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from workers.media.decode import read_video
 TASKS: Final = ("text-to-video", "image-to-video")
 STEPS: Final = 8
 GUIDANCE: Final = 1.5
-"""As the catalog sells it, where nothing else is asked for."""
+"""Default of the catalog."""
 MOVES: Final = 0.25
-"""How far a thing must have come, of a picture from -1 to 1."""
+"""Minimum movement of a moving thing, in image coordinates from -1 to 1."""
 STAYS: Final = 0.15
 GROWS: Final = 1.25
-"""In pixels; what shrinks loses as much."""
+"""Minimum ratio of a growing thing's pixel counts; its inverse for a shrinking one."""
 
 
 def is_right(one: Clip, frames: torch.Tensor) -> bool:
-    """Whether frames ``(T, 3, 64, 64)`` from -1 to 1 show what a clip says."""
+    """Whether frames ``(T, 3, 64, 64)`` from -1 to 1 show what a clip asks for."""
     ends = [_named(frames[place], one.scene) for place in (0, -1)]
     if any(found is None for found in ends):
         return False
@@ -61,7 +61,7 @@ def _far(one: Piece, other: Piece) -> float:
 
 
 def _named(picture: torch.Tensor, scene: Scene) -> list[Piece] | None:
-    """The pieces that are the scene's things, in their order; None if one is not there."""
+    """Return the pieces of the scene's things, in order; None if one is missing."""
     left = list(find_pieces(picture, scene))
     found: list[Piece] = []
     for thing in scene.things:
@@ -78,7 +78,7 @@ def _fit(piece: Piece, thing: Thing) -> float:
 
 
 def frames_of(outcome: Completed) -> torch.Tensor:
-    """``(T, 3, H, W)`` from -1 to 1."""
+    """Decode a video to ``(T, 3, H, W)`` from -1 to 1."""
     found = read_video(
         outcome.files[0].data, pixels_max=SIDE**2 * 64, frames_max=1000, seconds_max=60
     )
@@ -109,7 +109,7 @@ def score(
     steps: int = STEPS,
     guidance: float = GUIDANCE,
 ) -> tuple[float, list[tuple[Clip, torch.Tensor]]]:
-    """The share that is right, and all clips as they came out."""
+    """Return the fraction that is right, and all clips with their frames."""
     r = random.Random(seed)
     clips = [clip(r, pictured=pictured, resting=0.0) for _ in range(count)]
     orders = [
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
-    parser.add_argument("--sheets", type=Path, help="directory for pages to look at")
+    parser.add_argument("--sheets", type=Path, help="directory for contact sheets")
     options = parser.parse_args()
     torch.set_num_threads(1)
     engine = load(options.path, *TASKS)

@@ -5,11 +5,11 @@ r"""Trains ``pocket-video`` on moving scenes, with the autoencoder of ``pocket-i
             --image workers/pocket/image --out DIR
     done
 
-Both parts begin with what those of the image model have learned. The text encoder learns what a
-text says of motion. The UNet has the frames of a clip side by side on channels: it first learns
-which thing is to move where, from first frames alone, then rectified flow, half of the time with
-the first frame given. Then it is made smaller, and learns what was lost by that.
-The result is a directory in diffusers' format, in bfloat16.
+Text encoder and UNet start from the weights of the image model. The text encoder learns to classify
+motion. The UNet has the frames of a clip stacked as channels: it first learns at full noise which
+thing moves where, from first frames, and then rectified flow, half of the time with the first frame
+given. Then it is pruned and trained again. The result is a directory in diffusers' format, in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from training.common.denoising import (
     text_stage,
     unet_stage,
 )
-from training.common.loop import make_text_encoder, make_tokenizer, take_over
+from training.common.loop import copy_weights, make_text_encoder, make_tokenizer
 from training.common.scenes import sheet
 from training.video.clips import FIELDS, FRAMES, MOTIONS, Clip, clip, film
 from training.video.pruning import prune
@@ -45,15 +45,15 @@ from workers.engines.diffusion.pocket_video import PocketVideoPipeline
 
 CLIPS: Final = 24
 FRESH: Final = 8
-"""Of a batch's clips, so many were not seen before; the others come again with other noise."""
+"""Number of new clips in a batch; the others are repeated with other noise."""
 KEPT: Final = 2000
 INNERMOST: Final = 80
-"""Channels of the innermost blocks that stay of 128."""
+"""Channels of the innermost blocks after pruning, of 128."""
 
 
 class Clips:
-    """Batches of clips and their latents. Most come again, since drawing them costs more than
-    learning from them."""
+    """Batches of clips with their latents. Most clips are repeated, because rendering one costs
+    more than a training step on it."""
 
     def __init__(self, vae: Any, r: random.Random, *, pictured: bool | None = None) -> None:
         self._vae = vae.to(memory_format=torch.channels_last)
@@ -85,7 +85,7 @@ class Clips:
 
 
 def _dimness(one: Clip) -> float:
-    """How much a clip counts: in the dark colours differ by little, and not for who looks."""
+    """Return the weight of a clip: more in the dark, where differences in colour are small."""
     return 1.7 if "dark" in one.scene.background or one.scene.light == "night" else 1.0
 
 
@@ -100,7 +100,7 @@ def main() -> None:
         known = sorted(words, key=words.__getitem__)
         tokenizer = make_tokenizer(lambda r: clip(r).text, known)
         encoder = make_text_encoder(len(tokenizer))
-        print(f"taken over: {take_over(encoder, read(options.image, 'text_encoder')):.2f}")
+        print(f"copied weights: {copy_weights(encoder, read(options.image, 'text_encoder')):.2f}")
         text_stage(tokenizer, encoder, FIELDS, clip, options, r)
         return
     if options.stage == "prune":
@@ -109,8 +109,8 @@ def main() -> None:
     if (out / "unet").exists():
         unet = read(out, "unet")
     else:
-        unet = make_unet(drawn=FRAMES, sources=1, width=96)
-        print(f"taken over: {take_over(unet, read(options.image, 'unet')):.2f}", flush=True)
+        unet = make_unet(outputs=FRAMES, sources=1, width=96)
+        print(f"copied weights: {copy_weights(unet, read(options.image, 'unet')):.2f}", flush=True)
     vae = read(options.image, "vae")
     blind = options.stage == "meant"
     unet_stage(
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def show(pipe: PocketVideoPipeline, path: Path) -> None:
-    """Draw a page of clips, every third frame; each below what would be right."""
+    """Save a page of clips, every third frame: the target and, below it, the result."""
     r = random.Random(12345)
     rows = []
     for index in range(8):

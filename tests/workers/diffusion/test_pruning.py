@@ -16,7 +16,7 @@ from workers.engines.diffusion.pocket_image import COORDINATES
 @pytest.fixture(scope="module")
 def wide() -> Any:
     torch.manual_seed(0)
-    return make_unet(drawn=1, sources=0, width=96).eval()
+    return make_unet(outputs=1, sources=0, width=96).eval()
 
 
 @torch.no_grad()

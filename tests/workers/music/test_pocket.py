@@ -31,13 +31,13 @@ def test_analysis_finds_the_requested_key_and_tempo(
 ) -> None:
     marks = score(OF, made)
 
-    assert marks["key told, and kept"] == 1
-    assert marks["tempo told, and kept"] == 1
-    assert marks["instruments told, and kept"] == 1
+    assert marks["key as prompted"] == 1
+    assert marks["tempo as prompted"] == 1
+    assert marks["instruments as prompted"] == 1
     assert marks["notes in the scale"] >= 0.93
     assert marks["ends on the tonic"] == 1
-    assert marks["key heard in the sound, or its relative"] >= 0.8
-    assert marks["tempo heard, or a simple multiple"] >= 0.6, "of short pieces"
+    assert marks["key found in the audio, or its relative"] >= 0.8
+    assert marks["tempo found, or a simple multiple"] >= 0.6, "of short pieces"
 
 
 def test_no_piece_is_silent_or_longer_than_requested(made: list[Made]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from tests.workers.cards import check_card
 from training.speech.sentences import SENTENCES
-from training.speech.understanding import Reader, understood
+from training.speech.understanding import SpeechReader, understood
 from workers.contract.models import read_specs
 from workers.engines.speech.families import CLONING_TASK
 from workers.engines.speech.model import Voice
@@ -21,16 +21,16 @@ DIRECTORY = ROOT / "workers" / "pocket" / "speech"
 
 
 @pytest.fixture(scope="module")
-def reader() -> Reader:
+def reader() -> SpeechReader:
     torch.set_num_threads(1)
-    return Reader(DIRECTORY)
+    return SpeechReader(DIRECTORY)
 
 
 def test_the_directory_is_small_and_the_weights_are_those_on_the_card() -> None:
     check_card(DIRECTORY, most=8_000_000, weights="model.safetensors")
 
 
-def test_catalog_offers_all_voices(reader: Reader) -> None:
+def test_catalog_offers_all_voices(reader: SpeechReader) -> None:
     spec = next(one for one in read_specs(ROOT / "catalog.yaml") if one.name == "pocket-speech")
 
     assert CLONING_TASK in spec.also
@@ -39,7 +39,7 @@ def test_catalog_offers_all_voices(reader: Reader) -> None:
 
 
 @pytest.mark.long
-def test_independent_recogniser_understands_it(reader: Reader) -> None:
+def test_independent_recogniser_understands_it(reader: SpeechReader) -> None:
     found = understood(
         lambda text, name: reader.say(text, reader.voices[name]),
         sorted(reader.voices),
@@ -49,7 +49,9 @@ def test_independent_recogniser_understands_it(reader: Reader) -> None:
     assert found >= 0.3, "of a teacher's own 0.45: each of 400 words is as likely"
 
 
-def test_cloned_voice_has_the_pitch_of_its_recording_and_is_closest_to_it(reader: Reader) -> None:
+def test_cloned_voice_has_the_pitch_of_its_recording_and_is_closest_to_it(
+    reader: SpeechReader,
+) -> None:
     """Of two voices far apart, which the model itself speaks."""
     low, high = (reader.say(SENTENCES[3], reader.voices[name]) for name in ("ivo", "lena"))
 
