@@ -12,9 +12,6 @@ import sys
 import click
 from sqlalchemy.exc import DBAPIError
 
-from gateway.accounts.accounts import (
-    AccountExists,
-)
 from gateway.catalog.loader import CatalogError
 from gateway.commands.accounts import account, key
 from gateway.commands.aside import aside
@@ -38,9 +35,6 @@ from gateway.commands.terminal import (
 )
 from gateway.commands.webhooks import webhook
 from gateway.errors import TollgateError
-from gateway.ledger.prices import PriceConflict
-from gateway.ledger.refunds import NotRefundable
-from gateway.ledger.transfers import TransferConflict
 from gateway.sql.database import migrate
 from gateway.up import embedded
 from gateway.up.embedded import CannotStart
@@ -138,15 +132,7 @@ def main() -> None:
     """Run the command; print errors that an operator can fix in one line."""
     try:
         cli(prog_name="tollgate")
-    except (
-        CannotStart,
-        AccountExists,
-        TransferConflict,
-        PriceConflict,
-        NotRefundable,
-        LookupError,
-        ValueError,
-    ) as error:
+    except (CannotStart, LookupError, ValueError) as error:
         refuse(str(error.args[0] if error.args else error))
     except TollgateError as error:
         refuse(error.message)

@@ -1,1 +1,1 @@
-"""The commands of ``tollgate``, one module per thing that is operated on."""
+"""The commands of ``tollgate``, which adapt ``gateway.operations`` to the command line."""

@@ -1,4 +1,4 @@
-"""``tollgate catalog``: what is on sale, and for how much."""
+"""``tollgate catalog``: models and prices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.catalog.loader import check, load_catalog
 from gateway.catalog.schema import CatalogEntry
-from gateway.commands.prices import price, whatif_command
+from gateway.commands.prices import price, price_line, whatif_command
 from gateway.commands.terminal import (
     example,
     json_option,
@@ -24,7 +24,7 @@ from gateway.pricing import format_usd
 
 @click.group()
 def catalog() -> None:
-    """What is on sale, and for how much."""
+    """Models and prices."""
 
 
 catalog.add_command(price)
@@ -35,7 +35,7 @@ catalog.add_command(whatif_command)
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @json_option
 def catalog_check(file: Path | None, as_json: bool) -> None:
-    """Say everything that is wrong with a catalog file; exit with 1 if anything is."""
+    """Check a catalog file and report every mistake; exit with 1 if there is one."""
     path = file or read_settings().catalog
     problems = check(path)
     if as_json:
@@ -44,7 +44,7 @@ def catalog_check(file: Path | None, as_json: bool) -> None:
         for problem in problems:
             click.echo(str(problem))
         if not problems:
-            click.echo(f"{path}: {len(load_catalog(path).models)} models, nothing wrong")
+            click.echo(f"{path}: {len(load_catalog(path).models)} models, no mistakes")
     if problems:
         raise SystemExit(1)
 
@@ -53,7 +53,7 @@ def catalog_check(file: Path | None, as_json: bool) -> None:
 @click.argument("name", required=False)
 @json_option
 def catalog_show(name: str | None, as_json: bool) -> None:
-    """Show what is on sale, with prices."""
+    """Show models with their prices."""
     entries = load_catalog(read_settings().catalog).models
     if name is not None:
         entries = tuple(entry for entry in entries if entry.name == name)
@@ -63,12 +63,7 @@ def catalog_show(name: str | None, as_json: bool) -> None:
 
 
 def _entry_row(entry: CatalogEntry) -> dict[str, Any]:
-    lines = [
-        f"${format_usd(line.amount)} per {line.per if line.per > 1 else ''} {line.unit}".replace(
-            "  ", " "
-        )
-        for line in entry.price
-    ]
+    lines = [price_line(line.unit, format_usd(line.amount), line.per) for line in entry.price]
     return {
         "name": entry.name,
         "task": entry.task,

@@ -1,41 +1,41 @@
-"""``tollgate credit``: money that comes into accounts."""
+"""``tollgate credit``: credit, refunds, chargebacks, corrections."""
 
 from __future__ import annotations
 
-import secrets
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final
 
 import click
 
-from gateway.accounts.accounts import (
-    find_account,
-)
-from gateway.billing.corrections import Correction, plan
-from gateway.billing.corrections import post as post_corrections
-from gateway.billing.credits import enter_chargeback, enter_credit
 from gateway.billing.usage.report import read_span
 from gateway.catalog.price_overrides import read_prices
 from gateway.commands.terminal import (
     Usd,
+    UtcTime,
+    actor_option,
+    columns,
     example,
     json_option,
+    perform,
+    print_json,
     print_rows,
+    print_views,
+    read_body,
     refuse,
-    transaction,
 )
-from gateway.ledger.refunds import refund
-from gateway.ledger.transfers import Transfer
-from gateway.pricing import format_usd
+from gateway.operations import credit as operations
+from gateway.operations.credit import ChargebackBody, CreditBody, RefundBody
 
-reason_option = click.option("--reason", required=True, help="Why; it stands in the ledger.")
-actor_option = click.option("--actor", default="operator", show_default=True, help="Who does it.")
+TRANSFER: Final = columns("id amount balance_after repeated")
+CORRECTION: Final = columns("request_id account_id paid due back")
+
+reason_option = click.option("--reason", required=True, help="Reason, recorded in the ledger.")
 
 
 @click.group()
 def credit() -> None:
-    """Money that comes into accounts."""
+    """Credit of accounts."""
 
 
 @credit.command(
@@ -43,69 +43,44 @@ def credit() -> None:
 )
 @click.argument("account_name", metavar="ACCOUNT")
 @click.argument("amount", type=Usd(), metavar="USD")
-@click.option("--reason", required=True, help="Why; it stands in the ledger for ever.")
+@reason_option
 @click.option("--kind", type=click.Choice(["topup", "grant"]), default="topup", show_default=True)
-@click.option("--reference", help="The payer's reference; the same one is booked once.")
-@click.option("--priority", type=click.IntRange(0, 1000), help="The lower, the sooner it is used.")
-@click.option("--expires", type=click.DateTime(), help="When what is left of it ends, in UTC.")
-@click.option("--actor", default="operator", show_default=True, help="Who does it.")
+@click.option(
+    "--reference",
+    default=operations.new_reference,
+    help="Payer's reference; repeating it does not book the credit again.",
+)
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 1000),
+    help="Order in which credits are spent, lowest first.",
+)
+@click.option(
+    "--expires", "expires_at", type=UtcTime(), help="When unspent credit expires, in UTC."
+)
+@actor_option
 @json_option
-def credit_add(
-    account_name: str,
-    amount: int,
-    reason: str,
-    kind: Literal["topup", "grant"],
-    reference: str | None,
-    priority: int | None,
-    expires: datetime | None,
-    actor: str,
-    as_json: bool,
-) -> None:
+def credit_add(account_name: str, actor: str, as_json: bool, **entered: Any) -> None:
     """Add credit to an account: paid (topup) or given (grant)."""
-    with transaction() as connection:
-        owner = find_account(connection, account_name)
-        booked = enter_credit(
-            connection,
-            owner.id,
-            amount,
-            kind=kind,
-            reference=reference,
-            actor=actor,
-            reason=reason,
-            priority=priority,
-            expires_at=expires.replace(tzinfo=UTC) if expires else None,
-        )
-    print_rows([_transfer_row(booked, owner.name)], dict, as_json)
+    body = read_body(CreditBody, entered)
+    made = perform(operations.add, account_name, body, actor=actor)
+    print_views([made], TRANSFER, as_json)
 
 
 @credit.command(
     "refund", epilog=example('tollgate credit refund req_… --amount 0.02 --reason "late answer"')
 )
 @click.argument("request_id", metavar="REQUEST")
-@click.option("--amount", type=Usd(), help="USD; all that is left of the charge if left out.")
-@click.option("--reference", help="The same one is booked once.")
+@click.option("--amount", type=Usd(), help="USD.  [default: the rest of the charge]")
+@click.option("--reference", help="Repeating it does not book the refund again.")
 @reason_option
 @actor_option
 @json_option
-def credit_refund(
-    request_id: str,
-    amount: int | None,
-    reference: str | None,
-    reason: str,
-    actor: str,
-    as_json: bool,
-) -> None:
-    """Give a request's charge back, in whole or in part."""
-    with transaction() as connection:
-        booked = refund(
-            connection,
-            request_id,
-            amount,
-            key=f"refund:{request_id}:{reference or secrets.token_hex(12)}",
-            actor=actor,
-            reason=reason,
-        )
-    print_rows([_transfer_row(booked, request_id)], dict, as_json)
+def credit_refund(request_id: str, actor: str, as_json: bool, **entered: Any) -> None:
+    """Refund a request's charge, in full or in part."""
+    body = read_body(RefundBody, entered)
+    made = perform(operations.refund, request_id, body, actor=actor)
+    print_views([made], TRANSFER, as_json)
 
 
 @credit.command(
@@ -114,25 +89,19 @@ def credit_refund(
 )
 @click.argument("account_name", metavar="ACCOUNT")
 @click.argument("amount", type=Usd(), metavar="USD")
-@click.option("--reference", required=True, help="The bank's; the same one is booked once.")
+@click.option(
+    "--reference",
+    required=True,
+    help="Bank's reference; repeating it does not book the chargeback again.",
+)
 @reason_option
 @actor_option
 @json_option
-def credit_chargeback(
-    account_name: str, amount: int, reference: str, reason: str, actor: str, as_json: bool
-) -> None:
-    """Take a payment back; what is spent already is owed, and suspends the account."""
-    with transaction() as connection:
-        owner = find_account(connection, account_name)
-        booked = enter_chargeback(
-            connection,
-            owner.id,
-            amount,
-            reference=reference,
-            actor=actor,
-            reason=reason,
-        )
-    print_rows([_transfer_row(booked, owner.name)], dict, as_json)
+def credit_chargeback(account_name: str, actor: str, as_json: bool, **entered: Any) -> None:
+    """Reverse a payment. What is already spent becomes a debt and suspends the account."""
+    body = read_body(ChargebackBody, entered)
+    made = perform(operations.charge_back, account_name, body, actor=actor)
+    print_views([made], TRANSFER, as_json)
 
 
 @credit.command(
@@ -150,68 +119,38 @@ def credit_chargeback(
     "file",
     required=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A catalog file, or YAML with `prices: {model: {price: […]}}`: what should have been.",
+    help="Correct prices: a catalog file, or YAML with `prices: {model: {price: […]}}`.",
 )
-@click.option("--account", "account_name", help="Only the requests of this account.")
-@click.option("--reference", required=True, help="Names this correction; it is booked once.")
-@click.option("--post", is_flag=True, help="Book it; without this, only what would be booked.")
+@click.option("--account", help="Only the requests of this account.")
+@click.option(
+    "--reference",
+    required=True,
+    help="Name of the correction; repeating it does not book the correction again.",
+)
+@click.option("--post", is_flag=True, help="Book the correction. Without it: dry run.")
 @reason_option
 @actor_option
 @json_option
 def credit_correct(
-    model: str,
-    first: str,
-    last: str,
-    file: Path,
-    account_name: str | None,
-    reference: str,
-    post: bool,
-    reason: str,
-    actor: str,
-    as_json: bool,
+    model: str, first: str, last: str, file: Path, post: bool, as_json: bool, **entered: Any
 ) -> None:
-    """Give back what a wrong price took from requests accepted in a span."""
+    """Refund what a wrong price took from requests accepted in a span."""
     prices = read_prices(file)
     if model not in prices:
         refuse(f"{file} has no price of {model!r}")
     span = read_span(first, last, "UTC", now=datetime.now(UTC))
-    with transaction() as connection:
-        owner = find_account(connection, account_name) if account_name else None
-        found = plan(
-            connection,
-            model,
-            prices[model],
-            starts_at=span.starts_at,
-            ends_at=span.ends_at,
-            account_id=owner.id if owner else None,
-        )
-        booked = 0
-        if post:
-            booked = post_corrections(
-                connection, found, reference=reference, actor=actor, reason=reason
-            )
-    print_rows(found, correction_row, as_json)
-    if not as_json:
-        due = format_usd(sum(each.back_nanos for each in found))
-        done = f"booked ${format_usd(booked)}" if post else "nothing booked; add --post to book it"
-        click.echo(f"{len(found)} requests, ${due} to give back; {done}")
-
-
-def correction_row(each: Correction) -> dict[str, Any]:
-    return {
-        "request": each.request_id,
-        "account": each.account_id,
-        "paid": format_usd(each.paid_nanos),
-        "due": format_usd(each.due_nanos),
-        "back": format_usd(each.back_nanos),
-    }
-
-
-def _transfer_row(booked: Transfer, account: str) -> dict[str, Any]:
-    return {
-        "transfer": booked.id,
-        "account": account,
-        "amount": format_usd(booked.amount_nanos),
-        "balance": format_usd(booked.posted_after),
-        "repeated": booked.repeated,
-    }
+    made = perform(
+        operations.correct,
+        model,
+        prices[model],
+        starts_at=span.starts_at,
+        ends_at=span.ends_at,
+        dry_run=not post,
+        **entered,
+    )
+    if as_json:
+        print_json(made)
+        return
+    print_rows(made["data"], CORRECTION, False)
+    done = f"booked ${made['booked']}" if post else "nothing booked; add --post to book it"
+    click.echo(f"{made['requests']} requests, ${made['total']} to refund; {done}")

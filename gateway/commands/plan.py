@@ -1,4 +1,4 @@
-"""``tollgate plan``: does a model fit, how fast could it be, what would a token cost."""
+"""``tollgate plan``: memory, maximum speed and cost of a language model on a device."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from gateway.plan.this_machine import devices_here
 from gateway.pricing import NANOS_PER_USD, format_usd, parse_usd
 
 CONTEXT: Final = 8192
-"""Tokens of a sequence where neither the entry nor the command names a number."""
+"""Default sequence length in tokens, if neither the entry nor the command sets it."""
 BATCH: Final = 8
-_SPELLED: Final = ("params", "layers", "kv_heads", "head_dim")
+_DIMENSIONS: Final = ("params", "layers", "kv_heads", "head_dim")
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is planned: a shape, and the entry that sells it, if there is one."""
+    """Model to be planned: its shape, and its catalog entry if it has one."""
 
     name: str
     shape: Shape
@@ -49,7 +49,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A plan with the costs of a million tokens; None where no hour's price is known."""
+    """A plan with the costs of a million tokens; None if the price of a GPU hour is unknown."""
 
     plan: CapacityPlan
     output: Cost | None
@@ -57,7 +57,7 @@ class Row:
 
 
 class Count(click.ParamType[int]):
-    """A whole number, in which ``70e9`` and ``70B`` may be written for seventy thousand million."""
+    """Whole number; ``70e9`` and ``70B`` are accepted for seventy billion."""
 
     name = "NUMBER"
 
@@ -69,7 +69,7 @@ class Count(click.ParamType[int]):
         except (ValueError, ZeroDivisionError):
             number = Fraction(1, 2)
         if number.denominator != 1 or number < 1:
-            self.fail(f"{value!r} is no whole number, such as 70e9 or 70B", param, ctx)
+            self.fail(f"{value!r} is not a whole number, such as 70e9 or 70B", param, ctx)
         return int(number)
 
 
@@ -82,45 +82,54 @@ class Count(click.ParamType[int]):
     ),
 )
 @click.argument("model")
-@click.option("--gpu", "gpus", multiple=True, help="Such as H200; may be repeated. [all, and here]")
-@click.option("--gpu-hour-usd", "hour", type=Usd(), help="[TOLLGATE_GPU_HOUR_USD]")
-@click.option("--dtype", type=click.Choice(list(PRECISIONS)), help="Of the weights.")
-@click.option("--kv-dtype", type=click.Choice(list(PRECISIONS)), help="Of keys and values.")
-@click.option("--context", type=click.IntRange(1), help="Tokens of each sequence.")
-@click.option("--batch", type=click.IntRange(1), help="Sequences that write together.")
+@click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    help="Device, such as H200; may be repeated.  [default: all known, and this machine's]",
+)
+@click.option(
+    "--gpu-hour-usd",
+    type=Usd(),
+    help="Price of a GPU hour in USD.  [default: TOLLGATE_GPU_HOUR_USD]",
+)
+@click.option("--dtype", type=click.Choice(list(PRECISIONS)), help="Precision of the weights.")
+@click.option("--kv-dtype", type=click.Choice(list(PRECISIONS)), help="Precision of the KV cache.")
+@click.option("--context", type=click.IntRange(1), help="Length of each sequence in tokens.")
+@click.option("--batch", type=click.IntRange(1), help="Number of sequences decoded together.")
 @click.option(
     "--efficiency",
     type=click.FloatRange(0, 1, min_open=True),
     default=float(EFFICIENCY),
     show_default=True,
-    help="Share of the roofline that is reached: an assumption.",
+    help="Assumed fraction of the roofline that is reached.",
 )
-@click.option("--params", type=Count(), help="Weights of a model that is not on disk, as 70e9.")
-@click.option("--layers", type=click.IntRange(1))
-@click.option("--kv-heads", type=click.IntRange(1))
-@click.option("--head-dim", type=click.IntRange(1))
+@click.option("--params", type=Count(), help="Number of weights, such as 70e9.")
+@click.option("--layers", type=click.IntRange(1), help="Number of layers.")
+@click.option("--kv-heads", type=click.IntRange(1), help="Number of KV heads.")
+@click.option("--head-dim", type=click.IntRange(1), help="Dimension of an attention head.")
 @json_option
 def plan_command(
     model: str,
     gpus: tuple[str, ...],
-    hour: int | None,
+    gpu_hour_usd: str | None,
     dtype: str | None,
     kv_dtype: str | None,
     context: int | None,
     batch: int | None,
     efficiency: float,
     as_json: bool,
-    **spelled: int | None,
+    **dimensions: int | None,
 ) -> None:
-    """Say whether a language model fits, how fast it can be at most, what a token costs.
+    """Estimate whether a language model fits, its maximum speed, and the cost of a token.
 
     MODEL is an entry of the catalog, a directory with config.json and *.safetensors, or the name of
-    a well-known model. Any other is spelled out with --params, --layers, --kv-heads, --head-dim.
+    a known model. Any other is described by --params, --layers, --kv-heads and --head-dim.
     """
     settings = read_settings()
-    if hour is None and settings.gpu_hour_usd is not None:
-        hour = parse_usd(settings.gpu_hour_usd)
-    subject = find_subject(model, settings.catalog, spelled)
+    price = gpu_hour_usd or settings.gpu_hour_usd
+    hour = None if price is None else parse_usd(price)
+    subject = find_subject(model, settings.catalog, dimensions)
     load = _load(subject, dtype=dtype, kv_dtype=kv_dtype, context=context, batch=batch)
     devices = [find_gpu(name) for name in gpus] or [*GPUS, *devices_here()]
     share = Fraction(str(efficiency))
@@ -136,18 +145,18 @@ def plan_command(
         _print(subject, load, rows, assumptions)
 
 
-def find_subject(name: str, catalog: Path, spelled: dict[str, int | None]) -> Subject:
-    """Find what is meant; sizes that are spelled out win.
+def find_subject(name: str, catalog: Path, dimensions: dict[str, int | None]) -> Subject:
+    """Find a model by name, or build it from its dimensions, which take precedence.
 
-    Raise ``LookupError`` for a model of which nothing is known, ``ValueError`` for half of one.
+    Raise ``LookupError`` if the model is unknown, ``ValueError`` if a dimension is missing.
     """
     entry = _find_entry(name, catalog)
-    given = {key: value for key, value in spelled.items() if value is not None}
+    given = {key: value for key, value in dimensions.items() if value is not None}
     if given:
-        if missing := [key for key in _SPELLED if key not in given]:
+        if missing := [key for key in _DIMENSIONS if key not in given]:
             options = ", ".join("--" + key.replace("_", "-") for key in missing)
-            raise ValueError(f"to spell a model out, {options} is missing as well")
-        parameters, layers, kv_heads, head_dim = (given[key] for key in _SPELLED)
+            raise ValueError(f"to describe a model, {options} is required as well")
+        parameters, layers, kv_heads, head_dim = (given[key] for key in _DIMENSIONS)
         shape = Shape(parameters, layers, kv_heads, head_dim)
     elif entry is not None and entry.checkpoint is not None:
         shape = read_checkpoint(catalog.resolve().parent / entry.checkpoint)
@@ -158,7 +167,7 @@ def find_subject(name: str, catalog: Path, spelled: dict[str, int | None]) -> Su
     else:
         what = "a model of unknown size" if entry else "neither in the catalog nor a directory"
         raise LookupError(
-            f"{name!r} is {what}; well-known are {', '.join(SHAPES)}; spell any other out with "
+            f"{name!r} is {what}; known models are {', '.join(SHAPES)}; describe any other with "
             "--params, --layers, --kv-heads and --head-dim"
         )
     return Subject(name, shape, entry)
@@ -171,7 +180,7 @@ def _find_entry(name: str, catalog: Path) -> CatalogEntry | None:
         return None
     entry = next((entry for entry in entries if entry.name == name), None)
     if entry is not None and entry.task != "text-generation":
-        raise ValueError(f"{name} does {entry.task}; plans are for text-generation")
+        raise ValueError(f"{name} is a model for {entry.task}; plans are for text-generation")
     return entry
 
 
@@ -188,13 +197,13 @@ def _load(
     context: int | None,
     batch: int | None,
 ) -> Load:
-    """Complete what was asked for from the entry, then from the model."""
+    """Fill in omitted options from the entry, then from the model."""
     shape, entry = subject.shape, subject.entry
     options = {} if entry is None else entry.options
     precision = dtype or options.get("dtype") or shape.precision or "bfloat16"
     return Load(
         precision=precision,
-        # Eight bits are the weights'; what is computed is bfloat16 then, and is kept so.
+        # With 8-bit weights, keys and values are computed and cached in bfloat16.
         kv_precision=kv_dtype or (precision if precision == "float32" else "bfloat16"),
         context=(
             context
@@ -211,7 +220,7 @@ def _row(
     price = None if subject.entry is None else subject.entry.selling_price
 
     def of(tokens_per_second: Fraction | None, unit: str) -> Cost | None:
-        # The hour's price is a GPU's; a processor has none.
+        # The price of an hour is a GPU's; a CPU has none.
         if hour_nanos is None or tokens_per_second is None or not made.device.peaks:
             return None
         sold = None if price is None else price_of_million(price, unit)
@@ -226,24 +235,24 @@ def _assumptions(
     subject: Subject, load: Load, devices: Sequence[Device], *, efficiency: float, hour: int | None
 ) -> list[str]:
     percent = float(100 * MEMORY_SHARE)
-    said = [
-        "Rooflines are upper bounds: nothing runs faster, and real engines run slower.",
-        f"{percent:g} % of the memory is for weights, keys and values; sequences count as full.",
-        "Tokens a second are those of one device; several are taken to share the work perfectly.",
+    assumptions = [
+        "Rooflines are upper bounds: real engines are slower.",
+        f"{percent:g} % of the memory is for weights and KV cache; sequences have full length.",
+        "Tokens per second are those of one device; several devices share the work perfectly.",
     ]
     if hour is not None:
-        said.append(
-            f"Expected costs assume {100 * efficiency:g} % of the roofline, every second of the "
-            f"hour in use, and ${format_usd(hour)} an hour for each GPU listed."
+        assumptions.append(
+            f"Expected costs assume {100 * efficiency:g} % of the roofline, full use of every "
+            f"hour, and ${format_usd(hour)} per hour for each GPU listed."
         )
     if subject.shape.experts:
-        said.append(
-            f"The model has {subject.shape.experts} experts, all of which are counted as read and "
-            "computed; with few sequences it is faster than this."
+        assumptions.append(
+            f"The model has {subject.shape.experts} experts, all of which count as read and "
+            "computed; with few sequences it is faster."
         )
     if load.precision == "fp8" and any(gpu.peaks and "fp8" not in gpu.peaks for gpu in devices):
-        said.append("A device without fp8 computes such weights in bfloat16.")
-    return said + [f"{device.name}: {device.note}." for device in devices if device.note]
+        assumptions.append("A device without fp8 computes such weights in bfloat16.")
+    return assumptions + [f"{device.name}: {device.note}." for device in devices if device.note]
 
 
 def _print(subject: Subject, load: Load, rows: Sequence[Row], assumptions: Sequence[str]) -> None:
@@ -254,14 +263,14 @@ def _print(subject: Subject, load: Load, rows: Sequence[Row], assumptions: Seque
     )
     click.echo(
         f"{load.precision}: {_gb(weight_bytes(shape, load.precision))} of weights, all read "
-        f"in every step; {token_bytes(shape, load.kv_precision):,} bytes of keys and values "
-        f"for each token ({load.kv_precision})"
+        f"in every step; {token_bytes(shape, load.kv_precision):,} bytes of KV cache "
+        f"per token ({load.kv_precision})"
     )
     if shape.context is not None and load.context > shape.context:
-        click.echo(f"the model was made for {shape.context:,} positions, not {load.context:,}")
+        click.echo(f"the model supports {shape.context:,} positions, not {load.context:,}")
     click.echo("")
     print_rows(rows, lambda row: _memory_cells(row, load), False)
-    click.echo("\nat most, tokens a second:")
+    click.echo("\nmaximum tokens per second:")
     print_rows(rows, lambda row: _speed_cells(row, load), False)
     costs = [
         (row, kind, part)
@@ -270,12 +279,10 @@ def _print(subject: Subject, load: Load, rows: Sequence[Row], assumptions: Seque
         if part is not None
     ]
     if costs:
-        click.echo("\nUSD for a million tokens:")
+        click.echo("\nUSD per million tokens:")
         print_rows(costs, lambda item: _cost_cells(*item), False)
     else:
-        click.echo(
-            "\nName what a device costs in an hour (--gpu-hour-usd) to see what tokens cost."
-        )
+        click.echo("\nSet the price of a GPU hour (--gpu-hour-usd) to see the cost of tokens.")
     click.echo("")
     for assumption in assumptions:
         click.echo(assumption)
@@ -286,7 +293,7 @@ def _memory_cells(row: Row, load: Load) -> dict[str, Any]:
     return {
         "device": row.plan.device.name,
         "memory": _gb(row.plan.device.memory),
-        "fits": "yes" if fit.devices == 1 else f"no, it takes {fit.devices}",
+        "fits": "yes" if fit.devices == 1 else f"no, needs {fit.devices}",
         "kv room": _gb(fit.kv_room_bytes),
         "kv tokens": f"{fit.kv_room_tokens:,}",
         f"sequences of {load.context:,}": f"{fit.sequences:,}",
@@ -384,7 +391,7 @@ def _rate(tokens_per_second: Fraction | None) -> str | None:
 
 
 def _usd(nanos: Fraction | None) -> str | None:
-    """Four decimals for eyes; a price below them in full."""
+    """Format with four decimals; an amount below $0.001 with nine."""
     if nanos is None:
         return None
     usd = float(nanos / NANOS_PER_USD)

@@ -1,56 +1,50 @@
-"""``tollgate catalog price`` and ``catalog whatif``: prices set, listed, and tried on the past."""
+"""``tollgate catalog price`` and ``catalog whatif``: set and list prices, try them on the past."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
-from sqlalchemy import Connection
 
-from gateway.accounts.accounts import find_account
 from gateway.billing.usage.report import read_span
 from gateway.billing.usage.whatif import RepricedUsage, whatif
 from gateway.catalog.document import Document, Unreadable
 from gateway.catalog.loader import load_catalog
-from gateway.catalog.price_overrides import (
-    read_price_override,
-    read_prices,
-    read_scheduled,
-    read_start,
-)
+from gateway.catalog.price_overrides import read_prices
 from gateway.catalog.schema import CatalogEntry
 from gateway.commands.terminal import (
+    actor_option,
     example,
     json_option,
+    perform,
     print_rows,
+    print_views,
+    read_body,
     read_settings,
     refuse,
     snapshot,
-    transaction,
 )
-from gateway.ledger.prices import (
-    LIST,
-    PriceCache,
-    PricePeriod,
-    cancel_price,
-    price_periods_of,
-    read_price,
-    set_price,
-)
-from gateway.pricing import Price, format_usd
+from gateway.operations import prices
+from gateway.operations.accounts import owner_id
+from gateway.operations.prices import PriceBody, PriceCancelBody, PriceView
+from gateway.pricing import format_usd
 
-account_option = click.option("--account", "account_name", help="Of this account's own.")
-reason_option = click.option("--reason", required=True, help="Why; it is kept with the price.")
-actor_option = click.option("--actor", default="operator", show_default=True, help="Who does it.")
-from_option = click.option("--from", "starts", help="When it begins, with offset. [in 10 s]")
+account_option = click.option(
+    "--account", help="Account with its own price.  [default: list price]"
+)
+reason_option = click.option("--reason", required=True, help="Reason, recorded with the price.")
+from_option = click.option(
+    "--from", help="Start of the price, with offset.  [default: in 10 seconds]"
+)
 
 
 @click.group()
 def price() -> None:
-    """Prices: of the list, and of accounts' own."""
+    """Prices: of the list, and of single accounts."""
 
 
 @price.command(
@@ -63,13 +57,16 @@ def price() -> None:
 )
 @click.argument("model")
 @click.option(
-    "--component", "components", multiple=True, help='"UNIT AMOUNT [PER]", once for each unit.'
+    "--component",
+    "components",
+    multiple=True,
+    help='"UNIT AMOUNT [PER]": price of one unit in USD; once for each unit.',
 )
-@click.option("--minimum", help="USD that a charged request costs at least.")
+@click.option("--minimum", help="Minimum charge of a request, in USD.")
 @click.option(
     "--file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="YAML with `price` and `minimum` as in the catalog; has conditions (`when`) too.",
+    help="YAML with `price` and `minimum` as in the catalog; can have conditions (`when`).",
 )
 @account_option
 @from_option
@@ -77,43 +74,33 @@ def price() -> None:
 @actor_option
 @json_option
 def price_set(
-    model: str,
-    components: tuple[str, ...],
-    minimum: str | None,
-    file: Path | None,
-    account_name: str | None,
-    starts: str | None,
-    reason: str,
-    actor: str,
-    as_json: bool,
+    components: tuple[str, ...], file: Path | None, actor: str, as_json: bool, **entered: Any
 ) -> None:
-    """Put a price in force, for everybody or for one account."""
+    """Put a price in force, for all accounts or for one."""
     if (file is None) == (not components):
         raise click.UsageError("give either --component or --file")
-    told: dict[str, Any] = {"price": [_component(text) for text in components]}
-    if file is not None:
-        value = _read_file(file)
-        told = value if isinstance(value, dict) else {"price": value}
-    if minimum is not None:
-        told["minimum"] = minimum
-    made = read_price_override(_entry(model), told)
-    _set(model, made, account_name, starts, actor=actor, reason=reason, as_json=as_json)
+    offer = {"price": [_component(text) for text in components]} if file is None else _offer(file)
+    body = read_body(
+        PriceBody,
+        {**entered, "minimum": entered["minimum"] or offer.get("minimum"), "price": offer["price"]},
+    )
+    made = prices.read(_entry(body.model), body.price, body.minimum)
+    print_views([perform(prices.put, body, made, actor=actor)], _row, as_json)
 
 
 @price.command(
     "end", epilog=example("tollgate catalog price end pocket-chat --account acme --reason expired")
 )
 @click.argument("model")
-@click.option("--account", "account_name", required=True, help="Whose own price ends.")
+@click.option("--account", required=True, help="Account whose own price ends.")
 @from_option
 @reason_option
 @actor_option
 @json_option
-def price_end(
-    model: str, account_name: str, starts: str | None, reason: str, actor: str, as_json: bool
-) -> None:
-    """End a price of an account's own: it pays the list price again."""
-    _set(model, None, account_name, starts, actor=actor, reason=reason, as_json=as_json)
+def price_end(actor: str, as_json: bool, **entered: Any) -> None:
+    """End an account's own price; the list price applies again."""
+    body = read_body(PriceBody, entered)
+    print_views([perform(prices.put, body, None, actor=actor)], _row, as_json)
 
 
 @price.command(
@@ -126,42 +113,25 @@ def price_end(
 )
 @click.argument("model")
 @account_option
-@click.option("--from", "starts", required=True, help="Start of the price, with offset.")
+@click.option("--from", required=True, help="Start of the price, with offset.")
 @reason_option
 @actor_option
 @json_option
-def price_cancel(
-    model: str, account_name: str | None, starts: str, reason: str, actor: str, as_json: bool
-) -> None:
-    """Take back a price, or an end, that begins more than 10 s from now."""
-    with transaction() as connection:
-        period = cancel_price(
-            connection,
-            model,
-            account_id=find_account(connection, account_name).id if account_name else LIST,
-            starts_at=read_scheduled(starts),
-            now=datetime.now(UTC),
-            actor=actor,
-            reason=reason,
-        )
-        made = _read(connection, period, {})
-    print_rows([_row(period, made)], dict, as_json)
+def price_cancel(actor: str, as_json: bool, **entered: Any) -> None:
+    """Cancel a price, or the end of one, that begins more than 10 seconds from now."""
+    body = read_body(PriceCancelBody, entered)
+    print_views([perform(prices.cancel, body, actor=actor, cache={})], _row, as_json)
 
 
 @price.command("list", epilog=example("tollgate catalog price list pocket-chat --account acme"))
 @click.argument("model", required=False)
 @account_option
 @json_option
-def price_list(model: str | None, account_name: str | None, as_json: bool) -> None:
+def price_list(model: str | None, account: str | None, as_json: bool) -> None:
     """List every price that was, is or will be in force, and those that were cancelled."""
-    cache: PriceCache = {}
     with snapshot() as connection:
-        account_id = find_account(connection, account_name).id if account_name else None
-        rows = [
-            _row(period, _read(connection, period, cache))
-            for period in price_periods_of(connection, model=model, account_id=account_id)
-        ]
-    print_rows(rows, dict, as_json)
+        found = prices.list_all(connection, model=model, account=account, cache={})
+    print_views(found, _row, as_json)
 
 
 @click.command(
@@ -175,25 +145,24 @@ def price_list(model: str | None, account_name: str | None, as_json: bool) -> No
     "file",
     required=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A catalog file, or YAML with `prices: {model: {price: […]}}`.",
+    help="Other prices: a catalog file, or YAML with `prices: {model: {price: […]}}`.",
 )
-@click.option("--account", "account_name", help="Only the usage of this account.")
-@click.option("--tz", default="UTC", show_default=True, help="Zone in which days are cut.")
+@click.option("--account", help="Only the usage of this account.")
+@click.option("--tz", default="UTC", show_default=True, help="Time zone of the days.")
 @json_option
 def whatif_command(
-    first: str, last: str, file: Path, account_name: str | None, tz: str, as_json: bool
+    first: str, last: str, file: Path, account: str | None, tz: str, as_json: bool
 ) -> None:
-    """Say what past usage would have cost under another price list; nothing is changed."""
-    prices = read_prices(file)
+    """Compute what past usage would have cost at other prices; nothing is changed."""
+    offered = read_prices(file)
     span = read_span(first, last, tz, now=datetime.now(UTC))
     with snapshot() as connection:
-        account_id = find_account(connection, account_name).id if account_name else None
         found = whatif(
             connection,
-            prices,
+            offered,
             starts_at=span.starts_at,
             ends_at=span.ends_at,
-            account_id=account_id,
+            account_id=owner_id(connection, account),
         )
     whole = RepricedUsage("total")
     for each in found:
@@ -205,41 +174,21 @@ def whatif_command(
     print_rows([*found, whole], _repriced_row, as_json)
 
 
-def _set(
-    model: str,
-    made: Price | None,
-    account_name: str | None,
-    starts: str | None,
-    *,
-    actor: str,
-    reason: str,
-    as_json: bool,
-) -> None:
-    starts_at = read_start(starts, datetime.now(UTC))
-    with transaction() as connection:
-        period = set_price(
-            connection,
-            model,
-            made,
-            account_id=find_account(connection, account_name).id if account_name else LIST,
-            starts_at=starts_at,
-            actor=actor,
-            reason=reason,
-        )
-    print_rows([_row(period, made)], dict, as_json)
-
-
-def _read_file(file: Path) -> Any:
+def _offer(file: Path) -> dict[str, Any]:
     try:
-        return Document(file.read_text()).value
+        value = Document(file.read_text()).value
     except (Unreadable, UnicodeDecodeError) as error:
         refuse(f"{file} is not valid YAML: {error}")
+    offer = value if isinstance(value, dict) else {"price": value}
+    if offer.get("price") is None or (set(offer) - {"price", "minimum"}):
+        refuse(f"{file} must have `price`, and can have `minimum`, and nothing else")
+    return offer
 
 
 def _component(text: str) -> dict[str, Any]:
     unit, amount, *per = text.split() if len(text.split()) > 1 else ("", "", "x")
     if len(per) > 1 or not all(re.fullmatch("[1-9][0-9]{0,9}", part) for part in per):
-        refuse(f'{text!r} is no component; write "UNIT AMOUNT [PER]"', status=2)
+        refuse(f'{text!r} is not a valid component; write "UNIT AMOUNT [PER]"', status=2)
     return {"unit": unit, "amount": amount} | ({"per": int(per[0])} if per else {})
 
 
@@ -250,30 +199,24 @@ def _entry(model: str) -> CatalogEntry:
     return entries[model]
 
 
-def _read(connection: Connection, period: PricePeriod, cache: PriceCache) -> Price | None:
-    return None if period.price_id is None else read_price(connection, period.price_id, cache)
+def price_line(unit: str, amount: str, per: int, when: Mapping[str, str] | None = None) -> str:
+    number = f" {per}" if per > 1 else ""
+    conditions = "".join(f" {name}={value}" for name, value in (when or {}).items())
+    return f"${amount} per{number} {unit}{conditions}"
 
 
-def _row(period: PricePeriod, price: Price | None) -> dict[str, Any]:
-    parts = price.components if price else ()
+def _row(view: PriceView) -> dict[str, Any]:
+    parts, cancelled = view["price"], view["cancelled"]
     return {
-        "model": period.model,
-        "account": period.account_id or "everybody",
-        "from": period.effective_from.isoformat(timespec="seconds"),
-        "price": [
-            f"${format_usd(part.amount_nanos)} per {part.per if part.per > 1 else ''} {part.unit}"
-            f"{''.join(f' {name}={value}' for name, value in part.when.items())}".replace("  ", " ")
-            for part in parts
-        ]
-        or ["the list price"],
-        "minimum": format_usd(price.minimum_nanos) if price else None,
-        "source": period.source,
-        "actor": period.actor,
-        "reason": period.reason,
-        "cancelled": None
-        if (cancelled := period.cancelled) is None
-        else f"{cancelled.cancelled_at.isoformat(timespec='seconds')} by {cancelled.actor}: "
-        f"{cancelled.reason}",
+        "model": view["model"],
+        "account": view["account_id"] or "all",
+        "from": view["from"],
+        "price": [price_line(**part) for part in parts] if parts else "the list price",
+        "minimum": view["minimum"],
+        "source": view["source"],
+        "actor": view["actor"],
+        "reason": view["reason"],
+        "cancelled": cancelled and "{at} by {actor}: {reason}".format(**cancelled),
     }
 
 

@@ -1,4 +1,4 @@
-"""``tollgate usage``, ``ledger`` and ``reconcile``: what the books say, and the proof of it."""
+"""``tollgate usage``, ``export``, ``ledger`` and ``reconcile``: usage and ledger."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from gateway.pricing import format_usd
 @click.argument("account_name", metavar="[ACCOUNT]", required=False)
 @click.option("--from", "first", help="First day, or a moment with its offset.")
 @click.option("--to", "last", help="Last day (included), or a moment (excluded).")
-@click.option("--group-by", default="model", show_default=True, help="Dimensions, by comma.")
-@click.option("--tz", help="Time zone in which days are cut. [the account's]")
-@click.option("--model", help="Only of this model.")
+@click.option(
+    "--group-by", default="model", show_default=True, help="Dimensions, separated by commas."
+)
+@click.option("--tz", help="Time zone of the days.  [default: the account's]")
+@click.option("--model", help="Only the usage of this model.")
 @json_option
 def usage_command(
     account_name: str | None,
@@ -62,12 +64,18 @@ def usage_command(
 @click.argument("account_name", metavar="ACCOUNT")
 @click.option("--from", "first", help="First day, or a moment with its offset.")
 @click.option("--to", "last", help="Last day (included), or a moment (excluded).")
-@click.option("--tz", help="Time zone of the days and of local times. [the account's]")
+@click.option("--tz", help="Time zone of days and local times.  [default: the account's]")
 @click.option("--format", type=click.Choice(["csv", "parquet"]), default="csv", show_default=True)
 @click.option(
     "--profile", type=click.Choice(["native", "focus"]), default="native", show_default=True
 )
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write.",
+)
 def export_command(
     account_name: str,
     first: str | None,
@@ -77,8 +85,8 @@ def export_command(
     profile: Profile,
     output: Path,
 ) -> None:
-    """Write every charge and refund of an account to a file, and its footer beside it."""
-    # Imported where it is used: no other command should wait for it.
+    """Write every charge and refund of an account to a file, and its footer to another."""
+    # Imported here because importing pyarrow takes long, and no other command needs it.
     from gateway.billing.exports.files import export
     from gateway.billing.exports.native import connection_reader
 
@@ -103,11 +111,13 @@ def export_command(
 
 @click.command("ledger", epilog=example("tollgate ledger acme --limit 50"))
 @click.argument("account_name", metavar="ACCOUNT")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of rows."
+)
 @click.option("--kind", help="Only movements of this kind, such as topup.")
 @json_option
 def ledger_command(account_name: str, limit: int, kind: str | None, as_json: bool) -> None:
-    """Show the movements of an account's balance, newest first."""
+    """List the movements of an account's balance, newest first."""
     with snapshot() as connection:
         owner = find_account(connection, account_name)
         found = entries(connection, owner.id, limit=limit, kind=kind)
@@ -117,12 +127,12 @@ def ledger_command(account_name: str, limit: int, kind: str | None, as_json: boo
 @click.command(
     "reconcile", epilog=example("tollgate reconcile --json", "tollgate reconcile --rebuild")
 )
-@click.option("--rebuild", "anew", is_flag=True, help="Build the hourly sums anew as well.")
+@click.option("--rebuild", "rebuild_sums", is_flag=True, help="Rebuild the hourly sums first.")
 @json_option
-def reconcile_command(anew: bool, as_json: bool) -> None:
-    """Prove that the books agree; say what differs, and exit with 1 if anything does."""
+def reconcile_command(rebuild_sums: bool, as_json: bool) -> None:
+    """Reconcile the ledger and report what differs; exit with 1 if anything does."""
     differing = []
-    if anew:
+    if rebuild_sums:
         with transaction() as connection:
             differing = rebuild(connection)
     with snapshot() as connection:
@@ -130,14 +140,14 @@ def reconcile_command(anew: bool, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode([asdict(finding) for finding in findings]).decode())
     else:
-        if anew and not differing:
-            click.echo("the hourly sums were built anew, byte for byte the same")
+        if rebuild_sums and not differing:
+            click.echo("the rebuilt hourly sums are identical")
         for old, new in differing:
             click.echo(f"hour {old.hour:%Y-%m-%dT%H:%MZ} was {old.sha256} and is {new.sha256}")
         for finding in findings:
             click.echo(str(finding))
         if not findings:
-            click.echo("the books agree")
+            click.echo("the ledger is consistent")
     if findings or differing:
         raise SystemExit(1)
 

@@ -1,41 +1,59 @@
-"""What all commands share: how they read amounts, reach the database, print and refuse.
+"""Shared by all commands: types of options, access to the database, output and errors.
 
-Tables for people, with ``--json`` data for programs. An error is one line on stderr.
+Output is a table or, with ``--json``, JSON. An error is one line on stderr.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import getitem
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import click
 import msgspec
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection
 
 from gateway.pricing import parse_usd
 from gateway.settings import Settings
 from gateway.sql.database import Database, schema_is_current
+from gateway.tasks.mistakes import invalid_field
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Body = TypeVar("Body", bound=BaseModel)
+
+actor_option = click.option(
+    "--actor", default="operator", show_default=True, help="Name recorded as the author."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-class Usd(click.ParamType[int]):
-    """An amount of USD as a decimal, in nano-dollars."""
+class Usd(click.ParamType[str]):
+    """Amount of USD, as the decimal string that bodies of operations contain."""
 
     name = "USD"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return value if isinstance(value, int) else parse_usd(value)
+            parse_usd(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        return str(value)
+
+
+class UtcTime(click.DateTime):
+    """Moment in UTC, entered without an offset, as the string that bodies of operations contain."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return f"{super().convert(value, param, ctx).isoformat()}Z"
 
 
 class Commands(click.Group):
-    """Commands whose amounts may be mistaken for options: click takes ``-5`` for one."""
+    """Group that reports a negative amount as such; click mistakes ``-5`` for an option."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -84,10 +102,51 @@ def snapshot() -> Iterator[Connection]:
         yield connection
 
 
+def perform(
+    operation: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Run an operation in one transaction."""
+    with transaction() as connection:
+        return operation(connection, *args, **kwargs)
+
+
+def read_body(kind: type[Body], entered: Mapping[str, Any]) -> Body:
+    """Build an operation's body from options. Options that were not given keep its defaults.
+
+    Raise ``InvalidRequest``.
+    """
+    try:
+        return kind.model_validate(
+            {name: value for name, value in entered.items() if value not in (None, ())}
+        )
+    except ValidationError as error:
+        raise invalid_field(error.errors(include_url=False)) from None
+
+
+def columns(names: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return a function that picks a table row from a view; ``a.b`` is field ``b`` of ``a``."""
+    paths = names.split()
+    return lambda view: {path: functools.reduce(getitem, path.split("."), view) for path in paths}
+
+
+def print_views(
+    views: Sequence[Mapping[str, Any]], row: Callable[[Any], dict[str, Any]], as_json: bool
+) -> None:
+    """Print views of operations: as JSON exactly as HTTP returns them, or as a table of ``row``."""
+    if as_json:
+        print_json(views)
+    else:
+        print_rows(views, row, False)
+
+
+def print_json(value: object) -> None:
+    click.echo(msgspec.json.encode(value).decode())
+
+
 def print_rows(items: Sequence[Any], row: Callable[[Any], dict[str, Any]], as_json: bool) -> None:
     rows = [row(item) for item in items]
     if as_json:
-        click.echo(msgspec.json.encode(rows).decode())
+        print_json(rows)
         return
     if not rows:
         return
@@ -102,6 +161,8 @@ def print_rows(items: Sequence[Any], row: Callable[[Any], dict[str, Any]], as_js
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(_cell, value))
     return str(value)

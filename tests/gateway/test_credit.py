@@ -20,7 +20,7 @@ def spend(caller: Caller, word: str) -> dict[str, Any]:
     return receipt
 
 
-def test_an_account_is_opened_credited_and_given_a_key_that_works(stack: Stack) -> None:
+def test_account_is_created_with_credit_and_a_key(stack: Stack) -> None:
     boss = admin(stack)
     name = f"acme {boss.headers['authorization'][-8:]}"
 
@@ -56,7 +56,7 @@ def test_an_account_is_opened_credited_and_given_a_key_that_works(stack: Stack) 
     assert stack.findings() == []
 
 
-def test_a_refund_is_given_once_for_its_reference(stack: Stack) -> None:
+def test_refund_is_booked_once_per_reference(stack: Stack) -> None:
     caller, boss = stack.caller(), admin(stack)
     receipt = spend(caller, "two words")
     path = f"/v1/admin/requests/{receipt['request_id']}/refund"
@@ -74,7 +74,7 @@ def test_a_refund_is_given_once_for_its_reference(stack: Stack) -> None:
     assert stack.findings() == []
 
 
-def test_a_chargeback_of_spent_money_suspends(stack: Stack) -> None:
+def test_chargeback_of_spent_credit_suspends_the_account(stack: Stack) -> None:
     caller, boss = stack.caller(credit="0.0001"), admin(stack)
     spend(caller, "a few words more")
 
@@ -91,7 +91,7 @@ def test_a_chargeback_of_spent_money_suspends(stack: Stack) -> None:
     assert stack.findings() == []
 
 
-def test_a_correction_is_planned_before_it_is_booked(stack: Stack) -> None:
+def test_correction_books_nothing_in_a_dry_run(stack: Stack) -> None:
     caller, boss = stack.caller(), admin(stack)
     receipt = spend(caller, "some words that cost")
     body = {
@@ -122,7 +122,7 @@ def test_a_correction_is_planned_before_it_is_booked(stack: Stack) -> None:
     assert stack.findings() == []
 
 
-def test_a_scheduled_price_is_cancelled_over_http(stack: Stack) -> None:
+def test_scheduled_price_can_be_cancelled(stack: Stack) -> None:
     boss, owner = admin(stack), str(stack.caller().account_id)
     scheduled = {"model": "echo", "account": owner, "from": "2099-01-01T00:00:00Z", "reason": "x"}
     priced = scheduled | {"price": [{"unit": "request", "amount": "0.5"}]}
@@ -140,7 +140,9 @@ def test_a_scheduled_price_is_cancelled_over_http(stack: Stack) -> None:
     assert wrong.json()["error"]["param"] == "from"
 
 
-def test_an_administrator_is_told_how_to_read_another_accounts_receipt(stack: Stack) -> None:
+def test_error_explains_how_to_read_a_receipt_of_another_account(
+    stack: Stack,
+) -> None:
     caller, boss = stack.caller(), admin(stack)
     path = f"/v1/requests/{spend(caller, 'told')['request_id']}/receipt"
 

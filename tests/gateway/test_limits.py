@@ -89,7 +89,7 @@ def another_key(stack: Stack, caller: Caller) -> Caller:
     return Caller(caller.account_id, info.id, secret, http)
 
 
-def test_a_burst_over_two_gateways_is_accepted_up_to_the_limit(
+def test_burst_over_two_gateways_is_accepted_up_to_the_limit(
     two: tuple[Stack, Stack],
 ) -> None:
     caller = two[0].caller()
@@ -111,7 +111,7 @@ def test_a_burst_over_two_gateways_is_accepted_up_to_the_limit(
     assert sorted(left) == [0] * 161 + [*range(1, 40)]
 
 
-def test_every_answer_to_an_order_says_what_is_left(stack: Stack) -> None:
+def test_rate_limit_headers_report_what_remains(stack: Stack) -> None:
     caller = stack.caller(requests_per_minute=2, tokens_per_minute=1000)
     client = Client(stack, caller, retries=0)
 
@@ -145,7 +145,7 @@ def test_every_answer_to_an_order_says_what_is_left(stack: Stack) -> None:
     assert "x-ratelimit-limit-requests" not in Client(stack, stack.caller()).ask()
 
 
-def test_tokens_that_were_not_used_are_free_again_after_the_run(stack: Stack) -> None:
+def test_unused_tokens_are_returned_after_the_request(stack: Stack) -> None:
     caller = stack.caller(tokens_per_minute=1000)
     client = Client(stack, caller)
 
@@ -161,7 +161,7 @@ def test_tokens_that_were_not_used_are_free_again_after_the_run(stack: Stack) ->
     wait_for(lambda: left() == 1000 - used, "unused tokens to be given back")
 
 
-def test_what_is_refused_for_another_reason_uses_up_nothing(stack: Stack) -> None:
+def test_requests_refused_for_other_reasons_do_not_count(stack: Stack) -> None:
     caller = stack.caller(credit="0.00000001", requests_per_minute=5, tokens_per_minute=1000)
 
     for _ in range(7):
@@ -171,7 +171,7 @@ def test_what_is_refused_for_another_reason_uses_up_nothing(stack: Stack) -> Non
         assert answer.headers["x-ratelimit-remaining-tokens"] == "1000"
 
 
-def test_limits_of_account_and_model_hold_for_all_keys_together(stack: Stack) -> None:
+def test_limits_of_account_and_model_cover_all_keys_together(stack: Stack) -> None:
     caller = stack.caller()
     other = another_key(stack, caller)
     limit(stack, Limit(caller.account_id, None, "slow", requests_per_minute=2))
@@ -189,7 +189,7 @@ def test_limits_of_account_and_model_hold_for_all_keys_together(stack: Stack) ->
             client.ask()
 
 
-def test_openai_comes_again_after_a_rate_limit_and_not_when_that_is_no_use(stack: Stack) -> None:
+def test_openai_client_retries_a_rate_limit_only_if_that_can_succeed(stack: Stack) -> None:
     client = Client(stack, stack.caller(requests_per_minute=1))
     client.ask()
     with pytest.raises(openai.RateLimitError):
@@ -203,7 +203,7 @@ def test_openai_comes_again_after_a_rate_limit_and_not_when_that_is_no_use(stack
     assert tight.answers == [429]
 
 
-def test_openai_does_not_retry_without_credit_and_waits_for_credit_in_use(stack: Stack) -> None:
+def test_openai_client_retries_if_credit_is_held_but_not_if_it_is_spent(stack: Stack) -> None:
     poor = Client(stack, stack.caller(credit="0.00000001"))
     with pytest.raises(openai.APIStatusError) as caught:
         poor.ask()
@@ -219,7 +219,7 @@ def test_openai_does_not_retry_without_credit_and_waits_for_credit_in_use(stack:
     assert set(client.waits) == {1.0}
 
 
-def test_openai_waits_for_a_running_request_to_end(stack: Stack) -> None:
+def test_openai_client_waits_for_a_running_request_to_end(stack: Stack) -> None:
     caller = stack.caller()
     limit(stack, Limit(caller.account_id, None, "slow", concurrent_max=1))
     order(caller, "slow", "word " * 40)
@@ -237,7 +237,7 @@ def test_openai_waits_for_a_running_request_to_end(stack: Stack) -> None:
     assert caught.value.response.headers["retry-after"] == "1"
 
 
-def test_a_full_queue_is_waited_for_and_uses_up_nothing(two: tuple[Stack, Stack]) -> None:
+def test_requests_refused_by_a_full_queue_do_not_count(two: tuple[Stack, Stack]) -> None:
     stack = replace(two[0], port=0, processes={}, clients=[])
     try:
         stack.start_gateway("full", environment={"TOLLGATE_QUEUE_MAX": "0"})
@@ -257,7 +257,7 @@ def test_a_full_queue_is_waited_for_and_uses_up_nothing(two: tuple[Stack, Stack]
         stack.stop()
 
 
-def test_budgets_refuse_say_until_when_and_are_seen_changed_and_ended(stack: Stack) -> None:
+def test_budget_refuses_until_its_reset_and_can_be_changed_and_ended(stack: Stack) -> None:
     admin = stack.caller(scopes=("admin", "read"))
     caller = stack.caller()
     body = {"account": str(caller.account_id), "window": "day", "name": "daily"}
@@ -298,7 +298,7 @@ def test_budgets_refuse_say_until_when_and_are_seen_changed_and_ended(stack: Sta
     assert stack.findings() == []
 
 
-def test_rate_limits_are_set_and_removed_over_http(stack: Stack) -> None:
+def test_rate_limits_are_set_and_removed(stack: Stack) -> None:
     admin = stack.caller(scopes=("admin", "read"))
     caller = stack.caller()
     whose = {"account": caller.account_id, "key": caller.key_id}
@@ -319,7 +319,7 @@ def test_rate_limits_are_set_and_removed_over_http(stack: Stack) -> None:
     assert caller.http.get("/v1/rate-limits").json()["data"] == []
 
 
-def test_only_an_admin_sees_or_sets_the_limits_of_others(stack: Stack) -> None:
+def test_only_an_admin_reads_or_sets_limits_of_other_accounts(stack: Stack) -> None:
     mine, other = stack.caller(), stack.caller()
     admin = stack.caller(scopes=("admin", "read"))
 
@@ -340,14 +340,14 @@ def test_only_an_admin_sees_or_sets_the_limits_of_others(stack: Stack) -> None:
         ({"limit": 25}, 400, "an amount must be a string"),
         ({"limit": "a lot"}, 400, "is not a valid amount"),
         ({"limit": "-1"}, 400, "cannot be negative"),
-        ({"account": "nobody"}, 404, "No such account: 'nobody'"),
+        ({"account": "nobody"}, 404, "Unknown account 'nobody'"),
         ({"window": "week"}, 400, "'hour', 'day', 'month' or 'total'"),
-        ({"tz": "Europe/Atlantis"}, 400, "unknown time zone 'Europe/Atlantis'"),
+        ({"tz": "Europe/Atlantis"}, 400, "Unknown time zone 'Europe/Atlantis'"),
         ({"model": "gpt-9"}, 404, "'gpt-9' does not exist"),
         ({"key": 999999}, 404, "has no key 999999"),
     ],
 )
-def test_a_budget_that_makes_no_sense_is_refused_by_name(
+def test_invalid_budget_is_refused_with_the_reason(
     stack: Stack, body: dict[str, Any], status: int, message: str
 ) -> None:
     admin = stack.caller(scopes=("admin",))

@@ -1,4 +1,4 @@
-"""What only administrators may call: accounts, keys, credit, prices, maintenance."""
+"""Endpoints of administrators: they adapt ``gateway.operations`` to HTTP."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from typing import Final
 
 from litestar.types import ControllerRouterHandler
 
+from gateway.api.admin.accounts import AccountsController
 from gateway.api.admin.credit import CreditController
+from gateway.api.admin.keys import KeysController
+from gateway.api.admin.limits import AdminLimitsController
 from gateway.api.admin.maintenance import AdminController
+from gateway.api.admin.periods import AdminPeriodsController
 from gateway.api.admin.prices import PricesController
 from gateway.api.admin.set_aside import SetAsideController
-from gateway.api.native.limits import AdminLimitsController
-from gateway.api.native.statements import AdminPeriodsController
 
 HANDLERS: Final[tuple[ControllerRouterHandler, ...]] = (
+    AccountsController,
+    KeysController,
     CreditController,
     AdminController,
     PricesController,

@@ -1,19 +1,17 @@
-"""What an operator asks of a running gateway. Accounts, keys and credit are the command line's."""
+"""Maintenance of a running gateway: reload its catalog, reconcile its ledger."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 
-from gateway.api.http.access import caller
 from gateway.api.http.answers import json_response
+from gateway.api.http.request import ApiRequest
 from gateway.billing.audit import Reconciliation, last_audit, run_audit
-from gateway.catalog.store import LiveCatalog
 from gateway.checks.moments import timestamp
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.reconcile import Finding
-from gateway.sql.database import Database
 
 
 class ReloadedView(TypedDict):
@@ -22,7 +20,7 @@ class ReloadedView(TypedDict):
 
 
 class ReconciliationView(TypedDict):
-    """Result of a proof of the books."""
+    """Result of a reconciliation."""
 
     object: Literal["reconciliation"]
     agrees: bool
@@ -40,10 +38,10 @@ class AdminController(Controller):
         "/catalog/reload",
         status_code=200,
         operation_id="ReloadCatalog",
-        summary="Read catalog.yaml again; a changed price is a new price version",
+        summary="Reload catalog.yaml; a changed price becomes a new price version",
     )
-    async def reload(self, request: Request[Any, Any, Any]) -> Response[ReloadedView]:
-        live: LiveCatalog = request.app.state.live
+    async def reload(self, request: ApiRequest) -> Response[ReloadedView]:
+        live = request.services.live
         problems = await live.reload()
         if problems:
             raise InvalidRequest(
@@ -58,22 +56,22 @@ class AdminController(Controller):
         "/reconcile",
         status_code=200,
         operation_id="Reconcile",
-        summary="Prove now that the books agree, or say what differs",
+        summary="Reconcile the ledger now and return what differs",
     )
-    async def reconcile(self, request: Request[Any, Any, Any]) -> Response[ReconciliationView]:
-        state = request.app.state
-        return json_response(_view(await run_audit(state.database, state.payment_provider)))
+    async def reconcile(self, request: ApiRequest) -> Response[ReconciliationView]:
+        services = request.services
+        return json_response(_view(await run_audit(services.database, services.payment_provider)))
 
     @get(
         "/reconcile",
         operation_id="GetReconciliation",
-        summary="What the last proof found, by whichever gateway",
+        summary="Return the result of the last reconciliation, by any gateway",
     )
-    async def last(self, request: Request[Any, Any, Any]) -> Response[ReconciliationView]:
-        database: Database = request.app.state.database
-        found = await database.report(last_audit, account_id=caller(request).account_id)
+    async def last(self, request: ApiRequest) -> Response[ReconciliationView]:
+        database = request.services.database
+        found = await database.report(last_audit, account_id=request.key.account_id)
         if found is None:
-            raise NotFound("not_reconciled", "The books have not been reconciled yet.")
+            raise NotFound("not_reconciled", "The ledger has not been reconciled yet.")
         return json_response(_view(found))
 
 

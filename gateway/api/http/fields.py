@@ -6,14 +6,12 @@ from datetime import datetime
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from litestar.params import PathParameter, QueryParameter
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from gateway.accounts.limits import LIMIT_MAX
 from gateway.checks.decoding import ID_MAX
 from gateway.checks.moments import read_moment
 from gateway.errors import InvalidRequest
-from gateway.pricing import parse_usd
 from gateway.tasks.mistakes import UNSUPPORTED
 
 T = TypeVar("T")
@@ -38,35 +36,12 @@ def refused(
 Refused: TypeAlias = Annotated[T | None, refused()]
 
 
-def _read_usd(value: Any) -> int:
-    if not isinstance(value, str):
-        raise ValueError('an amount must be a string, such as "25.00"')
-    return parse_usd(value)
-
-
-UsdAmount: TypeAlias = Annotated[
-    int,
-    BeforeValidator(_read_usd),
-    WithJsonSchema({"type": "string", "description": "USD, as a decimal", "examples": ["25.00"]}),
-]
-"""An amount in a body: a decimal string of USD, read as nano-dollars."""
-Moment: TypeAlias = Annotated[
-    datetime,
-    BeforeValidator(read_moment),
-    WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-03-01T10:00:00Z"]}),
-]
-"""A time in a body: RFC 3339 with an offset, read as UTC."""
-Id: TypeAlias = Annotated[int, Field(ge=1, le=ID_MAX)]
-"""Id of a row in SQL."""
-AccountName: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
 ]
 """A client's labels, for its own use."""
-PerMinute: TypeAlias = Annotated[int, Field(ge=1, le=LIMIT_MAX)]
-"""A limit per minute, or on concurrent requests."""
 
 IdInPath: TypeAlias = Annotated[int, PathParameter(ge=1, le=ID_MAX)]
 IdInQuery: TypeAlias = Annotated[int | None, QueryParameter(ge=1, le=ID_MAX)]

@@ -12,10 +12,10 @@ from gateway.accounts.accounts import Account
 from gateway.api.http.access import requested_account
 from gateway.api.http.answers import json_response
 from gateway.api.http.request import ApiRequest
-from gateway.api.native.views import KeyView, key_view
 from gateway.checks.moments import timestamp
 from gateway.ledger.lots import Lot, open_lots
 from gateway.ledger.transfers import owed
+from gateway.operations.keys import KeyView, key_view
 from gateway.pricing import format_usd
 from gateway.webhooks.sender import signing_secret
 

@@ -1,66 +1,33 @@
-"""Statements of an account as JSON, HTML and PDF, and the closing of months."""
+"""Statements of an account: as JSON, as HTML and as PDF."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Annotated, Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
-from litestar import Controller, Response, get, post
-from litestar.params import FromPath, FromQuery, JSONBody
-from pydantic import BaseModel, ConfigDict, Field
+from litestar import Controller, Response, get
+from litestar.params import FromPath, FromQuery
 from sqlalchemy import Connection
 
 from gateway.api.http.access import requested_account
 from gateway.api.http.answers import ListView, json_response
-from gateway.api.http.fields import UsdAmount
 from gateway.api.http.request import ApiRequest
-from gateway.billing.statements.close import (
-    BillingPeriod,
-    CannotClose,
-    Rehearsal,
-    changed_since_close,
-    close_month,
-    credit_note,
-    list_periods,
-    rehearse_close,
-)
 from gateway.billing.statements.statement import (
-    Invoice,
     Statement,
     invoices_of,
     months_of,
     statement,
 )
 from gateway.checks.moments import timestamp
-from gateway.errors import Conflict, InvalidRequest, NotFound
+from gateway.errors import InvalidRequest, NotFound
+from gateway.operations.invoices import InvoiceView, invoice_view, page
 from gateway.pricing import NANOS_PER_CENT, format_usd
-from gateway.settings import Settings
 
 T = TypeVar("T")
 
 _MONTH = re.compile(r"(20\d\d-(?:0[1-9]|1[0-2]))(?:\.(html|pdf))?")
-
-
-class CreditNoteBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    amount: UsdAmount
-    reason: Annotated[str, Field(min_length=1, max_length=400)]
-
-
-class InvoiceView(TypedDict):
-    """An invoice or a credit note."""
-
-    object: str
-    number: str
-    month: str
-    total: str
-    issued_at: str
-    corrects: str | None
-    reason: str | None
 
 
 class StatementLineView(TypedDict):
@@ -96,41 +63,6 @@ class StatementView(TypedDict):
     carried_out: str
     total: str
     payments: list[MovementView]
-
-
-class PeriodView(TypedDict):
-    object: Literal["period"]
-    month: str
-    state: str
-    closed_at: str | None
-    receipts: int | None
-    charged: str | None
-    transfers: int | None
-    sha256: str | None
-
-
-class RehearsedInvoiceView(TypedDict):
-    account: str
-    total: str
-    rebate: str
-
-
-class RehearsalView(TypedDict):
-    """Dry run of closing a month: what would be written, or the obstacle."""
-
-    object: Literal["period.rehearsal"]
-    month: str
-    obstacle: str | None
-    receipts: int | None
-    charged: str
-    transfers: int | None
-    invoices: list[RehearsedInvoiceView]
-
-
-class VerifiedView(TypedDict):
-    object: Literal["period"]
-    month: str
-    changed: bool
 
 
 class StatementSummaryView(TypedDict):
@@ -198,7 +130,7 @@ class StatementsController(Controller):
         made = await _read(request, read)
         if form is None:
             return json_response(statement_view(made))
-        data = await asyncio.to_thread(_page, made, request.services.settings, form)
+        data = await asyncio.to_thread(page, made, request.services.settings, form)
         kind = "text/html; charset=utf-8" if form == "html" else "application/pdf"
         return Response(
             data,
@@ -210,107 +142,16 @@ class StatementsController(Controller):
         )
 
 
-class AdminPeriodsController(Controller):
-    path = "/v1/admin"
-    tags = ["Operation"]
-    opt = {"scope": "admin"}
-
-    @get("/periods", operation_id="ListPeriods", summary="List accounting months and their seals")
-    async def index(self, request: ApiRequest) -> Response[ListView[PeriodView]]:
-        found = await _read(request, list_periods)
-        return json_response({"object": "list", "data": [period_view(each) for each in found]})
-
-    @post(
-        "/periods/{month:str}/close",
-        status_code=200,
-        opt={"errors": [409]},
-        operation_id="ClosePeriod",
-        summary="Close a past month: seal, rebates, invoices; dry_run writes nothing",
-    )
-    async def close(
-        self,
-        request: ApiRequest,
-        month: FromPath[str],
-        dry_run: FromQuery[bool] = False,
-    ) -> Response[PeriodView] | Response[RehearsalView]:
-        actor = request.key.prefix
-        try:
-            if dry_run:
-                now = datetime.now(UTC)
-                return json_response(
-                    rehearsal_view(
-                        await request.services.database.slow(
-                            lambda connection: rehearse_close(connection, month, now=now)
-                        )
-                    )
-                )
-            closed = await asyncio.to_thread(
-                close_month, request.services.database, month, actor=actor
-            )
-        except CannotClose as error:
-            raise Conflict("cannot_close", f"{error}.", param="month") from None
-        except ValueError as error:
-            raise InvalidRequest("invalid_value", f"{error}.", param="month") from None
-        return json_response(period_view(closed))
-
-    @get(
-        "/periods/{month:str}/verify",
-        operation_id="VerifyPeriod",
-        summary="Check whether a closed month has changed since it was sealed",
-    )
-    async def verify(self, request: ApiRequest, month: FromPath[str]) -> Response[VerifiedView]:
-        changed = await _read(request, lambda connection: changed_since_close(connection, month))
-        return json_response({"object": "period", "month": month, "changed": changed})
-
-    @post(
-        "/invoices/{number:str}/credit-notes",
-        status_code=201,
-        opt={"errors": [409]},
-        operation_id="CreateCreditNote",
-        summary="Correct an invoice by refunding part of it",
-    )
-    async def create_note(
-        self,
-        request: ApiRequest,
-        number: FromPath[str],
-        data: JSONBody[CreditNoteBody],
-    ) -> Response[InvoiceView]:
-        actor = request.key.prefix
-        try:
-            made = await request.services.database.write(
-                lambda connection: credit_note(
-                    connection, number, data.amount, actor=actor, reason=data.reason
-                )
-            )
-        except LookupError as error:
-            raise NotFound("invoice_not_found", f"{error.args[0]}.") from None
-        except ValueError as error:
-            raise InvalidRequest("invalid_value", f"{error}.", param="amount") from None
-        return json_response(invoice_view(made), status=201)
-
-
 async def _read(request: ApiRequest, function: Callable[[Connection], T]) -> T:
     """Run a query for statements in the slow lane: open months are computed, which takes a while.
 
     Raise ``NotFound`` for a ``LookupError``.
     """
+    database = request.services.database
     try:
-        return await request.services.database.long_report(
-            function, account_id=request.key.account_id
-        )
+        return await database.long_report(function, account_id=request.key.account_id)
     except LookupError as error:
         raise NotFound("not_found", f"{error.args[0]}.") from None
-
-
-def _page(made: Statement, settings: Settings, form: str) -> bytes:
-    # Imported late: fonts and templates are needed for pages only.
-    from gateway.billing.statements.pages import Issuer, html, lay_out, pdf
-
-    issuer = Issuer(settings.issuer_name, settings.issuer_address, settings.issuer_note)
-    page = lay_out(made, issuer)
-    if form == "html":
-        return html(page).encode()
-    return pdf(page, at=made.invoice.issued_at if made.invoice else datetime.now(UTC))
 
 
 def statement_view(made: Statement) -> StatementView:
@@ -346,51 +187,5 @@ def statement_view(made: Statement) -> StatementView:
                 "reason": each.reason,
             }
             for each in made.movements
-        ],
-    }
-
-
-def invoice_view(invoice: Invoice) -> InvoiceView:
-    return {
-        "object": invoice.kind,
-        "number": invoice.number,
-        "month": invoice.month,
-        "total": format_usd(invoice.total_cents * NANOS_PER_CENT),
-        "issued_at": timestamp(invoice.issued_at),
-        "corrects": invoice.corrects,
-        "reason": invoice.reason or None,
-    }
-
-
-def period_view(period: BillingPeriod) -> PeriodView:
-    return {
-        "object": "period",
-        "month": period.month,
-        "state": period.state,
-        "closed_at": timestamp(period.closed_at) if period.closed_at else None,
-        "receipts": period.receipts,
-        "charged": None if period.charge_nanos is None else format_usd(period.charge_nanos),
-        "transfers": period.transfers,
-        "sha256": period.sha256,
-    }
-
-
-def rehearsal_view(rehearsal: Rehearsal) -> RehearsalView:
-    """Return what closing a month would write."""
-    found = rehearsal.period
-    return {
-        "object": "period.rehearsal",
-        "month": found.month,
-        "obstacle": rehearsal.obstacle,
-        "receipts": found.receipts,
-        "charged": format_usd(found.charge_nanos or 0),
-        "transfers": found.transfers,
-        "invoices": [
-            {
-                "account": each.account,
-                "total": format_usd(each.total_cents * NANOS_PER_CENT),
-                "rebate": format_usd(each.rebate_nanos),
-            }
-            for each in rehearsal.invoices
         ],
     }

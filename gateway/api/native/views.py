@@ -7,7 +7,6 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-from gateway.accounts.keys import KeyInfo
 from gateway.api.http.media_views import MediumView, media_views
 from gateway.catalog.schema import Slo
 from gateway.checks.moments import timestamp
@@ -157,27 +156,6 @@ class QuoteView(OrderedAs):
     max_cost: str
     lines: list[LineView]
     steps: NotRequired[list[QuotedStepView]]
-
-
-class KeyLimitsView(TypedDict):
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    spend: str | None
-
-
-class KeyView(TypedDict):
-    object: Literal["key"]
-    id: int
-    account: str
-    name: str
-    prefix: str
-    scopes: list[str]
-    created_at: str
-    expires_at: str | None
-    revoked_at: str | None
-    limits: KeyLimitsView
-    spent: str
-    held: str
 
 
 def request_view(found: OpenRequest | ClosedRequest, links: UrlSigner) -> RequestView:
@@ -352,26 +330,3 @@ def line_views(lines: Iterable[Line]) -> list[LineView]:
         }
         for line in lines
     ]
-
-
-def key_view(key: KeyInfo) -> KeyView:
-    """Return a key's details. The secret is never among them: only its hash is stored."""
-    limit = key.spend_limit_nanos
-    return {
-        "object": "key",
-        "id": key.id,
-        "account": key.account,
-        "name": key.name,
-        "prefix": key.prefix,
-        "scopes": sorted(key.scopes),
-        "created_at": timestamp(key.created_at),
-        "expires_at": timestamp(key.expires_at) if key.expires_at else None,
-        "revoked_at": timestamp(key.revoked_at) if key.revoked_at else None,
-        "limits": {
-            "requests_per_minute": key.requests_per_minute,
-            "tokens_per_minute": key.tokens_per_minute,
-            "spend": format_usd(limit) if limit is not None else None,
-        },
-        "spent": format_usd(key.spent_nanos),
-        "held": format_usd(key.held_nanos),
-    }

@@ -1,0 +1,80 @@
+"""Accounting months, and credit notes, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+
+from litestar import Controller, Response, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from gateway.api.http.answers import ListView, json_response
+from gateway.api.http.operations import write
+from gateway.api.http.request import ApiRequest
+from gateway.operations import invoices, periods
+from gateway.operations.invoices import CreditNoteBody, InvoiceView
+from gateway.operations.periods import PeriodView, RehearsalView, VerifiedView
+
+
+class AdminPeriodsController(Controller):
+    path = "/v1/admin"
+    tags = ["Operation"]
+    opt = {"scope": "admin"}
+
+    @get(
+        "/periods",
+        operation_id="ListPeriods",
+        summary="List accounting months, with the digests of those that are closed",
+    )
+    async def index(self, request: ApiRequest) -> Response[ListView[PeriodView]]:
+        database = request.services.database
+        data = await database.long_report(periods.list_all, account_id=request.key.account_id)
+        return json_response({"object": "list", "data": data})
+
+    @post(
+        "/periods/{month:str}/close",
+        status_code=200,
+        opt={"errors": [409]},
+        operation_id="ClosePeriod",
+        summary="Close a month that has ended: seal, rebates, invoices; dry_run writes nothing",
+    )
+    async def close(
+        self,
+        request: ApiRequest,
+        month: FromPath[str],
+        dry_run: FromQuery[bool] = False,
+    ) -> Response[PeriodView] | Response[RehearsalView]:
+        database = request.services.database
+        if dry_run:
+            rehearse = functools.partial(periods.rehearse, month=month)
+            return json_response(await database.slow(rehearse))
+        actor = request.key.prefix
+        return json_response(await asyncio.to_thread(periods.close, database, month, actor=actor))
+
+    @get(
+        "/periods/{month:str}/verify",
+        operation_id="VerifyPeriod",
+        summary="Check whether a closed month has changed since",
+    )
+    async def verify(self, request: ApiRequest, month: FromPath[str]) -> Response[VerifiedView]:
+        database = request.services.database
+        verify = functools.partial(periods.verify, month=month)
+        account_id = request.key.account_id
+        return json_response(await database.long_report(verify, account_id=account_id))
+
+    @post(
+        "/invoices/{number:str}/credit-notes",
+        status_code=201,
+        opt={"errors": [409]},
+        operation_id="CreateCreditNote",
+        summary="Write a credit note, which gives back part of an invoice",
+    )
+    async def create_note(
+        self,
+        request: ApiRequest,
+        number: FromPath[str],
+        data: JSONBody[CreditNoteBody],
+    ) -> Response[InvoiceView]:
+        actor = request.key.prefix
+        made = await write(request, invoices.credit, number, data, actor=actor)
+        return json_response(made, status=201)

@@ -1,0 +1,212 @@
+"""Credit, chargebacks, refunds and corrections of prices.
+
+Amounts are bounded here, so that a typing error is refused. What payment providers report is booked
+whatever its size.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import Field
+from sqlalchemy import Connection
+
+from gateway.billing.corrections import plan, post
+from gateway.checks.entered import BALANCE_MAX_NANOS, REFERENCE_MAX, check_amount, check_text
+from gateway.checks.moments import timestamp
+from gateway.ledger.refunds import refund as refund_charge
+from gateway.ledger.transfers import Transfer, add_credit, chargeback, owed
+from gateway.operations.accounts import find_owner, owner_id
+from gateway.operations.bodies import Body, Moment, Name, Reason, Reference, UsdAmount
+from gateway.operations.refusals import refusals
+from gateway.pricing import Price, format_usd
+
+
+class CreditBody(Body):
+    kind: Literal["topup", "grant"]
+    amount: UsdAmount
+    reference: Reference
+    reason: Reason
+    priority: Annotated[int, Field(ge=0, le=1000)] | None = None
+    expires_at: Moment | None = None
+
+
+class ChargebackBody(Body):
+    amount: UsdAmount
+    reference: Reference
+    reason: Reason
+
+
+class RefundBody(Body):
+    amount: UsdAmount | None = None
+    reason: Reason
+    reference: Reference | None = None
+
+
+class CorrectionBody(Body):
+    model: Name
+    account: str | None = None
+    starts_at: Annotated[Moment, Field(alias="from")]
+    ends_at: Annotated[Moment, Field(alias="to")]
+    price: list[dict[str, Any]]
+    minimum: str | None = None
+    reference: Reference
+    reason: Reason
+    dry_run: bool = True
+
+
+class TransferView(TypedDict):
+    """A booked movement; ``repeated`` if its reference had been booked before."""
+
+    object: Literal["transfer"]
+    id: int
+    amount: str
+    balance_after: str
+    booked_at: str
+    repeated: bool
+
+
+class CorrectionView(TypedDict):
+    request_id: str
+    account_id: int
+    paid: str
+    due: str
+    back: str
+
+
+class CorrectionsView(TypedDict):
+    """Charges that a price corrects; ``data`` has the first thousand."""
+
+    object: Literal["correction"]
+    dry_run: bool
+    requests: int
+    total: str
+    booked: str
+    data: list[CorrectionView]
+
+
+@refusals()
+def add(connection: Connection, account: str, body: CreditBody, *, actor: str) -> TransferView:
+    """Book a top-up or a grant, once per reference."""
+    made = add_credit(
+        connection,
+        find_owner(connection, account).id,
+        check_amount(body.amount, "the amount"),
+        kind=body.kind,
+        key=_key(body.kind, body.reference),
+        actor=actor,
+        reason=body.reason,
+        priority=body.priority,
+        expires_at=body.expires_at,
+    )
+    _check_balance("the balance", made.posted_after)
+    return transfer_view(made)
+
+
+@refusals()
+def charge_back(
+    connection: Connection, account: str, body: ChargebackBody, *, actor: str
+) -> TransferView:
+    """Reverse a payment, once per reference. What is already spent becomes a debt."""
+    owner = find_owner(connection, account)
+    made = chargeback(
+        connection,
+        owner.id,
+        check_amount(body.amount, "the amount"),
+        key=_key("chargeback", body.reference),
+        actor=actor,
+        reason=body.reason,
+    )
+    _check_balance("the debt", owed(connection, owner.id))
+    return transfer_view(made)
+
+
+@refusals()
+def refund(
+    connection: Connection, request_id: str, body: RefundBody, *, actor: str
+) -> TransferView:
+    made = refund_charge(
+        connection,
+        request_id,
+        body.amount,
+        key=f"refund:{request_id}:{body.reference or new_reference()}",
+        actor=actor,
+        reason=body.reason,
+    )
+    return transfer_view(made)
+
+
+@refusals()
+def correct(
+    connection: Connection,
+    model: str,
+    price: Price,
+    *,
+    starts_at: datetime,
+    ends_at: datetime,
+    account: str | None,
+    reference: str,
+    reason: str,
+    actor: str,
+    dry_run: bool,
+) -> CorrectionsView:
+    """Refund what requests accepted in a span paid beyond the right price, once per reference."""
+    found = plan(
+        connection,
+        model,
+        price,
+        starts_at=starts_at,
+        ends_at=ends_at,
+        account_id=owner_id(connection, account),
+    )
+    booked = 0
+    if not dry_run:
+        booked = post(connection, found, reference=reference, actor=actor, reason=reason)
+    return {
+        "object": "correction",
+        "dry_run": dry_run,
+        "requests": len(found),
+        "total": format_usd(sum(each.back_nanos for each in found)),
+        "booked": format_usd(booked),
+        "data": [
+            {
+                "request_id": each.request_id,
+                "account_id": each.account_id,
+                "paid": format_usd(each.paid_nanos),
+                "due": format_usd(each.due_nanos),
+                "back": format_usd(each.back_nanos),
+            }
+            for each in found
+        ],
+    }
+
+
+def new_reference() -> str:
+    return secrets.token_hex(12)
+
+
+def _key(kind: str, reference: str) -> str:
+    check_text(reference, "the reference", longest=REFERENCE_MAX, required=True)
+    return f"{kind}:{reference}"
+
+
+def _check_balance(what: str, nanos: int) -> None:
+    """Raise ``ValueError`` if it is too large; that rolls back the caller's transaction."""
+    if nanos > BALANCE_MAX_NANOS:
+        raise ValueError(
+            f"{what} would be ${format_usd(nanos)}; at most ${format_usd(BALANCE_MAX_NANOS)} "
+            "are accepted"
+        )
+
+
+def transfer_view(made: Transfer) -> TransferView:
+    return {
+        "object": "transfer",
+        "id": made.id,
+        "amount": format_usd(made.amount_nanos),
+        "balance_after": format_usd(made.posted_after),
+        "booked_at": timestamp(made.booked_at),
+        "repeated": made.repeated,
+    }

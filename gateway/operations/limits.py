@@ -1,0 +1,112 @@
+"""Limits of rate, concurrency and cancelled work: set, list, remove."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+from pydantic import ConfigDict
+from sqlalchemy import Connection
+
+from gateway.accounts.accounts import Account, find_account, list_accounts
+from gateway.accounts.limits import Limit as RateLimit
+from gateway.accounts.limits import list_limits, remove_limit, set_limit
+from gateway.errors import NotFound
+from gateway.ledger.prices import check_sold
+from gateway.operations.bodies import Body, Id, Limit, Name
+from gateway.operations.refusals import refusals
+
+
+class RateLimitBody(Body):
+    """A limit to be set. Without key or model, it covers all of them together."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"account": "acme", "model": "pocket-chat", "requests_per_minute": 600}]
+        },
+    )
+
+    account: Name | Id
+    key: Id | None = None
+    model: Name | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent: Limit | None = None
+    cancelled_seconds_per_hour: Limit | None = None
+    """Device time of cancelled, uncharged work, in seconds. Only without key and model."""
+
+
+class RateLimitView(TypedDict):
+    object: Literal["rate_limit"]
+    account: str
+    key: int | None
+    model: str | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent: int | None
+    cancelled_seconds_per_hour: int | None
+
+
+@refusals()
+def put(connection: Connection, body: RateLimitBody) -> RateLimitView:
+    """Create a limit, or replace the existing one for the same account, key and model."""
+    check_model(connection, body.model)
+    owner = find_account(connection, body.account)
+    limit = RateLimit(
+        owner.id,
+        body.key,
+        body.model,
+        requests_per_minute=body.requests_per_minute,
+        tokens_per_minute=body.tokens_per_minute,
+        concurrent_max=body.concurrent,
+        cancelled_seconds_per_hour=body.cancelled_seconds_per_hour,
+    )
+    return _views([owner], [set_limit(connection, limit)])[0]
+
+
+@refusals()
+def list_all(connection: Connection, account: str | None) -> list[RateLimitView]:
+    """List the limits of one account or of all."""
+    if account is not None:
+        return of_account(connection, find_account(connection, account))
+    return _views(list_accounts(connection), list_limits(connection))
+
+
+def of_account(connection: Connection, owner: Account) -> list[RateLimitView]:
+    return _views([owner], list_limits(connection, owner.id))
+
+
+@refusals()
+def remove(
+    connection: Connection, account: str, *, key: int | None, model: str | None
+) -> RateLimitView:
+    owner = find_account(connection, account)
+    return _views([owner], [remove_limit(connection, owner.id, key_id=key, model=model)])[0]
+
+
+def check_model(connection: Connection, model: str | None) -> None:
+    """Raise ``NotFound`` unless a model is or was on sale; a limit of any other has no effect."""
+    try:
+        if model is not None:
+            check_sold(connection, model)
+    except LookupError:
+        raise NotFound(
+            "model_not_found", f"The model {model!r} does not exist.", param="model"
+        ) from None
+
+
+def _views(owners: Sequence[Account], found: Sequence[RateLimit]) -> list[RateLimitView]:
+    names = {owner.id: owner.name for owner in owners}
+    return [
+        {
+            "object": "rate_limit",
+            "account": names[limit.account_id],
+            "key": limit.key_id,
+            "model": limit.model,
+            "requests_per_minute": limit.requests_per_minute,
+            "tokens_per_minute": limit.tokens_per_minute,
+            "concurrent": limit.concurrent_max,
+            "cancelled_seconds_per_hour": limit.cancelled_seconds_per_hour,
+        }
+        for limit in found
+    ]

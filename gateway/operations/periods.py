@@ -1,0 +1,107 @@
+"""Accounting months: list, close, verify."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal, TypedDict
+
+from sqlalchemy import Connection
+
+from gateway.billing.statements.close import (
+    BillingPeriod,
+    changed_since_close,
+    close_month,
+    list_periods,
+    rehearse_close,
+)
+from gateway.checks.moments import timestamp
+from gateway.operations.refusals import refusals
+from gateway.pricing import NANOS_PER_CENT, format_usd
+from gateway.sql.database import Database
+
+
+class PeriodView(TypedDict):
+    object: Literal["period"]
+    month: str
+    state: str
+    closed_at: str | None
+    receipts: int | None
+    charged: str | None
+    transfers: int | None
+    sha256: str | None
+
+
+class RehearsedInvoiceView(TypedDict):
+    account: str
+    total: str
+    rebate: str
+
+
+class RehearsalView(TypedDict):
+    """Dry run of closing a month: what would be written, or the obstacle."""
+
+    object: Literal["period.rehearsal"]
+    month: str
+    obstacle: str | None
+    receipts: int | None
+    charged: str
+    transfers: int | None
+    invoices: list[RehearsedInvoiceView]
+
+
+class VerifiedView(TypedDict):
+    object: Literal["period"]
+    month: str
+    changed: bool
+
+
+def list_all(connection: Connection) -> list[PeriodView]:
+    return [_view(each) for each in list_periods(connection)]
+
+
+@refusals(param="month")
+def close(database: Database, month: str, *, actor: str) -> PeriodView:
+    """Close a month in several transactions. Blocks for minutes."""
+    return _view(close_month(database, month, actor=actor))
+
+
+@refusals(param="month")
+def rehearse(connection: Connection, month: str) -> RehearsalView:
+    """Return what closing a month would write. Writes nothing."""
+    rehearsal = rehearse_close(connection, month, now=datetime.now(UTC))
+    found = rehearsal.period
+    return {
+        "object": "period.rehearsal",
+        "month": found.month,
+        "obstacle": rehearsal.obstacle,
+        "receipts": found.receipts,
+        "charged": format_usd(found.charge_nanos or 0),
+        "transfers": found.transfers,
+        "invoices": [
+            {
+                "account": each.account,
+                "total": format_usd(each.total_cents * NANOS_PER_CENT),
+                "rebate": format_usd(each.rebate_nanos),
+            }
+            for each in rehearsal.invoices
+        ],
+    }
+
+
+@refusals(param="month")
+def verify(connection: Connection, month: str) -> VerifiedView:
+    changed = changed_since_close(connection, month)
+    return {"object": "period", "month": month, "changed": changed}
+
+
+def _view(period: BillingPeriod) -> PeriodView:
+    return {
+        "object": "period",
+        "month": period.month,
+        "state": period.state,
+        "closed_at": timestamp(period.closed_at) if period.closed_at else None,
+        "receipts": period.receipts,
+        "charged": None if period.charge_nanos is None else format_usd(period.charge_nanos),
+        "transfers": period.transfers,
+        "sha256": period.sha256,
+    }
