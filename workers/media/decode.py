@@ -163,9 +163,11 @@ def _to_srgb(image: Image.Image) -> Image.Image:
     profile = image.info.get("icc_profile")
     if profile and image.mode in ("RGB", "CMYK"):
         try:
-            profile_ = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            source_profile = ImageCms.ImageCmsProfile(io.BytesIO(profile))
             srgb = ImageCms.createProfile("sRGB")
-            if converted := ImageCms.profileToProfile(image, profile_, srgb, outputMode="RGB"):
+            if converted := ImageCms.profileToProfile(
+                image, source_profile, srgb, outputMode="RGB"
+            ):
                 return converted
         except (ImageCms.PyCMSError, *_BROKEN):
             pass

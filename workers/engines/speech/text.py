@@ -109,8 +109,8 @@ class Language:
             pattern = rf"(?<![\w.]){re.escape(abbreviation)}(?!\w)"
             text = re.sub(pattern, full, text, flags=re.IGNORECASE)
         if self._numbers is not None:
-            for pattern_, to_words in self._rules():
-                text = pattern_.sub(_or_unchanged(to_words), text)
+            for rule, to_words in self._rules():
+                text = rule.sub(_or_unchanged(to_words), text)
         for sign, name in _SIGN_NAMES.get(self.name, {}).items():
             text = text.replace(sign, f" {name} ")
         return text

@@ -108,9 +108,7 @@ def _blend_weights(
     has almost no weight, because there the network lacked context.
     """
     size = tile * scale
-    overlap = min(
-        (start_ + tile - next_start for start_, next_start in pairwise(starts)), default=0
-    )
+    overlap = min((first + tile - second for first, second in pairwise(starts)), default=0)
     distances = np.arange(1, size + 1, dtype=np.float64)
     ramp = (np.minimum(distances, distances[::-1]) - overlap * scale // 3).clip(min=1e-3)
     total = np.zeros(length * scale)
