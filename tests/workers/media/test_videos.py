@@ -272,7 +272,7 @@ def test_overview_of_a_long_video_stays_small() -> None:
     for place in range(1000):
         overview.add(np.full((48, 64, 3), place // 4, np.uint8))
 
-    assert len(overview._kept) < 64
+    assert len(overview._frames) < 64
     sheet = overview.spritesheet()
     assert sheet.shape == (4 * 12, 4 * 16, 3)
     assert sheet[0, 0, 0] == 0

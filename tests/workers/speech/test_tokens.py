@@ -206,7 +206,7 @@ def test_a_cancel_takes_effect_at_the_next_step(checkpoint: Checkpoint, name: st
 
     outcome = driver.outcomes["gone"]
     assert isinstance(outcome, Cancelled)
-    assert driver.engine._rendezvous._suspended == []
+    assert driver.engine._batcher._suspended == []
     assert len(speak(driver, **asked(name, TEXT)))
 
 
