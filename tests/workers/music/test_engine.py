@@ -263,7 +263,7 @@ def test_invalid_entry_is_not_loaded(checkpoint: Path, tmp_path: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "other")
     file = tmp_path / "other" / "tokenizer.json"
     file.write_text(file.read_text().replace("<tune>", "<tale>"))
-    with pytest.raises(ValueError, match="writes no music: its tokenizer lacks <tune>"):
+    with pytest.raises(ValueError, match="not a music checkpoint: its tokenizer lacks <tune>"):
         MusicEngine(spec(tmp_path / "other")).load()
 
 
