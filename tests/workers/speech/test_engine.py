@@ -349,8 +349,8 @@ def test_invalid_entry_is_not_loaded(
     ("option", "value", "said"),
     [
         ("slots", 0, "at least 1"),
-        ("languages", [], "name at least one"),
-        ("languages", ["klingon?"], "no language"),
+        ("languages", [], "needs at least one"),
+        ("languages", ["klingon?"], "unknown language"),
         ("pause_ms", -1, "at least 0"),
         ("sentence_seconds", 0, "must be positive"),
         ("voice", "ann", "options of the engine speech are"),
@@ -362,14 +362,14 @@ def test_a_wrong_option_is_named(option: str, value: Any, said: str, tmp_path: P
         SpeechEngine(spec(tmp_path, **{option: value}))
 
 
-def test_what_is_not_proven_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_model_type_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "xtts"}))
     unknown = SpeechEngine(spec(tmp_path))
-    with pytest.raises(ValueError, match="is a xtts; proven to speak here are vits"):
+    with pytest.raises(ValueError, match="unsupported model type 'xtts'; supported types are vits"):
         unknown.load()
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vits"}))
-    with pytest.raises(ValueError, match="vits does not do voice-clone"):
+    with pytest.raises(ValueError, match="vits does not support voice-clone"):
         SpeechEngine(spec(tmp_path, "voice-clone")).load()
 
 
