@@ -1,10 +1,10 @@
-"""Requests whose client was answered 503 although their hold may be committed.
+"""Requests in doubt: answered 503, although their hold may be committed.
 
-A database that goes away in the middle of a commit leaves open whether it happened. The client has
-its 503 and is gone, so what was accepted after all is taken back: cancelled, for nothing, once the
-database answers. Until then the queue refuses it, so that no sweeper runs it. An order with an
-``Idempotency-Key`` is left alone, because its client finds it again by that name. If this process
-dies first, the sweeper runs the request like any other once the queue has forgotten it.
+If the database fails during a commit, its result is unknown. The client has received 503 and has
+left, so a request that was accepted after all is cancelled without a charge once the database
+answers. Until then the queue refuses it, so no sweeper can run it. A request with an
+``Idempotency-Key`` is left alone, because its client finds it again by that key. If this process
+crashes first, the sweeper runs the request like any other once the queue has forgotten it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from workers.contract.jobs import RequestId
 log = logging.getLogger(__name__)
 
 AGAIN_S: Final = (5.0, 30.0)
-"""Pauses after which a request is looked for again: a commit can be carried out late, by a server
-that was stopped or by a network that was cut."""
+"""Pauses between attempts to cancel: a stopped server or a cut network can delay a commit."""
 PAUSE_S: Final = 1.0
 AT_ONCE: Final = 128
 DOUBTS_MAX: Final = 10_000
@@ -38,7 +37,7 @@ class _Doubt:
 
 
 class Doubts:
-    """``cancel`` stops a request that may not exist, for nothing."""
+    """``cancel`` cancels a request, which may not exist, without a charge."""
 
     def __init__(self, cancel: Callable[[str, RequestId], Awaitable[None]]) -> None:
         self._cancel = cancel
@@ -48,14 +47,14 @@ class Doubts:
         return len(self._doubts)
 
     def note(self, model: str, request_id: RequestId) -> None:
-        """Take a request back as soon as the database answers."""
+        """Cancel a request as soon as the database answers."""
         if len(self._doubts) >= DOUBTS_MAX:
-            log.error("%s is in doubt and left to the sweeper: too many are", request_id)
+            log.error("too many requests in doubt; %s is left to the sweeper", request_id)
             return
         self._doubts[request_id] = _Doubt(model, time.monotonic())
 
     async def run(self, beat: Beat = no_beat) -> None:
-        """Take back what is in doubt, until cancelled."""
+        """Cancel the requests in doubt, until cancelled."""
         while True:
             await asyncio.sleep(PAUSE_S)
             now = time.monotonic()
@@ -71,8 +70,10 @@ class Doubts:
             log.debug("%s is still in doubt: %s", request_id, outage_name(error))
             doubt.due = time.monotonic() + PAUSE_S
             return
-        except Exception:  # a boundary: the others are taken back
-            log.exception("%s is in doubt and left to the sweeper", request_id)
+        except Exception:  # a boundary: the others are cancelled
+            log.exception(
+                "could not cancel %s, which is in doubt; it is left to the sweeper", request_id
+            )
         if doubt.looked == len(AGAIN_S):
             del self._doubts[request_id]
             return

@@ -1,4 +1,4 @@
-"""Finds requests of one account, open or closed, one by one or in pages. Reads, never writes."""
+"""Finds an account's open and closed requests, one by one or in pages. Reads only."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ from workers.contract.streams import EventLog
 
 PATIENCE_S: Final = 2.0
 LOOKED_AT_MAX: Final = 50_000
-"""Receipts that one page or summary looks at, whatever it finds among them; it then says where it
-stopped."""
+"""Maximum number of receipts that a page or summary scans. Its cursor says where it stopped."""
 OPEN_STATES: Final = ("queued", "running")
 
 _CLOSED: Final = select(
@@ -63,8 +62,8 @@ _OPEN: Final = select(
 
 @dataclass(frozen=True, slots=True)
 class RequestPage:
-    """Requests, newest first, and the cursor of the page after this one if there is one. A page
-    that found little among ``LOOKED_AT_MAX`` receipts is short, and has a cursor."""
+    """Requests, newest first, and the cursor of the next page, if any. A page with few matches
+    among ``LOOKED_AT_MAX`` receipts is short and has a cursor."""
 
     items: Sequence[OpenRequest | ClosedRequest]
     next_cursor: str | None
@@ -72,14 +71,14 @@ class RequestPage:
 
 @dataclass(frozen=True, slots=True)
 class RequestFilter:
-    """Which requests a list shows; None is all of them. Times are those of acceptance."""
+    """Filter of a list of requests; None matches all. Times are times of acceptance."""
 
     account_id: int | None
     model: str | None = None
     status: str | None = None
     task: str | None = None
     tasks: Collection[str] = ()
-    """Any of these; none of them is all."""
+    """Tasks of which any matches; empty matches all."""
     key_id: int | None = None
     outcome: str | None = None
     starts_at: datetime | None = None
@@ -96,7 +95,7 @@ class RequestFilter:
 
     @property
     def searched(self) -> bool:
-        """Whether receipts must be looked at that are not shown: no index has just these."""
+        """Whether receipts are scanned that do not match, because no index covers the filter."""
         unlike = (self.model, self.task, self.key_id, self.outcome)
         return (
             any(value is not None for value in unlike)
@@ -107,14 +106,14 @@ class RequestFilter:
         )
 
     def conditions(self, table: Table) -> list[ColumnElement[bool]]:
-        """The same of holds and of receipts, but for what only receipts have."""
+        """Return the conditions on holds or receipts that the table's columns allow."""
         found = self.places(table)
         for name in ("model", "task", "key_id", "status", "outcome"):
             value = getattr(self, name)
             if value is not None and name in table.c:
                 found.append(table.c[name] == value)
         if table is receipts and self.status not in (None, "succeeded"):
-            # In these words the index of those that did not succeed has it.
+            # Spelled like the partial index of unsuccessful receipts, so that it is used.
             found.append(table.c.status != literal_column("'succeeded'"))
         if self.tasks:
             found.append(table.c.task.in_(self.tasks))
@@ -123,11 +122,11 @@ class RequestFilter:
         return found
 
     def places(self, table: Table) -> list[ColumnElement[bool]]:
-        """Conditions that an index has in the order of the list: whose, and from when to when."""
+        """Return the conditions on account and time, which an index covers in list order."""
         found = []
         if self.account_id is not None:
             found.append(table.c.account_id == self.account_id)
-        # By the time in the id, which the order of the list is too.
+        # By the time in the id, by which the list is ordered.
         if self.starts_at is not None:
             found.append(table.c.request_id >= first_request_id(self.starts_at))
         if self.ends_at is not None:
@@ -137,13 +136,13 @@ class RequestFilter:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How many requests run, how many ended in which way, and what they cost."""
+    """Number of running requests, of ended ones by status, and their total cost."""
 
     running: int
     ended: Mapping[str, int]
     cost_nanos: int
     next_cursor: str | None = None
-    """Where it stopped, of more than ``LOOKED_AT_MAX`` receipts."""
+    """Position at which the scan stopped after ``LOOKED_AT_MAX`` receipts."""
 
     @property
     def requests(self) -> int:
@@ -175,8 +174,10 @@ class Lookup:
     async def find(
         self, account_id: int, request_id: str, *, whole: bool = True
     ) -> OpenRequest | ClosedRequest:
-        """Raise ``NotFound`` if the account has no such request. ``whole``: with an output that is
-        too large for SQL, for which ``RequestFailed`` is raised if it cannot be read now."""
+        """Return a request of the account. Raise ``NotFound`` if there is none.
+
+        ``whole``: also load an output from the blob store; raise ``RequestFailed`` if that fails.
+        """
         found = None
         if is_request_id(request_id):
             found = await self._database.read(
@@ -191,8 +192,8 @@ class Lookup:
         return await with_output(self._blobs, found) if whole else found
 
     async def closed(self, account_id: int, request_id: RequestId) -> ClosedRequest | None:
-        """The end of a request, together with whatever is asked for in the same instant; its
-        output as ``find`` reads it."""
+        """Return a request with its output if it is closed, else None. Concurrent calls share one
+        query."""
         found = await self._ends.submit((account_id, request_id))
         return None if found is None else await with_output(self._blobs, found)
 
@@ -225,9 +226,11 @@ class Lookup:
     async def list(
         self, choice: RequestFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
     ) -> RequestPage:
-        """Ids of requests are ordered by time and never change, so a page goes on beyond the last
-        id of the one before; none is left out or repeated, whatever is accepted or settled
-        meanwhile. OpenRequest and closed requests are merged."""
+        """Return a page of open and closed requests, merged.
+
+        Ids are ordered by time and never change, and a page starts after the last id of the one
+        before. So none is missed or repeated, whatever is accepted or settled meanwhile.
+        """
         _check_cursor(cursor)
         found, border = await self._database.report(
             lambda connection: _list(
@@ -245,8 +248,8 @@ class Lookup:
         return RequestPage(items, found[limit - 1].request_id if len(found) > limit else border)
 
     async def cursor_at(self, choice: RequestFilter, offset: int) -> str | None:
-        """The cursor of the page that leaves out the newest ``offset`` requests of a list; None if
-        there are no more than these."""
+        """Return the cursor of the page after the newest ``offset`` requests, or None if there are
+        no more."""
         ids = [
             select(
                 select(table.c.request_id)
@@ -258,25 +261,25 @@ class Lookup:
             for table, wanted in ((holds, choice.open), (receipts, choice.closed))
             if wanted
         ]
-        # In both for a moment, while it is settled.
+        # A union, because a request is in both tables while it is settled.
         query = union(*ids).order_by(desc("request_id")).offset(offset - 1).limit(1)
         return await self._database.report(
             lambda connection: connection.execute(query).scalar(), account_id=choice.account_id
         )
 
     async def summarize(self, choice: RequestFilter, *, cursor: str | None = None) -> Summary:
-        """Count what a list would show, and sum what it cost; from a cursor on, what has ended."""
+        """Count the requests of a filter and sum their cost. From a cursor, only closed ones."""
         _check_cursor(cursor)
         return await self._database.report(
             lambda connection: _summarize(connection, choice, cursor), account_id=choice.account_id
         )
 
     async def _with_states(self, found: Sequence[OpenRequest]) -> Sequence[OpenRequest]:
-        """Add what the queue knows; without it an open request counts as queued."""
+        """Add states and positions from the queue. Without it, open requests count as queued."""
         known = await self._states([(one.model, one.request_id) for one in found])
         if known is None:
             return found
-        # What the queue does not know is a workflow, known by its steps, or queued again soon.
+        # Jobs unknown to the queue are workflows, whose steps are queued, or not queued yet.
         by_steps = [one.request_id for one, state in zip(found, known, strict=True) if not state]
         running = await self._running(by_steps) if by_steps else frozenset()
         answers = []
@@ -287,12 +290,12 @@ class Lookup:
             elif state.state in ("queued", "delayed"):
                 answers.append(replace(one, position=state.position or None))
             else:
-                # One that ended without having been started, as by a cancel, never ran.
+                # A job that ended without a start, for example cancelled, never ran.
                 answers.append(replace(one, status="running") if state.started_ms else one)
         return answers
 
     async def _running(self, request_ids: Sequence[RequestId]) -> frozenset[RequestId]:
-        """Find those of these workflows of which a step has begun."""
+        """Return the workflows of which a step has started."""
         attempts = await self._database.read(
             lambda connection: attempts_at(connection, request_ids)
         )
@@ -305,7 +308,7 @@ class Lookup:
         return frozenset(begun)
 
     async def _states(self, jobs: Sequence[tuple[str, str]]) -> Sequence[JobState | None] | None:
-        """Ask the queue for jobs, each a model and an id; None if it does not answer."""
+        """Return the states of jobs, given by model and id. None if the queue does not answer."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await states(self._redis, jobs, namespace=self._namespace)
@@ -316,7 +319,7 @@ class Lookup:
 def _find(
     connection: Connection, account_id: int, request_id: str
 ) -> OpenRequest | ClosedRequest | None:
-    # Holds first: a request that is settled in between is then found among the receipts.
+    # Holds first: a request that is settled in between is found among the receipts.
     for query, table, read in ((_OPEN, holds, _open), (_CLOSED, receipts, read_closed)):
         row = connection.execute(
             query.where(table.c.request_id == request_id, table.c.account_id == account_id)
@@ -330,7 +333,7 @@ def _find(
 def _ends(
     connection: Connection, asked: Sequence[tuple[int, RequestId]]
 ) -> list[ClosedRequest | None]:
-    """Read those of these requests, each with its account, that have ended."""
+    """Read the closed ones of requests, given by account and id."""
     ids = [request_id for _, request_id in asked]
     rows = connection.execute(_CLOSED.where(receipts.c.request_id.in_(ids))).mappings()
     found = {(row["account_id"], row["request_id"]): read_closed(row) for row in rows}
@@ -345,7 +348,7 @@ def _list(
     cursor: str | None,
     oldest_first: bool,
 ) -> tuple[list[OpenRequest | ClosedRequest], str | None]:
-    """Read a page, and the id of the last receipt that was looked at if there are more."""
+    """Read a page, and the id of the last scanned receipt if there are more."""
     border = None
     if choice.closed and choice.searched:
         border = _border(connection, choice, cursor, oldest_first=oldest_first)
@@ -372,7 +375,7 @@ def _list(
 def _border(
     connection: Connection, choice: RequestFilter, cursor: str | None, *, oldest_first: bool
 ) -> str | None:
-    """The last receipt that is looked at, by an index alone; None if all of them are."""
+    """Return the id of the last receipt to scan, from the index alone, or None to scan all."""
     id = receipts.c.request_id
     query = select(id).where(*choice.places(receipts))
     if cursor is not None:

@@ -1,7 +1,7 @@
-"""Notes of workers that belong to open requests, kept in SQL with their jobs.
+"""Notes of workers on open requests, stored in SQL with their jobs.
 
-A note says for example under which number a job was ordered at an upstream. The queue hands it to
-the next holder by itself; it is kept here for the job that is queued again after a wipe.
+A note holds, for example, a job's id at an upstream. The queue passes it to the next attempt; the
+copy in SQL is for jobs that are re-enqueued after the queue was wiped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.contract.jobs import decode_job, encode
 
 
 def keep_notes(connection: Connection, notes: Mapping[str, str]) -> None:
-    """Write the notes (by the id of a request or step) into the jobs of those that are open."""
+    """Store notes, by the id of a request or step, in the jobs of those that are open."""
     for id in sorted(notes):
         step = read_step_id(id)
         if step is None:

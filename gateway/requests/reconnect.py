@@ -1,10 +1,10 @@
-"""Orders without a name of their own that are placed again because a connection broke.
+"""Reconnects: a request that is sent again after a disconnect joins the first one.
 
-A client that lost its connection sends the same bytes again, and must not pay twice. So an order
-whose client has gone is remembered for a while by its fingerprint, for all gateways; the next one
-with the same bytes from the same key is taken to be its repetition. Of two that are alike while
-both clients wait, neither is: people ask the same thing many times at once to choose from the
-answers. Only a client that says it retries is joined to what still runs here.
+A client that lost its connection sends the same bytes again and must not pay twice. So a request
+whose client has disconnected is remembered for a while by its fingerprint, by all gateways, and the
+next one with the same bytes and key is treated as a retry. Two equal requests whose clients both
+wait are separate: clients send the same request concurrently to choose among the answers. Only a
+client that declares a retry joins a request that is still awaited here.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from workers.contract.jobs import RequestId
 
 BATCH_MAX: Final = 64
 NOTICE_S: Final = 0.01
-"""What it takes to notice that a connection has broken; a client may be back sooner than that."""
+"""Time to detect a disconnect, since a client can reconnect sooner than that."""
 LOOK_S: Final = 1.0
-"""The longest that an order waits to be recognised."""
+"""Timeout of the search for an earlier request."""
 PATIENCE_S: Final = 0.2
-"""Nobody gives an answer up sooner."""
+"""Minimum time for which a client waits before it retries."""
 
 
 def fingerprint(key_id: int, path: str, body: bytes) -> str:
-    """Name an order by who placed it, where, and its very bytes."""
+    """Digest key, path and body, to recognise the same request."""
     return hashlib.sha256(b"%d %s\n" % (key_id, path.encode()) + body).hexdigest()
 
 
 class Reconnects:
-    """Finds the earlier request that an order repeats."""
+    """Finds the earlier request that a submission repeats."""
 
     def __init__(self, redis: Redis, *, namespace: str, window_s: float) -> None:
         self._redis = redis
         self._prefix = f"{namespace}:retry:"
         self._window_ms = int(window_s * 1000)
         self._running: dict[str, tuple[RequestId, float]] = {}
-        # Known here at once, while the other gateways are being told.
+        # Known here immediately; the other gateways are informed through Redis.
         self._lost: dict[str, tuple[RequestId, float]] = {}
         self._taking: GroupCommit[str, RequestId | None] = GroupCommit(
             self._take, batch_max=BATCH_MAX
         )
 
     async def earlier(self, name: str, *, says_so: bool) -> RequestId | None:
-        """Give the request that an order of this fingerprint repeats, to one asker only.
+        """Return the request that a submission of this fingerprint repeats, to one caller only.
 
-        ``says_so`` if the client counts its attempts and this is not the first.
+        ``says_so``: whether the client declares a retry.
         """
         if name in self._running:
             request_id, since = self._running[name]
@@ -69,19 +69,19 @@ class Reconnects:
         return here
 
     def begin(self, name: str, request_id: RequestId) -> None:
-        """A client waits here for an order of this fingerprint."""
+        """Record that a client waits here for a request of this fingerprint."""
         self._running[name] = (request_id, time.monotonic())
 
     def end(self, name: str, request_id: RequestId) -> None:
-        """It waits no more."""
+        """Record that the client no longer waits."""
         if name in self._running and self._running[name][0] == request_id:
             del self._running[name]
 
     def lose(self, name: str, request_id: RequestId) -> None:
-        """Its connection broke before the answer."""
+        """Record that the client disconnected before the answer."""
         self._lost.pop(name, None)
         self._lost[name] = (request_id, time.monotonic())
-        # In the order of time; what could not be announced is not kept for ever.
+        # In order of time. What could not be announced expires here.
         for old, (_, since) in tuple(itertools.islice(self._lost.items(), 2)):
             if time.monotonic() - since > self._window_ms / 1000:
                 del self._lost[old]
@@ -91,7 +91,7 @@ class Reconnects:
         return request_id if time.monotonic() - since <= self._window_ms / 1000 else None
 
     async def announce(self, name: str) -> None:
-        """Let every gateway know what was lost here, unless it has come again already."""
+        """Announce a disconnected request to all gateways, unless its client is back already."""
         lost = self._lost.get(name)
         if lost is not None:
             await self._redis.set(self._prefix + name, lost[0], px=self._window_ms)
@@ -99,7 +99,7 @@ class Reconnects:
                 await self._redis.delete(self._prefix + name)
 
     async def give_up(self, name: str) -> bool:
-        """Stop waiting; say whether nobody has come meanwhile."""
+        """Stop waiting for a retry. Return whether there was none."""
         return await self._redis.getdel(self._prefix + name) is not None
 
     async def _take(self, names: Sequence[str]) -> list[RequestId | None]:

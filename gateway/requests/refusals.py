@@ -1,4 +1,4 @@
-"""Refusals of the ledger in words for the client, with the amounts that they are about. Pure."""
+"""Converts refusals of the ledger to errors for the client, with their amounts. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gateway.pricing import format_usd
 
 
 def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
-    """Say why the ledger would not hold, in words that name both amounts."""
+    """Return the error of a refused hold; its message names both amounts."""
     most = f"${format_usd(quote_nanos)}"
     match answer:
         case InsufficientCredit(available_nanos=available):
@@ -68,8 +68,8 @@ def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
         case TooManyConcurrent(what=what, limit=limit):
             return TooManyRequests(
                 "too_many_concurrent",
-                f"At most {limit} requests of this {what} may be queued or running at once, and so "
-                "many are; wait for one to end.",
+                f"This {what} already has {limit} requests queued or running, which is its limit; "
+                "wait for one to end.",
                 retry_after_s=1,
                 details={"limit": limit, "unit": "concurrent"},
             )
@@ -85,7 +85,7 @@ def refusal(answer: HoldAnswer, quote_nanos: int) -> TollgateError:
             return Unauthorized("key_expired", "This API key has expired.")
         case AccountSuspended():
             return Forbidden("account_suspended", "This account is suspended.")
-    raise AssertionError(f"a hold was answered by {answer!r}")
+    raise AssertionError(f"unexpected answer to a hold: {answer!r}")
 
 
 def _named(budget: Budget) -> str:

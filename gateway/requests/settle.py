@@ -1,8 +1,7 @@
-"""The one way in which a request ends: outcome in, receipt out, then whoever waits is told.
+"""Settles requests: takes outcomes from the queue, closes the requests, wakes waiting clients.
 
-Any gateway process takes outcomes from the queue; the ledger closes the request in one transaction
-and only then is the outcome removed from the queue. Settling twice changes nothing, so delivery at
-least once is enough.
+Any gateway process can settle any request. The ledger closes it in one transaction, and only then
+is the outcome acknowledged. Settling is idempotent, so at-least-once delivery is sufficient.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from gateway import metrics
-from gateway.accounts.cancelled import CancelledTime as CancelledTime
+from gateway.accounts.cancelled import CancelledTime
 from gateway.accounts.rates import Rates, UnusedRates
 from gateway.aside import Aside
 from gateway.catalog.store import LiveCatalog
@@ -31,8 +30,7 @@ from gateway.files.retention import MediaStore
 from gateway.group_commit import GroupCommit
 from gateway.ledger.closed import ClosedRequest, Output, RequestError, Status
 from gateway.ledger.periods import booking_time
-from gateway.ledger.settle import Closing as Closing
-from gateway.ledger.settle import Settlement, settle
+from gateway.ledger.settle import Closing, Settlement, settle
 from gateway.ledger.workflow_plan import StepId, read_step_id
 from gateway.performance import count_delivered, count_speed
 from gateway.requests.notes import keep_notes
@@ -62,12 +60,12 @@ RELEASED: Final = "The request could not be run and was released by the operator
 BATCH_MAX: Final = 128
 BLOCK_MS: Final = 1000
 DELIVERIES_MAX: Final = 3
-"""Deliveries of an outcome that cannot be booked after which its request ends as failed."""
+"""Deliveries after which an outcome that cannot be booked ends its request as failed."""
 _LATER: Final = (Unavailable, asyncio.CancelledError, *OUTAGE)
-"""Why settling did not happen this time, and can the next time."""
+"""Errors after which settling is retried."""
 
 _WITHOUT_OUTCOME: Final[Mapping[str, tuple[Status, str, str | None]]] = {
-    # Ends that the queue itself wrote. What was delivered before is known from the event log.
+    # Jobs ended by the queue itself. The event log shows what was delivered.
     "cancelled": ("cancelled", "client", None),
     "expired": ("expired", "deadline", None),
     "dead": (
@@ -125,7 +123,7 @@ class Settler:
         self._clearing: set[asyncio.Task[None]] = set()
 
     async def run(self, beat: Beat = no_beat) -> None:
-        """Settle what workers report until cancelled; during an outage outcomes stay queued."""
+        """Settle outcomes until cancelled. An outcome that cannot be booked stays queued."""
         while True:
             try:
                 self._outcomes.models = self._live.names_ever()
@@ -142,19 +140,21 @@ class Settler:
     async def release(
         self, request_id: RequestId, *, status: Status, reason: str, freed: str | None = None
     ) -> None:
-        """Close a request that never ran, for nothing; ``freed`` is its idempotency
-        key, if the same order may be placed anew."""
+        """Close a request that never ran, without a charge. ``freed`` is its idempotency key if the
+        same request may be sent again."""
         await self.close(Settlement(request_id, status, reason, billable=False, freed=freed), "")
 
     async def give_up(self, request_id: RequestId, *, status: Status, reason: str) -> None:
-        """Close a request of which no outcome is expected (any more): what its event log shows to
-        have been delivered is charged. Raise ``RedisError`` if the log cannot be read."""
+        """Close a request whose outcome will not arrive. What its event log shows as delivered is
+        charged. Raise ``RedisError`` if the log cannot be read."""
         streamed = await self._streamed(request_id)
         await self.close(judge_end(request_id, status, reason, None, streamed), "")
 
     async def close(self, settlement: Settlement, reply: str) -> None:
-        """Close a request that has ended without an outcome of its own; ``reply`` is the mailbox of
-        whoever waits for it."""
+        """Close a request that ended without an outcome from a worker.
+
+        ``reply`` is the mailbox of the gateway that waits for it, or empty.
+        """
         closing = await self._commit.submit(settlement)
         reach("closed")
         if closing is not None:
@@ -193,7 +193,7 @@ class Settler:
         await self._outcomes.acknowledge(notes)
 
     async def _record(self, steps: Sequence[tuple[StepId, Delivery]]) -> None:
-        """Write down how steps ended; one end that SQL does not take is set aside as a failure."""
+        """Record the outcomes of steps. If one cannot be stored, set it aside and fail the step."""
         ends = [_step_end(id, decode_delivery(each)) for id, each in steps]
         try:
             await self._write_down(ends)
@@ -201,7 +201,7 @@ class Settler:
         except OUTAGE:
             raise
         except Exception:
-            log.exception("steps are recorded one by one")
+            log.exception("could not record steps together; recording them one by one")
         for end in ends:
             try:
                 await self._write_down([end])
@@ -216,7 +216,7 @@ class Settler:
         await self._flows.record(ends)
 
     async def _close(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle outcomes; those that cannot be for now stay, and are delivered again."""
+        """Settle outcomes. Those that cannot be settled now are delivered again."""
         reach("before_settle")
         answers = await asyncio.gather(
             *(self._book(each) for each in deliveries), return_exceptions=True
@@ -249,14 +249,14 @@ class Settler:
     async def _set_aside(
         self, delivery: Delivery, error: BaseException
     ) -> tuple[bool, Closing | None]:
-        """Note an outcome that cannot be booked; return whether it was given up.
+        """Record an outcome that cannot be booked. Return whether it was given up.
 
-        It is delivered again some times, for another gateway may be of another version. Then its
-        request ends as failed, for nothing; if not even that can be booked its hold stays, and the
-        sweeper releases it after its deadline.
+        It is delivered a few more times, because a gateway of another version may be able to book
+        it. Then its request ends as failed, without a charge. If that cannot be booked either, the
+        sweeper releases the hold after the deadline.
         """
         id = RequestId(delivery.request_id)
-        log.error("the outcome of %s cannot be booked", id, exc_info=error)
+        log.error("could not book the outcome of %s", id, exc_info=error)
         times = await self._aside.count("outcome", id, error)
         if times < DELIVERIES_MAX:
             return False, None
@@ -275,8 +275,8 @@ class Settler:
         return await self._commit.submit(settlement)
 
     async def _read(self, delivery: Delivery) -> Settlement:
-        """Judge how a request ended. Its event log is asked only where the outcome may not know
-        all that was delivered."""
+        """Decode a delivery. The event log is read only if the outcome may not know everything that
+        was delivered."""
         settlement = decode_delivery(delivery)
         lost = delivery.attempt > (1 if delivery.outcome else 0)
         partial = settlement.status == "failed" and settlement.billable
@@ -288,7 +288,7 @@ class Settler:
         return read_streamed(await logged(self._log, request_id, (0, 0)))
 
     def _clear_attempts(self, closed: ClosedRequest) -> None:
-        """Delete what workers that died had stored of a request; nobody waits for that."""
+        """Delete the blobs of failed attempts, in the background."""
         output = closed.output or Output()
         counts = output.blobs if output.stored is None else (*output.blobs, output.stored)
         self._clear(self._media.clear_attempts(closed.account_id, closed.request_id, counts))
@@ -305,15 +305,15 @@ class Settler:
         task.add_done_callback(self._clearing.discard)
 
     async def _tell(self, closed: Sequence[tuple[Closing, str]]) -> None:
-        """Wake whoever waits: here directly, in another process by a note in its mailbox."""
+        """Wake the waiting clients: in this process directly, in others by mailbox. Then count."""
         notes: dict[str, list[SentEvent]] = {}
         for closing, reply in closed:
             try:
                 self._count(closing)
                 if closing.job.stored_input is not None:
                     self._clear_input(closing.closed)
-            except Exception:  # a boundary: figures must not keep anybody waiting
-                log.exception("%s is not counted", closing.closed.request_id)
+            except Exception:  # a boundary: metrics must not delay waiting clients
+                log.exception("could not count %s", closing.closed.request_id)
             request_id = closing.closed.request_id
             woken = self._waiters.settle(request_id, closing.closed)
             if reply and reply != self._gateway and not woken:
@@ -323,8 +323,10 @@ class Settler:
             try:
                 await publish(self._redis, frames, namespace=self._namespace)
             except QUEUE_OUTAGE as error:
-                # Only a wake-up: whoever waits looks the request up by itself before long.
-                log.warning("settled requests not announced: %s", type(error).__name__)
+                # Only a wake-up: waiting clients also poll.
+                log.warning(
+                    "could not notify gateways of settled requests: %s", type(error).__name__
+                )
         limited = [_unused(closing) for closing, _ in closed if closing.job.gateway_note]
         if limited:
             await self._rates.return_unused(limited)
@@ -336,7 +338,7 @@ class Settler:
         metrics.SETTLED.labels(closed.model, closed.status, closed.outcome).inc()
         if closing.clipped:
             metrics.CLIPPED.labels(closed.model).inc()
-            log.warning("%s used more than its limits; charged at the limit", closed.request_id)
+            log.warning("%s exceeded its limits; charge capped", closed.request_id)
         if closed.outcome == "charged":
             metrics.CHARGED_NANOS.labels(closed.model).inc(closed.cost_nanos)
             for phase in ("queue", "load", "preprocess", "transfer", "forward", "postprocess"):
@@ -350,8 +352,10 @@ class Settler:
 
 
 def decode_delivery(delivery: Delivery, streamed: Streamed = NOT_STREAMED) -> Settlement:
-    """Return how a request ended; an outcome that cannot be read fails it. ``streamed`` is what its
-    event log shows, where that was read."""
+    """Convert a delivery to a settlement. A request whose outcome cannot be decoded fails.
+
+    ``streamed`` is the content of its event log, if that was read.
+    """
     request_id = RequestId(delivery.request_id)
     if not delivery.outcome:
         status, reason, message = _WITHOUT_OUTCOME.get(
@@ -364,25 +368,25 @@ def decode_delivery(delivery: Delivery, streamed: Streamed = NOT_STREAMED) -> Se
     try:
         return to_settlement(request_id, decode_outcome(delivery.outcome), streamed)
     except msgspec.DecodeError:
-        log.error("the outcome of %s cannot be decoded", request_id)
+        log.error("could not decode the outcome of %s", request_id)
         problem = RequestError("engine_error", "The worker's answer could not be read.")
         return judge_end(request_id, "failed", "engine_error", problem, streamed)
 
 
 def unbooked(request_id: RequestId) -> Settlement:
-    """The end of a request whose own outcome cannot be booked: it failed, and is free."""
+    """Return the settlement of a request whose outcome cannot be booked: failed, not charged."""
     problem = RequestError("engine_error", "The outcome of the request could not be booked.")
     return Settlement(request_id, "failed", "unbooked", billable=False, error=problem)
 
 
 def released(request_id: RequestId) -> Settlement:
-    """The end of a request that the operator gave up: it failed, and is free."""
+    """Return the settlement of a request that the operator gave up: failed, not charged."""
     problem = RequestError("engine_error", RELEASED)
     return Settlement(request_id, "failed", "operator", billable=False, error=problem)
 
 
 def _stored_outputs(ends: Iterable[Settlement | StepEnd]) -> list[BlobRef]:
-    """Outputs that workers stored for their size."""
+    """Return the outputs that workers moved to the blob store."""
     return [
         end.output.stored
         for end in ends
@@ -406,10 +410,10 @@ def to_settlement(
     outcome: Completed | Failed | Cancelled,
     streamed: Streamed = NOT_STREAMED,
 ) -> Settlement:
-    """Decide what an outcome means for money: what was delivered is charged, all else is free.
+    """Convert an outcome to a settlement that charges what was delivered, and nothing else.
 
-    The way in which a request ended plays no part in it. ``streamed`` is what the request's event
-    log shows that the outcome may not know: what earlier attempts delivered.
+    How the request ended does not matter. ``streamed`` is what the event log shows of earlier
+    attempts, which the outcome does not know.
     """
     timings = outcome.timings
     match outcome:
@@ -451,7 +455,7 @@ def judge_end(
     problem: RequestError | None,
     streamed: Streamed,
 ) -> Settlement:
-    """Charge a request that did not complete for what was delivered, and for nothing else."""
+    """Return the settlement of a request that did not complete: charged for what was delivered."""
     return Settlement(
         request_id,
         status,
@@ -464,7 +468,7 @@ def judge_end(
 
 
 def _cancelled_us(closed: Iterable[ClosedRequest]) -> Mapping[int, int]:
-    """Device time that accounts have cancelled for nothing, by account."""
+    """Sum the device time of requests that clients cancelled without a charge, by account."""
     found: Counter[int] = Counter()
     for one in closed:
         free = one.outcome == "released" and one.usage.gpu_us
@@ -474,7 +478,7 @@ def _cancelled_us(closed: Iterable[ClosedRequest]) -> Mapping[int, int]:
 
 
 def _unused(closing: Closing) -> UnusedRates:
-    """What a request took of its rate limits and did not use."""
+    """Compute what to return to the rate limits: unused tokens, and the request if refused."""
     closed = closing.closed
     refused = closed.status == "cancelled" and closed.reason in ("queue_full", "account_full")
     return UnusedRates(

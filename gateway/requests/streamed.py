@@ -1,8 +1,8 @@
-"""What an event log shows to have been delivered, where no worker is left to report it.
+"""Computes from an event log what was delivered, if no worker can report it.
 
-A job that crashed its workers, or whose worker was lost before its deadline, ends without an
-outcome, or with one that knows only its own attempt. Its event log is then the record. Events that
-did not reach the log, and logs that were lost with the queue server, prove nothing and are free.
+A job that crashed its workers, or whose worker was lost before the deadline, ends without an
+outcome or with one that knows only its own attempt. Its event log is then the record. Events that
+did not reach the log, and logs that the queue server lost, are free.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from workers.contract.jobs import BlobRef, Choice, Preview, SentEvent, Tokens, U
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Usage delivered by all attempts (``NOTHING`` if there was no delivery), and the content as
-    far as the log is complete."""
+    """Usage delivered by all attempts (``NOTHING`` if none), and the content, if the log is
+    complete."""
 
     usage: Usage
     output: Output | None = None
@@ -32,7 +32,7 @@ NOT_STREAMED: Final = Streamed(NOTHING)
 
 
 def read_streamed(events: Iterable[SentEvent]) -> Streamed:
-    """Add up the events of a log, in their order."""
+    """Add up the events of a log in order."""
     tallies: defaultdict[int, Tally] = defaultdict(Tally)
     texts: defaultdict[int, _Text] = defaultdict(_Text)
     shown: dict[int, BlobRef] = {}
@@ -53,8 +53,8 @@ def read_streamed(events: Iterable[SentEvent]) -> Streamed:
 
 
 def either(one: Streamed, other: Streamed) -> Streamed:
-    """Return what two records of the same request show together; ``one`` is the more exact. The
-    content is that of the larger."""
+    """Combine two records of a request, of which ``one`` is more exact. The content is that of the
+    larger."""
     if not one.usage.requests or not other.usage.requests:
         return one if one.usage.requests else other
     larger = one if one.usage.output_tokens >= other.usage.output_tokens else other
@@ -63,7 +63,7 @@ def either(one: Streamed, other: Streamed) -> Streamed:
 
 
 class _Text:
-    """The choices of one attempt, as long as none of its events is missing."""
+    """Choices of one attempt, unless one of its events is missing."""
 
     def __init__(self) -> None:
         self.tokens = 0

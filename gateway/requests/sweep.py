@@ -1,9 +1,9 @@
-"""Finds open requests that would be lost otherwise: unknown to the queue, or past their deadline.
+"""The sweeper: re-enqueues open requests that the queue lost, and closes overdue ones.
 
-SQL is the truth. Whatever is held is in the queue, or queued again, or closed; so every accepted
-request ends, whichever process dies. One gateway at a time sweeps, under a lease. A key in the
-queue server, which is gone when the server was wiped, decides whether every hold is checked or only
-the young ones and, by turns, a part of the others. A row that cannot be worked on is set aside.
+SQL is the truth: every held request is queued, re-enqueued or closed, so every accepted request
+ends, whichever process crashes. One gateway at a time sweeps, under a lease. If a marker key on the
+queue server is missing, the server was wiped and all holds are checked; otherwise only the young
+ones and, in turns, a part of the older ones. Rows that cannot be processed are set aside.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from workers.contract.queue import LIVE_S, QueueEntry
 log = logging.getLogger(__name__)
 
 UNTOUCHED_S: Final = 2.0
-"""Younger holds are still on their way into the queue."""
+"""Minimum age of a checked hold. Younger ones are still being enqueued."""
 YOUNG_S: Final = 120.0
-"""Holds up to this age are checked in every sweep: what can fail between hold and queue has failed
-by then, and a queue server that lost its last seconds has been used again."""
+"""Maximum age of holds that every sweep checks. By then an enqueue has failed or succeeded, and a
+queue server that lost its last seconds of data has restarted."""
 GRACE_S: Final = 20.0
-"""Time after its deadline in which the outcome of a request may arrive: a lease and a beat."""
+"""Time after a deadline in which an outcome can still arrive: one lease and one heartbeat."""
 CHUNK: Final = 1000
-"""Holds checked at a time."""
+"""Number of holds per check."""
 TURN: Final = 2000
-"""Older holds checked in one sweep, by turns."""
+"""Number of older holds checked in one sweep."""
 JOBS: Final = 100
-"""Jobs read at a time, of holds that the queue lost."""
+"""Number of lost jobs read and enqueued at a time."""
 OVERDUE: Final = 250
-"""Overdue requests that are closed at a time."""
+"""Number of overdue requests closed at a time."""
 OVERDUE_PAGES: Final = 20
 LEASE_S: Final = 5.0
-"""Time beyond two intervals after which another gateway takes over the sweep."""
+"""Time after two missed sweeps until another gateway takes over."""
 WHOLE: Final = b"whole"
-"""Value of the mark while all holds are checked, after a wipe; then it is the place of the turn."""
+"""Value of the marker while all holds are checked. Otherwise it is the last id of the turn."""
 
 
 class Sweeper:
@@ -84,7 +84,7 @@ class Sweeper:
         self._lease = Lease(database, "sweep", held_s=2 * self._interval_s + LEASE_S)
 
     async def run(self, beat: Beat = no_beat) -> None:
-        """Sweep until cancelled, whenever this gateway has the lease."""
+        """Sweep until cancelled, while this gateway holds the lease."""
         try:
             while True:
                 try:
@@ -99,21 +99,21 @@ class Sweeper:
             raise
 
     async def turn(self, beat: Beat = no_beat) -> None:
-        """Sweep once, if this gateway has the lease or can take it."""
+        """Sweep once, if this gateway holds or can acquire the lease."""
         if await self._lease.acquire():
             await self.sweep(beat)
 
     async def sweep(self, beat: Beat = no_beat) -> None:
-        """Close what is overdue, whatever the queue does; then queue what it has lost."""
+        """Close overdue requests, even if the queue is unreachable, then re-enqueue lost ones."""
         await self.expire_overdue(beat)
         await self.requeue_lost(beat)
         await self._flows.sweep_idle()
         await self._flows.stop_orphans()
 
-    # --- What the queue lost ----------------------------------------------------------------------
+    # --- Lost jobs --------------------------------------------------------------------------------
 
     async def requeue_lost(self, beat: Beat = no_beat) -> int:
-        """Queue open requests again that the queue has lost; return how many."""
+        """Enqueue the open requests that the queue does not know. Return their number."""
         mark = cast(bytes | None, await self._redis.get(self._mark))
         now = datetime.now(UTC)
         until = first_request_id(now - timedelta(seconds=UNTOUCHED_S))
@@ -125,13 +125,13 @@ class Sweeper:
             total += await self._check_turn(RequestId(mark.decode()), RequestId(young), beat)
         if total:
             metrics.REQUEUED.inc(total)
-            log.warning("%d open requests were unknown to the queue and are queued again", total)
+            log.warning("re-enqueued %d open requests that the queue did not know", total)
         return total
 
     async def _check_all(self, until: RequestId, beat: Beat) -> int:
-        """Check every hold: the queue server is new, was wiped, or the last one to do this died.
+        """Check every hold: the queue server is new or was wiped, or the last full check failed.
 
-        The mark stands from before the first hold is read; a wipe in between takes it away again.
+        The marker is set before the first hold is read, so a wipe during the check removes it.
         """
         await self._redis.set(self._mark, WHOLE, ex=LIVE_S)
         total = await self._check(RequestId(""), until, beat)
@@ -139,11 +139,11 @@ class Sweeper:
         return total
 
     async def _check(self, after: RequestId, until: RequestId, beat: Beat) -> int:
-        """Check the holds between two ids, in bounded batches."""
+        """Check the holds between two ids, in batches."""
         total = 0
         while True:
             if not await self._lease.renew_if_needed():
-                raise TimeoutError("another gateway sweeps by now")
+                raise TimeoutError("another gateway holds the lease")
             found = await self._ids(after, until, CHUNK)
             total += await self._requeue(found)
             beat()
@@ -151,12 +151,12 @@ class Sweeper:
                 break
             after = found[-1].request_id
             if time.monotonic() - self._expired_at > self._interval_s:
-                # After a wipe of a long queue this takes minutes; deadlines pass meanwhile.
+                # After a long queue was wiped this takes minutes, and deadlines pass meanwhile.
                 await self.expire_overdue(beat)
         return total
 
     async def _check_turn(self, after: RequestId, until: RequestId, beat: Beat) -> int:
-        """Check some of the older holds, from where the last turn ended."""
+        """Check some of the older holds, starting where the last turn ended."""
         total = 0
         for _ in range(TURN // CHUNK):
             found = await self._ids(after, until, CHUNK)
@@ -195,19 +195,19 @@ class Sweeper:
             try:
                 job = decode_job(row.job)
                 if job.workflow:
-                    # It is never queued itself: its steps are.
+                    # The steps of a workflow are queued, not the workflow.
                     workflows.append(row.request_id)
                 else:
                     entries.append(self._dispatch.entry(job, row.job))
-            except Exception as error:  # a boundary: of another version, or damaged
+            except Exception as error:  # a boundary: a job of another version, or damaged
                 await self._aside.note("request", row.request_id, error)
         count = await self._flows.sweep(workflows)
         return count + (await self._dispatch.requeue(model, entries) if entries else 0)
 
-    # --- What is out of time ----------------------------------------------------------------------
+    # --- Overdue requests -------------------------------------------------------------------------
 
     async def expire_overdue(self, beat: Beat = no_beat) -> int:
-        """Release what is past its deadline and still open; return how many were tried."""
+        """Close open requests that are past their deadline. Return the number of attempts."""
         self._expired_at = time.monotonic()
         before = datetime.now(UTC) - timedelta(seconds=GRACE_S)
         after: tuple[datetime, str] | None = None
@@ -225,10 +225,12 @@ class Sweeper:
         return total
 
     async def _expire(self, request_id: RequestId) -> None:
-        """Release one request; one that cannot be closed is set aside and stops no other."""
+        """Close a request; one that cannot be closed is set aside."""
         try:
             await self._settler.give_up(request_id, status="expired", reason="deadline")
         except (Unavailable, *OUTAGE) as error:
-            log.warning("%s is released later: %s", request_id, type(error).__name__)
+            log.warning(
+                "could not close overdue %s, retrying: %s", request_id, type(error).__name__
+            )
         except Exception as error:
             await self._aside.note("request", request_id, error)

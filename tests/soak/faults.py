@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
 import redis.asyncio as redis
@@ -55,6 +56,7 @@ async def kill_engine(ground: Ground, chance: random.Random) -> None:
 
 async def kill_queue(ground: Ground, chance: random.Random) -> None:
     ground.queue.send(signal.SIGKILL)
+    ground.wipes.append(datetime.now(UTC))
 
 
 async def stop_queue(ground: Ground, chance: random.Random) -> None:
@@ -65,6 +67,7 @@ async def wipe_queue(ground: Ground, chance: random.Random) -> None:
     client = redis.Redis(unix_socket_path=str(ground.queue_socket), socket_timeout=5)
     try:
         await client.flushall()
+        ground.wipes.append(datetime.now(UTC))
     finally:
         await client.aclose()
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -106,6 +107,8 @@ class Ground:
     ends: Counter[str] = field(default_factory=Counter)
     """Processes that ended by themselves, with their exit code."""
     probes: Counter[str] = field(default_factory=Counter)
+    wipes: list[datetime] = field(default_factory=list)
+    """When the queue server lost its data, or the newest part of it."""
     database_crash: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the database server is down, so that crashes do not overlap."""
     _keeper: asyncio.Task[None] | None = None
@@ -194,6 +197,7 @@ class Ground:
                         if code not in (-signal.SIGKILL, -signal.SIGTERM, 0):
                             self.ends[f"{process.name} ended with {code}"] += 1
                         process.start()
+                        dead_since.pop(process.name, None)
                 for name, port in self.ports.items():
                     live = False
                     with contextlib.suppress(httpx.HTTPError):

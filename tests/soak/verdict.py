@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -63,7 +64,7 @@ async def compare(client: Client, found: list[dict[str, Any]]) -> list[str]:
         if (act := (each.get("metadata") or {}).get("act")) and not taken_back:
             by_act[act].append(each["id"])
     for act in client.acts:
-        wrong += _wrong_of(act, by_id, by_act[act.name])
+        wrong += _wrong_of(act, by_id, by_act[act.name], client.ground.wipes)
     posts, ran = sum(act.posts for act in client.acts), sum(map(len, by_act.values()))
     if ran > posts:
         wrong.append(f"{ran} requests of {posts} submissions")
@@ -77,7 +78,9 @@ async def compare(client: Client, found: list[dict[str, Any]]) -> list[str]:
     return wrong
 
 
-def _wrong_of(act: Act, by_id: dict[str, dict[str, Any]], ran: list[str]) -> list[str]:
+def _wrong_of(
+    act: Act, by_id: dict[str, dict[str, Any]], ran: list[str], wipes: Sequence[datetime]
+) -> list[str]:
     wrong = []
     if act.key is not None and len(set(ran)) > 1:
         wrong.append(f"{act.kind}: one name, {len(ran)} requests: {ran}")
@@ -94,6 +97,9 @@ def _wrong_of(act: Act, by_id: dict[str, dict[str, Any]], ran: list[str]) -> lis
         charged = Decimal(found["cost"] or 0)
         if act.result == "200" and not charged:
             wrong.append(f"{act.kind}: {request_id} was answered and is free")
+        if found["status"] != "succeeded" and _was_open_at(found, wipes):
+            # Its event log was wiped. What a lost log contained is free.
+            continue
         used = (found.get("usage") or {}).get("output_tokens", 0)
         if act.kind == "chat stream" and act.words and not charged:
             wrong.append(
@@ -110,6 +116,12 @@ def _wrong_of(act: Act, by_id: dict[str, dict[str, Any]], ran: list[str]) -> lis
                 f"({found['status']}, {found.get('reason')})"
             )
     return wrong
+
+
+def _was_open_at(found: dict[str, Any], moments: Sequence[datetime]) -> bool:
+    begin = datetime.fromisoformat(found["created_at"])
+    end = datetime.fromisoformat(found["settled_at"]) if found.get("settled_at") else None
+    return any(begin <= moment and (end is None or moment <= end) for moment in moments)
 
 
 def audit(ground: Ground) -> list[str]:
