@@ -17,7 +17,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("PAUSE_MIN_S", 0.01),
         ("PAUSE_MAX_S", 0.02),
-        ("LOOK_EVERY_S", 0.01),
+        ("CHECK_EVERY_S", 0.01),
         ("IDLE_BEAT_S", 0.01),
     ):
         monkeypatch.setattr(supervision, name, value)
