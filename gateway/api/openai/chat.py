@@ -162,7 +162,7 @@ class ChatController(Controller):
         status_code=200,
         opt={"media": [EVENTS]},
         operation_id="CreateChatCompletion",
-        summary="Answer a conversation, at once or as a stream",
+        summary="Answer a conversation, in one response or as a stream",
     )
     async def create(
         self, request: ApiRequest, data: JSONBody[ChatCompletion]

@@ -96,7 +96,7 @@ class CompletionsController(Controller):
         status_code=200,
         opt={"media": [EVENTS]},
         operation_id="CreateCompletion",
-        summary="Continue a text without a chat template, at once or as a stream",
+        summary="Continue a text without a chat template, in one response or as a stream",
     )
     async def create(
         self, request: ApiRequest, data: JSONBody[Completion]

@@ -1,4 +1,4 @@
-"""OpenAI's images: generated, edited or varied; at once, or as a stream with previews.
+"""OpenAI's images: generated, edited or varied; in one response or as a stream with previews.
 
 Besides OpenAI's fields, bodies accept those of ``POST /v1/requests`` (``seed``, ``steps``,
 ``guidance``, …), for which OpenAI has no names.
@@ -59,7 +59,7 @@ class ImagesController(Controller):
         opt={"media": [EVENTS]},
         operation_id="CreateImage",
         operation_class=BODY,
-        summary="Generate images, at once or as a stream with previews",
+        summary="Generate images, in one response or as a stream with previews",
         description="JSON with `model`, `prompt` and OpenAI's fields, or those of a native "
         "request.",
     )

@@ -60,7 +60,7 @@ class ResponsesController(Controller):
         status_code=200,
         opt={"scope": "inference", "holds": True, "media": [EVENTS]},
         operation_id="CreateResponse",
-        summary="Answer at once, as a stream, or in the background",
+        summary="Answer in one response, as a stream, or in the background",
     )
     async def create(
         self, request: ApiRequest, data: JSONBody[ResponseBody]
