@@ -18,7 +18,7 @@ def test_more_seconds_than_a_day_are_refused(seconds: float) -> None:
     assert "less than or equal to 86400" in str(refused.value)
 
 
-def test_seconds_are_bounded_though_a_price_per_request_needs_no_limit_on_them() -> None:
+def test_duration_is_bounded_even_if_the_price_does_not_need_it() -> None:
     film = CatalogEntry.model_validate(
         {
             "name": "film",
@@ -33,7 +33,7 @@ def test_seconds_are_bounded_though_a_price_per_request_needs_no_limit_on_them()
     assert prepared.limits.video_ms == 86_400_000
 
 
-def test_an_upscaler_says_itself_how_far_it_goes_and_a_painter_goes_no_further_than_told() -> None:
+def test_scale_limit_defaults_to_the_engines_for_upscalers_and_1_for_generators() -> None:
     price = [{"unit": "request", "amount": "1"}]
     larger = {"name": "larger", "task": "image-upscale", "engine": "echo", "price": price}
     painter = {**larger, "task": "text-to-image", "also": ["image-to-image"]}

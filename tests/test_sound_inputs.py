@@ -32,7 +32,7 @@ def prepared(sold: CatalogEntry, **value: Any) -> tuple[str, Prepared]:
     return task, prepare(sold, read, task=task, prefix="input")
 
 
-def test_a_recording_asks_for_its_voice() -> None:
+def test_recording_selects_voice_cloning() -> None:
     sold = entry("text-to-speech", "voice-clone")
 
     task, found = prepared(sold, text="Hello.", recording=RECORDING, transcript="I am Anna.")
@@ -52,7 +52,7 @@ def test_a_recording_asks_for_its_voice() -> None:
         ({"text": "Hello.", "recording": "a voice"}, "input.recording"),
     ],
 )
-def test_a_voice_that_is_not_clear_is_refused(value: dict[str, Any], param: str) -> None:
+def test_ambiguous_voice_is_refused(value: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         prepared(entry("voice-clone"), **value)
 
@@ -77,7 +77,7 @@ def test_regional_variants_of_a_supported_language_are_accepted() -> None:
         ({"text": "x" * 85}, {"seconds": 30}, 30_000),
     ],
 )
-def test_the_longest_that_a_text_can_be_is_held_for(
+def test_hold_covers_the_longest_possible_speech(
     value: dict[str, Any], limits: dict[str, Any], milliseconds: int
 ) -> None:
     _, found = prepared(entry("text-to-speech", limits=limits), **value)
@@ -85,7 +85,7 @@ def test_the_longest_that_a_text_can_be_is_held_for(
     assert (found.limits.audio_ms, found.limits.characters) == (milliseconds, 85)
 
 
-def test_music_is_held_for_as_long_as_it_will_be() -> None:
+def test_hold_covers_the_requested_duration_of_music() -> None:
     def longest(limits: dict[str, Any], defaults: dict[str, Any], **value: Any) -> int:
         sold = entry("text-to-music", limits=limits, default_parameters=defaults)
         return prepared(sold, prompt="a waltz", **value)[1].limits.audio_ms
@@ -96,7 +96,7 @@ def test_music_is_held_for_as_long_as_it_will_be() -> None:
     assert longest({}, {}) == 600_000
 
 
-def test_an_upstream_is_told_what_was_asked_in_its_own_words_and_nothing_else() -> None:
+def test_upstream_receives_only_the_requested_parameters() -> None:
     options = {"fields": {"voice": "voice_id", "sample_rate": "audio_sample_rate"}}
 
     def told(task: str, **value: Any) -> dict[str, Any]:

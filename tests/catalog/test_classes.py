@@ -43,9 +43,7 @@ def batch_price(live: LiveCatalog, account_id: int = 0) -> Price:
     return live.priced("m", moment(), account_id, "batch")[1]
 
 
-async def test_a_batch_pays_half_where_the_catalog_says_nothing(
-    tmp_path: Path, database: Database
-) -> None:
+async def test_batch_price_is_half_by_default(tmp_path: Path, database: Database) -> None:
     live = await LiveCatalog.open(write(tmp_path / "c.yaml"), database)
 
     price_id, price = live.priced("m", moment(), 0, "batch")
@@ -73,7 +71,7 @@ async def test_a_changed_discount_is_a_new_price_and_the_old_one_stays(
         assert [each.discount for each in read_discounts(connection)["m"]] == ["0.5", "0.25"]
 
 
-async def test_a_model_may_not_be_sold_in_batches_and_be_so_again(
+async def test_batch_sales_can_be_disabled_and_enabled_again(
     tmp_path: Path, database: Database, short_notice: float
 ) -> None:
     path = write(tmp_path / "c.yaml", "batch: false")
@@ -89,7 +87,9 @@ async def test_a_model_may_not_be_sold_in_batches_and_be_so_again(
     assert live.priced("m", moment())[1] == FULL
 
 
-async def test_an_accounts_own_price_is_halved_likewise(tmp_path: Path, database: Database) -> None:
+async def test_price_override_is_discounted_in_batches_too(
+    tmp_path: Path, database: Database
+) -> None:
     live = await LiveCatalog.open(write(tmp_path / "c.yaml"), database)
     own = Price((Component("request", 7),))
     with database.transaction() as connection:
@@ -114,7 +114,7 @@ async def test_gateways_agree_on_the_row_of_a_batch_price(
     assert first.priced("m", now, 0, "batch")[0] == second.priced("m", now, 0, "batch")[0]
 
 
-async def test_an_own_price_that_cannot_be_halved_exactly_is_not_sold_in_batches(
+async def test_override_that_cannot_be_halved_exactly_is_not_sold_in_batches(
     tmp_path: Path, database: Database
 ) -> None:
     live = await LiveCatalog.open(write(tmp_path / "c.yaml", 'batch_discount: "0.3333"'), database)
@@ -130,7 +130,7 @@ async def test_an_own_price_that_cannot_be_halved_exactly_is_not_sold_in_batches
         batch_price(live, OWN)
 
 
-def test_only_what_can_come_to_be_in_force_together_is_made() -> None:
+def test_only_prices_and_discounts_that_overlap_in_time_are_combined() -> None:
     hour = timedelta(hours=1)
     periods = {
         ("m", 0): (
@@ -171,7 +171,7 @@ def test_only_what_can_come_to_be_in_force_together_is_made() -> None:
         ),
     ],
 )
-def test_a_discount_that_is_none_is_refused(fields: dict[str, object], message: str) -> None:
+def test_invalid_discount_is_refused(fields: dict[str, object], message: str) -> None:
     told = {
         "name": "m",
         "task": "text-generation",
@@ -184,7 +184,7 @@ def test_a_discount_that_is_none_is_refused(fields: dict[str, object], message: 
         CatalogEntry.model_validate({**told, **fields})
 
 
-async def test_gateways_that_start_at_once_make_each_row_once(
+async def test_gateways_that_start_together_create_each_row_once(
     tmp_path: Path, database_url: str, connect: Connect
 ) -> None:
     path = write(tmp_path / "c.yaml")

@@ -121,7 +121,7 @@ def test_endpoints_of_every_model_have_what_openrouters_client_requires(name: st
     assert endpoint["supports_voice_cloning"] is ("voice-clone" in (entry.task, *entry.also))
 
 
-def test_a_price_that_depends_is_listed_at_its_dearest_for_openrouter_and_whole_for_us() -> None:
+def test_conditional_price_is_listed_at_its_highest_for_openrouter_and_in_full_natively() -> None:
     entry = CatalogEntry.model_validate(
         {
             "name": "painter",
@@ -145,7 +145,7 @@ def test_a_price_that_depends_is_listed_at_its_dearest_for_openrouter_and_whole_
     }
 
 
-def test_an_entry_says_everything_about_a_model() -> None:
+def test_entry_has_all_fields_of_a_model() -> None:
     view = json.loads(json.dumps(entry_view(ENTRIES["seedream-4-0-250828"], [LOCAL])))
 
     assert view["name"] == "seedream-4-0-250828"
@@ -159,7 +159,7 @@ def test_an_entry_says_everything_about_a_model() -> None:
     assert view["route"] == "upstream"
 
 
-def test_no_view_tells_where_an_upstream_is_or_what_its_variable_holds() -> None:
+def test_no_view_reveals_upstream_urls_or_credentials() -> None:
     for entry in CATALOG:
         text = json.dumps([entry_view(entry, [LOCAL]), model_view(entry, [LOCAL], 0)])
 
@@ -207,7 +207,7 @@ def test_decimals_have_no_exponent_and_no_idle_zeros(value: Fraction, text: str)
     assert decimal(value) == text
 
 
-def test_entries_are_found_by_task_whether_it_is_their_first_or_not() -> None:
+def test_entries_are_found_by_any_of_their_tasks() -> None:
     assert names(task="image-edit") == [
         "bria-fibo-edit",
         "pocket-image",
@@ -226,7 +226,7 @@ def test_entries_are_found_by_what_they_are_good_for() -> None:
     assert names(good_for="world peace") == []
 
 
-def test_a_highest_price_includes_what_costs_exactly_that() -> None:
+def test_maximum_price_filter_is_inclusive() -> None:
     assert names(task="text-to-speech", max_price=Decimal("0.06")) == [
         "inworld-tts-1.5-mini",
         "minimax-tts-speech-2.6-turbo",
@@ -274,7 +274,7 @@ def test_a_draining_worker_serves_nothing() -> None:
     assert missing.reason == "no worker serves it now"
 
 
-def test_an_upstream_without_its_credential_is_not_configured_and_says_what_it_needs() -> None:
+def test_upstream_without_its_credential_is_reported_as_not_configured() -> None:
     told = availability(ENTRIES["Veo3"], [LOCAL])
     untold = availability(ENTRIES["Veo3"], [])
 
@@ -287,7 +287,7 @@ def test_an_upstream_without_its_credential_is_not_configured_and_says_what_it_n
     assert told.reason == untold.reason == "it is not set up on this gateway"
 
 
-def test_an_upstream_that_does_not_answer_is_set_up_and_may_be_tried_again() -> None:
+def test_unreachable_upstream_is_configured_and_can_be_retried() -> None:
     worker = Announcement("w1", unavailable={"Veo3": "its upstream does not answer"})
 
     missing = availability(ENTRIES["Veo3"], [worker])
@@ -297,7 +297,7 @@ def test_an_upstream_that_does_not_answer_is_set_up_and_may_be_tried_again() -> 
     assert missing.reason == "its upstream does not answer"
 
 
-def test_only_operators_see_what_a_model_lacks() -> None:
+def test_only_operators_see_the_cause_of_unavailability() -> None:
     plain, full = (
         entry_view(ENTRIES["Veo3"], [LOCAL], for_operator=flag) for flag in (False, True)
     )
@@ -306,7 +306,7 @@ def test_only_operators_see_what_a_model_lacks() -> None:
     assert full["reason_detail"] == "GMI_API_KEY is not set"
 
 
-def test_a_local_model_says_what_its_worker_says() -> None:
+def test_local_model_reports_its_workers_reason() -> None:
     worker = Announcement("w", unavailable={"pocket-chat": "the engine llm needs torch"})
 
     missing = availability(ENTRIES["pocket-chat"], [worker])

@@ -39,12 +39,12 @@ def problems(file: Path, text: str) -> list[str]:
     return [line.removeprefix(f"{file}:") for line in said]
 
 
-def test_a_right_catalog_has_no_problems(file: Path) -> None:
+def test_valid_catalog_has_no_problems(file: Path) -> None:
     assert problems(file, RIGHT) == []
     assert [entry.name for entry in load_catalog(file).models] == ["painter"]
 
 
-def test_an_unknown_field_is_told_with_the_nearest_known_one(file: Path) -> None:
+def test_unknown_field_is_reported_with_the_nearest_known_one(file: Path) -> None:
     said = problems(file, RIGHT + "    resolution: [512x512]\n")
 
     assert len(said) == 1
@@ -61,13 +61,13 @@ def test_an_unknown_field_is_told_with_the_nearest_known_one(file: Path) -> None
         ("    default_parameters: {temprature: 1}", "temperature"),
     ],
 )
-def test_unknown_fields_are_told_in_every_section(file: Path, where: str, line: str) -> None:
+def test_unknown_fields_are_reported_in_every_section(file: Path, where: str, line: str) -> None:
     said = problems(file, RIGHT + where + "\n")
 
     assert [each for each in said if "unknown field" in each and f"did you mean {line}?" in each]
 
 
-def test_two_models_of_one_name_are_told(file: Path) -> None:
+def test_duplicate_model_name_is_reported(file: Path) -> None:
     said = problems(file, RIGHT + RIGHT.removeprefix("models:\n"))
 
     assert said == [
@@ -75,7 +75,7 @@ def test_two_models_of_one_name_are_told(file: Path) -> None:
     ]
 
 
-def test_an_alias_that_is_a_name_already_is_told(file: Path) -> None:
+def test_alias_that_is_already_a_name_is_reported(file: Path) -> None:
     second = RIGHT.removeprefix("models:\n").replace("painter", "drawer")
 
     said = problems(file, RIGHT + "    aliases: [old]\n" + second + "    aliases: [painter, old]\n")
@@ -86,7 +86,7 @@ def test_an_alias_that_is_a_name_already_is_told(file: Path) -> None:
     ]
 
 
-def test_a_price_without_a_unit_is_told_with_all_units(file: Path) -> None:
+def test_price_without_a_unit_is_reported_with_all_units(file: Path) -> None:
     said = problems(file, RIGHT.replace("unit: image, ", ""))
 
     assert said == [
@@ -96,14 +96,14 @@ def test_a_price_without_a_unit_is_told_with_all_units(file: Path) -> None:
     ]
 
 
-def test_an_unknown_unit_is_told_with_the_nearest_one(file: Path) -> None:
+def test_unknown_unit_is_reported_with_the_nearest_one(file: Path) -> None:
     said = problems(file, RIGHT.replace("unit: image", "unit: imagse"))
 
     assert said[0].startswith("5:14: models[0].price[0].unit: 'imagse' is unknown; did you mean")
     assert "did you mean image?" in said[0]
 
 
-def test_a_model_without_a_route_is_told(file: Path) -> None:
+def test_model_without_a_route_is_reported(file: Path) -> None:
     said = problems(file, RIGHT.replace("    engine: echo\n", ""))
 
     assert said == [
@@ -111,13 +111,13 @@ def test_a_model_without_a_route_is_told(file: Path) -> None:
     ]
 
 
-def test_a_model_with_two_routes_is_told(file: Path) -> None:
+def test_model_with_two_routes_is_reported(file: Path) -> None:
     said = problems(file, RIGHT + "    upstream: {url: 'http://x'}\n")
 
     assert said == ["2:5: models[0]: two routes; give either `engine` or `upstream`"]
 
 
-def test_a_missing_price_is_told_with_an_example(file: Path) -> None:
+def test_missing_price_is_reported_with_an_example(file: Path) -> None:
     said = problems(file, RIGHT.replace('    price: [{unit: image, amount: "0.01"}]\n', ""))
 
     assert said == [
@@ -127,7 +127,7 @@ def test_a_missing_price_is_told_with_an_example(file: Path) -> None:
 
 
 @pytest.mark.parametrize("amount", ["0.01", "1", ".5", "1e-3", "true", "[1]", "null"])
-def test_an_amount_that_is_not_in_quotes_is_told(file: Path, amount: str) -> None:
+def test_unquoted_amount_is_reported(file: Path, amount: str) -> None:
     said = problems(file, RIGHT.replace('"0.01"', amount))
 
     assert len(said) == 1
@@ -156,7 +156,7 @@ def test_an_amount_that_is_not_in_quotes_is_told(file: Path, amount: str) -> Non
         "9999999999",
     ],
 )
-def test_an_amount_that_is_no_plain_decimal_is_told(file: Path, amount: str) -> None:
+def test_amount_that_is_not_a_plain_decimal_is_reported(file: Path, amount: str) -> None:
     said = problems(file, RIGHT.replace("0.01", amount))
 
     assert said == [
@@ -190,9 +190,7 @@ def test_an_amount_that_is_no_plain_decimal_is_told(file: Path, amount: str) -> 
         ),
     ],
 )
-def test_a_price_that_cannot_be_sold_at_is_told_with_its_line_and_column(
-    file: Path, price: str, said: str
-) -> None:
+def test_invalid_price_is_reported_with_line_and_column(file: Path, price: str, said: str) -> None:
     text = RIGHT.replace('[{unit: image, amount: "0.01"}]', f"\n      - {price}")
 
     found = problems(file, text + "    limits: {images: 100}\n")
@@ -208,7 +206,7 @@ def test_a_limit_on_seconds_is_a_millisecond_to_a_day(file: Path, seconds: str) 
     assert said[0].startswith("6:14: models[0].limits.gpu_seconds: should be ")
 
 
-def test_nothing_is_sold_for_nothing(file: Path) -> None:
+def test_zero_price_is_refused(file: Path) -> None:
     said = problems(file, RIGHT.replace("0.01", "0.000"))
 
     assert said == [
@@ -218,7 +216,7 @@ def test_nothing_is_sold_for_nothing(file: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["yes", "1", "1.5", "2026-03-10"])
-def test_what_yaml_takes_for_something_else_than_text_is_told(file: Path, value: str) -> None:
+def test_value_that_yaml_does_not_read_as_a_string_is_reported(file: Path, value: str) -> None:
     said = problems(file, RIGHT + f"    good_for: [drafts, {value}]\n")
 
     assert len(said) == 1
@@ -227,14 +225,14 @@ def test_what_yaml_takes_for_something_else_than_text_is_told(file: Path, value:
 
 
 @pytest.mark.parametrize("number", ["true", "'3'", "3.0", "0", "-1", ".inf", "101"])
-def test_a_limit_that_is_no_sensible_count_is_told(file: Path, number: str) -> None:
+def test_invalid_limit_is_reported(file: Path, number: str) -> None:
     said = problems(file, RIGHT + f"    limits: {{images: {number}}}\n")
 
     assert len(said) == 1
     assert said[0].startswith("6:14: models[0].limits.images: should be ")
 
 
-def test_a_credential_in_an_address_is_refused_and_not_repeated_elsewhere(file: Path) -> None:
+def test_credential_in_a_url_is_refused_and_not_repeated(file: Path) -> None:
     text = RIGHT.replace("engine: echo", "upstream: {url: 'https://user:secret@example.com/v1'}")
 
     said = problems(file, text)
@@ -244,7 +242,7 @@ def test_a_credential_in_an_address_is_refused_and_not_repeated_elsewhere(file: 
     assert "without user or password" in said[0]
 
 
-def test_a_name_that_cannot_be_a_name_is_told_with_what_can(file: Path) -> None:
+def test_invalid_name_is_reported_with_accepted_characters(file: Path) -> None:
     said = problems(file, RIGHT.replace("painter", "our painter"))
 
     assert said == [
@@ -253,7 +251,7 @@ def test_a_name_that_cannot_be_a_name_is_told_with_what_can(file: Path) -> None:
     ]
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_the_file(file: Path) -> None:
+def test_all_problems_are_reported_together_in_the_order_of_the_file(file: Path) -> None:
     said = problems(
         file,
         """\
@@ -284,13 +282,13 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(file: Path) -> N
     ]
 
 
-def test_a_key_that_is_given_twice_is_told_where_it_is_repeated(file: Path) -> None:
+def test_repeated_key_is_reported_at_its_second_position(file: Path) -> None:
     said = problems(file, RIGHT + "    family: A\n    family: B\n")
 
     assert said == ["7:5: 'family' is already set on line 6"]
 
 
-def test_what_is_merged_in_is_told_where_it_was_written_and_only_once(file: Path) -> None:
+def test_error_in_a_merged_value_is_reported_once_at_its_origin(file: Path) -> None:
     said = problems(
         file,
         """\
@@ -313,7 +311,7 @@ def test_what_is_merged_in_is_told_where_it_was_written_and_only_once(file: Path
     assert said[1].startswith("11:5: models[2].name: 'two' is already used")
 
 
-def test_what_overrides_a_merged_value_is_told_where_it_stands(file: Path) -> None:
+def test_error_in_an_override_of_a_merged_value_is_reported_at_its_position(file: Path) -> None:
     text = RIGHT.replace("- name", "- &p\n    name") + "  - <<: *p\n    name: b\n    family: 3\n"
 
     said = problems(file, text)
@@ -345,13 +343,13 @@ def test_what_overrides_a_merged_value_is_told_where_it_stands(file: Path) -> No
         ("[" * 5000, "1:1: nested too deeply"),
     ],
 )
-def test_a_file_that_is_no_catalog_at_all_is_told(file: Path, text: str, expected: str) -> None:
+def test_file_that_is_not_a_catalog_is_reported(file: Path, text: str, expected: str) -> None:
     said = problems(file, text)
 
     assert said[0].startswith(expected)
 
 
-def test_a_file_in_another_encoding_is_told(file: Path) -> None:
+def test_file_in_another_encoding_is_reported(file: Path) -> None:
     file.write_bytes(b"models:\n  - name: caf\xe9\n")
 
     assert [str(problem) for problem in check(file)] == [
@@ -359,7 +357,7 @@ def test_a_file_in_another_encoding_is_told(file: Path) -> None:
     ]
 
 
-def test_a_file_that_cannot_be_read_is_told(file: Path) -> None:
+def test_unreadable_file_is_reported(file: Path) -> None:
     (problem,) = check(file)
 
     assert problem.message == "cannot be read: No such file or directory"
@@ -367,7 +365,7 @@ def test_a_file_that_cannot_be_read_is_told(file: Path) -> None:
         load_catalog(file)
 
 
-def test_default_parameters_are_what_a_request_may_say() -> None:
+def test_default_parameters_are_limited_to_request_parameters() -> None:
     for name in DefaultParameters.model_fields:
         asked = next(
             model for model in (TextGeneration, ImageTask, VideoTask) if name in model.model_fields
@@ -392,7 +390,7 @@ def _accepts(model: type[BaseModel], value: object) -> bool:
 @given(
     text=st.text(alphabet=st.sampled_from(list("ab:-[]{}&*<!?|>'\"#,%@ \n\t0\x00é")), max_size=60)
 )
-def test_no_text_makes_the_loader_stumble(file: Path, text: str) -> None:
+def test_loader_reports_problems_for_arbitrary_text(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
     lines = text.count("\n") + 1
@@ -413,7 +411,7 @@ WORDS = ("", "~", "0.5", "yes", "[]", "{}", "- x", "&a", "*gmi", "<<: *gmi", "na
         max_size=4,
     )
 )
-def test_our_catalog_edited_at_random_loads_or_says_why_not(
+def test_randomly_edited_catalog_loads_or_reports_problems(
     file: Path, edits: list[tuple[int, int, int, str]]
 ) -> None:
     lines = LINES[:80]

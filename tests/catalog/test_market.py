@@ -29,7 +29,7 @@ def entries() -> dict[str, CatalogEntry]:
     return {entry.name: entry for entry in load_catalog(CATALOG).models}
 
 
-def test_the_catalog_has_nothing_wrong() -> None:
+def test_catalog_has_no_problems() -> None:
     assert check(CATALOG) == ()
 
 
@@ -73,7 +73,7 @@ def test_a_market_model_is_quoted_and_charged_to_the_nano_dollar(
     assert most.total_nanos == due.total_nanos == parse_usd(fact["price"])
 
 
-def test_the_prices_add_up_as_the_source_has_them(entries: dict[str, CatalogEntry]) -> None:
+def test_sum_of_the_prices_matches_the_source(entries: dict[str, CatalogEntry]) -> None:
     total = sum(
         quote(entries[fact["name"]].selling_price, Usage(requests=1)).total_nanos for fact in MARKET
     )
@@ -107,7 +107,7 @@ def entries_and_tasks() -> list[tuple[CatalogEntry, Task]]:
 @pytest.mark.parametrize(
     ("entry", "task"), entries_and_tasks(), ids=lambda value: getattr(value, "name", value)
 )
-def test_nothing_on_sale_bills_nothing(entry: CatalogEntry, task: Task) -> None:
+def test_every_model_on_sale_has_a_price(entry: CatalogEntry, task: Task) -> None:
     smallest = smallest_media(task)
     if task == "text-generation":
         smallest = {"messages": [{"role": "user", "content": ""}], "max_tokens": 1}
@@ -134,7 +134,7 @@ def test_names_are_matched_by_case(entries: dict[str, CatalogEntry]) -> None:
     assert "veo3" not in entries
 
 
-def test_our_own_model_runs_here_at_its_price_per_token(entries: dict[str, CatalogEntry]) -> None:
+def test_pocket_chat_runs_locally_at_its_price_per_token(entries: dict[str, CatalogEntry]) -> None:
     entry = entries["pocket-chat"]
     given = parse(
         entry.task, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100}
@@ -150,7 +150,7 @@ def test_our_own_model_runs_here_at_its_price_per_token(entries: dict[str, Catal
     assert most.total_nanos == 85 * 20 + 100 * 80
 
 
-def test_no_engine_for_tests_is_on_sale(entries: dict[str, CatalogEntry]) -> None:
+def test_test_engines_are_not_on_sale(entries: dict[str, CatalogEntry]) -> None:
     assert "echo" not in {entry.engine for entry in entries.values()}
 
 

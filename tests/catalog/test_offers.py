@@ -78,7 +78,9 @@ def put(
         )
 
 
-def test_an_accounts_own_price_goes_before_the_list_until_it_ends(database: Database) -> None:
+def test_price_override_takes_precedence_over_the_list_price_until_it_ends(
+    database: Database,
+) -> None:
     with database.transaction() as connection:
         listed = put_in_force(connection, "m", price(10), NOW)
     put(database, price(5), hours=1, account_id=OWN)
@@ -145,9 +147,7 @@ def in_force_after(database: Database, hours: int, *, account_id: int = LIST) ->
 
 
 @pytest.mark.parametrize("account_id", [LIST, OWN])
-def test_scheduled_price_that_is_cancelled_never_counts(
-    database: Database, account_id: int
-) -> None:
+def test_cancelled_scheduled_price_never_applies(database: Database, account_id: int) -> None:
     with database.transaction() as connection:
         listed = put_in_force(connection, "m", price(10), NOW)
     put(database, price(12), hours=2, account_id=account_id)
@@ -165,7 +165,7 @@ def test_scheduled_price_that_is_cancelled_never_counts(
         cancel(database, NOW + timedelta(hours=2), account_id=account_id)
 
 
-def test_scheduled_end_of_an_own_price_can_be_cancelled(database: Database) -> None:
+def test_scheduled_end_of_an_override_can_be_cancelled(database: Database) -> None:
     with database.transaction() as connection:
         put_in_force(connection, "m", price(10), NOW)
     put(database, price(5), hours=0, account_id=OWN)
@@ -206,7 +206,7 @@ def test_price_that_is_not_scheduled_is_not_cancelled(database: Database) -> Non
         cancel(database, NOW, now=NOW - timedelta(hours=1), account_id=OWN)
 
 
-def test_another_price_can_begin_when_a_cancelled_one_would_have(database: Database) -> None:
+def test_another_price_can_start_at_the_time_of_a_cancelled_one(database: Database) -> None:
     with database.transaction() as connection:
         put_in_force(connection, "m", price(10), NOW)
     put(database, price(12), hours=2)
@@ -221,7 +221,7 @@ def test_another_price_can_begin_when_a_cancelled_one_would_have(database: Datab
     assert in_force_after(database, 3) == in_force_after(database, 0)
 
 
-def test_cancelled_prices_are_kept_and_lie_ahead_in_sql_too(database: Database) -> None:
+def test_cancelled_prices_are_kept_and_only_future_ones_in_sql(database: Database) -> None:
     with database.transaction() as connection:
         put_in_force(connection, "m", price(10), NOW)
     put(database, price(12), hours=2)
@@ -241,9 +241,7 @@ def test_cancelled_prices_are_kept_and_lie_ahead_in_sql_too(database: Database) 
         connection.execute(insert(cancelled_prices).values(late))
 
 
-async def test_a_gateway_sells_to_an_account_at_its_own_price(
-    file: Path, database: Database
-) -> None:
+async def test_gateway_applies_an_accounts_price_override(file: Path, database: Database) -> None:
     live = await LiveCatalog.open(file, database)
     now = datetime.now(UTC)
     with database.transaction() as connection:
@@ -279,7 +277,7 @@ async def test_a_gateway_sells_to_an_account_at_its_own_price(
         ({"price": []}, "price"),
     ],
 )
-def test_an_own_price_is_held_to_the_rules_of_the_catalog(
+def test_price_override_must_follow_the_catalogs_rules(
     told: dict[str, object], message: str, talker: CatalogEntry
 ) -> None:
     with pytest.raises(InvalidPriceOverride, match=message):
@@ -287,12 +285,12 @@ def test_an_own_price_is_held_to_the_rules_of_the_catalog(
 
 
 @pytest.mark.parametrize("text", ["soon", "2026-03-01T12:00:00", "2026-02-28T00:00:00Z"])
-def test_a_start_that_gateways_could_miss_is_refused(text: str) -> None:
+def test_start_that_is_too_early_for_other_gateways_is_refused(text: str) -> None:
     with pytest.raises(InvalidPriceOverride):
         read_start(text, NOW)
 
 
-def test_a_start_is_soon_or_when_it_says() -> None:
+def test_start_defaults_to_the_earliest_possible_moment() -> None:
     assert read_start(None, NOW) == NOW + timedelta(seconds=10)
     assert read_start("2026-04-01T02:00:00+02:00", NOW) == datetime(2026, 4, 1, tzinfo=UTC)
 

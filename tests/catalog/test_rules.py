@@ -47,7 +47,7 @@ def conflicts(**fields: Any) -> list[tuple[str, str]]:
 GMI: Final = {"url": "https://console.gmicloud.ai", "dialect": "gmi", "credential": "GMI_API_KEY"}
 
 
-def test_a_right_entry_has_no_conflicts() -> None:
+def test_valid_entry_has_no_conflicts() -> None:
     assert conflicts() == []
     assert conflicts(engine=None, upstream=GMI) == []
 
@@ -235,7 +235,7 @@ def test_a_right_entry_has_no_conflicts() -> None:
         ),
     ],
 )
-def test_a_conflict_is_told_with_its_place(
+def test_conflict_is_reported_with_its_place(
     fields: dict[str, Any], place: str, message: str
 ) -> None:
     (found,) = conflicts(**fields)
@@ -258,21 +258,21 @@ def test_conditions_are_clear_once_a_line_names_both() -> None:
     )
 
 
-def test_conditions_on_what_is_made_here_and_prices_that_can_be_booked_are_right() -> None:
+def test_conditions_on_listed_values_and_bookable_prices_are_valid() -> None:
     banded = [line("video_second"), line("video_second", resolution="720p")]
 
     assert conflicts(price=banded, resolutions=["480p", "720p"]) == []
     assert conflicts(limits={"seconds": 9}, price=[line("video_second", "999999999")]) == []
 
 
-def test_an_unknown_condition_is_told_with_the_known_ones() -> None:
+def test_unknown_condition_is_reported_with_the_known_ones() -> None:
     with pytest.raises(
         ValidationError, match="'siz' is not a valid condition; accepted: size, quality, res"
     ):
         CatalogEntry.model_validate(entry(price=[line("video_second", siz="1")]))
 
 
-def test_every_conflict_is_told_at_once() -> None:
+def test_all_conflicts_are_reported_together() -> None:
     found = conflicts(engine="llm", limits={"images": 1}, price=[line("image")])
 
     assert [place for place, _ in found] == ["", "limits.images", "price.0.unit", "price"]
@@ -325,7 +325,7 @@ def price_lines(draw: st.DrawFn, units: list[Unit]) -> list[dict[str, Any]]:
         attributes=ATTRIBUTES,
     ),
 )
-def test_whatever_passes_can_be_quoted_and_billed_within_its_quote(
+def test_every_valid_entry_can_be_quoted_and_billed_within_its_quote(
     data: st.DataObject, task: Task, usage: Usage
 ) -> None:
     lines = data.draw(price_lines(COUNTED[TASKS[task].makes]))

@@ -82,7 +82,9 @@ def periods(database: Database, model: str) -> list[int]:
         )
 
 
-async def test_what_is_new_is_sold_at_once(file: File, database_url: str, connect: Connect) -> None:
+async def test_new_model_is_sold_immediately(
+    file: File, database_url: str, connect: Connect
+) -> None:
     file.sell(painter="0.01", sketcher="0.002")
     before = int(now().timestamp())
 
@@ -94,7 +96,7 @@ async def test_what_is_new_is_sold_at_once(file: File, database_url: str, connec
     assert before <= live.on_sale_since("painter") <= now().timestamp()
 
 
-async def test_a_wrong_file_is_not_opened(file: File, sqlite_url: str, connect: Connect) -> None:
+async def test_invalid_file_is_not_opened(file: File, sqlite_url: str, connect: Connect) -> None:
     file.sell(painter="0")
 
     with pytest.raises(CatalogError, match=r"models\[0\]\.price\[0\]\.amount"):
@@ -154,7 +156,7 @@ async def test_an_old_price_that_comes_back_is_the_same_price_in_a_new_period(
     assert len(rows) == 3
 
 
-async def test_a_broken_file_changes_nothing_and_says_why(
+async def test_broken_file_changes_nothing_and_is_reported(
     file: File, sqlite_url: str, connect: Connect
 ) -> None:
     file.sell(painter="0.01")
@@ -250,7 +252,7 @@ async def test_a_price_that_another_gateway_changed_is_charged_and_shown(
         assert [entry.price[0].amount for entry in there.entries()] == [20_000_000]
 
 
-async def test_a_gateway_that_cannot_read_the_prices_for_long_sells_nothing(
+async def test_gateway_that_cannot_read_prices_stops_accepting_requests(
     file: File, postgresql_url: str, connect: Connect, short_notice: float
 ) -> None:
     file.sell(painter="0.01")
@@ -265,7 +267,7 @@ async def test_a_gateway_that_cannot_read_the_prices_for_long_sells_nothing(
     assert price_of(live, "painter") == "0.01"
 
 
-async def test_a_lone_gateway_sells_on_without_reading_the_prices_again(
+async def test_single_gateway_accepts_requests_without_reading_prices_again(
     file: File, sqlite_url: str, connect: Connect, short_notice: float
 ) -> None:
     file.sell(painter="0.01")

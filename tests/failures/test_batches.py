@@ -105,7 +105,7 @@ def each_line_was_charged_once(
         "batch_files_written",
     ],
 )
-def test_the_gateway_dies_at_the_worst_moment_of_a_batch(point: str, stack: Stack) -> None:
+def test_batch_survives_a_gateway_crash_at_each_failpoint(point: str, stack: Stack) -> None:
     caller = stack.caller()
     stack.kill("gateway")
     stack.start_gateway(failpoint=point)
@@ -136,7 +136,7 @@ def test_the_gateway_dies_again_and_again(stack: Stack) -> None:
     each_line_was_charged_once(stack, caller, batch_id)
 
 
-def test_the_queue_is_wiped_while_a_batch_runs(stack: Stack) -> None:
+def test_batch_survives_a_wiped_queue(stack: Stack) -> None:
     caller = stack.caller()
     batch_id = submit(caller, content("slow"))
     wait_for(lambda: now(caller, batch_id)["request_counts"]["completed"] > 3, "some lines")
@@ -148,7 +148,7 @@ def test_the_queue_is_wiped_while_a_batch_runs(stack: Stack) -> None:
     each_line_was_charged_once(stack, caller, batch_id)
 
 
-def test_the_engine_dies_while_a_batch_runs(stack: Stack) -> None:
+def test_batch_survives_an_engine_crash(stack: Stack) -> None:
     caller = stack.caller()
     batch_id = submit(caller, content("slow"))
     wait_for(lambda: now(caller, batch_id)["request_counts"]["completed"] > 3, "some lines")
@@ -202,7 +202,7 @@ def test_a_key_that_is_revoked_meanwhile_loses_no_line_that_was_placed(stack: St
     assert stack.findings() == []
 
 
-def test_what_has_not_run_in_the_window_expires_and_is_free(stack: Stack) -> None:
+def test_lines_not_run_in_the_window_expire_without_a_charge(stack: Stack) -> None:
     caller = stack.caller()
     stack.kill("gateway")
     stack.start_gateway(environment={"TOLLGATE_BATCH_WINDOW_S": "4"})
@@ -264,7 +264,7 @@ def pair(tmp_path: Path, postgres: str) -> Iterator[tuple[Stack, Stack]]:
             second.stop()
 
 
-def test_another_gateway_goes_on_with_a_batch(pair: tuple[Stack, Stack]) -> None:
+def test_another_gateway_continues_a_batch(pair: tuple[Stack, Stack]) -> None:
     first, second = pair
     caller = first.caller()
     elsewhere = Caller(
@@ -282,7 +282,7 @@ def test_another_gateway_goes_on_with_a_batch(pair: tuple[Stack, Stack]) -> None
     each_line_was_charged_once(second, elsewhere, batch_id, 40)
 
 
-def test_a_gateway_that_slept_through_its_lease_changes_nothing_any_more(
+def test_gateway_with_an_expired_lease_changes_nothing(
     pair: tuple[Stack, Stack],
 ) -> None:
     first, second = pair
@@ -309,7 +309,7 @@ def test_a_gateway_that_slept_through_its_lease_changes_nothing_any_more(
     )
 
 
-def test_an_input_that_is_lost_ends_a_batch_with_what_was_done(stack: Stack) -> None:
+def test_lost_input_file_ends_a_batch_with_its_results(stack: Stack) -> None:
     caller = stack.caller()
     batch_id = submit(caller, content("slow"))
     wait_for(lambda: now(caller, batch_id)["request_counts"]["completed"] > 3, "some lines")

@@ -49,7 +49,7 @@ async def test_interactive_requests_come_before_batches_but_batches_progress(val
     assert abs(served.count("1") - served.count("2")) <= 1
 
 
-def test_a_job_that_is_queued_again_is_in_the_same_flow() -> None:
+def test_requeued_job_stays_in_its_flow() -> None:
     dispatch = Dispatch(None, "gw", settings=Settings())  # type: ignore[arg-type]  # never asked
     queued = job("a", "7", batch=True)
 

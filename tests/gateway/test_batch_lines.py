@@ -29,9 +29,7 @@ def lines_of(content: bytes, *, size: int = CHUNK_BYTES, bytes_max: int = 100) -
 
 @settings(deadline=None)
 @given(texts, st.integers(1, 30), st.booleans())
-def test_lines_are_the_same_however_the_file_is_read(
-    content: list[bytes], size: int, ends: bool
-) -> None:
+def test_lines_do_not_depend_on_chunk_sizes(content: list[bytes], size: int, ends: bool) -> None:
     whole = b"\n".join(content) + (b"\n" if ends else b"")
 
     found = lines_of(whole, size=size)

@@ -35,7 +35,7 @@ async def written(blobs: Blobs, lines: list[list[tuple[BlobRef, Form | None]]], 
     return shown
 
 
-async def test_each_form_has_what_was_asked_for(tmp_path: Path) -> None:
+async def test_each_output_has_its_requested_form(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path.as_uri())
     blob = await blobs.put(KEY, b"abc", content_type="image/png")
 
@@ -50,7 +50,7 @@ async def test_each_form_has_what_was_asked_for(tmp_path: Path) -> None:
     ]
 
 
-async def test_beyond_the_files_room_pictures_are_given_by_their_address(tmp_path: Path) -> None:
+async def test_outputs_beyond_the_files_limit_are_given_by_url(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path.as_uri())
     small = await blobs.put(KEY, bytes(3), content_type="image/png")
     large = await blobs.put(KEY.replace("n/0", "n/1"), bytes(300), content_type="image/png")
@@ -69,7 +69,7 @@ async def test_beyond_the_files_room_pictures_are_given_by_their_address(tmp_pat
     ]
 
 
-async def test_what_is_gone_or_damaged_is_given_by_its_address(tmp_path: Path) -> None:
+async def test_missing_or_damaged_outputs_are_given_by_url(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path.as_uri())
     blob = await blobs.put(KEY, b"abc", content_type="image/png")
     damaged = msgspec.structs.replace(blob, sha256="0" * 64)
@@ -80,7 +80,7 @@ async def test_what_is_gone_or_damaged_is_given_by_its_address(tmp_path: Path) -
     assert [set(picture) for picture in data] == [{"url", "seed"}] * 2
 
 
-def test_addresses_work_until_a_moment_and_never_shorter_than_any(tmp_path: Path) -> None:
+def test_urls_are_valid_until_a_moment_and_at_least_the_minimum(tmp_path: Path) -> None:
     blob = BlobRef(KEY, 3, "0" * 64, "image/png")
     now = datetime.now(UTC)
 

@@ -139,7 +139,7 @@ def test_quote_has_the_maximum_cost_of_a_line(stack: Stack) -> None:
     assert unknown.json()["error"]["param"] == "service_class"
 
 
-def test_a_file_with_mistakes_fails_as_a_whole_and_costs_nothing(stack: Stack) -> None:
+def test_file_with_errors_fails_and_is_not_charged(stack: Stack) -> None:
     caller = stack.caller()
     api = client(stack, caller)
     good = chat("echo", WORDS)
@@ -239,7 +239,7 @@ def test_batch_continues_when_credit_runs_out_and_other_lines_fail(stack: Stack)
     assert stack.findings() == []
 
 
-def test_a_cancelled_batch_keeps_what_is_done_and_the_rest_is_free(stack: Stack) -> None:
+def test_cancelled_batch_keeps_results_and_charges_nothing_else(stack: Stack) -> None:
     caller = stack.caller()
     api = client(stack, caller)
     lines = [line("first", chat("echo", WORDS))]
@@ -350,7 +350,7 @@ def test_a_batch_of_another_kind_is_refused_by_name(
     assert answer.json()["error"]["param"] in (param, "output_expires_after.seconds")
 
 
-def test_a_batch_asked_for_again_after_a_broken_connection_is_the_same(stack: Stack) -> None:
+def test_batch_request_repeated_after_a_disconnect_is_not_duplicated(stack: Stack) -> None:
     caller = stack.caller()
     api = client(stack, caller)
     made = submit(api, jsonl(line("a", chat("echo", "a"))))

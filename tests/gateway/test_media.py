@@ -258,7 +258,7 @@ def test_a_picture_comes_inline_by_address_or_as_an_upload(
         (":1/", "source_unreachable", "does not respond"),
     ],
 )
-def test_an_address_that_gives_no_picture_is_refused_and_leaves_nothing(
+def test_url_without_an_image_is_refused_and_leaves_nothing(
     path: str, code: str, said: str, media_stack: Stack, site: str
 ) -> None:
     caller = media_stack.caller()

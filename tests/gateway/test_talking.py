@@ -36,7 +36,7 @@ def prepared(sold: CatalogEntry, **value: Any) -> Prepared:
     return prepare(sold, parse("talking-head", value), prefix="input")
 
 
-def test_portrait_and_recording_are_attached_and_the_longest_is_held_for() -> None:
+def test_portrait_and_recording_are_attached_and_the_maximum_duration_is_held() -> None:
     found = prepared(entry(), image=FACE, audio=VOICE)
 
     assert found.sources == (
@@ -47,7 +47,7 @@ def test_portrait_and_recording_are_attached_and_the_longest_is_held_for() -> No
     assert found.input == {}
 
 
-def test_who_says_how_long_it_is_has_less_held() -> None:
+def test_given_duration_reduces_the_hold() -> None:
     found = prepared(entry(), image=FACE, audio=VOICE, seconds=2.5, fps=30)
 
     assert found.limits.video_ms == 2500
@@ -71,7 +71,7 @@ def test_who_says_how_long_it_is_has_less_held() -> None:
         ({"image": "face.png", "audio": VOICE}, "invalid_value", "input.image"),
     ],
 )
-def test_what_cannot_be_had_is_refused_by_its_name(
+def test_invalid_talking_head_input_is_refused_by_name(
     value: dict[str, Any], code: str, param: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -80,14 +80,14 @@ def test_what_cannot_be_had_is_refused_by_its_name(
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
-def test_an_upstreams_model_is_given_a_text_and_what_it_calls_by_other_names() -> None:
+def test_upstream_model_receives_text_and_its_own_parameters() -> None:
     found = prepared(upstream(), image=FACE, text="hello", parameters={"mood": "calm"})
 
     assert found.input == {"text": "hello", "parameters": {"mood": "calm"}}
     assert [source.kind for source in found.sources] == ["image"]
 
 
-def test_a_surface_that_draws_videos_has_no_place_for_what_is_said() -> None:
+def test_video_endpoint_refuses_talking_head_models() -> None:
     with pytest.raises(InvalidRequest) as caught:
         choose_dialect_task(entry(), VideoTask(prompt="hello"), makes="video")
 

@@ -20,7 +20,7 @@ def parts(url: str) -> tuple[str, str, str]:
     return split.path.removeprefix(f"{PATH}/"), query["expires"][0], query["signature"][0]
 
 
-def test_an_address_leads_to_its_place_and_names_no_account() -> None:
+def test_url_identifies_its_blob_without_the_account() -> None:
     link = LINKS.link(BLOB)
     path, expires, signature = parts(link.url)
 
@@ -32,7 +32,7 @@ def test_an_address_leads_to_its_place_and_names_no_account() -> None:
     assert place.content_type == "video/mp4"
 
 
-def test_an_expired_address_is_gone() -> None:
+def test_expired_url_is_refused_as_gone() -> None:
     old = UrlSigner.make(b"a pepper of some length", valid_s=-7200, base="")
     path, expires, signature = parts(old.link(BLOB).url)
 
@@ -41,7 +41,7 @@ def test_an_expired_address_is_gone() -> None:
 
 
 @pytest.mark.parametrize("change", ["path", "expires", "signature", "none"])
-def test_a_changed_address_opens_nothing(change: str) -> None:
+def test_modified_url_is_refused(change: str) -> None:
     path, expires, signature = parts(LINKS.link(BLOB).url)
     path = path.replace("/3.", "/4.") if change == "path" else path
     expires = str(int(expires) + 1) if change == "expires" else expires
@@ -51,7 +51,7 @@ def test_a_changed_address_opens_nothing(change: str) -> None:
         LINKS.check(path, expires=expires, signature=changed)
 
 
-def test_another_secret_signs_nothing_here() -> None:
+def test_url_signed_with_another_secret_is_refused() -> None:
     other = UrlSigner.make(b"another pepper of some length", valid_s=3600, base="")
     path, expires, signature = parts(other.link(BLOB).url)
 
@@ -60,6 +60,6 @@ def test_another_secret_signs_nothing_here() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "x", f"req_{'0' * 32}/../0.png", f"req_{'0' * 32}/a/0"])
-def test_what_is_no_place_is_not_found(path: str) -> None:
+def test_path_that_is_not_a_blob_is_not_found(path: str) -> None:
     with pytest.raises(NotFound):
         LINKS.check(path, expires="1", signature="x")

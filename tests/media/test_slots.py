@@ -19,7 +19,7 @@ def parts(url: str) -> tuple[str, dict[str, str]]:
     return split.path.rpartition("/")[2], {k: v[0] for k, v in parse_qs(split.query).items()}
 
 
-def test_an_address_says_whose_file_it_takes_and_as_what() -> None:
+def test_upload_url_carries_account_and_content_type() -> None:
     upload_url, public_url = SLOTS.open(7, "jpg", base="https://gate.example/")
     name, query = parts(upload_url)
 
@@ -35,7 +35,7 @@ def test_an_address_says_whose_file_it_takes_and_as_what() -> None:
             SLOTS.check(name, **{**query, **wrong})
 
 
-def test_an_address_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upload_url_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "VALID_S", -1)
     name, query = parts(SLOTS.open(7, "png", base="https://gate.example")[0])
 
@@ -43,7 +43,7 @@ def test_an_address_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         SLOTS.check(name, **query)
 
 
-def test_the_address_of_an_upload_is_never_one_to_be_called() -> None:
+def test_upload_url_is_read_as_an_upload_and_never_fetched() -> None:
     upload_url, public_url = SLOTS.open(7, "png", base="https://gate.example/below")
     file_id = parts(upload_url)[0].removesuffix(".png")
 

@@ -42,7 +42,7 @@ async def content(spool: Spool, uri: str) -> bytes:
 
 
 @pytest.mark.parametrize("piece", [7, 1000, 65_536, 10**9])
-async def test_long_files_are_taken_out_and_all_else_stays(spool: Spool, piece: int) -> None:
+async def test_long_files_are_extracted_and_the_rest_is_unchanged(spool: Spool, piece: int) -> None:
     first, second = random.randbytes(150_001), random.randbytes(1_300_000 if piece > 7 else 60_000)
     text = 'say "data:image/png;base64,' + "A" * 100_000 + '" \\ and \\"'
     body = {
@@ -87,7 +87,7 @@ async def test_equal_bodies_stay_equal_and_others_differ(spool: Spool, tmp_path:
     assert hashlib.sha256(data).hexdigest() in kept.decode()
 
 
-async def test_file_that_is_not_base64_is_known_as_such(spool: Spool) -> None:
+async def test_invalid_base64_is_detected(spool: Spool) -> None:
     body = json.dumps({"image": "data:image/png;base64," + "*" * INLINE_MAX * 2}).encode()
 
     kept = json.loads(await extract(spool, body))
@@ -97,7 +97,7 @@ async def test_file_that_is_not_base64_is_known_as_such(spool: Spool) -> None:
     assert not part.valid
 
 
-async def test_placeholder_of_another_request_means_nothing(spool: Spool) -> None:
+async def test_placeholder_of_another_request_is_ignored(spool: Spool) -> None:
     assert spool.find(f"data:image/png;spooled=0,{'0' * 64}") is None
     await extract(spool, json.dumps({"image": data_uri(random.randbytes(100_000))}).encode())
     assert spool.find(f"data:image/png;spooled=0,{'0' * 64}") is None
@@ -110,7 +110,7 @@ async def test_body_that_ends_within_a_file_is_not_json(spool: Spool) -> None:
         json.loads(await extract(spool, body[:-10]))
 
 
-async def test_spool_tells_once_that_its_files_are_gone(tmp_path: Path) -> None:
+async def test_spool_reports_its_end_once(tmp_path: Path) -> None:
     told = []
     with ThreadPoolExecutor(1) as threads:
         spool = Spool(tmp_path, threads, closed=lambda: told.append(1))

@@ -85,7 +85,7 @@ async def kept(database: Database, tmp_path: Path) -> Kept:
     return made
 
 
-async def test_what_was_never_accepted_is_cleared_away(kept: Kept) -> None:
+async def test_blobs_of_requests_never_accepted_are_deleted(kept: Kept) -> None:
     await kept.store.delete_ended()
     assert (kept.files, kept.rows) == (1, 1)
 
@@ -95,7 +95,7 @@ async def test_what_was_never_accepted_is_cleared_away(kept: Kept) -> None:
     assert (kept.files, kept.rows) == (0, 0)
 
 
-async def test_an_open_request_keeps_what_it_has(kept: Kept) -> None:
+async def test_blobs_of_open_requests_are_kept(kept: Kept) -> None:
     kept.hold()
     kept.age()
 
@@ -105,7 +105,7 @@ async def test_an_open_request_keeps_what_it_has(kept: Kept) -> None:
     assert await kept.store.owner(kept.request_id) == kept.account_id
 
 
-async def test_what_is_forgotten_is_found_by_nobody(kept: Kept) -> None:
+async def test_forgotten_requests_are_not_found(kept: Kept) -> None:
     other = new_request_id()
     await kept.store.forget(kept.account_id + 1, kept.request_id)
     assert await kept.store.owner(kept.request_id) == kept.account_id
@@ -118,7 +118,7 @@ async def test_what_is_forgotten_is_found_by_nobody(kept: Kept) -> None:
     assert (kept.files, kept.rows) == (0, 0)
 
 
-async def test_what_is_forgotten_while_it_runs_is_deleted_after_its_end(kept: Kept) -> None:
+async def test_request_forgotten_while_running_is_deleted_after_its_end(kept: Kept) -> None:
     kept.hold()
 
     await kept.store.forget(kept.account_id, kept.request_id)
@@ -132,7 +132,7 @@ async def test_what_is_forgotten_while_it_runs_is_deleted_after_its_end(kept: Ke
     assert (kept.files, kept.rows) == (0, 0)
 
 
-async def test_lists_go_on_where_a_page_ended_and_show_ones_own(kept: Kept) -> None:
+async def test_lists_are_paged_and_limited_to_the_account(kept: Kept) -> None:
     more = sorted(new_request_id() for _ in range(4))
     for request_id in more:
         await kept.store.register(kept.account_id, request_id, "text-to-video", ASKED)
@@ -149,7 +149,7 @@ async def test_lists_go_on_where_a_page_ended_and_show_ones_own(kept: Kept) -> N
     assert await kept.store.list(kept.account_id + 1, ["text-to-video"], limit=2) == []
 
 
-async def test_blobs_that_cannot_be_deleted_keep_no_others_waiting(kept: Kept) -> None:
+async def test_failed_deletions_do_not_delay_others(kept: Kept) -> None:
     past = datetime.now(UTC) - timedelta(minutes=1)
     rows = [
         # Nothing in the store can have such a name, so deleting it fails.

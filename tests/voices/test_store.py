@@ -80,7 +80,7 @@ async def kept(database: Database, tmp_path: Path) -> AsyncIterator[Kept]:
     await fetcher.close()
 
 
-async def test_a_voice_is_found_by_its_account_alone(kept: Kept) -> None:
+async def test_voice_is_visible_to_its_account_only(kept: Kept) -> None:
     consent = await kept.consent()
     made = await kept.voice(consent, "Anna")
 
@@ -98,7 +98,7 @@ async def test_a_voice_is_found_by_its_account_alone(kept: Kept) -> None:
             await kept.voices.find(kept.account_id, kind, id)  # type: ignore[arg-type]  # as above
 
 
-async def test_of_voices_that_are_made_at_once_no_more_than_allowed_are_kept(kept: Kept) -> None:
+async def test_concurrent_creation_respects_the_limit_of_voices(kept: Kept) -> None:
     consent = await kept.consent()
 
     made = await asyncio.gather(
@@ -110,7 +110,7 @@ async def test_of_voices_that_are_made_at_once_no_more_than_allowed_are_kept(kep
     assert len(kept.lying()) == len(kept.rows()) == 4
 
 
-async def test_of_voices_that_are_given_a_name_at_once_one_has_it(kept: Kept) -> None:
+async def test_concurrently_created_voices_cannot_share_a_name(kept: Kept) -> None:
     consent = await kept.consent()
 
     made = await asyncio.gather(
@@ -122,7 +122,7 @@ async def test_of_voices_that_are_given_a_name_at_once_one_has_it(kept: Kept) ->
     assert len(kept.lying()) == len(kept.rows()) == 2
 
 
-async def test_what_cannot_be_stored_leaves_nothing(kept: Kept) -> None:
+async def test_failed_upload_leaves_nothing(kept: Kept) -> None:
     consent = await kept.consent()
 
     with pytest.raises(TooLarge):
@@ -133,7 +133,7 @@ async def test_what_cannot_be_stored_leaves_nothing(kept: Kept) -> None:
     assert kept.rows() == kept.lying() == {consent.id}
 
 
-async def test_a_consent_that_is_withdrawn_while_its_voice_comes_leaves_no_voice(
+async def test_consent_deleted_during_upload_leaves_no_voice(
     kept: Kept,
 ) -> None:
     consent = await kept.consent()
@@ -154,7 +154,7 @@ async def test_a_consent_that_is_withdrawn_while_its_voice_comes_leaves_no_voice
     assert kept.rows() == kept.lying() == set()
 
 
-async def test_what_came_too_slowly_to_be_answered_for_is_not_kept(kept: Kept) -> None:
+async def test_upload_that_takes_too_long_is_not_stored(kept: Kept) -> None:
     async def read() -> AsyncIterator[bytes]:
         yield wav(1000)[:100]
         kept.age(timedelta(minutes=16))
@@ -171,7 +171,7 @@ async def test_what_came_too_slowly_to_be_answered_for_is_not_kept(kept: Kept) -
     assert kept.rows() == kept.lying() == set()
 
 
-async def test_what_cannot_be_deleted_now_is_found_no_more_and_goes_later(kept: Kept) -> None:
+async def test_failed_deletion_hides_the_voice_and_is_retried(kept: Kept) -> None:
     consent = await kept.consent()
     made = await kept.voice(consent)
     away = kept.folder.with_name("away")

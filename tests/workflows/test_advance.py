@@ -43,7 +43,7 @@ def plans(draw: st.DrawFn) -> WorkflowPlan:
 
 
 @given(plans(), st.data())
-def test_every_step_runs_after_what_it_needs_and_as_often_as_it_may(
+def test_steps_run_after_their_dependencies_and_within_their_retries(
     plan: WorkflowPlan, data: st.DataObject
 ) -> None:
     attempts: list[StepAttempt] = []
@@ -83,9 +83,7 @@ def test_every_step_runs_after_what_it_needs_and_as_often_as_it_may(
 
 
 @pytest.mark.parametrize(("attempt", "wait_s"), [(1, 2), (2, 4), (3, 8), (6, 60), (40, 60)])
-def test_each_further_attempt_waits_twice_as_long_and_a_minute_at_most(
-    attempt: int, wait_s: float
-) -> None:
+def test_backoff_doubles_up_to_one_minute(attempt: int, wait_s: float) -> None:
     step = PlannedStep("s", "m", "text-to-image", 1, Usage(), {}, retries=50, backoff_ms=2000)
     plan, id = WorkflowPlan((step,), "s"), StepId(REQUEST, "s", attempt)
     failed = StepAttempt(
@@ -99,7 +97,7 @@ def test_each_further_attempt_waits_twice_as_long_and_a_minute_at_most(
     assert late == Ready(((step, attempt + 1),))
 
 
-def test_the_id_of_a_step_tells_its_request_and_nothing_else_does() -> None:
+def test_only_step_ids_are_parsed_as_steps() -> None:
     id = StepId(REQUEST, "draw_2", 3)
 
     assert read_step_id(str(id)) == id
@@ -107,7 +105,7 @@ def test_the_id_of_a_step_tells_its_request_and_nothing_else_does() -> None:
     assert read_step_id(f"{REQUEST}.draw") is None
 
 
-def test_the_usage_of_the_whole_is_spent_on_all_and_delivered_by_the_last() -> None:
+def test_run_sums_usage_of_all_steps_and_delivers_that_of_the_last() -> None:
     parts = [Usage(requests=1, output_tokens=5), Usage(requests=1, images=2, steps=4)]
 
     whole = combined(parts, parts[1])

@@ -32,7 +32,7 @@ def problems(
     return "\n".join(str(problem) for problem in check(path))
 
 
-def test_a_good_workflow_has_no_problems_and_no_worker_is_told_of_it(tmp_path: Path) -> None:
+def test_valid_workflow_has_no_problems_and_is_unknown_to_workers(tmp_path: Path) -> None:
     assert problems(tmp_path) == ""
     path = tmp_path / "catalog.yaml"
     assert {spec.name for spec in read_specs(path)} == set(MODELS)
@@ -62,7 +62,7 @@ def test_a_good_workflow_has_no_problems_and_no_worker_is_told_of_it(tmp_path: P
         ("{name: big, model: enlarge, when: never, input: {a: b}}", "not a valid condition"),
     ],
 )
-def test_a_bad_step_is_refused(tmp_path: Path, step: str, said: str) -> None:
+def test_invalid_step_is_refused(tmp_path: Path, step: str, said: str) -> None:
     assert said in problems(tmp_path, step=step)
 
 

@@ -61,7 +61,7 @@ def order(caller: Caller) -> str:
     ],
     indirect=["own"],
 )
-def test_a_workflow_goes_on_where_its_gateway_died(
+def test_run_continues_after_its_gateway_crashes(
     point: Failpoint, own: tuple[Stack, Artist]
 ) -> None:
     stack, artist = own
@@ -85,7 +85,7 @@ def test_a_workflow_goes_on_where_its_gateway_died(
 
 
 @pytest.mark.parametrize("own", ["sqlite"], indirect=True)
-def test_what_a_dead_gateway_did_not_come_to_stop_is_stopped(own: tuple[Stack, Artist]) -> None:
+def test_steps_that_a_crashed_gateway_did_not_stop_are_stopped(own: tuple[Stack, Artist]) -> None:
     stack, artist = own
     stack.start_gateway(failpoint="closed")
     stack.wait_for_model("draw")

@@ -91,7 +91,7 @@ def _data(data: bytes, content_type: str) -> str:
     return f"data:{content_type};base64,{base64.b64encode(data).decode()}"
 
 
-def test_a_text_is_spoken_and_shown_on_one_receipt(stack: Stack) -> None:
+def test_text_becomes_a_talking_head_on_one_receipt(stack: Stack) -> None:
     caller = stack.caller()
 
     found = _finished(caller, image=_data(png(person()[0]), "image/png"), text="Good day to you.")
@@ -112,7 +112,7 @@ def test_a_text_is_spoken_and_shown_on_one_receipt(stack: Stack) -> None:
     assert (stack.held(caller), stack.findings()) == (0, [])
 
 
-def test_a_recording_is_shown_as_it_is(stack: Stack) -> None:
+def test_recording_becomes_a_talking_head_without_a_speech_step(stack: Stack) -> None:
     caller = stack.caller()
     said = speech(0.8)
 
@@ -127,7 +127,7 @@ def test_a_recording_is_shown_as_it_is(stack: Stack) -> None:
     assert [step["name"] for step in receipt["steps"]] == ["show"]
 
 
-def test_a_picture_without_a_mouth_costs_nothing_though_the_text_was_spoken(stack: Stack) -> None:
+def test_run_that_fails_after_speech_synthesis_is_not_charged(stack: Stack) -> None:
     caller = stack.caller()
     plain = png(np.full((64, 64, 3), 128, np.uint8))
 

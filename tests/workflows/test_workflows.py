@@ -42,7 +42,7 @@ def jobs_of(artist: Artist, request_id: str) -> list[Any]:
     return [job for job in artist.jobs if job.request_id.startswith(request_id)]
 
 
-def test_what_one_step_draws_the_next_enlarges_and_both_are_on_one_receipt(
+def test_generated_image_is_upscaled_by_the_next_step_on_one_receipt(
     stack: Stack, artist: Artist
 ) -> None:
     caller = stack.caller()
@@ -83,7 +83,7 @@ def test_a_workflow_at_its_own_price_shows_its_steps_and_charges_none_of_them(
     assert stack.findings() == []
 
 
-def test_a_quote_is_the_sum_of_its_steps_at_their_most(stack: Stack) -> None:
+def test_quote_is_the_sum_of_the_steps_maximum_costs(stack: Stack) -> None:
     caller = stack.caller()
 
     body = {"model": "both-then-blend", "input": {"one": "a", "other": "b"}}
@@ -98,7 +98,7 @@ def test_a_quote_is_the_sum_of_its_steps_at_their_most(stack: Stack) -> None:
     assert Decimal(own["steps"][0]["max_cost"]) > Decimal("0.00018")
 
 
-def test_steps_that_do_not_need_each_other_run_at_once(stack: Stack, artist: Artist) -> None:
+def test_independent_steps_run_concurrently(stack: Stack, artist: Artist) -> None:
     caller = stack.caller()
 
     request_id = placed(caller, "both-then-blend", one="!slow a", other="!slow b")
@@ -108,9 +108,7 @@ def test_steps_that_do_not_need_each_other_run_at_once(stack: Stack, artist: Art
     assert ended(caller, request_id)["status"] == "cancelled"
 
 
-def test_several_pictures_flow_into_one_step_with_one_that_was_sent(
-    stack: Stack, artist: Artist
-) -> None:
+def test_step_reads_images_of_several_steps_and_one_input(stack: Stack, artist: Artist) -> None:
     caller = stack.caller()
 
     found = finished(caller, "both-then-blend", one="a", other="b", extra=PICTURE)
@@ -122,7 +120,7 @@ def test_several_pictures_flow_into_one_step_with_one_that_was_sent(
     assert stack.findings() == []
 
 
-def test_a_step_with_a_condition_runs_only_where_that_holds(stack: Stack, artist: Artist) -> None:
+def test_conditional_step_runs_only_if_its_condition_holds(stack: Stack, artist: Artist) -> None:
     caller = stack.caller()
 
     plain = finished(caller, "maybe-redraw", image=PICTURE)
@@ -134,7 +132,9 @@ def test_a_step_with_a_condition_runs_only_where_that_holds(stack: Stack, artist
     assert len(receipt(caller, changed["id"])["steps"]) == 2
 
 
-def test_what_is_spoken_flows_into_a_portrait_by_reference(stack: Stack, artist: Artist) -> None:
+def test_synthesised_speech_is_passed_to_a_portrait_by_reference(
+    stack: Stack, artist: Artist
+) -> None:
     caller = stack.caller()
 
     found = finished(caller, "person", image=PICTURE, text="Good day.")
@@ -158,7 +158,7 @@ def test_what_is_spoken_flows_into_a_portrait_by_reference(stack: Stack, artist:
     assert (stack.held(caller), stack.findings()) == (0, [])
 
 
-def test_speech_that_is_sent_along_needs_no_step_that_speaks(stack: Stack, artist: Artist) -> None:
+def test_attached_speech_skips_the_speech_step(stack: Stack, artist: Artist) -> None:
     caller = stack.caller()
     said = "data:audio/wav;base64," + base64.b64encode(wav(500)).decode()
 
@@ -170,7 +170,7 @@ def test_speech_that_is_sent_along_needs_no_step_that_speaks(stack: Stack, artis
     assert [step["name"] for step in receipt(caller, found["id"])["steps"]] == ["show"]
 
 
-def test_a_portrait_that_has_nothing_to_say_is_refused(stack: Stack) -> None:
+def test_portrait_without_speech_or_text_is_refused(stack: Stack) -> None:
     caller = stack.caller()
 
     answer = place(caller, "person", image=PICTURE)
@@ -180,7 +180,7 @@ def test_a_portrait_that_has_nothing_to_say_is_refused(stack: Stack) -> None:
     assert stack.held(caller) == 0
 
 
-def test_a_portrait_whose_speech_is_cancelled_or_fails_costs_nothing(
+def test_run_whose_speech_step_fails_or_is_cancelled_is_not_charged(
     stack: Stack, artist: Artist
 ) -> None:
     caller = stack.caller()
@@ -199,7 +199,7 @@ def test_a_portrait_whose_speech_is_cancelled_or_fails_costs_nothing(
     assert (stack.held(caller), stack.findings()) == (0, [])
 
 
-def test_a_step_that_fails_for_a_while_is_tried_again_and_charged_once(stack: Stack) -> None:
+def test_step_with_transient_failures_is_retried_and_charged_once(stack: Stack) -> None:
     caller = stack.caller()
 
     found = finished(caller, "draw-then-enlarge", prompt=f"!flaky {time.time_ns()}")
@@ -226,9 +226,7 @@ def test_nothing_is_charged_when_a_later_step_fails(stack: Stack) -> None:
     assert stack.findings() == []
 
 
-def test_a_cancelled_workflow_stops_what_runs_and_costs_nothing(
-    stack: Stack, artist: Artist
-) -> None:
+def test_cancelled_run_stops_its_steps_and_is_not_charged(stack: Stack, artist: Artist) -> None:
     caller = stack.caller()
     request_id = placed(caller, "draw-then-enlarge", prompt="!slow")
     wait_for(lambda: bool(jobs_of(artist, request_id)), "the first step to run")
@@ -247,7 +245,7 @@ def test_a_cancelled_workflow_stops_what_runs_and_costs_nothing(
     assert len(jobs_of(artist, request_id)) == 1
 
 
-def test_a_deadline_is_that_of_the_whole(stack: Stack) -> None:
+def test_deadline_applies_to_the_whole_run(stack: Stack) -> None:
     caller = stack.caller()
 
     found = finished(caller, "short", prompt="!slow")
@@ -256,7 +254,7 @@ def test_a_deadline_is_that_of_the_whole(stack: Stack) -> None:
     assert stack.held(caller) == 0
 
 
-def test_a_follower_hears_which_step_is_how_far(stack: Stack) -> None:
+def test_follower_receives_progress_of_each_step(stack: Stack) -> None:
     caller = stack.caller()
     request_id = placed(caller, "draw-then-enlarge", prompt="a")
 
@@ -274,7 +272,7 @@ def test_a_follower_hears_which_step_is_how_far(stack: Stack) -> None:
     assert again[-1]["event"] == "succeeded"
 
 
-def test_a_workflow_that_draws_answers_as_openais_images(stack: Stack) -> None:
+def test_image_workflow_is_available_in_openais_images_api(stack: Stack) -> None:
     caller = stack.caller()
 
     answer = caller.http.post(
@@ -292,7 +290,7 @@ def test_a_workflow_that_draws_answers_as_openais_images(stack: Stack) -> None:
     assert refused.json()["error"]["param"] == "size"
 
 
-def test_an_alias_and_the_listing_say_what_is_run(stack: Stack) -> None:
+def test_alias_and_listing_name_the_models_of_the_steps(stack: Stack) -> None:
     caller = stack.caller()
 
     found = finished(caller, "acme/big", prompt="a")
@@ -318,7 +316,7 @@ def test_an_alias_and_the_listing_say_what_is_run(stack: Stack) -> None:
         ({"prompt": "a" * 32_001}, "invalid_value", "input.prompt"),
     ],
 )
-def test_what_a_workflow_does_not_take_is_refused_before_anything_is_held(
+def test_unknown_workflow_input_is_refused_without_a_hold(
     stack: Stack, value: dict[str, Any], code: str, param: str
 ) -> None:
     caller = stack.caller()
@@ -330,7 +328,7 @@ def test_what_a_workflow_does_not_take_is_refused_before_anything_is_held(
     assert stack.held(caller) == 0
 
 
-def test_who_cannot_pay_for_all_steps_gets_none(stack: Stack, artist: Artist) -> None:
+def test_run_without_credit_for_all_steps_is_refused(stack: Stack, artist: Artist) -> None:
     caller = stack.caller(credit="0.0104")
     before = len(artist.jobs)
 
@@ -340,7 +338,7 @@ def test_who_cannot_pay_for_all_steps_gets_none(stack: Stack, artist: Artist) ->
     assert len(artist.jobs) == before
 
 
-def test_the_files_of_all_steps_go_with_the_request(stack: Stack) -> None:
+def test_files_of_all_steps_are_deleted_with_the_request(stack: Stack) -> None:
     caller = stack.caller()
     found = finished(caller, "draw-then-enlarge", prompt="a")
     folder = stack.directory / "blobs" / str(caller.account_id)
