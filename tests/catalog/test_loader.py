@@ -107,7 +107,7 @@ def test_model_without_a_route_is_reported(file: Path) -> None:
     said = problems(file, RIGHT.replace("    engine: echo\n", ""))
 
     assert said == [
-        "2:5: models[0]: it has no route; give `engine` (run here) or `upstream` (sent elsewhere)"
+        "2:5: models[0]: no route; give `engine` (run here) or `upstream` (sent elsewhere)"
     ]
 
 
