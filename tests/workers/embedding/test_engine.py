@@ -1,4 +1,4 @@
-"""Vectors are those of the library, whoever else is in the batch."""
+"""Vectors equal those of the library, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _run(engine: EmbeddingEngine, *jobs: Job) -> dict[str, Outcome]:
             engine.release(id)
         if len(outcomes) == len(jobs):
             return outcomes
-    raise AssertionError("they did not end")
+    raise AssertionError("the jobs did not end")
 
 
 def _vectors(outcome: Outcome) -> torch.Tensor:
@@ -143,7 +143,7 @@ def _expected(path: Path, text: str, *, pooling: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_vectors_are_those_of_the_library_alone_and_in_a_batch(
+def test_vectors_equal_those_of_the_library_alone_and_in_a_batch(
     family: str, checkpoint: Callable[[str], Path]
 ) -> None:
     path = checkpoint(family)
@@ -160,7 +160,7 @@ def test_vectors_are_those_of_the_library_alone_and_in_a_batch(
         torch.testing.assert_close(row, alone, atol=1e-5, rtol=1e-4)
 
 
-def test_tokens_are_counted_exactly_and_ids_are_taken_as_they_are(
+def test_tokens_are_counted_and_token_ids_are_passed_through(
     checkpoint: Callable[[str], Path],
 ) -> None:
     path = checkpoint("bert")
@@ -174,10 +174,10 @@ def test_tokens_are_counted_exactly_and_ids_are_taken_as_they_are(
     torch.testing.assert_close(vectors[0], vectors[1])
 
 
-def test_pooling_is_read_from_the_checkpoint(
+def test_checkpoint_configures_pooling_and_normalisation(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path = tmp_path / "said"
+    path = tmp_path / "configured"
     path.mkdir()
     for file in checkpoint("bert").iterdir():
         (path / file.name).write_bytes(file.read_bytes())
@@ -197,7 +197,7 @@ def test_pooling_is_read_from_the_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens"),
         (
@@ -208,19 +208,19 @@ def test_pooling_is_read_from_the_checkpoint(
         ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "module Dense"),
     ],
 )
-def test_unsupported_pooling_is_refused(
-    file: str, content: Any, said: str, checkpoint: Callable[[str], Path], tmp_path: Path
+def test_unsupported_pooling_and_modules_are_refused(
+    file: str, content: Any, message: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     for each in checkpoint("bert").iterdir():
         (tmp_path / each.name).write_bytes(each.read_bytes())
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / file).write_text(json.dumps(content))
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         _engine(tmp_path)
 
 
-def test_vectors_of_matryoshka_models_can_be_shortened(
+def test_vectors_can_be_truncated_only_with_matryoshka(
     checkpoint: Callable[[str], Path],
 ) -> None:
     path = checkpoint("qwen3")
@@ -236,15 +236,15 @@ def test_vectors_of_matryoshka_models_can_be_shortened(
 
 
 @pytest.mark.parametrize(
-    ("inputs", "code", "said"),
+    ("inputs", "code", "message"),
     [
         (("ok", "fox " * 300), "context_length_exceeded", "Input 1 has .* context has 256"),
         (("ok", (5, 100_000)), "invalid_input", "Input 1 .* token 100000"),
         (("ok", (-1,)), "invalid_input", "token -1"),
     ],
 )
-def test_invalid_text_is_named(
-    inputs: tuple[Any, ...], code: str, said: str, checkpoint: Callable[[str], Path]
+def test_error_names_the_invalid_input(
+    inputs: tuple[Any, ...], code: str, message: str, checkpoint: Callable[[str], Path]
 ) -> None:
     engine = _engine(checkpoint("bert"))
 
@@ -252,10 +252,10 @@ def test_invalid_text_is_named(
 
     assert isinstance(refused, Failed)
     assert refused.code == code
-    assert re.search(said, refused.message)
+    assert re.search(message, refused.message)
 
 
-def test_a_cancelled_request_ends_with_what_it_used(checkpoint: Callable[[str], Path]) -> None:
+def test_cancelled_request_ends_with_its_usage(checkpoint: Callable[[str], Path]) -> None:
     engine = _engine(checkpoint("bert"), slots=1)
     engine.admit(_job("a", "the fox"), Clock())
     assert isinstance(engine.admit(_job("b", "x"), Clock()), Wait)
@@ -269,25 +269,25 @@ def test_a_cancelled_request_ends_with_what_it_used(checkpoint: Callable[[str], 
 
 
 @pytest.mark.parametrize(
-    ("options", "limits", "said"),
+    ("options", "limits", "message"),
     [
         ({"pooling": "max"}, {}, "pooling"),
         ({"slots": 0}, {}, "slots is 0"),
         ({"slotz": 1}, {}, "options of the engine embedding are dtype, device, slots"),
         ({"dtype": "float16"}, {}, "float16 is many times slower"),
         ({}, {"dimensions": 64}, "64, but the model's vectors have 48"),
-        ({}, {"context_tokens": 300}, "300, but the model was made for 256 positions"),
+        ({}, {"context_tokens": 300}, "300, but the model supports 256 positions"),
     ],
 )
-def test_unsupported_options_are_refused(
-    options: Any, limits: Any, said: str, checkpoint: Callable[[str], Path]
+def test_unsupported_options_and_limits_are_refused(
+    options: Any, limits: Any, message: str, checkpoint: Callable[[str], Path]
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         _engine(checkpoint("bert"), limits=limits, **options)
 
 
 def test_unsupported_family_is_refused_with_an_alternative(tmp_path: Path) -> None:
     GPT2Model(GPT2Config(vocab_size=320, n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
 
-    with pytest.raises(ValueError, match=r"GPT2Model is not among the proven .*upstream"):
+    with pytest.raises(ValueError, match=r"unsupported model family GPT2Model.*upstream"):
         _engine(tmp_path)

@@ -1,1 +1,1 @@
-"""Texts to vectors: encoders and decoders, many inputs of many requests in a step."""
+"""Text embeddings by encoders and decoders; a step batches inputs of many requests."""

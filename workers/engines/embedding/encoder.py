@@ -1,83 +1,87 @@
-"""A checkpoint that makes vectors of texts. Whatever is wrong with it is a ``ValueError``."""
+"""Loads an embedding checkpoint and computes vectors of texts.
+
+Every problem of a checkpoint is a ``ValueError`` with a message for the operator.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from transformers import AutoModel, AutoTokenizer
-from transformers.utils import logging as library_logging
+from transformers import AutoModel
 
 from workers.contract.jobs import Prompt
 from workers.contract.models import ModelSpec
+from workers.engines.checkpoints import (
+    check_family,
+    checkpoint_path,
+    read_architecture,
+    read_model,
+    read_tokenizer,
+)
 from workers.engines.embedding.options import Options, normalizes, pooling_of
 
 ENCODERS: Final = ("BertModel", "RobertaModel", "XLMRobertaModel", "MPNetModel", "ModernBertModel")
 DECODERS: Final = ("Qwen2Model", "Qwen3Model", "LlamaModel", "MistralModel")
 _HEADS: Final = ("ForCausalLM", "ForMaskedLM")
+_ALTERNATIVE: Final = "serve it elsewhere and point an `upstream` entry at it"
 
 
 class Encoder:
-    """A loaded model: token ids to vectors. ``context`` is the most tokens of one text."""
+    """A loaded embedding model. ``context`` is the maximum number of tokens of one text."""
 
     def __init__(self, spec: ModelSpec, options: Options) -> None:
-        if spec.checkpoint is None:
-            raise ValueError("the entry names no checkpoint; it is the directory of the weights")
-        path = Path(spec.checkpoint)
+        path = checkpoint_path(spec)
         self._device = options.torch_device
-        family = _family(path)
-        self.model: Any = _read_model(path, options)
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False
-        )
+        family = _read_family(path)
+        # The pooler of a checkpoint is never used, so it can be missing.
+        self.model: Any = read_model(AutoModel, path, options, unused="pooler")
+        self._tokenizer: Any = read_tokenizer(path)
         self._prefix = options.prefix
         self._pooling = pooling_of(path, options, is_decoder=family in DECODERS)
         self._normalizes = normalizes(path, options)
         config = self.model.config
         self.dimensions = int(config.hidden_size)
-        said = spec.limits.get("dimensions")
-        if said is not None and said != self.dimensions:
+        dimensions = spec.limits.get("dimensions")
+        if dimensions is not None and dimensions != self.dimensions:
             raise ValueError(
-                f"limits.dimensions is {said}, but the model's vectors have {self.dimensions}"
+                f"limits.dimensions is {dimensions}, but the model's vectors have {self.dimensions}"
             )
         self._size = int(self.model.get_input_embeddings().num_embeddings)
         positions = int(config.max_position_embeddings)
         if family in ("RobertaModel", "XLMRobertaModel", "MPNetModel"):
-            # Their positions begin after that of the padding.
+            # The positions of these families start after that of the padding.
             positions -= int(config.pad_token_id) + 1
-        asked = spec.limits.get("context_tokens") or positions
-        if asked > positions:
+        context = spec.limits.get("context_tokens") or positions
+        if context > positions:
             raise ValueError(
-                f"limits.context_tokens is {asked}, but the model was made for {positions} "
-                "positions"
+                f"limits.context_tokens is {context}, but the model supports {positions} positions"
             )
-        self.context = int(asked)
+        self.context = int(context)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Tokenize a text, with what marks its beginning and end; token ids stay as they are.
+        """Tokenize a text, with the tokens that mark its beginning and end; pass token ids through.
 
-        Raise ``ValueError`` if there is nothing in it, or what the model does not know.
+        Raise ``ValueError`` if there are no tokens, or one that the model does not have.
         """
         if isinstance(prompt, str):
             ids: list[int] = self._tokenizer.encode(self._prefix + prompt)
         else:
             ids = list(prompt)
         if not ids:
-            raise ValueError("it comes to no token at all")
+            raise ValueError("it has no tokens")
         if min(ids) < 0 or max(ids) >= self._size:
-            odd = min(ids) if min(ids) < 0 else max(ids)
-            raise ValueError(f"it takes the token {odd}, and there are 0 to {self._size - 1}")
+            unknown = min(ids) if min(ids) < 0 else max(ids)
+            raise ValueError(f"it contains token {unknown}; tokens are 0 to {self._size - 1}")
         return ids
 
     def embed(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return a vector for each text ``(texts, dimensions)``, float32, cpu.
+        """Return the vectors of texts ``(texts, dimensions)``, float32, cpu.
 
-        Texts are padded on the right, where neither a mask nor a decoder sees it.
+        Texts are padded on the right, where masks and causal attention hide the padding.
         """
         longest = max(map(len, texts))
         ids = torch.zeros(len(texts), longest, dtype=torch.long)
@@ -106,54 +110,18 @@ class Encoder:
         return (hidden * mask[:, :, None]).sum(1) / lengths[:, None]
 
     def shorten(self, vector: torch.Tensor, dimensions: int | None) -> torch.Tensor:
-        """The first numbers of a vector, of length one again if the whole was."""
+        """Truncate a vector, and normalise the result if vectors of this model are normalised."""
         if dimensions is None or dimensions == self.dimensions:
             return vector
         short = vector[:dimensions]
         return F.normalize(short, dim=-1) if self._normalizes else short
 
 
-def _family(path: Path) -> str:
-    """The kind of model that a checkpoint has, without its head. Refuse what is not proven."""
-    try:
-        document = json.loads((path / "config.json").read_text())
-        family = str((document.get("architectures") or ["unknown"])[0])
-    except (OSError, ValueError, AttributeError, LookupError) as error:
-        raise ValueError(f"{path / 'config.json'} cannot be read: {error}") from error
+def _read_family(path: Path) -> str:
+    """Return the checkpoint's model family, without its head. Raise if it is not supported."""
+    _, family = read_architecture(path)
     for head in _HEADS:
         if family.endswith(head):
             family = f"{family.removesuffix(head)}Model"
-    if family not in (*ENCODERS, *DECODERS):
-        proven = ", ".join((*ENCODERS, *DECODERS))
-        raise ValueError(
-            f"{family} is not among the proven families ({proven}); serve it elsewhere and point "
-            "an `upstream` entry at it"
-        )
+    check_family(family, (*ENCODERS, *DECODERS), _ALTERNATIVE)
     return family
-
-
-def _read_model(path: Path, options: Options) -> Any:
-    noise: Any = library_logging
-    noise.disable_progress_bar()
-    noise.disable_default_handler()
-    noise.enable_propagation()
-    try:
-        loaded: Any = AutoModel.from_pretrained(
-            path,
-            dtype=options.torch_dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"the weights in {path} cannot be read: {error}") from error
-    model, report = loaded
-    # A pooler that the checkpoint does not have is never used; anything else would be random.
-    missing = [key for key in report["missing_keys"] if "pooler" not in str(key)]
-    if missing:
-        raise ValueError(
-            f"the weights in {path} do not fit config.json: {len(missing)} missing, "
-            f"{min(map(str, missing))} among them"
-        )
-    return model.to(options.torch_device).requires_grad_(False).eval()
